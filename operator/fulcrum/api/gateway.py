@@ -1,0 +1,28 @@
+"""Contract between controller and gateway: the gateway's configuration."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Bounds on what one client may ask of a gateway."""
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_header_bytes: int = 32 * 1024
+    header_timeout_seconds: float = 10.0
+    body_timeout_seconds: float = 60.0
+    request_timeout_seconds: float = 600.0
+    idle_timeout_seconds: float = 75.0
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """One JSON document in `FULCRUM_GATEWAY_CONFIG`."""
+
+    cluster: str
+    served_name: str
+    model: str
+    max_model_len: int | None = None
+    limits: GatewayLimits = GatewayLimits()
+    shutdown_grace_seconds: float = 120.0
+    """How long SIGTERM waits for streams that are under way."""

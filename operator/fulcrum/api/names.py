@@ -1,0 +1,83 @@
+"""Every name that two rooms must agree on: API group, labels, ports, environment variables, child names."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+GROUP: Final = "fulcrum.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "InferenceCluster"
+PLURAL: Final = "inferenceclusters"
+SINGULAR: Final = "inferencecluster"
+SHORT_NAME: Final = "ic"
+
+FIELD_MANAGER: Final = "fulcrum-controller"
+"""Field manager of everything that the controller applies."""
+
+LABEL_CLUSTER: Final = f"{GROUP}/cluster"
+LABEL_POOL: Final = f"{GROUP}/pool"
+LABEL_ROLE: Final = f"{GROUP}/role"
+LABEL_LLM_D_ROLE: Final = "llm-d.ai/role"
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+LABEL_NAME: Final = "app.kubernetes.io/name"
+LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+
+ANNOTATION_ROLE_EPOCH: Final = f"{GROUP}/role-epoch"
+ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
+"""Hash of the part of the spec that a worker Pod was made from; another hash means another revision."""
+ANNOTATION_ENGINE_ERROR: Final = f"{GROUP}/engine-error"
+ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
+
+COMPONENT_WORKER: Final = "worker"
+COMPONENT_GATEWAY: Final = "gateway"
+
+PORT_ENGINE: Final = 8000
+"""vLLM itself; requests never pass through a process of ours on the worker."""
+PORT_AGENT: Final = 8001
+PORT_NIXL: Final = 5600
+"""NIXL side channel (handshakes between engines)."""
+PORT_GATEWAY: Final = 8080
+
+ENV_WORKER_CONFIG: Final = "FULCRUM_WORKER_CONFIG"
+"""JSON of `api.worker.WorkerConfig`."""
+ENV_GATEWAY_CONFIG: Final = "FULCRUM_GATEWAY_CONFIG"
+"""JSON of `api.gateway.GatewayConfig`."""
+ENV_POD_IP: Final = "POD_IP"
+ENV_POD_NAME: Final = "POD_NAME"
+ENV_POD_NAMESPACE: Final = "POD_NAMESPACE"
+
+
+class Role(StrEnum):
+    """What a worker is routed to for; only a label, because every engine is `kv_both`."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+    DRAINING = "draining"
+
+
+LLM_D_ROLES: Final = {
+    Role.PREFILL: "prefill",
+    Role.DECODE: "decode",
+    Role.MIXED: "prefill-decode",
+    # llm-d counts a Pod without the label as decode, so "in no role" is a value nobody selects.
+    Role.DRAINING: "draining",
+}
+
+
+def worker_name(cluster: str, pool: str, ordinal: int) -> str:
+    """Name of a worker Pod: `<cluster>-<pool>-<ordinal>`."""
+    return f"{cluster}-{pool}-{ordinal}"
+
+
+def gateway_name(cluster: str) -> str:
+    """Name of the gateway's Deployment, Service, ServiceAccount, Role, RoleBinding and budget."""
+    return f"{cluster}-gateway"
+
+
+def workers_budget_name(cluster: str) -> str:
+    """Name of the PodDisruptionBudget over a cluster's workers."""
+    return f"{cluster}-workers"

@@ -1,0 +1,42 @@
+"""The one enum of reasons: plan actions, conditions, events, rejections and metric labels all use it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why something is as it is, or was done. CamelCase, as Kubernetes conditions want it."""
+
+    # Conditions.
+    READY = "Ready"
+    GATEWAY_NOT_READY = "GatewayNotReady"
+    NO_READY_WORKERS = "NoReadyWorkers"
+    ROLE_EMPTY = "RoleEmpty"
+    WORKERS_STARTING = "WorkersStarting"
+    RECONCILED = "Reconciled"
+    HEALTHY = "Healthy"
+    ENGINE_FAILED = "EngineFailed"
+    WORKER_UNSCHEDULABLE = "WorkerUnschedulable"
+    METRICS_UNKNOWN = "MetricsUnknown"
+    INVALID_SPEC = "InvalidSpec"
+    RECONCILE_FAILED = "ReconcileFailed"
+    DELETING = "Deleting"
+
+    # Actions and events.
+    WORKER_CREATED = "WorkerCreated"
+    WORKER_REPLACED = "WorkerReplaced"
+    WORKER_DRAINING = "WorkerDraining"
+    WORKER_DRAINED = "WorkerDrained"
+    WORKER_REMOVED = "WorkerRemoved"
+    DRAIN_TIMED_OUT = "DrainTimedOut"
+    ROLE_FLIPPED = "RoleFlipped"
+    RATIO_CHANGED = "RatioChanged"
+    CHILD_APPLIED = "ChildApplied"
+
+    # Rejections at the gateway (x-fulcrum-rejected, metric label).
+    NO_WORKER = "NoWorker"
+    OVERLOADED = "Overloaded"
+    UPSTREAM_FAILED = "UpstreamFailed"
+    TIMED_OUT = "TimedOut"
+    SHUTTING_DOWN = "ShuttingDown"

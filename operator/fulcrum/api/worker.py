@@ -1,0 +1,107 @@
+"""Contract between controller, gateway and worker agent: the worker's configuration and its load report."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fulcrum.api.names import Role
+
+
+class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """KV cache of one engine."""
+
+    dtype: str = "fp8"
+    """`fp8`, `bf16` or `auto` (what the model computes in)."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    memory_bytes: int | None = None
+    """KV cache size in bytes; None takes what the accelerator has left (on a CPU: 1 GiB)."""
+
+
+class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """How KV moves between engines."""
+
+    connector: str = "nixl"
+    backends: tuple[str, ...] = ("UCX",)
+    load_failure_policy: str = "recompute"
+    """`recompute` or `fail`: what a decode engine does when the KV did not arrive."""
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """What the agent turns into vLLM's arguments and environment; one JSON document in `FULCRUM_WORKER_CONFIG`."""
+
+    cluster: str
+    pool: str
+    model: str
+    served_name: str
+    accelerator: str
+    """`cpu`, or the name of a GPU (`H100-SXM-80GB`)."""
+    max_model_len: int | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    kv_cache: KvCacheConfig = KvCacheConfig()
+    transfer: TransferConfig = TransferConfig()
+    engine_args: tuple[str, ...] = ()
+    """Extra vLLM arguments, already checked against the deny-list (the agent checks again)."""
+    role: Role = Role.MIXED
+    """The role at creation; later ones come over `POST /role`."""
+    role_epoch: int = 0
+    start_timeout_seconds: float = 600.0
+    drain_timeout_seconds: float = 120.0
+    measure_at_start: bool = True
+
+
+class SpeedCoefficients(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Fitted engine speed, in seconds; see `capacity`.
+
+    prefill_seconds(lengths) = prefill_a + prefill_b * sum(l) + prefill_c * sum(l^2)
+    decode_step_seconds(batch, context) = decode_a + decode_b * batch + decode_c * sum(context)
+    """
+
+    prefill_a: float
+    prefill_b: float
+    prefill_c: float
+    decode_a: float
+    decode_b: float
+    decode_c: float
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero."""
+
+    role: Role
+    role_epoch: int
+    ready: bool
+    draining: bool
+    running: int | None = None
+    """Requests in the engine's running batch."""
+    waiting: int | None = None
+    """Requests queued in the engine."""
+    queued_prompt_tokens: int | None = None
+    kv_usage: float | None = None
+    """Fraction of KV blocks in use, 0 to 1."""
+    kv_held_for_peers: float | None = None
+    """Fraction of KV blocks held for a decode engine that has not pulled them yet, 0 to 1."""
+    kv_capacity_tokens: int | None = None
+    speed: SpeedCoefficients | None = None
+    """None until the engine has been measured."""
+
+    @property
+    def idle(self) -> bool:
+        """True only when all of it is known to be zero: nothing runs, waits or is held for a peer."""
+        return self.running == 0 and self.waiting == 0 and self.kv_held_for_peers == 0
+
+
+class RoleRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Body of `POST /role`. A lower epoch than the agent's own is refused with 409."""
+
+    role: Role
+    role_epoch: int
+
+
+EXIT_BAD_CONFIG = 64
+"""Agent's exit code: its configuration cannot be used; the message names the field."""
+EXIT_ENGINE_NOT_STARTED = 70
+"""Agent's exit code: vLLM did not come up; vLLM's last lines close the log."""
+EXIT_ENGINE_DIED = 71
+"""Agent's exit code: vLLM ended while serving; vLLM's last lines close the log."""
