@@ -1,0 +1,53 @@
+# Two commands do everything in a fresh clone: `make demo` and `make test`. `make help` lists the rest.
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+PYTEST := $(BIN)/python -m pytest
+SOURCES := operator worker_image tests benchmarks
+
+.PHONY: help install demo test check format unit integration e2e bench generate lock clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z0-9]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install:  ## Make .venv and install everything from the lock files
+	@sh requirements/install.sh
+
+demo: install  ## Local cluster with real vLLM workers: ask, replay, flip, report
+	@$(BIN)/python benchmarks/demo.py
+
+test: check unit integration e2e bench  ## Every check
+
+check: install  ## Format, lint, types, import contracts, Dockerfiles, generated files
+	@echo "[check] format and lint" && $(BIN)/ruff format --check --quiet $(SOURCES) && $(BIN)/ruff check --quiet $(SOURCES)
+	@echo "[check] types" && $(BIN)/mypy --no-error-summary operator/fulcrum worker_image/fulcrum_worker
+	@echo "[check] import contracts" && $(BIN)/lint-imports --no-logo > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
+	@echo "[check] Dockerfiles" && $(BIN)/hadolint Dockerfile worker_image/Dockerfile
+	@echo "[check] generated files" && $(BIN)/fulcrum crd --check crds/fulcrum.dev_inferenceclusters.yaml
+
+unit: install  ## Tests that start no process of ours
+	$(PYTEST) -m "not integration and not engine" -n 2 --quiet
+
+integration: install  ## Tests with API server, kubelet, operator and gateway processes
+	$(PYTEST) -m "integration and not engine" --quiet
+
+e2e: install  ## Tests with real vLLM engines
+	$(PYTEST) -m engine --durations=15
+
+bench: install  ## The benchmarks that back a claim, in their short form
+	$(BIN)/python benchmarks/gateway.py --quick
+
+generate: install  ## Rewrite generated files
+	$(BIN)/fulcrum crd > crds/fulcrum.dev_inferenceclusters.yaml
+	$(BIN)/fulcrum crd --docs > docs/reference/inferencecluster.md
+
+format: install  ## Format the code
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+lock:  ## Resolve the lock files again (needs uv)
+	sh requirements/lock.sh
+
+clean:  ## Remove everything that make made
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
