@@ -17,7 +17,7 @@ install:  ## Make .venv and install everything from the lock files
 demo: install  ## Local cluster with real vLLM workers: ask, replay, flip, report
 	@$(BIN)/python benchmarks/demo.py
 
-test: check unit integration e2e bench  ## Every check
+test: check unit integration e2e  ## Every check
 
 check: install  ## Format, lint, types, import contracts, Dockerfiles, generated files
 	@echo "[check] format and lint" && $(BIN)/ruff format --check --quiet $(SOURCES) && $(BIN)/ruff check --quiet $(SOURCES)
@@ -35,8 +35,9 @@ integration: install  ## Tests with API server, kubelet, operator and gateway pr
 e2e: install  ## Tests with real vLLM engines
 	$(PYTEST) -m engine --durations=15
 
-bench: install  ## The benchmarks that back a claim, in their short form
-	$(BIN)/python benchmarks/gateway.py --quick
+bench: install  ## The benchmarks that back a claim (flip.py starts real engines)
+	$(BIN)/python benchmarks/gateway.py
+	$(BIN)/python benchmarks/flip.py
 
 generate: install  ## Rewrite generated files
 	$(BIN)/fulcrum crd > crds/fulcrum.dev_inferenceclusters.yaml
