@@ -1,0 +1,39 @@
+"""Amounts of memory as Kubernetes writes them: `64Gi`, `512Mi`, `1.5G`."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from math import ceil
+from typing import Final
+
+from fulcrum.api.errors import InvalidValueError
+
+PATTERN: Final = r"^[0-9]{1,15}(\.[0-9]{1,9})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+MAX_LENGTH: Final = 32
+
+_BYTES_PER_UNIT: Final = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+_SPLIT: Final = re.compile(r"([0-9.]+)([A-Za-z]*)")
+
+
+def number_of_bytes(text: str) -> int:
+    """Bytes of a quantity, a fraction of a byte rounded up as Kubernetes does; raises InvalidValueError."""
+    if len(text) > MAX_LENGTH or text.endswith("\n") or re.fullmatch(PATTERN, text) is None:
+        raise InvalidValueError(
+            value=text,
+            problem="is not an amount of memory",
+            fix="write a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 64Gi",
+        )
+    parts = _SPLIT.fullmatch(text)
+    assert parts is not None
+    return ceil(Fraction(parts[1]) * _BYTES_PER_UNIT[parts[2]])
