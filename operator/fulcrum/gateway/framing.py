@@ -1,0 +1,118 @@
+"""Chunked transfer coding, passed on without being taken apart (RFC 9112, section 7.1)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_MAX_SIZE_LINE_BYTES: Final = 256
+_MAX_CHUNK_BYTES: Final = 64 * 1024 * 1024
+_MAX_TRAILER_BYTES: Final = 8192
+_HEX: Final = frozenset(b"0123456789abcdefABCDEF")
+
+
+class FramingError(Exception):
+    """The peer does not frame its body as it said it would."""
+
+
+class ChunkedBody:
+    """Follows the chunks of one body.
+
+    `feed` hands back whole chunks with their framing, so that what was passed on always ends at a chunk's end (and an
+    SSE event's, because a server writes events whole): an error event can be appended when the peer dies.
+    """
+
+    __slots__ = ("_held", "_held_bytes", "_needed_bytes", "chunks", "ended", "surplus")
+
+    def __init__(self) -> None:
+        self.chunks = 0
+        """Chunks so far, the last (empty) one not counted."""
+        self.ended = False
+        self.surplus = False
+        """Bytes came after the end."""
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._needed_bytes = 0
+
+    def feed(self, piece: bytes) -> bytes:
+        """Whole chunks, framing included, that `piece` completes; empty when it completes none."""
+        if self._held:
+            self._held.append(piece)
+            self._held_bytes += len(piece)
+            if self._held_bytes < self._needed_bytes:
+                return b""
+            piece = b"".join(self._held)
+            self._held.clear()
+        if self.ended:
+            self.surplus = self.surplus or bool(piece)
+            return b""
+        passed_bytes = self._scan(piece)
+        if passed_bytes == len(piece):
+            return piece
+        if self.ended:
+            self.surplus = True
+        else:
+            rest = piece[passed_bytes:]
+            self._held.append(rest)
+            self._held_bytes = len(rest)
+        return piece[:passed_bytes]
+
+    def _scan(self, piece: bytes) -> int:
+        """Bytes of `piece` that are whole chunks; notes the size of the one that is not."""
+        position = 0
+        length = len(piece)
+        self._needed_bytes = 0
+        while position < length:
+            line_end = piece.find(b"\r\n", position, position + _MAX_SIZE_LINE_BYTES)
+            if line_end < 0:
+                if length - position >= _MAX_SIZE_LINE_BYTES:
+                    raise FramingError("chunk size line too long")
+                break
+            size = _size(piece[position:line_end])
+            if size == 0:
+                # Without trailers the empty line follows at once; with them it ends the last trailer's line too.
+                end = piece.find(b"\r\n\r\n", line_end)
+                if end >= 0:
+                    self.ended = True
+                    return end + 4
+                if length - line_end > _MAX_TRAILER_BYTES:
+                    raise FramingError("trailers too long")
+                break
+            end = line_end + 2 + size
+            if end + 2 > length:
+                self._needed_bytes = end + 2 - position
+                break
+            if piece[end : end + 2] != b"\r\n":
+                raise FramingError("chunk does not end with CRLF")
+            self.chunks += 1
+            position = end + 2
+        return position
+
+
+def payload(chunks: bytes) -> bytes:
+    """What whole chunks carry, without their framing."""
+    pieces = []
+    position = 0
+    while position < len(chunks):
+        line_end = chunks.index(b"\r\n", position)
+        size = _size(chunks[position:line_end])
+        if size == 0:
+            break
+        pieces.append(chunks[line_end + 2 : line_end + 2 + size])
+        position = line_end + 2 + size + 2
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def chunk(body: bytes) -> bytes:
+    """`body` (not empty) as one chunk."""
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def _size(line: bytes) -> int:
+    # int() alone would also take signs, underscores and blanks.
+    digits = line.partition(b";")[0].rstrip(b" \t")
+    if not digits or not _HEX.issuperset(digits):
+        raise FramingError("chunk size is not a hexadecimal number")
+    size = int(digits, 16)
+    if size > _MAX_CHUNK_BYTES:
+        raise FramingError("chunk too large")
+    return size
