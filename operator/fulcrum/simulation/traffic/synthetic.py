@@ -41,7 +41,7 @@ DECODE_HEAVY: Final = Phase(seconds=30, requests_per_second=1, prompt_tokens_mea
 
 def generate(phases: Sequence[Phase], *, seed: int) -> tuple[Request, ...]:
     """Requests of the phases one after the other; the same seed gives the same trace."""
-    import numpy as np  # noqa: PLC0415 - heavy
+    import numpy as np
 
     random = np.random.default_rng(seed)
     requests: list[Request] = []
