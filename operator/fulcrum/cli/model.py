@@ -50,8 +50,8 @@ def _convert_gguf(gguf: Path, target: Path, say: Callable[[str], None]) -> None:
     os.environ["TQDM_DISABLE"] = "1"
     say("loading transformers ...")
     try:
-        import torch  # noqa: PLC0415
-        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
         raise click.ClickException(f"{error}. The conversion needs the CPU engine's packages: make install.") from None
     folder, name = str(gguf.parent), gguf.name
@@ -112,8 +112,8 @@ def _prepare(name: str, *, force: bool) -> Path:
 
 def _download(hub_id: str) -> Path:
     """Fetches a model from the Hugging Face hub into its own cache and returns the folder."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
-    from huggingface_hub.errors import (  # noqa: PLC0415
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
         LocalEntryNotFoundError,
