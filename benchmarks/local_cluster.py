@@ -1,0 +1,161 @@
+"""A cluster as its users have it: driven by `fulcrum` and `kubectl` from the command line, nothing of ours imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+QUICKSTART = REPOSITORY / "examples" / "quickstart.yaml"
+BIN = Path(sys.executable).parent
+_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})? (?P<value>\S+)", re.MULTILINE)
+
+
+class CommandError(Exception):
+    """A command that failed, with what it printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A worker Pod, as the API server has it."""
+
+    name: str
+    uid: str
+    role: str
+    epoch: int
+    """How often the worker has changed its role."""
+    ip: str
+    ready: bool
+    restarts: int
+    deleting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """One InferenceCluster behind a kubeconfig."""
+
+    kubeconfig: Path
+    name: str
+    namespace: str = "default"
+
+    def kubectl(self, *arguments: str, check: bool = True) -> str:
+        """What kubectl printed; raises CommandError when it fails, unless `check` is False."""
+        return run(BIN / "kubectl", "-n", self.namespace, *arguments, env=self.env, check=check)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": f"{BIN}:{os.environ['PATH']}"}
+
+    def read(self, *arguments: str) -> Any:
+        """`kubectl get ... -o json`."""
+        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def cluster(self) -> Any:
+        return self.read("ic", self.name)
+
+    def patch(self, spec: dict[str, Any]) -> None:
+        self.kubectl("patch", "ic", self.name, "--type", "merge", "-p", json.dumps({"spec": spec}))
+
+    def patch_ratio(self, prefill: int, decode: int) -> None:
+        self.patch({"balance": {"ratio": {"prefill": prefill, "decode": decode}}})
+
+    def endpoint(self) -> str:
+        return str(self.cluster()["status"]["endpoint"])
+
+    def pods(self, component: str) -> list[Any]:
+        selector = f"fulcrum.dev/cluster={self.name},app.kubernetes.io/component={component}"
+        return list(self.read("pods", "-l", selector)["items"])
+
+    def workers(self) -> list[Worker]:
+        """Worker Pods by name."""
+        return sorted((_worker(pod) for pod in self.pods("worker")), key=lambda worker: worker.name)
+
+    def roles(self) -> dict[str, int]:
+        """Ready workers per role, by the Pods' labels."""
+        roles = [worker.role for worker in self.workers() if worker.ready and not worker.deleting]
+        return {role: roles.count(role) for role in set(roles)}
+
+    def flips(self) -> int:
+        """Role changes so far, over all workers."""
+        return sum(worker.epoch for worker in self.workers())
+
+    def condition(self, kind: str) -> str:
+        """Status of a condition, or `Unknown`."""
+        conditions = self.cluster().get("status", {}).get("conditions", [])
+        return next((str(c["status"]) for c in conditions if c["type"] == kind), "Unknown")
+
+    def kv_bytes_moved(self) -> int:
+        """Bytes that NIXL has moved between the engines, as vLLM itself counts them."""
+        name = "vllm:nixl_bytes_transferred_sum"
+        return int(sum(metric(f"http://{worker.ip}:8000/metrics", name) for worker in self.workers()))
+
+
+@contextmanager
+def local_cluster(home: Path, *, manifest: Path = QUICKSTART, name: str = "quickstart") -> Iterator[Cluster]:
+    """`fulcrum up -f manifest` with its state under `home`, and `fulcrum down` at the end, whatever happened."""
+    home.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, "FULCRUM_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
+    try:
+        # Inherits the terminal: users see its progress.
+        if subprocess.run([BIN / "fulcrum", "up", "-f", manifest], env=env, check=False).returncode != 0:
+            raise CommandError(f"fulcrum up -f {manifest} failed")
+        kubeconfig = Path(run(BIN / "fulcrum", "kubeconfig", "--path", env=env).strip())
+        yield Cluster(kubeconfig=kubeconfig, name=name)
+    finally:
+        subprocess.run([BIN / "fulcrum", "down"], env=env, check=False)
+
+
+def run(*arguments: str | Path, env: dict[str, str], check: bool = True) -> str:
+    """Standard output of a command; raises CommandError with its standard error when it fails."""
+    command = [str(argument) for argument in arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
+    if check and done.returncode != 0:
+        raise CommandError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def metric(url: str, name: str) -> float:
+    """Sum over the series of a metric at a Prometheus endpoint; 0 when it has none yet."""
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text = response.read().decode()
+    return sum(float(sample["value"]) for sample in _SAMPLE.finditer(text) if sample["name"] == name)
+
+
+def wait_until(what: str, probe: Callable[[], T | None], *, seconds: float, every_seconds: float = 0.25) -> T:
+    """First true answer of `probe`; raises TimeoutError that says what was waited for, and the last error."""
+    deadline = time.monotonic() + seconds
+    problem: Exception | None = None
+    while time.monotonic() < deadline:
+        try:
+            if answer := probe():
+                return answer
+        except (CommandError, OSError, KeyError) as error:
+            problem = error
+        time.sleep(every_seconds)
+    raise TimeoutError(f"{what}: not within {seconds:g} s" + (f"; last error: {problem}" if problem else ""))
+
+
+def _worker(pod: Any) -> Worker:
+    status = pod.get("status", {})
+    return Worker(
+        name=pod["metadata"]["name"],
+        uid=pod["metadata"]["uid"],
+        role=pod["metadata"]["labels"].get("fulcrum.dev/role", ""),
+        epoch=int(pod["metadata"].get("annotations", {}).get("fulcrum.dev/role-epoch", 0)),
+        ip=status.get("podIP", ""),
+        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", [])),
+        restarts=sum(c.get("restartCount", 0) for c in status.get("containerStatuses", [])),
+        deleting="deletionTimestamp" in pod["metadata"],
+    )
