@@ -1,0 +1,122 @@
+"""Spec, the part about roles and worker counts: ratio, forecast, flips, scaling."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from fulcrum.api import durations
+from fulcrum.api.base import MAX_WORKERS, ApiStruct, Duration, PositiveDuration, Rules, rule
+
+
+class BalanceMode(StrEnum):
+    AUTO = "Auto"
+    MANUAL = "Manual"
+    OBSERVE = "Observe"
+
+
+class Ratio(ApiStruct, frozen=True, kw_only=True):
+    """Workers per role."""
+
+    # Neither may be 0: without prefill workers nothing is ever decoded, without decode workers nothing answered.
+    prefill: Annotated[int, Meta(ge=1, le=MAX_WORKERS, description="Prefill workers, at least 1.")]
+    decode: Annotated[int, Meta(ge=1, le=MAX_WORKERS, description="Decode workers, at least 1.")]
+
+
+class ForecastMethod(StrEnum):
+    AUTO = "auto"
+    LAST_VALUE = "lastValue"
+    SEASONAL_NAIVE = "seasonalNaive"
+    HOLT_WINTERS = "holtWinters"
+    ARIMA = "arima"
+
+
+class Forecast(ApiStruct, frozen=True, kw_only=True):
+    """Load forecast."""
+
+    method: Annotated[ForecastMethod, Meta(description="Forecast method; auto back-tests all of them.")] = (
+        ForecastMethod.AUTO
+    )
+    interval: Annotated[PositiveDuration, Meta(description="Length of one sample of the load history.")] = "60s"
+    horizon: Annotated[
+        str,
+        Meta(
+            max_length=durations.MAX_LENGTH,
+            pattern=rf"^(auto|{durations.PATTERN.removeprefix('^').removesuffix('$')})$",
+            description="How far ahead, as a duration; auto: the measured time from a new Pod to its readiness.",
+        ),
+    ] = "auto"
+    seasonality: Annotated[PositiveDuration, Meta(description="Length of one season of the load.")] = "24h"
+    quantile: Annotated[
+        float, Meta(gt=0, lt=1, description="Quantile of the forecast that is planned for, between 0 and 1.")
+    ] = 0.9
+
+    rules: ClassVar[Rules] = (
+        rule(
+            "duration(self.interval) < duration(self.seasonality)",
+            "interval must be shorter than seasonality: a season is made of many samples",
+        ),
+    )
+
+
+class FlipStyle(StrEnum):
+    IMMEDIATE = "Immediate"
+    DRAIN = "Drain"
+
+
+class Flip(ApiStruct, frozen=True, kw_only=True):
+    """How workers change role."""
+
+    style: Annotated[
+        FlipStyle,
+        Meta(
+            description="Immediate: work of the new role starts at once while old work finishes. "
+            "Drain: old work is finished first, and nothing new is sent meanwhile."
+        ),
+    ] = FlipStyle.IMMEDIATE
+    min_dwell: Annotated[
+        Duration, Meta(description="Shortest time between two automatic flips of one worker; 0s: none.")
+    ] = "30s"
+    drain_timeout: Annotated[
+        Duration, Meta(description="Longest wait for a draining worker, also when it is removed; at most 1h.")
+    ] = "120s"
+
+    rules: ClassVar[Rules] = (
+        rule(
+            "self.style != 'Drain' || self.drainTimeout.matches('[1-9]')",
+            "drainTimeout must be longer than zero when style is Drain: requests would be cut off by each flip",
+        ),
+        rule("duration(self.drainTimeout) <= duration('1h')", "drainTimeout must not be longer than 1h"),
+    )
+
+
+class ScaleDown(ApiStruct, frozen=True, kw_only=True):
+    """How capacity is given back."""
+
+    stabilization: Annotated[
+        Duration, Meta(description="How long demand must stay low before workers go; not acted on in this release.")
+    ] = "300s"
+
+
+class Balance(ApiStruct, frozen=True, kw_only=True):
+    """How roles and worker counts are decided."""
+
+    mode: Annotated[
+        BalanceMode,
+        Meta(
+            description="Manual: the ratio below, on `workers.max` workers of each pool. Auto (plan and act) and "
+            "Observe (plan and publish) are accepted but not acted on in this release: they behave as Manual."
+        ),
+    ] = BalanceMode.MANUAL
+    ratio: Annotated[
+        Ratio | None,
+        Meta(
+            description="Workers per role in Manual, fitted proportionally into the pools' bounds; changing it flips "
+            "live workers and restarts none. Default: an even split, prefill first."
+        ),
+    ] = None
+    forecast: Annotated[Forecast, Meta(description="Load forecast; not acted on in this release.")] = Forecast()
+    flip: Annotated[Flip, Meta(description="How workers change role.")] = Flip()
+    scale_down: Annotated[ScaleDown, Meta(description="How capacity is given back.")] = ScaleDown()

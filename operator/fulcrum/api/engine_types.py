@@ -1,0 +1,100 @@
+"""Spec, the part about the inference engine: image, KV cache, KV transfer, extra arguments."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from fulcrum.api import engine_args
+from fulcrum.api.base import ApiStruct, Image, Quantity
+
+
+class OffloadPolicy(StrEnum):
+    PARTIAL_RECOMPUTE = "partialRecompute"
+    LOAD = "load"
+
+
+class KvOffload(ApiStruct, frozen=True, kw_only=True):
+    """KV offload to host memory."""
+
+    host_memory: Annotated[Quantity, Meta(description="Host memory per worker for KV that left the accelerator.")]
+    policy: Annotated[
+        OffloadPolicy,
+        Meta(
+            description="How KV comes back. partialRecompute: part is recomputed while the rest is on the bus. "
+            "load: all of it is copied back."
+        ),
+    ] = OffloadPolicy.PARTIAL_RECOMPUTE
+
+
+class KvCacheDtype(StrEnum):
+    FP8 = "fp8"
+    BF16 = "bf16"
+    AUTO = "auto"
+
+
+class KvCache(ApiStruct, frozen=True, kw_only=True):
+    """KV cache of each engine."""
+
+    dtype: Annotated[
+        KvCacheDtype,
+        Meta(description="Element type of the KV cache: fp8, bf16, or auto (what the model computes in)."),
+    ] = KvCacheDtype.FP8
+    block_size: Annotated[int, Meta(ge=1, le=256, description="Tokens in one KV block.")] = 16
+    memory: Annotated[
+        Quantity | None, Meta(description="KV cache per worker; default: what the accelerator has left (cpu: 1Gi).")
+    ] = None
+    offload: Annotated[
+        KvOffload | None, Meta(description="KV offload to host memory; absent: none. Not acted on in this release.")
+    ] = None
+
+
+class LoadFailurePolicy(StrEnum):
+    RECOMPUTE = "recompute"
+    FAIL = "fail"
+
+
+class Transfer(ApiStruct, frozen=True, kw_only=True):
+    """How KV moves from prefill to decode."""
+
+    connector: Annotated[str, Meta(description="KV connector.", extra_json_schema={"enum": ["nixl"]})] = "nixl"
+    backends: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_]+$")], ...],
+        Meta(min_length=1, max_length=8, description="NIXL backends, in order of preference."),
+    ] = ("UCX",)
+    load_failure_policy: Annotated[
+        LoadFailurePolicy,
+        Meta(
+            description="What a decode worker does when KV did not arrive: recompute the prompt, or fail the request."
+        ),
+    ] = LoadFailurePolicy.RECOMPUTE
+
+
+class Engine(ApiStruct, frozen=True, kw_only=True):
+    """The inference engine (vLLM) of every worker."""
+
+    image: Annotated[Image, Meta(description="Worker image: vLLM, NIXL and the worker agent.")] = (
+        "ghcr.io/fulcrum/worker:0.1.0"
+    )
+    kv_cache: Annotated[KvCache, Meta(description="KV cache of each engine.")] = KvCache()
+    transfer: Annotated[Transfer, Meta(description="How KV moves from prefill to decode.")] = Transfer()
+    args: Annotated[
+        tuple[
+            Annotated[
+                str,
+                Meta(
+                    min_length=1,
+                    max_length=engine_args.MAX_LENGTH,
+                    extra_json_schema={"x-kubernetes-validations": engine_args.cel_rules()},
+                ),
+            ],
+            ...,
+        ],
+        Meta(
+            max_length=64,
+            description="Extra vLLM arguments, each option and each value an item of its own, options in their long "
+            "form. Refused are those that open a hole or that another field owns.",
+        ),
+    ] = ()

@@ -1,0 +1,89 @@
+"""InferenceCluster objects between JSON-like values and typed ones."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from fulcrum.api.errors import InvalidValueError
+from fulcrum.api.names import API_VERSION, KIND, SHORT_NAME
+from fulcrum.api.types import InferenceCluster, InferenceClusterSpec, InferenceClusterStatus, ObjectMeta
+
+_T = TypeVar("_T")
+
+_WHERE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
+_INDEX: Final = re.compile(r"\[[^]]*\]")
+_STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+
+
+def load_inference_cluster(document: dict[str, Any]) -> InferenceCluster:
+    """The typed object of a document from the API server or a file; raises InvalidValueError naming the field.
+
+    Defaults are filled in, unknown fields are ignored, and a null counts as absent, as the API server has it. A status
+    that cannot be read (another version wrote it) is left empty: the operator writes it anew as a whole.
+    """
+    for field, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if document.get(field) != expected:
+            raise InvalidValueError(
+                field=field, value=document.get(field), problem=f"is not that of an {KIND}", fix=f"write {expected}"
+            )
+    try:
+        status = _convert("status", document, InferenceClusterStatus)
+    except InvalidValueError:
+        status = InferenceClusterStatus()
+    return InferenceCluster(
+        metadata=_convert("metadata", document, ObjectMeta),
+        spec=_convert("spec", document, InferenceClusterSpec),
+        status=status,
+    )
+
+
+def to_dict(value: Any) -> Any:
+    """JSON-like values of a typed one, in wire names; fields that are None are left out (unknown is absent)."""
+    if isinstance(value, msgspec.Struct):
+        fields = ((field.encode_name, getattr(value, field.name)) for field in msgspec.structs.fields(value))
+        return {name: to_dict(item) for name, item in fields if item is not None}
+    if isinstance(value, dict):
+        return {to_dict(key): to_dict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_dict(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def _convert(field: str, document: dict[str, Any], kind: type[_T]) -> _T:
+    part = document.get(field) or {}
+    try:
+        return msgspec.convert(_without_nulls(part), kind)
+    except msgspec.ValidationError as error:
+        where = _WHERE.search(str(error))
+        path = where[1] if where else ""
+        full_path = f"{field}.{path}".rstrip(".")
+        raise InvalidValueError(
+            field=full_path,
+            value=_value_at(part, path),
+            problem=f"does not fit ({_WHERE.sub('', str(error))})",
+            fix=f"see `kubectl explain {SHORT_NAME}.{_INDEX.sub('', full_path)}`",
+        ) from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """Nulls mean something only in a Pod template, whose keys may be anything."""
+    if isinstance(value, dict):
+        return {
+            key: item if key == "template" else _without_nulls(item) for key, item in value.items() if item is not None
+        }
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _value_at(part: Any, path: str) -> object:
+    for name, index in _STEP.findall(path):
+        try:
+            part = part[name] if name else part[int(index)]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return part

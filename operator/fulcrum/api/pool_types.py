@@ -1,0 +1,130 @@
+"""Spec, the part about hardware: pools of interchangeable workers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from fulcrum.api.base import MAX_WORKERS, ApiStruct, Name, Rules, rule
+from fulcrum.api.names import Role
+from fulcrum.api.serving_types import MAX_CLASSES
+
+_PoolRole = Annotated[
+    Role,
+    # `draining` is a state on the way, and no role that a pool could be given.
+    Meta(extra_json_schema={"enum": [Role.PREFILL.value, Role.DECODE.value, Role.MIXED.value]}),
+]
+_MAX_TOKENS = 16_777_216
+
+
+class Parallelism(ApiStruct, frozen=True, kw_only=True):
+    """How one worker spreads over GPUs."""
+
+    # No powers of two are asked for: tensor 3 is right for models with 96 heads. But a worker is one Pod, a Pod is on
+    # one node, and nodes have at most 16 GPUs.
+    tensor: Annotated[
+        int, Meta(ge=1, le=16, description="Tensor parallel size: GPUs that share each layer; divides the heads.")
+    ] = 1
+    pipeline: Annotated[int, Meta(ge=1, le=16, description="Pipeline parallel size: stages of consecutive layers.")] = 1
+
+    rules: ClassVar[Rules] = (
+        rule(
+            "self.tensor * self.pipeline <= 16",
+            "tensor * pipeline is the number of GPUs of one worker, which is one Pod on one node: at most 16",
+        ),
+    )
+
+
+class WorkerCount(ApiStruct, frozen=True, kw_only=True):
+    """Bounds on the number of workers."""
+
+    min: Annotated[int, Meta(ge=0, le=MAX_WORKERS, description="Never fewer workers than this.")] = 0
+    max: Annotated[
+        int, Meta(ge=0, le=MAX_WORKERS, description="Never more workers than this; 0 switches the pool off.")
+    ]
+
+    rules: ClassVar[Rules] = (rule("self.min <= self.max", "min must not be above max"),)
+
+
+class PoolAdmits(ApiStruct, frozen=True, kw_only=True):
+    """Which requests may be sent to a pool."""
+
+    min_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None,
+        Meta(description="Shortest prompt that is sent here, in tokens; default: no bound."),
+    ] = None
+    max_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=_MAX_TOKENS)] | None,
+        Meta(description="Longest prompt that is sent here, in tokens; default: no bound."),
+    ] = None
+    classes: Annotated[
+        tuple[Name, ...],
+        Meta(
+            max_length=MAX_CLASSES,
+            description="QoS classes that may be sent here; empty: every class.",
+            extra_json_schema={"x-kubernetes-list-type": "set"},
+        ),
+    ] = ()
+
+    rules: ClassVar[Rules] = (
+        rule(
+            "!has(self.minPromptTokens) || !has(self.maxPromptTokens) || self.minPromptTokens <= self.maxPromptTokens",
+            "minPromptTokens must not be above maxPromptTokens: no prompt would be sent here",
+        ),
+    )
+
+
+class Pool(ApiStruct, frozen=True, kw_only=True):
+    """Workers of one hardware and parallelism, hence interchangeable."""
+
+    name: Annotated[Name, Meta(description="Name of the pool, unique in the cluster; part of its workers' names.")]
+    accelerator: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=63,
+            pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+            description="Accelerator of the pool's workers, such as H100-SXM-80GB; `cpu` runs the engine on CPUs.",
+        ),
+    ]
+    parallelism: Annotated[
+        Parallelism, Meta(description="How one worker spreads over GPUs; the same for every worker of the pool.")
+    ] = Parallelism()
+    workers: Annotated[WorkerCount, Meta(description="Bounds on the number of workers.")]
+    roles: Annotated[
+        tuple[_PoolRole, ...],
+        Meta(
+            min_length=1,
+            max_length=3,
+            description="Roles that its workers may take: prefill, decode, or both, which makes them flippable; "
+            "or mixed alone, for workers that do both for each request.",
+            extra_json_schema={"x-kubernetes-list-type": "set"},
+        ),
+    ] = (Role.PREFILL, Role.DECODE)
+    template: Annotated[
+        dict[str, Any],
+        Meta(
+            description="Pod template merged over the generated worker Pod: `metadata` and `spec` as in a Pod "
+            "(tolerations, nodeSelector, resources, volumes ...); the container is called `worker`."
+        ),
+    ] = msgspec.field(default_factory=dict)
+    admits: Annotated[
+        PoolAdmits | None,
+        Meta(
+            description="Which requests may be sent to the pool; absent: every request. Not acted on in this release."
+        ),
+    ] = None
+
+    rules: ClassVar[Rules] = (
+        rule(
+            "!('mixed' in self.roles) || size(self.roles) == 1",
+            "roles: mixed cannot be combined with other roles, because a mixed worker already does both; "
+            "use [mixed] or [prefill, decode]",
+        ),
+        rule(
+            "self.accelerator != 'cpu' || (self.parallelism.tensor == 1 && self.parallelism.pipeline == 1)",
+            "parallelism: a worker on CPUs is one engine; use tensor 1 and pipeline 1, and more workers",
+        ),
+    )

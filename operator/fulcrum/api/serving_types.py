@@ -1,0 +1,183 @@
+"""Spec, the part about what is served and how requests come in: model, SLO, admission, gateway, metrics."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from fulcrum.api.base import ApiStruct, Image, Name, ObjectName, PositiveDuration, Rules, rule
+
+MAX_CLASSES = 32
+
+
+class Credentials(ApiStruct, frozen=True, kw_only=True):
+    """Access to a gated or private model."""
+
+    secret_name: Annotated[
+        ObjectName, Meta(description="Secret in the same namespace; its key `token` is handed to the workers.")
+    ]
+
+
+class ModelCache(ApiStruct, frozen=True, kw_only=True):
+    """Where weights are kept between starts."""
+
+    persistent_volume_claim: Annotated[
+        ObjectName, Meta(description="Claim that holds downloaded weights; mounted in every worker.")
+    ]
+
+
+class Model(ApiStruct, frozen=True, kw_only=True):
+    """The model that is served."""
+
+    name: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=512,
+            # A leading dash would be read as an option of the engine.
+            pattern=r"^[^\s-].*$",
+            description="Hub id, such as meta-llama/Llama-3.1-70B-Instruct, or a path inside the worker.",
+        ),
+    ]
+    served_name: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s-][^\s]*$")] | None,
+        Meta(description="Name that clients send as `model`; default: the name of the InferenceCluster."),
+    ] = None
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=1, le=16_777_216)] | None,
+        Meta(description="Longest prompt plus output, in tokens; default: what the model allows."),
+    ] = None
+    credentials: Annotated[Credentials | None, Meta(description="Access to a gated or private model.")] = None
+    cache: Annotated[
+        ModelCache | None, Meta(description="Where weights are kept between starts; default: the worker's own disk.")
+    ] = None
+
+
+class Slo(ApiStruct, frozen=True, kw_only=True):
+    """The latency that is promised."""
+
+    ttft: Annotated[PositiveDuration, Meta(description="Time to first token that a request must stay within.")] = "2s"
+    tpot: Annotated[PositiveDuration, Meta(description="Time per output token that a request must stay within.")] = (
+        "100ms"
+    )
+    attainment: Annotated[
+        float, Meta(gt=0, le=1, description="Share of requests that must stay within both, above 0 and up to 1.")
+    ] = 0.95
+
+
+class AdmissionPolicy(StrEnum):
+    PREDICTIVE = "Predictive"
+    THRESHOLD = "Threshold"
+    OFF = "Off"
+
+
+class ClassMatch(ApiStruct, frozen=True, kw_only=True):
+    """Which requests are of a class."""
+
+    header: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=128,
+            pattern=r"^[A-Za-z0-9-]+$",
+            description="Request header that names the class, such as x-customer-tier; case does not matter.",
+        ),
+    ]
+    value: Annotated[
+        str, Meta(min_length=1, max_length=256, description="Value of the header that selects the class, exactly.")
+    ]
+
+
+class QosClass(ApiStruct, frozen=True, kw_only=True):
+    """One QoS class."""
+
+    name: Annotated[Name, Meta(description="Name of the class, unique in the cluster.")]
+    priority: Annotated[int, Meta(ge=0, le=1000, description="Higher is served first, 0 to 1000.")]
+    reserved: Annotated[
+        float, Meta(ge=0, le=1, description="Share of capacity kept for the class, 0 to 1; together at most 1.")
+    ] = 0.0
+    match: Annotated[
+        ClassMatch | None, Meta(description="Which requests are of the class; absent in exactly one class: the rest.")
+    ] = None
+
+
+class Admission(ApiStruct, frozen=True, kw_only=True):
+    """Early rejection and QoS classes."""
+
+    policy: Annotated[
+        AdmissionPolicy,
+        Meta(
+            description='How a request that could not be served in time is turned away. "Off" (in quotes: YAML takes a '
+            "bare Off for false) admits everything. "
+            "Predictive and Threshold are accepted but not acted on in this release: they admit everything, too."
+        ),
+    ] = AdmissionPolicy.OFF
+    classes: Annotated[
+        tuple[QosClass, ...],
+        Meta(
+            max_length=MAX_CLASSES,
+            description="QoS classes; empty: one class for every request. Not acted on while the policy is Off.",
+            extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = ()
+
+    rules: ClassVar[Rules] = (
+        rule(
+            # Shares such as 0.1 have no exact binary form, so a sum of exactly 1 may come out a little above it.
+            "!has(self.classes) || self.classes.map(c, c.reserved).sum() <= 1.000001",
+            "classes: the shares in reserved add up to more than 1",
+        ),
+        rule(
+            "!has(self.classes) || size(self.classes) == 0 || self.classes.filter(c, !has(c.match)).size() == 1",
+            "classes: exactly one class must have no match; it takes the requests that match no other class",
+        ),
+        rule(
+            "!has(self.classes) || self.classes.all(a, !has(a.match) || self.classes.filter(b, has(b.match)"
+            " && b.match.header == a.match.header && b.match.value == a.match.value).size() == 1)",
+            "classes: two classes match the same header and value",
+        ),
+    )
+
+
+class GatewayAuth(ApiStruct, frozen=True, kw_only=True):
+    """Authentication of clients."""
+
+    secret_name: Annotated[
+        ObjectName, Meta(description="Secret in the same namespace; each of its values is an API key.")
+    ]
+
+
+class Gateway(ApiStruct, frozen=True, kw_only=True):
+    """The OpenAI-compatible endpoint."""
+
+    replicas: Annotated[int, Meta(ge=1, le=100, description="Gateway replicas; two survive the loss of one.")] = 2
+    image: Annotated[Image, Meta(description="Gateway image.")] = "ghcr.io/fulcrum/fulcrum:0.1.0"
+    auth: Annotated[GatewayAuth | None, Meta(description="API keys; absent: no authentication.")] = None
+
+
+class Prometheus(ApiStruct, frozen=True, kw_only=True):
+    """A Prometheus server."""
+
+    url: Annotated[
+        str,
+        Meta(
+            min_length=8,
+            max_length=2048,
+            pattern=r"^https?://[^\s]+$",
+            description="URL, such as http://prometheus.monitoring:9090.",
+        ),
+    ]
+
+
+class Metrics(ApiStruct, frozen=True, kw_only=True):
+    """Where load history comes from."""
+
+    prometheus: Annotated[
+        Prometheus | None,
+        Meta(
+            description="Prometheus to query; absent: the gateways are scraped directly. "
+            "Not read in this release, which keeps no load history yet."
+        ),
+    ] = None

@@ -1,0 +1,137 @@
+"""Status of an InferenceCluster: what an operator on call needs. What is not known is absent, never zero."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from fulcrum.api.base import ApiStruct, Duration
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+
+# An enum in the schema would make an old CRD refuse the status that a newer operator writes.
+_Reason = Annotated[
+    Reason,
+    Meta(
+        description="One word for programs, from Fulcrum's list of reasons.",
+        extra_json_schema={
+            "enum": None,
+            "minLength": 1,
+            "maxLength": 64,
+            "pattern": "^[A-Za-z]([A-Za-z0-9]*[A-Za-z0-9])?$",
+        },
+    ),
+]
+_Time = Annotated[str, Meta(max_length=64, extra_json_schema={"format": "date-time"})]
+_Message = Annotated[str, Meta(max_length=32768)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Count = Annotated[int, Meta(ge=0)]
+
+
+class ConditionType(StrEnum):
+    AVAILABLE = "Available"
+    PROGRESSING = "Progressing"
+    DEGRADED = "Degraded"
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(ApiStruct, frozen=True, kw_only=True):
+    """A standard `metav1.Condition`."""
+
+    type: Annotated[
+        ConditionType,
+        Meta(
+            description="Available: requests are served. Progressing: on the way to the spec. "
+            "Degraded: something is wrong."
+        ),
+    ]
+    status: Annotated[ConditionStatus, Meta(description="True, False or Unknown.")]
+    reason: _Reason
+    message: Annotated[_Message, Meta(description="Why, for people.")]
+    observed_generation: Annotated[_Count, Meta(description="Generation of the spec that the condition is about.")]
+    last_transition_time: Annotated[_Time, Meta(description="When `status` last changed.")]
+
+
+class RoleCounts(ApiStruct, frozen=True, kw_only=True):
+    """Workers of one role."""
+
+    desired: Annotated[_Count, Meta(description="Workers that the role should have.")]
+    ready: Annotated[_Count, Meta(description="Workers of the role that serve.")]
+    draining: Annotated[_Count, Meta(description="Workers that finish their last work in the role.")]
+
+
+class LatencyQuantiles(ApiStruct, frozen=True, kw_only=True):
+    """Measured latency over the last minutes, as durations (see `api.durations.text_of`)."""
+
+    p50: Annotated[Duration | None, Meta(description="Half of the requests were faster.")] = None
+    p90: Annotated[Duration | None, Meta(description="Nine of ten requests were faster.")] = None
+
+
+class ForecastStatus(ApiStruct, frozen=True, kw_only=True):
+    """The load that is planned for."""
+
+    method: Annotated[str, Meta(max_length=64, description="Forecast method in use.")]
+    rate: Annotated[float, Meta(ge=0, description="Expected requests per second.")]
+    upper_rate: Annotated[
+        float | None, Meta(description="Requests per second that the plan is made for (the chosen quantile).")
+    ] = None
+    input_tokens: Annotated[float | None, Meta(description="Expected prompt tokens per request.")] = None
+    output_tokens: Annotated[float | None, Meta(description="Expected output tokens per request.")] = None
+    error: Annotated[
+        float | None, Meta(description="Recent error of the forecast, as a share of the load (weighted MAPE).")
+    ] = None
+
+
+class Decision(ApiStruct, frozen=True, kw_only=True):
+    """The last decision that changed something."""
+
+    action: Annotated[str, Meta(max_length=256, description="What was done.")]
+    reason: _Reason
+    from_: Annotated[str, Meta(max_length=256, description="State before.")] = msgspec.field(name="from")
+    to: Annotated[str, Meta(max_length=256, description="State after.")]
+    time: Annotated[_Time, Meta(description="When.")]
+
+
+class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
+    """What someone on call needs. Fields that are not known are absent."""
+
+    observed_generation: Annotated[int | None, Meta(description="Generation of the spec that was last acted on.")] = (
+        None
+    )
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Meta(
+            max_length=16,
+            description="Available, Progressing and Degraded.",
+            extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = ()
+    endpoint: Annotated[
+        str | None, Meta(description="URL of the OpenAI-compatible endpoint inside the Kubernetes cluster.")
+    ] = None
+    ratio: Annotated[str | None, Meta(description="Prefill to decode workers that serve, as `3P:5D`.")] = None
+    ready: Annotated[str | None, Meta(description="Ready workers of desired ones, as `3/4`.")] = None
+    roles: Annotated[
+        dict[Role, RoleCounts],
+        Meta(max_length=8, description="Desired, ready and draining workers of each role."),
+    ] = msgspec.field(default_factory=dict)
+    attainment: Annotated[
+        _Share | None, Meta(description="Share of recent requests inside their SLO, 0 to 1; absent until known.")
+    ] = None
+    ttft: Annotated[LatencyQuantiles | None, Meta(description="Time to first token; absent until known.")] = None
+    tpot: Annotated[LatencyQuantiles | None, Meta(description="Time per output token; absent until known.")] = None
+    rejected_ratio: Annotated[
+        _Share | None, Meta(description="Share of recent requests that were turned away, 0 to 1; absent until known.")
+    ] = None
+    forecast: Annotated[
+        ForecastStatus | None, Meta(description="The load that is planned for; absent until known.")
+    ] = None
+    last_decision: Annotated[Decision | None, Meta(description="The last decision that changed something.")] = None
