@@ -1,0 +1,43 @@
+"""`python -m fulcrum_worker`: the worker's agent. Configured by the environment alone; see `fulcrum_worker.config`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from fulcrum.api.worker import EXIT_BAD_CONFIG
+from fulcrum_worker.agent import run_agent
+from fulcrum_worker.config import BadConfigError, read_config
+from fulcrum_worker.engine_command import engine_command
+from fulcrum_worker.models import local_model
+
+
+def main() -> int:
+    """Runs the agent; the exit codes are in `fulcrum.api.worker`."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
+    )
+    try:
+        config, pod = read_config(os.environ)
+        model = local_model(config.model)
+        logging.getLogger(__name__).info(
+            "agent_started pod=%s/%s ip=%s cluster=%s pool=%s accelerator=%s model=%s",
+            pod.namespace,
+            pod.name,
+            pod.ip,
+            config.cluster,
+            config.pool,
+            config.accelerator,
+            model or config.model,
+        )
+        command = engine_command(config, pod, model=model, environment=os.environ)
+        return asyncio.run(run_agent(config, pod, command))
+    except BadConfigError as error:
+        print(f"the worker's configuration cannot be used: {error}", file=sys.stderr)
+        return EXIT_BAD_CONFIG
+
+
+if __name__ == "__main__":
+    sys.exit(main())

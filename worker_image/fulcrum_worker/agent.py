@@ -1,0 +1,183 @@
+"""The worker's life: start vLLM, watch it, drain it, end with an exit code that says why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import web
+
+from fulcrum.api.names import ENV_POD_IP, PORT_AGENT, PORT_ENGINE, PORT_NIXL
+from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, WorkerConfig
+from fulcrum_worker.config import BadConfigError, PodIdentity
+from fulcrum_worker.drain import wait_until_idle
+from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand
+from fulcrum_worker.engine_process import EngineProcess
+from fulcrum_worker.readiness import not_ready_reason
+from fulcrum_worker.roles import WorkerRole
+from fulcrum_worker.server import make_app
+from fulcrum_worker.state import WorkerState
+
+logger = logging.getLogger(__name__)
+
+_START_POLL_SECONDS: Final = 0.2
+_STOP_GRACE_SECONDS: Final = SHUTDOWN_TIMEOUT_SECONDS + 10.0
+
+
+async def run_agent(config: WorkerConfig, pod: PodIdentity, command: EngineCommand) -> int:
+    """Runs the worker until it is told to stop (SIGTERM, SIGINT) or vLLM ends; returns the process's exit code."""
+    stop = asyncio.Event()
+    hurry = asyncio.Event()
+
+    def on_signal() -> None:
+        # The second signal cuts a drain short, for someone at a terminal.
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with aiohttp.ClientSession() as session:
+        state = WorkerState(
+            session=session,
+            engine_url=f"http://{pod.url_host}:{PORT_ENGINE}",
+            side_channel=(pod.ip, PORT_NIXL),
+            role=WorkerRole(role=config.role, epoch=config.role_epoch),
+        )
+        async with _serving(config, pod, state):
+            return await _Life(config, state, EngineProcess(command), stop, hurry).run()
+
+
+@contextlib.asynccontextmanager
+async def _serving(config: WorkerConfig, pod: PodIdentity, state: WorkerState) -> AsyncIterator[None]:
+    runner = web.AppRunner(make_app(config, state), access_log=None)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, pod.ip, PORT_AGENT).start()
+        except OSError as error:
+            raise BadConfigError(f"{ENV_POD_IP}: cannot listen on {pod.ip}:{PORT_AGENT}: {error.strerror}") from None
+        yield
+    finally:
+        await runner.cleanup()
+
+
+class _Life:
+    def __init__(
+        self, config: WorkerConfig, state: WorkerState, engine: EngineProcess, stop: asyncio.Event, hurry: asyncio.Event
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._engine = engine
+        self._stop = stop
+        self._hurry = hurry
+
+    async def run(self) -> int:
+        started = time.monotonic()
+        try:
+            await self._engine.start()
+        except OSError as error:
+            return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM could not be executed: {error}")
+        self._state.engine_alive = True
+        logger.info("engine_started pid=%s", self._engine.pid)
+        try:
+            return await self._watch(started)
+        finally:
+            await self._engine.stop(grace_seconds=_STOP_GRACE_SECONDS)
+
+    async def _watch(self, started: float) -> int:
+        ended = asyncio.create_task(self._engine.wait())
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            up = await _first(
+                self._bring_up(started), ended, stopped, timeout_seconds=self._config.start_timeout_seconds
+            )
+            if ended.done():
+                return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM {_how(ended.result())} before it was ready")
+            if stopped.done():
+                logger.info("worker_stopping reason=signal phase=starting")
+                return 0
+            if not up:
+                seconds = self._config.start_timeout_seconds
+                reason = await not_ready_reason(self._state.session, self._state.engine_url, self._state.side_channel)
+                await self._engine.stop(grace_seconds=_STOP_GRACE_SECONDS)
+                return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM was not ready after {seconds:g} s: {reason}")
+            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return await self._failed(EXIT_ENGINE_DIED, f"vLLM {_how(ended.result())} while serving")
+            return await self._drain(ended)
+        finally:
+            ended.cancel()
+            stopped.cancel()
+
+    async def _bring_up(self, started: float) -> bool:
+        state = self._state
+        while await not_ready_reason(state.session, state.engine_url, state.side_channel) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(_START_POLL_SECONDS)
+        state.engine_start_seconds = time.monotonic() - started
+        logger.info("engine_up seconds=%.1f", state.engine_start_seconds)
+        if self._config.measure_at_start:
+            from fulcrum_worker.measure import measure_engine
+
+            measuring = time.monotonic()
+            state.speed = await measure_engine(
+                state.session, state.engine_url, self._config.served_name, max_model_len=self._config.max_model_len
+            )
+            state.measure_seconds = time.monotonic() - measuring
+        state.warm = True
+        logger.info("worker_ready role=%s epoch=%d", state.role.role, state.role.epoch)
+        return True
+
+    async def _drain(self, ended: asyncio.Task[int]) -> int:
+        """Finishes what is left, then ends well; a vLLM that dies meanwhile has lost requests, which is not well."""
+        timeout_seconds = self._config.drain_timeout_seconds
+        logger.info("drain_begun reason=signal role=%s timeout_seconds=%g", self._state.role.role, timeout_seconds)
+        self._state.change_role(self._state.role.asked_to_terminate())
+        started = time.monotonic()
+        hurried = asyncio.create_task(self._hurry.wait())
+        try:
+            idle = await _first(
+                wait_until_idle(self._state.engine_metrics, timeout_seconds=timeout_seconds),
+                ended,
+                hurried,
+                timeout_seconds=timeout_seconds + 5.0,
+            )
+        finally:
+            hurried.cancel()
+        if ended.done():
+            return await self._failed(EXIT_ENGINE_DIED, f"vLLM {_how(ended.result())} while draining")
+        outcome = "idle" if idle else "hurried" if self._hurry.is_set() else "timed_out"
+        logger.info("drain_ended outcome=%s seconds=%.1f", outcome, time.monotonic() - started)
+        return 0
+
+    async def _failed(self, code: int, what: str) -> int:
+        """Ends the log with vLLM's last lines: Kubernetes takes the end of the log as the termination message."""
+        self._state.engine_alive = False
+        last_words = await self._engine.last_words()
+        logger.error("worker_failed exit_code=%d reason=%r", code, what)
+        print(f"{what}; its last lines:\n{last_words}", flush=True)
+        return code
+
+
+async def _first(work: Coroutine[Any, Any, bool], *others: asyncio.Task[Any], timeout_seconds: float) -> bool:
+    """The result of `work`; False when one of the others ends, or the time is over, before it."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait((task, *others), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        return task.done() and task.result()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _how(returncode: int) -> str:
+    """An exit as words: asyncio's -N is signal N."""
+    if returncode < 0:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    return f"ended with exit code {returncode}"

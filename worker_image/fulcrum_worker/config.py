@@ -1,0 +1,112 @@
+"""The agent's configuration: one JSON document and the Pod's identity, both from the environment."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from fulcrum.api.engine_args import check_engine_args
+from fulcrum.api.names import ENV_POD_IP, ENV_POD_NAME, ENV_POD_NAMESPACE, ENV_WORKER_CONFIG, Role
+from fulcrum.api.worker import WorkerConfig
+
+KV_CACHE_DTYPES: Final = {"fp8": "fp8", "bf16": "bfloat16", "auto": "auto"}
+"""Our names of KV cache types -> vLLM's (`--kv-cache-dtype`)."""
+_CONNECTORS: Final = ("nixl",)
+_LOAD_FAILURE_POLICIES: Final = ("recompute", "fail")
+
+
+class BadConfigError(ValueError):
+    """The configuration cannot be used; the message names the field and what it may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodIdentity:
+    """Who this worker is; everything it serves binds on `ip`."""
+
+    ip: str
+    name: str
+    namespace: str
+
+    @property
+    def url_host(self) -> str:
+        """The address as it stands in a URL (IPv6 in brackets)."""
+        return f"[{self.ip}]" if ":" in self.ip else self.ip
+
+
+def read_config(environment: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:
+    """Reads and checks everything the agent needs; raises BadConfigError, which names the field."""
+    return _read_worker_config(environment), _read_pod_identity(environment)
+
+
+def _read_pod_identity(environment: Mapping[str, str]) -> PodIdentity:
+    ip = environment.get(ENV_POD_IP, "")
+    try:
+        ipaddress.ip_address(ip)
+    except ValueError:
+        raise BadConfigError(f"{ENV_POD_IP}: {ip!r} is not an IP address; the Pod's own address belongs here") from None
+    return PodIdentity(
+        ip=ip, name=environment.get(ENV_POD_NAME, "worker"), namespace=environment.get(ENV_POD_NAMESPACE, "default")
+    )
+
+
+def _read_worker_config(environment: Mapping[str, str]) -> WorkerConfig:
+    document = environment.get(ENV_WORKER_CONFIG)
+    if not document:
+        raise BadConfigError(f"{ENV_WORKER_CONFIG}: is not set; it holds the worker's configuration as JSON")
+    try:
+        config = msgspec.json.decode(document, type=WorkerConfig)
+    except msgspec.ValidationError as error:
+        # msgspec ends its message with the path of the field, as in "Expected `int`, got `str` - at
+        # `$.kvCache.blockSize`".
+        raise BadConfigError(f"{ENV_WORKER_CONFIG}: {error}") from None
+    except msgspec.DecodeError as error:
+        raise BadConfigError(f"{ENV_WORKER_CONFIG}: is not JSON: {error}") from None
+    for field, problem in _problems(config):
+        raise BadConfigError(f"{ENV_WORKER_CONFIG}: {field}: {problem}")
+    return config
+
+
+def _problems(config: WorkerConfig) -> list[tuple[str, str]]:
+    """Each field that no engine can be started with, and why. Paths are written as in the JSON document."""
+    checks = (
+        ("model", bool(config.model), "must not be empty"),
+        ("servedName", bool(config.served_name), "must not be empty"),
+        ("accelerator", bool(config.accelerator), "must not be empty"),
+        ("maxModelLen", config.max_model_len is None or config.max_model_len > 0, "must be positive"),
+        ("tensorParallel", config.tensor_parallel >= 1, "must be at least 1"),
+        ("pipelineParallel", config.pipeline_parallel >= 1, "must be at least 1"),
+        (
+            "kvCache.dtype",
+            config.kv_cache.dtype in KV_CACHE_DTYPES,
+            f"{config.kv_cache.dtype!r} is not one of {', '.join(KV_CACHE_DTYPES)}",
+        ),
+        ("kvCache.blockSize", config.kv_cache.block_size >= 1, "must be at least 1"),
+        (
+            "kvCache.memoryBytes",
+            config.kv_cache.memory_bytes is None or config.kv_cache.memory_bytes > 0,
+            "must be positive",
+        ),
+        (
+            "transfer.connector",
+            config.transfer.connector in _CONNECTORS,
+            f"{config.transfer.connector!r} is not one of {', '.join(_CONNECTORS)}",
+        ),
+        ("transfer.backends", bool(config.transfer.backends), "must name at least one NIXL backend"),
+        (
+            "transfer.loadFailurePolicy",
+            config.transfer.load_failure_policy in _LOAD_FAILURE_POLICIES,
+            f"{config.transfer.load_failure_policy!r} is not one of {', '.join(_LOAD_FAILURE_POLICIES)}",
+        ),
+        ("role", config.role is not Role.DRAINING, "a worker cannot be created as draining"),
+        ("roleEpoch", config.role_epoch >= 0, "must not be negative"),
+        ("startTimeoutSeconds", config.start_timeout_seconds > 0, "must be positive"),
+        ("drainTimeoutSeconds", config.drain_timeout_seconds >= 0, "must not be negative"),
+    )
+    return [(field, problem) for field, holds, problem in checks if not holds] + [
+        (f"engineArgs[{found.index}]", f"{found.argument!r} is refused: {found.message}")
+        for found in check_engine_args(config.engine_args)
+    ]

@@ -1,0 +1,127 @@
+"""From a worker's configuration to vLLM's command line and environment; pure, so that tables can test it.
+
+Facts behind the settings were measured with vLLM 0.32.0 and NIXL 1.5.1 (see the design references).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fulcrum.api.names import ENV_WORKER_CONFIG, PORT_ENGINE, PORT_NIXL
+from fulcrum.api.worker import WorkerConfig
+from fulcrum_worker.config import KV_CACHE_DTYPES, PodIdentity
+
+CPU: Final = "cpu"
+CPU_DEFAULT_KV_BYTES: Final = 1 << 30
+_CPU_BLOCK_TOKENS: Final = 32
+"""vLLM's CPU attention refuses block sizes that are no multiple of this."""
+SHUTDOWN_TIMEOUT_SECONDS: Final = 5
+"""How long vLLM itself goes on after SIGTERM: for a request that came between the last scrape and the signal."""
+
+_UCX_CPU: Final = {"UCX_TLS": "tcp,self,sm"}
+_UCX_CUDA: Final = {
+    # Transports and thresholds for KV blocks over RDMA: O'Reilly, AI Systems Performance Engineering, ch. 18.
+    "UCX_TLS": "cuda_ipc,cuda_copy,rc,rdmacm,tcp,self,sm",
+    "UCX_RNDV_THRESH": "16384",
+    "UCX_MAX_EAGER_RAILS": "1",
+}
+_CPU_DEFAULTS: Final = {
+    # Several workers share a machine's cores; OpenMP threads of many engines spinning for two cores cost more than half
+    # of the speed (measured). A worker that owns more cores gets OMP_NUM_THREADS in its pool's template.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCommand:
+    """What to start: `argv[0]` is a Python interpreter; `environment` is complete, nothing is inherited beside it."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def engine_command(
+    config: WorkerConfig, pod: PodIdentity, *, model: Path | None, environment: Mapping[str, str]
+) -> EngineCommand:
+    """vLLM's command for this worker.
+
+    `model` is the model's folder on this machine, None when `config.model` is a hub id. `environment` is the agent's
+    own: UCX_*, OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND found there (a pool's template sets them) win over our
+    defaults.
+    """
+    return EngineCommand(
+        argv=_argv(config, pod, model), environment=_environment(config, pod, model is not None, environment)
+    )
+
+
+def block_tokens(config: WorkerConfig) -> int:
+    """Tokens per KV block that the engine gets: the configured one, on a CPU rounded up to what its kernels can do."""
+    size = config.kv_cache.block_size
+    if config.accelerator != CPU:
+        return size
+    return -(-size // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
+
+
+def _argv(config: WorkerConfig, pod: PodIdentity, model: Path | None) -> tuple[str, ...]:
+    on_cpu = config.accelerator == CPU
+    kv_bytes = config.kv_cache.memory_bytes or (CPU_DEFAULT_KV_BYTES if on_cpu else None)
+    transfer = {
+        "kv_connector": "NixlConnector",
+        # Every engine can send and receive, so a role is only a routing decision and a flip needs no restart.
+        "kv_role": "kv_both",
+        "kv_buffer_device": "cpu" if on_cpu else "cuda",
+        "kv_load_failure_policy": config.transfer.load_failure_policy,
+        "kv_connector_extra_config": {"backends": list(config.transfer.backends)},
+    }
+    argv = [sys.executable, "-m", "fulcrum_worker.engine_main"]
+    argv += ["--model", str(model or config.model), "--served-model-name", config.served_name]
+    argv += ["--host", pod.ip, "--port", str(PORT_ENGINE)]
+    argv += ["--kv-cache-dtype", KV_CACHE_DTYPES[config.kv_cache.dtype], "--block-size", str(block_tokens(config))]
+    if kv_bytes is not None:
+        argv += ["--kv-cache-memory-bytes", str(kv_bytes)]
+    if config.max_model_len is not None:
+        argv += ["--max-model-len", str(config.max_model_len)]
+    argv += ["--tensor-parallel-size", str(config.tensor_parallel)]
+    argv += ["--pipeline-parallel-size", str(config.pipeline_parallel)]
+    argv += ["--enable-chunked-prefill", "--enable-prefix-caching", "--scheduling-policy", "priority"]
+    argv += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
+    argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_SECONDS), "--disable-uvicorn-access-log"]
+    if on_cpu:
+        # Compiling takes longer than small models on CPUs gain by it; without it and with an explicit KV size vLLM
+        # skips its warm-up run, too.
+        argv += ["--enforce-eager"]
+    # Last, so that what the user asked for wins where vLLM takes the last of two.
+    return (*argv, *config.engine_args)
+
+
+def _environment(
+    config: WorkerConfig, pod: PodIdentity, model_is_local: bool, environment: Mapping[str, str]
+) -> dict[str, str]:
+    on_cpu = config.accelerator == CPU
+    defaults = {**_UCX_CPU, **_CPU_DEFAULTS} if on_cpu else _UCX_CUDA
+    fixed = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": pod.ip,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(PORT_NIXL),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # Prefix hashes must agree between workers.
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if model_is_local:
+        fixed["HF_HUB_OFFLINE"] = "1"
+    if on_cpu and config.tensor_parallel * config.pipeline_parallel == 1:
+        # vLLM then runs the model inside its engine process: one process less, which saves 0.5 GiB and 8 s of CPU
+        # time at start (measured).
+        fixed["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # VLLM_CPU_KVCACHE_SPACE would override --kv-cache-memory-bytes; the configuration is not the engine's business.
+    inherited = {
+        name: text for name, text in environment.items() if name not in (ENV_WORKER_CONFIG, "VLLM_CPU_KVCACHE_SPACE")
+    }
+    return {**defaults, **inherited, **fixed}

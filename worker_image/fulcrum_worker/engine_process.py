@@ -1,0 +1,119 @@
+"""vLLM as a child process: its output goes through, its last lines are kept, its end is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+from collections import deque
+from typing import BinaryIO, Final
+
+from fulcrum_worker.engine_command import EngineCommand
+from fulcrum_worker.engine_main import ENV_PARENT
+
+_KEPT_LINES: Final = 200
+_DIGEST_BYTES: Final = 1500
+"""Kubernetes keeps the last 2048 bytes of a log as the termination message; the digest fits in it with its heading."""
+_LOG_PREFIX: Final = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[\w.]+:\d+\] ?)?")
+_NOISE: Final = re.compile(r"^\s|^Traceback |^During handling|^The above exception|^$|^File ")
+
+
+class EngineProcess:
+    """One run of vLLM. Started once; stays in the agent's process group, so that who kills the group kills it, too."""
+
+    def __init__(self, command: EngineCommand, *, output: BinaryIO | None = None) -> None:
+        self._command = command
+        self._output = sys.stdout.buffer if output is None else output
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._process: asyncio.subprocess.Process | None = None
+        self._pump: threading.Thread | None = None
+
+    async def start(self) -> None:
+        """Starts vLLM; raises OSError when there is nothing to execute."""
+        environment = {**self._command.environment, ENV_PARENT: str(os.getpid())}
+        reader, writer = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command.argv, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=writer, stderr=writer
+            )
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        # A thread, so that a log reader that stalls us stalls vLLM's output and not the probes.
+        self._pump = threading.Thread(target=self._pass_through, args=(reader,), daemon=True, name="engine-output")
+        self._pump.start()
+
+    def _pass_through(self, reader: int) -> None:
+        with open(reader, "rb", buffering=0) as pipe:
+            rest = b""
+            while chunk := pipe.read(1 << 16):
+                with contextlib.suppress(OSError, ValueError):  # our own stdout is gone: keep draining for vLLM's sake
+                    self._output.write(chunk)
+                    self._output.flush()
+                *lines, rest = (rest + chunk).split(b"\n")
+                self._lines.extend(line.decode(errors="replace").rstrip("\r") for line in lines)
+                rest = rest[-(1 << 16) :]
+            if rest:
+                self._lines.append(rest.decode(errors="replace"))
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def wait(self) -> int:
+        """Waits until vLLM has ended; returns its exit code, -N when signal N ended it."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def stop(self, *, grace_seconds: float) -> None:
+        """Ends vLLM: SIGTERM, and SIGKILL when it is still there after the grace. Its children die with it."""
+        if self._process is None:
+            return
+        if self.alive:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self._process.wait(), grace_seconds)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        await self._finish_output()
+
+    async def _finish_output(self) -> None:
+        if self._pump is not None:
+            # The pipe closes when the last of vLLM's processes has gone; one that hangs must not keep the agent.
+            await asyncio.to_thread(self._pump.join, 2.0)
+
+    async def last_words(self) -> str:
+        """What vLLM said in the end, fit for a termination message; call it after vLLM's end."""
+        await self._finish_output()
+        return digest(list(self._lines))
+
+
+def digest(lines: list[str], limit_bytes: int = _DIGEST_BYTES) -> str:
+    """The last lines that say something: without log prefixes, stack frames and repetitions, at most `limit_bytes`.
+
+    vLLM logs the cause in its engine process and then two more tracebacks of processes that only notice; with their
+    frames left out, cause and consequence fit together.
+    """
+    said: list[str] = []
+    for line in lines:
+        text = _LOG_PREFIX.sub("", line).rstrip()
+        if not _NOISE.match(text) and text not in said:
+            said.append(text[:400])
+    kept: list[str] = []
+    for text in reversed(said):
+        limit_bytes -= len(text.encode()) + 1
+        if limit_bytes < 0:
+            break
+        kept.append(text)
+    return "\n".join(reversed(kept))

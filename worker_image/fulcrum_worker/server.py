@@ -1,0 +1,110 @@
+"""The agent's HTTP server: probes, load, role, drain and metrics. Requests of users never come here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from fulcrum.api.worker import RoleRequest, WorkerConfig
+from fulcrum_worker.metrics_page import CONTENT_TYPE, metrics_page
+from fulcrum_worker.roles import RoleOutcome
+from fulcrum_worker.state import WorkerState
+
+logger = logging.getLogger(__name__)
+
+_MAX_BODY_BYTES: Final = 64 * 1024
+_OUTCOME_STATUS: Final = {
+    RoleOutcome.CHANGED: 200,
+    RoleOutcome.UNCHANGED: 200,
+    RoleOutcome.STALE: 409,
+    RoleOutcome.CONFLICT: 409,
+}
+
+
+def make_app(config: WorkerConfig, state: WorkerState) -> web.Application:
+    """The agent's routes over its state."""
+    routes = _Routes(config, state)
+    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
+    app.add_routes(
+        [
+            web.get("/healthz", routes.healthz),
+            web.get("/readyz", routes.readyz),
+            web.get("/load", routes.load),
+            web.get("/metrics", routes.metrics),
+            web.post("/role", routes.role),
+            web.post("/drain", routes.drain),
+        ]
+    )
+    return app
+
+
+def _json(body: object, *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+
+
+def _error(status: int, message: str) -> web.Response:
+    return _json({"error": {"message": message, "code": status}}, status=status)
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        response = _error(error.status, error.reason)
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+
+
+class _Routes:
+    def __init__(self, config: WorkerConfig, state: WorkerState) -> None:
+        self._config = config
+        self._state = state
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        """Alive: the agent answers, and vLLM's process lives or has not been started yet."""
+        alive = self._state.engine_alive or not self._state.warm
+        return _json({"alive": alive, "engineAlive": self._state.engine_alive}, status=200 if alive else 503)
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        """Ready: vLLM answers and its transfer layer is up. Draining is reported, and does not make it unready."""
+        reason = await self._state.not_ready_reason()
+        body = {"ready": reason is None, "draining": self._state.role.draining, "reason": reason}
+        return _json(body, status=200 if reason is None else 503)
+
+    async def load(self, _: web.Request) -> web.Response:
+        return _json(await self._state.load_report())
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        page = metrics_page(self._config, self._state, await self._state.load_report())
+        return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE})
+
+    async def role(self, request: web.Request) -> web.Response:
+        try:
+            asked = msgspec.json.decode(await request.read(), type=RoleRequest)
+        except msgspec.DecodeError as error:  # ValidationError is one of them
+            return _error(400, f"the body is no role request: {error}")
+        before = self._state.role
+        after, outcome = before.asked(asked)
+        if outcome is RoleOutcome.CHANGED:
+            self._state.change_role(after)
+            logger.info("role_changed from=%s to=%s epoch=%d", before.role, after.role, after.epoch)
+        status = _OUTCOME_STATUS[outcome]
+        if status != 200:
+            logger.info("role_refused outcome=%s epoch=%d asked_epoch=%d", outcome, before.epoch, asked.role_epoch)
+            return _error(status, f"{outcome}: the worker is {before.role} at epoch {before.epoch}")
+        return _json({"role": after.role, "roleEpoch": after.epoch})
+
+    async def drain(self, _: web.Request) -> web.Response:
+        """Reports the worker as draining until its next role epoch; the engine goes on serving what it gets."""
+        if not self._state.role.draining:
+            logger.info("drain_begun reason=asked role=%s", self._state.role.role)
+        self._state.change_role(self._state.role.asked_to_drain())
+        return _json({"draining": True, "idle": (await self._state.engine_metrics()).idle}, status=202)

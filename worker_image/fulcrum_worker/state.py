@@ -1,0 +1,82 @@
+"""What the agent knows about itself; the one mutable thing that the server, the life cycle and the metrics share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from fulcrum.api.worker import LoadReport, SpeedCoefficients
+from fulcrum_worker.engine_metrics import EngineMetrics, scrape_engine
+from fulcrum_worker.readiness import not_ready_reason
+from fulcrum_worker.roles import WorkerRole
+
+SCRAPE_TIMEOUT_SECONDS = 2.0
+_FRESH_SECONDS = 0.1
+"""Several gateways and the controller ask for the load; one scrape answers all that ask within this time."""
+_PROBE_FRESH_SECONDS = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerState:
+    """The worker as its agent sees it."""
+
+    session: aiohttp.ClientSession
+    engine_url: str
+    side_channel: tuple[str, int]
+    role: WorkerRole
+    engine_alive: bool = False
+    engine_start_seconds: float | None = None
+    """From starting vLLM to its first healthy answer."""
+    measure_seconds: float | None = None
+    speed: SpeedCoefficients | None = None
+    warm: bool = False
+    """True once the engine has come up and has been measured (or not: measuring has a budget)."""
+    drains: int = 0
+    _scraped: tuple[float, EngineMetrics] = field(default=(float("-inf"), EngineMetrics()))
+    _probed: tuple[float, str | None] = field(default=(float("-inf"), None))
+
+    def change_role(self, role: WorkerRole) -> None:
+        """Takes over a new role, counting the beginnings of drains."""
+        self.drains += role.draining and not self.role.draining
+        self.role = role
+
+    async def engine_metrics(self) -> EngineMetrics:
+        """vLLM's metrics, at most 0.1 s old; unknown while the engine does not answer."""
+        scraped_at, metrics = self._scraped
+        if time.monotonic() - scraped_at > _FRESH_SECONDS:
+            metrics = await scrape_engine(self.session, self.engine_url, timeout_seconds=SCRAPE_TIMEOUT_SECONDS)
+            self._scraped = (time.monotonic(), metrics)
+        return metrics
+
+    async def not_ready_reason(self) -> str | None:
+        """Why the worker cannot serve now, None when it can. Draining does not make a worker unready: it still finishes
+        what it has, and peers still pull KV from it; that it gets nothing new is its role label's part."""
+        if not self.engine_alive:
+            return "the engine is not running"
+        if not self.warm:
+            return "the engine is starting"
+        probed_at, reason = self._probed
+        if time.monotonic() - probed_at > _PROBE_FRESH_SECONDS:
+            reason = await not_ready_reason(self.session, self.engine_url, self.side_channel)
+            self._probed = (time.monotonic(), reason)
+        return reason
+
+    async def load_report(self) -> LoadReport:
+        """The answer of `GET /load`."""
+        metrics = await self.engine_metrics() if self.engine_alive else EngineMetrics()
+        return LoadReport(
+            role=self.role.role,
+            role_epoch=self.role.epoch,
+            ready=await self.not_ready_reason() is None,
+            draining=self.role.draining,
+            running=metrics.running,
+            waiting=metrics.waiting,
+            # vLLM does not say how long the prompts in its queue are; only an empty queue is known.
+            queued_prompt_tokens=0 if metrics.waiting == 0 else None,
+            kv_usage=metrics.kv_usage,
+            kv_held_for_peers=metrics.kv_held_for_peers,
+            kv_capacity_tokens=metrics.kv_capacity_tokens,
+            speed=self.speed,
+        )
