@@ -1,0 +1,31 @@
+"""How many workers of each role, and the next safe step towards it. Pure."""
+
+from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, changes_cluster
+from fulcrum.balance.plan import Plan, PlanEvent, invalid_status, plan, with_failure
+from fulcrum.balance.revision import worker_config, worker_revision
+from fulcrum.balance.snapshot import GatewayState, Snapshot, Termination, Worker, WorkerPhase
+from fulcrum.balance.target import Target, make_target
+
+__all__ = [
+    "Action",
+    "CreateWorker",
+    "DeleteWorker",
+    "GatewayState",
+    "Plan",
+    "PlanEvent",
+    "SetRole",
+    "Snapshot",
+    "StartDrain",
+    "Target",
+    "TellRole",
+    "Termination",
+    "Worker",
+    "WorkerPhase",
+    "changes_cluster",
+    "invalid_status",
+    "make_target",
+    "plan",
+    "with_failure",
+    "worker_config",
+    "worker_revision",
+]

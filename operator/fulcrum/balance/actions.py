@@ -1,0 +1,73 @@
+"""What a plan can ask for. Every action is idempotent and carries its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateWorker:
+    """Make a worker Pod; one that already exists is left alone."""
+
+    name: str
+    pool: str
+    ordinal: int
+    role: Role
+    reason: Reason = Reason.WORKER_CREATED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRole:
+    """Flip a live worker: label and epoch in one write."""
+
+    name: str
+    uid: str
+    from_role: Role
+    role: Role
+    epoch: int
+    reason: Reason = Reason.ROLE_FLIPPED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDrain:
+    """Take a worker out of every role; it finishes what it has."""
+
+    name: str
+    uid: str
+    from_role: Role
+    epoch: int
+    since: datetime
+    reason: Reason = Reason.WORKER_DRAINING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteWorker:
+    """Delete a worker Pod."""
+
+    name: str
+    uid: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellRole:
+    """Tell the agent of a worker its role, because it still reports an older epoch."""
+
+    name: str
+    uid: str
+    pod_ip: str
+    role: Role
+    epoch: int
+    reason: Reason = Reason.ROLE_FLIPPED
+
+
+Action = CreateWorker | SetRole | StartDrain | DeleteWorker | TellRole
+
+
+def changes_cluster(action: Action) -> bool:
+    """Report whether the action writes to the API server; only such actions are decisions with an event."""
+    return not isinstance(action, TellRole)

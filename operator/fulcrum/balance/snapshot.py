@@ -1,0 +1,134 @@
+"""What one reconcile saw: frozen values, gathered by `controller.observe` and read by `plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+
+from fulcrum.api.names import Role
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, LoadReport
+
+ENGINE_EXIT_CODES = frozenset({EXIT_BAD_CONFIG, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_DIED})
+
+_SERVES: dict[Role, frozenset[Role]] = {
+    Role.PREFILL: frozenset({Role.PREFILL}),
+    Role.DECODE: frozenset({Role.DECODE}),
+    Role.MIXED: frozenset({Role.PREFILL, Role.DECODE}),
+    Role.DRAINING: frozenset(),
+}
+
+
+def roles_served(role: Role) -> frozenset[Role]:
+    """Return the kinds of work that a worker of `role` is routed to: prefill, decode, both or nothing."""
+    return _SERVES[role]
+
+
+class WorkerPhase(StrEnum):
+    """`status.phase` of a Pod."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Termination:
+    """The last end of a worker's container."""
+
+    exit_code: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One worker Pod."""
+
+    name: str
+    uid: str
+    pool: str
+    ordinal: int
+    role: Role
+    role_epoch: int
+    spec_hash: str
+    phase: WorkerPhase
+    ready: bool
+    deleting: bool
+    """Going away: it has a deletion timestamp, or its owner is gone. It still counts against every budget."""
+    pod_ip: str | None = None
+    restarts: int = 0
+    waiting_reason: str | None = None
+    """Why the container waits, such as CrashLoopBackOff."""
+    termination: Termination | None = None
+    unschedulable: str | None = None
+    """The scheduler's message while no node fits; None when there is none."""
+    draining_since: datetime | None = None
+    draining_from: Role | None = None
+    """The role that a draining worker had."""
+    load: LoadReport | None = None
+    """None is unknown, and unknown is never idle."""
+    role_told: bool = False
+    """The agent is known to know the role (only an optimisation: telling it twice does no harm)."""
+
+    @property
+    def serving(self) -> bool:
+        """Requests can arrive: gateways choose this worker for its role."""
+        return self.ready and not self.deleting and self.role is not Role.DRAINING
+
+    @property
+    def ended(self) -> bool:
+        """The Pod is over (evicted, for example) and will never run again."""
+        return self.phase in (WorkerPhase.FAILED, WorkerPhase.SUCCEEDED)
+
+    @property
+    def serves(self) -> frozenset[Role]:
+        """The roles that requests can arrive for right now."""
+        return roles_served(self.role) if self.serving else frozenset()
+
+    @property
+    def engine_failed(self) -> bool:
+        """The engine cannot start, or died and has not come back."""
+        if self.ready or self.deleting:
+            return False
+        ended_badly = self.termination is not None and self.termination.exit_code in ENGINE_EXIT_CODES
+        return ended_badly or self.waiting_reason == "CrashLoopBackOff"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayState:
+    """Readiness of the gateway Deployment and address of its Service."""
+
+    desired: int = 0
+    ready: int = 0
+    cluster_ip: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that `plan` may know about one InferenceCluster."""
+
+    name: str
+    generation: int
+    spec: InferenceClusterSpec
+    workers: tuple[Worker, ...] = ()
+    gateway: GatewayState = GatewayState()
+    status: InferenceClusterStatus = field(default_factory=InferenceClusterStatus)
+    """The status as it stands; only conditions' transition times and the last decision are carried over from it."""
+    paused: bool = False
+
+    def in_pool(self, pool: str) -> tuple[Worker, ...]:
+        """Every Pod of a pool, terminating ones included, by ordinal."""
+        return tuple(sorted((w for w in self.workers if w.pool == pool), key=lambda w: w.ordinal))
+
+    def with_loads(self, loads: dict[str, LoadReport | None]) -> Snapshot:
+        """Return the same snapshot with load reports by worker name; absent ones stay unknown."""
+        return replace(self, workers=tuple(replace(w, load=loads.get(w.name)) for w in self.workers))
+
+
+def served_roles(workers: Iterable[Worker]) -> frozenset[Role]:
+    """Return the roles that at least one of `workers` serves right now."""
+    return frozenset().union(*(worker.serves for worker in workers))
