@@ -4,8 +4,8 @@
     python benchmarks/flip.py --kubeconfig F         # uses the cluster that is there
 
 The clock starts when the kubectl process is started, and again when the API server has accepted the patch (a watch sees
-it). It stops when the first byte of an answer arrives whose headers say that the flipped worker served it in its new role.
-Exits with 0 only when the median is within the target and no probe was lost.
+it). It stops when the first byte of an answer arrives whose headers say that the flipped worker served it in its new
+role. Exits with 0 only when the median is within the target and no probe was lost.
 """
 
 from __future__ import annotations
@@ -229,8 +229,9 @@ def report(flips: list[Flip], problems: list[str]) -> int:
         print(f"probe: {problem}")
     middle_seconds = median(f.served for f in flips)
     ok = middle_seconds < TARGET_MEDIAN_SECONDS and not problems
+    verdict = "ok" if ok else "FAILED"
     print(
-        f"flip {'ok' if ok else 'FAILED'}: {len(flips)} flips, median {middle_seconds * 1000:.0f} ms from kubectl patch "
+        f"flip {verdict}: {len(flips)} flips, median {middle_seconds * 1000:.0f} ms from kubectl patch "
         f"to the first request served in the new role (target below {TARGET_MEDIAN_SECONDS * 1000:.0f} ms), "
         f"{len(problems)} probes lost"
     )
