@@ -79,7 +79,7 @@ def test_target_is_within_every_bound(spec: InferenceClusterSpec) -> None:
         assert chosen.workers.min <= target.workers[chosen.name] <= chosen.workers.max
         role = target.fixed.get(chosen.name)
         flippable = {P, D} <= set(chosen.roles)
-        assert (role is None) or role in chosen.roles or (flippable and target.total == 1)
+        assert (role is None) or role in chosen.roles or (flippable and target.workers[chosen.name] == 1)
     flexible = sum(count for name, count in target.workers.items() if name not in target.fixed)
     assert 0 <= target.flexible_prefill <= flexible
     counts = target.counts()

@@ -75,7 +75,7 @@ def make_target(spec: InferenceClusterSpec) -> Target:
         bounds = {pool.name: (pool.workers.min, pool.workers.max) for pool in counted}
         target = fit(counted, bounds=bounds, prefill=ratio.prefill, decode=ratio.decode)
     return Target(
-        workers=target.workers | mixed,
+        workers={pool.name: (target.workers | mixed)[pool.name] for pool in spec.pools},
         fixed=target.fixed | dict.fromkeys(mixed, Role.MIXED),
         flexible_prefill=target.flexible_prefill,
     )

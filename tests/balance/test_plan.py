@@ -1,0 +1,367 @@
+"""Tables of the plan: what is done next, why, and what the status says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import msgspec
+import pytest
+from tests.balance.world import START, World, idle_load, make_spec, pool
+
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import Condition, ConditionType, InferenceClusterSpec
+from fulcrum.balance import (
+    CreateWorker,
+    DeleteWorker,
+    GatewayState,
+    Plan,
+    SetRole,
+    StartDrain,
+    TellRole,
+    Termination,
+    WorkerPhase,
+    invalid_status,
+    plan,
+    with_failure,
+)
+
+P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
+
+
+def settled(spec: InferenceClusterSpec) -> World:
+    world = World(spec)
+    world.settle()
+    return world
+
+
+def condition(result: Plan, kind: ConditionType) -> Condition:
+    return next(c for c in result.conditions if c.type is kind)
+
+
+def kinds(result: Plan) -> list[str]:
+    return [type(action).__name__ for action in result.actions]
+
+
+def play(world: World, *, rounds: int = 60) -> list[str]:
+    """Carry out plans in a healthy world; returns what was done, in order."""
+    done: list[str] = []
+    for _ in range(rounds):
+        actions = [a for a in world.plan().actions if not isinstance(a, TellRole)]
+        for action in actions:
+            world.do(action)
+            what = {CreateWorker: "create", DeleteWorker: "delete", StartDrain: "drain"}.get(type(action))
+            done.append(f"{what or action.role.value} {action.name}")  # type: ignore[union-attr]
+        for name in list(world.workers):
+            world.vanish(name)
+            world.start(name)
+            world.report_idle(name)
+        world.pass_time(3)
+    return done
+
+
+def test_a_new_cluster_gets_its_workers_with_lowest_ordinals_and_prefill_first() -> None:
+    result = World(make_spec(pool(high=3))).plan()
+    assert [(a.name, a.role) for a in result.actions if isinstance(a, CreateWorker)] == [
+        ("c-p-0", P),
+        ("c-p-1", P),
+        ("c-p-2", D),
+    ]
+    assert result.status.ready == "0/3"
+    assert result.status.last_decision is not None
+    assert (result.status.last_decision.from_, result.status.last_decision.to) == ("0P:0D", "2P:1D")
+
+
+def test_a_new_ratio_flips_the_last_worker_of_the_role_that_has_too_many() -> None:
+    world = settled(make_spec(pool(), ratio=(2, 2)))
+    world.spec = make_spec(pool(), ratio=(1, 3))
+    result = world.plan()
+    assert result.actions == (SetRole(name="c-p-1", uid=world.workers["c-p-1"].uid, from_role=P, role=D, epoch=1),)
+    assert condition(result, ConditionType.PROGRESSING).reason is Reason.ROLE_FLIPPED
+    assert result.status.last_decision is not None
+    assert result.status.last_decision.action == "Flip c-p-1"
+
+
+def test_a_worker_that_is_not_ready_flips_before_one_that_serves() -> None:
+    world = settled(make_spec(pool(), ratio=(2, 2)))
+    world.crash("c-p-0")
+    world.spec = make_spec(pool(), ratio=(1, 3))
+    assert [a.name for a in world.plan().actions] == ["c-p-0"]
+
+
+def test_the_drain_style_waits_for_idle_and_then_gives_the_role() -> None:
+    world = settled(make_spec(pool(), ratio=(2, 2), style="Drain"))
+    world.spec = make_spec(pool(), ratio=(1, 3), style="Drain")
+    assert kinds(world.plan()) == ["StartDrain"]
+    world.do(world.plan().actions[0])
+    world.pass_time(10)
+    assert kinds(world.plan()) == []  # load unknown
+    world.set("c-p-1", load=idle_load(world.workers["c-p-1"], running=1))
+    assert kinds(world.plan()) == []  # load known, and not idle
+    world.report_idle("c-p-1")
+    (flip,) = world.plan().actions
+    assert isinstance(flip, SetRole)
+    assert (flip.role, flip.epoch, flip.reason) == (D, 2, Reason.ROLE_FLIPPED)
+    world.set("c-p-1", load=None)
+    world.pass_time(60)
+    assert [(type(a), a.reason) for a in world.plan().actions] == [(SetRole, Reason.DRAIN_TIMED_OUT)]
+
+
+def test_a_swap_of_one_and_one_never_empties_a_role() -> None:
+    world = settled(make_spec(pool("a", high=1, roles=("prefill",)), pool("b", high=1, roles=("decode",))))
+    world.spec = make_spec(pool("a", high=1, roles=("decode",)), pool("b", high=1, roles=("prefill",)))
+    assert play(world) == ["mixed c-a-0", "prefill c-b-0", "decode c-a-0"]
+
+
+def test_one_worker_becomes_two_and_back_without_a_gap() -> None:
+    world = settled(make_spec(pool(high=1)))
+    assert world.roles() == {M: 1}
+    world.spec = make_spec(pool(high=2))
+    assert play(world) == ["create c-p-1", "prefill c-p-0"]
+    world.spec = make_spec(pool(high=1))
+    assert play(world) == ["mixed c-p-0", "drain c-p-1", "delete c-p-1"]
+
+
+def test_fewer_workers_drains_the_highest_ordinals_and_flips_what_is_left() -> None:
+    world = settled(make_spec(pool(high=4)))
+    world.spec = make_spec(pool(high=2))
+    assert play(world) == ["decode c-p-1", "drain c-p-3", "delete c-p-3", "drain c-p-2", "delete c-p-2"]
+
+
+def test_a_worker_that_is_not_ready_is_removed_first_and_at_once() -> None:
+    world = settled(make_spec(pool(high=4)))
+    world.crash("c-p-2")
+    world.spec = make_spec(pool(high=3))
+    assert [(type(a), a.name, a.reason) for a in world.plan().actions] == [
+        (DeleteWorker, "c-p-2", Reason.WORKER_REMOVED)
+    ]
+
+
+def test_a_worker_on_its_way_out_keeps_its_place_in_the_budget() -> None:
+    world = settled(make_spec(pool(high=3)))
+    world.set("c-p-2", deleting=True)
+    world.set("c-p-0", deleting=True)
+    assert kinds(world.plan()) == []
+    world.vanish("c-p-0")
+    assert [a.name for a in world.plan().actions] == ["c-p-0"]
+
+
+def test_a_terminating_worker_above_the_new_bound_still_has_its_gpus() -> None:
+    world = settled(make_spec(pool(high=3)))
+    world.set("c-p-2", deleting=True)
+    world.evict("c-p-0")
+    world.set("c-p-0", deleting=True)
+    world.vanish("c-p-0")
+    world.spec = make_spec(pool(high=2))
+    assert "CreateWorker" not in kinds(world.plan())
+
+
+def test_a_drain_that_is_no_longer_wanted_ends() -> None:
+    world = settled(make_spec(pool(high=4)))
+    world.spec = make_spec(pool(high=3))
+    for action in world.plan().actions:
+        world.do(action)
+    assert world.workers["c-p-3"].role is Role.DRAINING
+    world.spec = make_spec(pool(high=4))
+    assert play(world) == ["decode c-p-3"]
+    assert world.roles() == {P: 2, D: 2}
+
+
+def test_a_new_revision_replaces_workers_one_by_one() -> None:
+    world = settled(make_spec(pool(high=4)))
+    world.spec = make_spec(pool(high=4), model="other")
+    done = play(world)
+    assert done == [f"{what} c-p-{n}" for n in range(4) for what in ("drain", "delete", "create")]
+
+
+def test_a_new_revision_of_one_and_one_covers_the_role_meanwhile() -> None:
+    world = settled(make_spec(pool(high=2)))
+    world.spec = make_spec(pool(high=2), model="other")
+    done = play(world)
+    assert done[:4] == ["mixed c-p-1", "drain c-p-0", "delete c-p-0", "create c-p-0"]
+    assert world.roles() == {P: 1, D: 1}
+
+
+def test_a_new_revision_that_does_not_start_stops_the_rollout() -> None:
+    world = settled(make_spec(pool(high=4)))
+    world.spec = make_spec(pool(high=4), model="broken")
+    old = world.revision("p")
+    for _ in range(20):
+        for action in world.plan().actions:
+            world.do(action)
+        for name in list(world.workers):
+            world.vanish(name)
+            world.report_idle(name)
+        world.pass_time(3)
+    assert sum(1 for w in world.workers.values() if w.ready) == 3
+    assert sum(1 for w in world.workers.values() if w.spec_hash == old) == 1
+
+
+def test_a_stale_worker_that_serves_nobody_is_replaced_at_once() -> None:
+    world = settled(make_spec(pool(high=4)))
+    for name in world.workers:
+        world.crash(name)
+    world.spec = make_spec(pool(high=4), model="fixed")
+    assert kinds(world.plan()) == ["DeleteWorker"] * 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"slo": {"ttft": "1s"}},
+        {"admission": {"policy": "Threshold"}},
+        {"gateway": {"replicas": 3}},
+        {"balance": {"flip": {"drainTimeout": "90s"}}},
+        {"engine": {"kvCache": {"dtype": "fp8"}}},  # said out loud, still the default
+    ],
+)
+def test_what_is_no_part_of_a_worker_restarts_none(changes: dict[str, object]) -> None:
+    world = settled(make_spec(pool()))
+    document = {"model": {"name": "m"}, "pools": [pool()], **changes}
+    world.spec = msgspec.convert(document, InferenceClusterSpec)
+    assert kinds(world.plan()) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"name": "m", "maxModelLen": 64}},
+        {"engine": {"image": "elsewhere/worker:2"}},
+        {"engine": {"kvCache": {"dtype": "bf16"}}},
+        {"engine": {"args": ["--max-num-seqs=8"]}},
+        {"pools": [{**pool(), "template": {"spec": {"priorityClassName": "high"}}}]},
+        {"pools": [{**pool(), "accelerator": "L40S-48GB"}]},
+    ],
+)
+def test_what_is_part_of_a_worker_replaces_it(changes: dict[str, object]) -> None:
+    world = settled(make_spec(pool()))
+    document = {"model": {"name": "m"}, "pools": [pool()], **changes}
+    world.spec = msgspec.convert(document, InferenceClusterSpec)
+    assert kinds(world.plan()) == ["StartDrain"]
+
+
+def test_an_evicted_pod_is_replaced() -> None:
+    world = settled(make_spec(pool()))
+    world.evict("c-p-1")
+    assert play(world) == ["delete c-p-1", "create c-p-1"]
+
+
+def test_a_paused_cluster_is_left_alone_and_says_so() -> None:
+    world = World(make_spec(pool()))
+    result = plan(world.snapshot(paused=True), START)
+    assert result.actions == ()
+    assert "Paused" in condition(result, ConditionType.PROGRESSING).message
+
+
+def test_modes_to_come_are_named_in_progressing() -> None:
+    result = settled(make_spec(pool(), mode="Auto")).plan()
+    assert "Balance mode Auto decides nothing yet" in condition(result, ConditionType.PROGRESSING).message
+
+
+def test_a_settled_cluster_is_available_and_quiet() -> None:
+    result = settled(make_spec(pool())).plan()
+    assert [(c.type, c.status.value, c.reason) for c in result.conditions] == [
+        (ConditionType.AVAILABLE, "True", Reason.READY),
+        (ConditionType.PROGRESSING, "False", Reason.RECONCILED),
+        (ConditionType.DEGRADED, "False", Reason.HEALTHY),
+    ]
+    assert (result.status.ratio, result.status.ready, result.status.endpoint) == (
+        "2P:2D",
+        "4/4",
+        "http://10.0.0.1:8080",
+    )
+    assert result.requeue_after_seconds == 300
+
+
+@pytest.mark.parametrize(
+    ("crashed", "gateways", "reason"),
+    [
+        ([], 0, Reason.GATEWAY_NOT_READY),
+        (["c-p-0", "c-p-1"], 2, Reason.ROLE_EMPTY),
+        (["c-p-0", "c-p-1", "c-p-2", "c-p-3"], 2, Reason.NO_READY_WORKERS),
+        (["c-p-1", "c-p-3"], 1, Reason.READY),
+    ],
+)
+def test_available_means_every_kind_of_work_is_served(crashed: list[str], gateways: int, reason: Reason) -> None:
+    world = settled(make_spec(pool()))
+    for name in crashed:
+        world.crash(name)
+    snapshot = replace(world.snapshot(), gateway=GatewayState(desired=2, ready=gateways))
+    assert condition(plan(snapshot, START), ConditionType.AVAILABLE).reason is reason
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "meaning"),
+    [(64, "its configuration cannot be used"), (70, "vLLM did not come up"), (71, "vLLM died while serving")],
+)
+def test_a_failed_engine_is_named_with_its_last_lines_and_blocks_nobody(exit_code: int, meaning: str) -> None:
+    world = settled(make_spec(pool()))
+    lines = "\n".join(f"line {n}" for n in range(1000)) + "\nRuntimeError: out of luck"
+    world.set("c-p-0", ready=False, termination=Termination(exit_code=exit_code, message=lines))
+    world.evict("c-p-3")
+    result = world.plan()
+    degraded = condition(result, ConditionType.DEGRADED)
+    assert (degraded.status.value, degraded.reason) == ("True", Reason.ENGINE_FAILED)
+    assert "Pod c-p-0" in degraded.message
+    assert meaning in degraded.message
+    assert degraded.message.endswith("RuntimeError: out of luck")
+    assert len(degraded.message.encode()) < 1300
+    assert kinds(result) == ["DeleteWorker"]
+    assert [event.reason for event in result.events] == [Reason.ENGINE_FAILED]
+
+
+def test_an_event_about_a_fault_is_said_once() -> None:
+    world = settled(make_spec(pool()))
+    world.set("c-p-0", ready=False, waiting_reason="CrashLoopBackOff")
+    first = world.plan()
+    second = plan(replace(world.snapshot(), status=first.status), world.now)
+    assert (len(first.events), second.events) == (1, ())
+
+
+def test_an_unschedulable_worker_is_named_with_the_schedulers_words() -> None:
+    world = settled(make_spec(pool()))
+    world.set("c-p-2", phase=WorkerPhase.PENDING, ready=False, unschedulable="0/3 nodes are available")
+    degraded = condition(world.plan(), ConditionType.DEGRADED)
+    assert degraded.reason is Reason.WORKER_UNSCHEDULABLE
+    assert degraded.message == "c-p-2 cannot be scheduled: 0/3 nodes are available"
+
+
+def test_transition_times_change_only_with_the_status() -> None:
+    world = settled(make_spec(pool()))
+    first = world.plan()
+    later = START + timedelta(hours=1)
+    second = plan(replace(world.snapshot(), status=first.status), later)
+    assert second.status == first.status
+    world.crash("c-p-0")
+    world.crash("c-p-1")
+    third = plan(replace(world.snapshot(), status=first.status), later)
+    assert condition(third, ConditionType.AVAILABLE).last_transition_time == "2026-01-01T01:00:00Z"
+    assert condition(third, ConditionType.DEGRADED) == condition(first, ConditionType.DEGRADED)
+
+
+def test_an_agent_that_did_not_hear_its_role_is_told_again() -> None:
+    world = settled(make_spec(pool()))
+    world.set("c-p-0", role_epoch=3, load=idle_load(world.workers["c-p-0"]))
+    (action,) = world.plan().actions
+    assert action == TellRole(name="c-p-0", uid=world.workers["c-p-0"].uid, pod_ip="127.0.0.1", role=P, epoch=3)
+    assert world.plan().status.last_decision is None
+
+
+def test_a_refusal_of_the_api_server_is_in_progressing_and_stays_the_same() -> None:
+    world = settled(make_spec(pool()))
+    first = with_failure(world.plan(), "pods is forbidden: exceeded quota", snapshot=world.snapshot(), now=START)
+    snapshot = replace(world.snapshot(), status=first.status)
+    again = with_failure(plan(snapshot, START), "pods is forbidden: exceeded quota", snapshot=snapshot, now=START)
+    assert again.status == first.status
+    assert condition(first, ConditionType.PROGRESSING).reason is Reason.RECONCILE_FAILED
+
+
+def test_a_spec_that_cannot_be_read_leaves_what_runs_and_says_so() -> None:
+    status = settled(make_spec(pool())).plan().status
+    invalid = invalid_status("Expected `int`", status=status, generation=7, now=START)
+    by_type = {c.type: c for c in invalid.conditions}
+    assert by_type[ConditionType.AVAILABLE].reason is Reason.READY
+    assert by_type[ConditionType.DEGRADED].reason is Reason.INVALID_SPEC
+    assert by_type[ConditionType.DEGRADED].observed_generation == 7
+    assert invalid.endpoint == status.endpoint
