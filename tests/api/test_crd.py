@@ -1,0 +1,137 @@
+"""The generated CustomResourceDefinition: current, structural, bounded, described."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from fulcrum.api.crd import custom_resource_definition, root_schema
+from fulcrum.api.reasons import Reason
+from fulcrum.cli.crd import command
+from fulcrum.local.objects.schema import StructuralSchema
+
+_ROOT = Path(__file__).parents[2]
+_CRD = _ROOT / "crds" / "fulcrum.dev_inferenceclusters.yaml"
+_REFERENCE = _ROOT / "docs" / "reference" / "inferencecluster.md"
+
+
+def _walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, field in schema.get("properties", {}).items():
+        yield from _walk(f"{path}.{name}", field)
+    for keyword in ("items", "additionalProperties"):
+        if isinstance(schema.get(keyword), dict):
+            yield from _walk(f"{path}[]", schema[keyword])
+
+
+_FIELDS = dict(_walk("", root_schema()))
+_SPEC_FIELDS = {path: field for path, field in _FIELDS.items() if path.startswith(".spec")}
+
+
+@pytest.mark.parametrize("arguments", [["--check", str(_CRD)], ["--docs", "--check", str(_REFERENCE)]])
+def test_generated_files_are_current(arguments: list[str]) -> None:
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_file_that_is_out_of_date_is_said_to_be(tmp_path: Path) -> None:
+    for file in (tmp_path / "absent.yaml", tmp_path / "old.yaml"):
+        if file.stem == "old":
+            file.write_text("old")
+        result = CliRunner().invoke(command, ["--check", str(file)])
+        assert result.exit_code == 1
+        assert f"fulcrum crd -o {file}" in result.output
+
+
+def test_printed_and_written_alike(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "crd.yaml"
+    assert CliRunner().invoke(command, ["-o", str(file)]).exit_code == 0
+    assert CliRunner().invoke(command, []).output == file.read_text()
+    assert yaml.safe_load(file.read_text()) == custom_resource_definition()
+
+
+def test_names_and_columns() -> None:
+    spec = custom_resource_definition()["spec"]
+    (version,) = spec["versions"]
+    columns = version["additionalPrinterColumns"]
+    assert spec["names"]["shortNames"] == ["ic"]
+    assert version["subresources"] == {"status": {}}
+    assert [column["name"].upper() for column in columns if not column.get("priority")] == [
+        *("MODEL", "READY", "RATIO", "ATTAINMENT", "TTFT", "TPOT", "REJECTED", "AGE"),
+    ]
+    assert [column["name"].upper() for column in columns if column.get("priority")] == ["FORECAST", "LAST-DECISION"]
+
+
+@pytest.mark.parametrize("column", custom_resource_definition()["spec"]["versions"][0]["additionalPrinterColumns"])
+def test_columns_show_fields_that_exist(column: dict[str, Any]) -> None:
+    path = column["jsonPath"]
+    if path == ".metadata.creationTimestamp":
+        return
+    assert _FIELDS[path]["type"] == column["type"]
+
+
+def test_rules_compile() -> None:
+    assert StructuralSchema(root_schema()).rule_problems() == []
+
+
+def test_every_rule_has_a_message_for_people() -> None:
+    rules = [rule for field in _FIELDS.values() for rule in field.get("x-kubernetes-validations", ())]
+    assert len(rules) > 40
+    for rule in rules:
+        assert len(rule["message"]) > 10
+        assert "\n" not in rule["message"] + rule["rule"]
+
+
+@pytest.mark.parametrize("path", [path for path in _FIELDS if not path.endswith("[]")])
+def test_kubectl_explain_tells_everything(path: str) -> None:
+    if path != ".metadata":
+        assert _FIELDS[path].get("description")
+
+
+@pytest.mark.parametrize("path", _SPEC_FIELDS)
+def test_bounded_so_that_the_cost_of_rules_can_be_estimated(path: str) -> None:
+    field = _FIELDS[path]
+    assert field["type"] in {"object", "array", "string", "integer", "number", "boolean"}
+    if field["type"] == "string":
+        assert "maxLength" in field or "enum" in field
+    if field["type"] == "array":
+        assert "maxItems" in field
+    if field["type"] in {"integer", "number"}:
+        assert "minimum" in field
+        assert "maximum" in field
+    if "additionalProperties" in field:
+        assert "maxProperties" in field
+
+
+@pytest.mark.parametrize("path", _FIELDS)
+def test_structural(path: str) -> None:
+    """What apiextensions.k8s.io/v1 asks of a schema beyond being JSON Schema."""
+    field = _FIELDS[path]
+    assert set(field.get("required", ())) <= set(field.get("properties", ()))
+    for key in field.get("x-kubernetes-list-map-keys", ()):
+        assert key in field["items"]["required"]
+    if "default" in field:
+        parent, _, name = path.rpartition(".")
+        assert name not in _FIELDS[parent].get("required", ())
+
+
+@pytest.mark.parametrize("path", [path for path, field in _FIELDS.items() if "default" in field])
+def test_a_default_is_valid_as_it_is_written(path: str) -> None:
+    """The API server checks defaults, rules included, before it fills in the defaults inside them."""
+    holder = StructuralSchema({"type": "object", "properties": {"x": _FIELDS[path]}})
+    document = {"x": _FIELDS[path]["default"]}
+    assert [str(error) for error in holder.validate(document)] == []
+    assert holder.default(document) == document
+
+
+def test_a_new_reason_needs_no_new_crd() -> None:
+    """An operator that is newer than the CRD must be able to write its status."""
+    reason = _FIELDS[".status.conditions[].reason"]
+    assert "enum" not in reason
+    schema = StructuralSchema({"type": "object", "properties": {"reason": reason}})
+    assert all(schema.validate({"reason": each.value}) == [] for each in Reason)
