@@ -1,0 +1,5 @@
+"""Observations in, metrics out."""
+
+from fulcrum.telemetry.agents import Agents
+
+__all__ = ["Agents"]

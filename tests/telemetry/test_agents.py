@@ -1,0 +1,75 @@
+"""Agents over real connections: what they say, and every way in which they say nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from fulcrum.api.names import Role
+from fulcrum.api.worker import LoadReport, RoleRequest
+from fulcrum.telemetry import Agents
+
+REPORT = LoadReport(role=Role.DECODE, role_epoch=4, ready=True, draining=False, running=0, waiting=2)
+
+
+class FakeAgent:
+    def __init__(self) -> None:
+        self.asked: list[RoleRequest] = []
+        self.answer = "report"
+        self.port = 0
+
+    async def load(self, _: web.Request) -> web.Response:
+        if self.answer == "slow":
+            await asyncio.sleep(5)
+        if self.answer == "error":
+            return web.Response(status=500)
+        body = b"{" if self.answer == "garbage" else msgspec.json.encode(REPORT)
+        return web.Response(body=body, content_type="application/json")
+
+    async def role(self, request: web.Request) -> web.Response:
+        asked = msgspec.json.decode(await request.read(), type=RoleRequest)
+        self.asked.append(asked)
+        return web.Response(status=409 if asked.role_epoch < 4 else 200)
+
+
+@pytest.fixture
+async def agent() -> AsyncIterator[FakeAgent]:
+    agent = FakeAgent()
+    app = web.Application()
+    app.add_routes([web.get("/load", agent.load), web.post("/role", agent.role)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    agent.port = runner.addresses[0][1]
+    yield agent
+    await runner.cleanup()
+
+
+async def test_reports_come_by_worker_name(agent: FakeAgent) -> None:
+    async with Agents(port=agent.port) as agents:
+        assert await agents.loads({"a": "127.0.0.1"}) == {"a": REPORT}
+        assert await agents.loads({}) == {}
+
+
+@pytest.mark.parametrize("answer", ["slow", "error", "garbage"])
+async def test_what_is_no_report_is_unknown_within_the_deadline(agent: FakeAgent, answer: str) -> None:
+    agent.answer = answer
+    async with Agents(port=agent.port, deadline_seconds=0.2) as agents:
+        began = time.monotonic()
+        loads = await agents.loads({"a": "127.0.0.1", "refused": "127.99.99.99"})
+        assert loads == {"a": None, "refused": None}
+        assert time.monotonic() - began < 1
+
+
+async def test_a_role_is_told(agent: FakeAgent) -> None:
+    async with Agents(port=agent.port) as agents:
+        assert await agents.tell_role("127.0.0.1", Role.PREFILL, 5)
+        assert await agents.tell_role("127.0.0.1", Role.PREFILL, 1)  # it knows a newer one
+        assert not await agents.tell_role("127.99.99.99", Role.PREFILL, 5)
+    assert agent.asked[0] == RoleRequest(role=Role.PREFILL, role_epoch=5)
