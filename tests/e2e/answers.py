@@ -1,0 +1,65 @@
+"""Questions with known greedy answers, asked of one engine directly."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+OUTPUT_TOKENS = 12
+MIN_MARGIN = 0.4
+"""Between the two likeliest tokens, in nats. Rounding depends on what else is in an engine's batch, so that a greedy
+step that is nearly a tie may fall either way; such questions say nothing about lost or mixed-up KV cache."""
+WANTED = 12
+
+_TOPICS = (
+    "capital of France", "capital of Italy", "capital of Japan", "capital of Spain", "capital of Germany",
+    "color of the sky", "number after seven", "opposite of hot", "largest ocean", "first month of the year",
+)  # fmt: skip
+_FORMS = (
+    "Count: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, {n},",
+    "Repeat after me: {t}, {t}, {t}, {t}, {t}, {t}, {t}, {t},",
+    "Line {n}: the {t}.\nLine {n}: the {t}.\nLine {n}: the {t}.\nLine {n}: the {t}.\nLine",
+    "a b c d e f g {n} h i j k l m n o p q r s t u v w x y z " * 4,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A completion request and the only right answer to it."""
+
+    body: dict[str, Any]
+    answer: str
+
+
+def questions_of(engine_url: str, model: str) -> list[Question]:
+    """The first questions whose every greedy step wins by `MIN_MARGIN`, with the engine's answers."""
+    found: list[Question] = []
+    for number, topic in enumerate(_TOPICS):
+        for form in _FORMS:
+            body = {
+                "model": model,
+                "prompt": form.format(n=20 + number, t=topic),
+                "max_tokens": OUTPUT_TOKENS,
+                "temperature": 0,
+                "ignore_eos": True,
+            }
+            choice = post(f"{engine_url}/v1/completions", {**body, "logprobs": 2})["choices"][0]
+            if min(_margin(top) for top in choice["logprobs"]["top_logprobs"]) >= MIN_MARGIN:
+                found.append(Question(body=body, answer=choice["text"]))
+            if len(found) == WANTED:
+                return found
+    raise AssertionError(f"only {len(found)} questions of {WANTED} have an answer that rounding cannot change")
+
+
+def post(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.load(response)
+
+
+def _margin(top: dict[str, float]) -> float:
+    likeliest, *others = sorted(top.values(), reverse=True)
+    return likeliest - others[0] if others else math.inf

@@ -1,0 +1,59 @@
+"""One local cluster with four real engines for the whole session; brought up by the first test that wants it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks")]  # modules that tests here, and the benchmarks, share
+
+from answers import Question, questions_of  # noqa: E402
+from local_cluster import BIN, Cluster, local_cluster, wait_until  # noqa: E402
+
+ORDER = (
+    "test_parity",
+    "test_bad_input",
+    "test_flips",
+    "test_kills",
+    "test_operator_restart",
+    "test_scale_down",
+    "test_delete",
+    "test_parity_bf16",
+)
+"""Later ones change the cluster for good; the last starts its own engines where the first ones were."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [item for item in items if item.path.parent == HERE]
+    ours.sort(key=lambda item: ORDER.index(item.path.stem))
+    places = [number for number, item in enumerate(items) if item.path.parent == HERE]
+    for place, item in zip(places, ours, strict=True):
+        items[place] = item
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """`examples/quickstart.yaml`, up and Available."""
+    subprocess.run([BIN / "fulcrum", "model", "smollm2"], check=True)
+    with local_cluster(tmp_path_factory.mktemp("fulcrum")) as cluster:
+        wait_until("the cluster to be Available", lambda: cluster.condition("Available") == "True", seconds=240)
+        yield cluster
+
+
+@pytest.fixture
+def whole(quickstart: Cluster) -> Cluster:
+    """The cluster with four ready workers, two for each role."""
+    quickstart.patch_ratio(2, 2)
+    wait_until("2P:2D", lambda: quickstart.roles() == {"prefill": 2, "decode": 2}, seconds=120)
+    return quickstart
+
+
+@pytest.fixture(scope="session")
+def questions(quickstart: Cluster) -> list[Question]:
+    """Questions whose greedy answers are known, from one engine alone."""
+    return questions_of(f"http://{quickstart.workers()[0].ip}:8000", quickstart.name)

@@ -1,0 +1,54 @@
+"""Malformed HTTP and JSON get a 4xx, and the gateway serves on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+from answers import Question, post
+from local_cluster import Cluster
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+def http(body: bytes, *, path: bytes = b"/v1/completions", extra: bytes = b"") -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%b\r\n%b" % (path, len(body), extra, body)
+
+
+def prompt(**fields: object) -> bytes:
+    return json.dumps({"model": "quickstart", "prompt": "a", "max_tokens": 1, **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 not HTTP at all\r\n\r\n", 400),
+        (b"GET\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: minus one\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nBig: " + b"x" * 100_000 + b"\r\n\r\n", 431),
+        (http(b"{"), 400),
+        (http(b""), 400),
+        (http(b"[]"), 400),
+        (http(b"\xff\xfe"), 400),
+        (http(prompt(max_tokens="many")), 400),
+        (http(prompt(model="another")), 404),
+        (http(b"{}", path=b"/v1/nothing"), 404),
+        (b"GET /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", 413),
+    ],
+)
+def test_4xx_and_still_serving(
+    quickstart: Cluster, questions: list[Question], request_bytes: bytes, status: int
+) -> None:
+    url = urlsplit(quickstart.endpoint())
+    assert url.hostname is not None
+    with socket.create_connection((url.hostname, url.port or 80), timeout=30) as connection:
+        connection.sendall(request_bytes)
+        head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), head
+    assert json.loads(body)["error"]["message"]
+    answer = post(f"{quickstart.endpoint()}/v1/completions", questions[0].body)
+    assert answer["choices"][0]["text"] == questions[0].answer

@@ -1,0 +1,64 @@
+"""A restarted operator with an empty memory finds everything as it should be, and writes nothing."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+
+import pytest
+from local_cluster import Cluster, wait_until
+from processes import processes
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+NAMESPACE = "fulcrum-system"
+WATCHED_SECONDS = 15
+"""How long after its restart the operator must keep still; it reconciles within the first of them."""
+OTHER_WRITERS = {
+    # Who holds the lock is not about any cluster.
+    ("leases", ""),
+    # The kubelet and the Deployment controller report that the operator's own Pod was restarted.
+    ("pods", "status"), ("nodes", "status"), ("deployments", "status"), ("replicasets", "status"), ("events", ""),
+    ("serviceaccounts", "token"),
+}  # fmt: skip
+
+
+def writes(cluster: Cluster) -> Counter[tuple[str, str, str]]:
+    """Writing requests so far, by (verb, resource, subresource), as the API server counts them."""
+    counted: Counter[tuple[str, str, str]] = Counter()
+    for labels, value in re.findall(
+        r"^apiserver_request_total\{(.*)\} (\S+)$", cluster.kubectl("get", "--raw", "/metrics"), re.MULTILINE
+    ):
+        of = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        if of["verb"] not in {"GET", "LIST", "WATCH", "CONNECT"}:
+            counted[of["verb"], of["resource"], of.get("subresource", "")] += int(float(value))
+    assert counted, "the API server counts no writing requests"
+    return counted
+
+
+def events(cluster: Cluster) -> set[str]:
+    return {event["metadata"]["resourceVersion"] for event in cluster.read("events")["items"]}
+
+
+def operator_restarts(cluster: Cluster) -> int:
+    (pod,) = cluster.read("pods", "-n", NAMESPACE)["items"]
+    (status,) = pod["status"]["containerStatuses"]
+    return int(status["restartCount"]) if status["ready"] else -1
+
+
+def test_an_unchanged_cluster_is_left_alone(whole: Cluster) -> None:
+    (pod,) = whole.read("pods", "-n", NAMESPACE)["items"]
+    restarts = wait_until("the operator", lambda: operator_restarts(whole) + 1, seconds=60) - 1
+    before, events_before = writes(whole), events(whole)
+    processes(whole, pod=pod["metadata"]["name"])[0].kill()
+    wait_until("the operator to be back", lambda: operator_restarts(whole) > restarts, seconds=60)
+    until = time.monotonic() + WATCHED_SECONDS
+    while time.monotonic() < until:
+        written = {key: n for key, n in (writes(whole) - before).items() if key[1:] not in OTHER_WRITERS}
+        assert not written
+        time.sleep(1)
+    assert events(whole) == events_before
+    # It did look: a change is acted upon.
+    whole.patch_ratio(3, 1)
+    wait_until("3P:1D", lambda: whole.roles() == {"prefill": 3, "decode": 1}, seconds=30)
