@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 REPLAY_SECONDS = 60
-REQUESTS_PER_SECOND = 1.5
+REQUESTS_PER_SECOND = 1.0
 SLO_TTFT, SLO_TPOT = "2s", "200ms"
 QUESTION = "What is the capital of France? Answer in one sentence."
 
