@@ -1,0 +1,1 @@
+"""Data plane: OpenAI-compatible HTTP in, two-leg vLLM calls out."""

@@ -45,10 +45,11 @@ class ChunkedBody:
         if self.ended:
             self.surplus = self.surplus or bool(piece)
             return b""
-        passed_bytes = self._scan(piece)
+        passed_bytes, ended = self._scan(piece)
+        self.ended = ended
         if passed_bytes == len(piece):
             return piece
-        if self.ended:
+        if ended:
             self.surplus = True
         else:
             rest = piece[passed_bytes:]
@@ -56,8 +57,8 @@ class ChunkedBody:
             self._held_bytes = len(rest)
         return piece[:passed_bytes]
 
-    def _scan(self, piece: bytes) -> int:
-        """Bytes of `piece` that are whole chunks; notes the size of the one that is not."""
+    def _scan(self, piece: bytes) -> tuple[int, bool]:
+        """Bytes of `piece` that are whole chunks, and whether they end the body; notes the size of a partial one."""
         position = 0
         length = len(piece)
         self._needed_bytes = 0
@@ -72,8 +73,7 @@ class ChunkedBody:
                 # Without trailers the empty line follows at once; with them it ends the last trailer's line too.
                 end = piece.find(b"\r\n\r\n", line_end)
                 if end >= 0:
-                    self.ended = True
-                    return end + 4
+                    return end + 4, True
                 if length - line_end > _MAX_TRAILER_BYTES:
                     raise FramingError("trailers too long")
                 break
@@ -85,7 +85,7 @@ class ChunkedBody:
                 raise FramingError("chunk does not end with CRLF")
             self.chunks += 1
             position = end + 2
-        return position
+        return position, False
 
 
 def payload(chunks: bytes) -> bytes:

@@ -1,0 +1,85 @@
+"""What comes back from an engine: an answer, a stream, or a failure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Protocol
+
+import msgspec
+
+from fulcrum.gateway.framing import payload
+
+_STREAM_ERROR_PREFIX: Final = b'data: {"error"'
+
+
+class Failure(StrEnum):
+    """How a leg failed without an answer that can be passed on (metric label `outcome`)."""
+
+    CONNECT = "connect"
+    STALE = "stale"
+    RESET = "reset"
+    TIMEOUT = "timeout"
+    PROTOCOL = "protocol"
+    ERROR_STATUS = "error_status"
+
+
+class UpstreamError(Exception):
+    """An engine gave no usable answer; another worker may."""
+
+    def __init__(self, failure: Failure, message: str) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete answer of an engine."""
+
+    status: int
+    content_type: bytes
+    body: bytes
+    """Empty when it was streamed."""
+    streamed: bool = False
+    events: int = 0
+    """Chunks of the stream; an engine writes one per SSE event."""
+    first_byte_at: float = 0.0
+    """Loop time of the first body bytes, seconds."""
+
+
+class StreamSource(Protocol):
+    """Where a stream comes from."""
+
+    def pause(self) -> None:
+        """Stop reading: the client does not keep up."""
+
+    def resume(self) -> None:
+        """Read on."""
+
+
+class StreamSink(Protocol):
+    """Takes a streamed answer."""
+
+    def stream_begin(self, source: StreamSource) -> None:
+        """First bytes follow; `source` can be paused and resumed."""
+
+    def stream_bytes(self, chunks: bytes) -> None:
+        """Whole chunks, framing included."""
+
+
+class _ErrorDetail(msgspec.Struct):
+    code: int | None = None
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _ErrorDetail
+
+
+def failed_before_first_token(chunks: bytes) -> bool:
+    """Whether a stream opens with an error of the engine's own making, which another worker may not make."""
+    if _STREAM_ERROR_PREFIX not in chunks[:64]:
+        return False
+    line = payload(chunks).partition(b"\n")[0]
+    try:
+        error = msgspec.json.decode(line.removeprefix(b"data: "), type=_ErrorEvent).error
+    except msgspec.DecodeError:
+        return False
+    return error.code is not None and error.code >= 500

@@ -1,0 +1,244 @@
+"""The gateway: its parts put together, its routes, its life from start to SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+from prometheus_client.metrics_core import Metric
+
+from fulcrum.api.names import Role
+from fulcrum.gateway import metrics as metrics_module
+from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH
+from fulcrum.gateway.config import Settings
+from fulcrum.gateway.errors import RequestError, shutting_down
+from fulcrum.gateway.legs import Inference
+from fulcrum.gateway.metrics import Metrics, gauge
+from fulcrum.gateway.prewarm import Prewarmer
+from fulcrum.gateway.reply import Reply
+from fulcrum.gateway.request import Request
+from fulcrum.gateway.server import ClientConnection
+from fulcrum.gateway.workers import WorkerView
+from fulcrum.routing import usable_path
+
+logger = logging.getLogger(__name__)
+
+_JSON: Final = b"application/json"
+_TEXT: Final = b"text/plain; charset=utf-8"
+_MODELS: Final = "/v1/models"
+_GET_PATHS: Final = (_MODELS, "/health", "/ready", "/metrics")
+_POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
+_BACKLOG: Final = 2048
+
+
+class Gateway:
+    """One gateway process; `server.Service` for its connections."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self.settings = settings
+        self.limits = settings.config.limits
+        self.max_connections = settings.max_connections
+        self.connections: set[ClientConnection] = set()
+        self.closing = False
+        self.metrics = Metrics()
+        self.view = WorkerView(self.metrics)
+        self.prewarmer = Prewarmer(self.view, self.metrics, settings.config.served_name)
+        self.watch_connected = False
+        self.port = settings.port
+        self._loop = loop
+        self._created = int(time.time())
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: asyncio.Server | None = None
+        self._stop = asyncio.Event()
+        self._inference = Inference(
+            served_name=settings.config.served_name,
+            request_timeout_seconds=self.limits.request_timeout_seconds,
+            view=self.view,
+            metrics=self.metrics,
+            loop=loop,
+            access_log=settings.access_log,
+        )
+
+    # server.Service
+
+    def answer(self, request: Request, reply: Reply) -> bool:
+        path = _path(request.target)
+        if path in _POST_PATHS and request.method == b"POST":
+            media_type = request.content_type.partition(b";")[0].strip().lower()
+            if media_type == b"application/json":
+                return False
+            self._fail(
+                reply, RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The Content-Type must be application/json.")
+            )
+        elif path in _GET_PATHS and request.method in (b"GET", b"HEAD"):
+            status, content_type, body = self._get(path)
+            reply.send(status, content_type, body)
+        elif path.startswith(_MODELS + "/") and request.method in (b"GET", b"HEAD"):
+            self._model(path.removeprefix(_MODELS + "/"), reply)
+        elif path not in (*_GET_PATHS, *_POST_PATHS):
+            self._fail(reply, RequestError(HTTPStatus.NOT_FOUND, "There is nothing at this path.", code="not_found"))
+        else:
+            allow = "POST, OPTIONS" if path in _POST_PATHS else "GET, HEAD, OPTIONS"
+            if request.method == b"OPTIONS":
+                reply.send(HTTPStatus.OK, _TEXT, b"", b"allow: %b\r\n" % allow.encode())
+            else:
+                self._fail(reply, RequestError(HTTPStatus.METHOD_NOT_ALLOWED, f"Allowed here: {allow}.", allow=allow))
+        return True
+
+    async def serve(self, request: Request, reply: Reply) -> None:
+        await self._inference.serve(_path(request.target), request, reply)
+
+    def refused(self, error: RequestError) -> None:
+        self.metrics.requests["", error.status.value, error.reason.value if error.reason else ""] += 1
+
+    # Routes that need no worker.
+
+    def _fail(self, reply: Reply, error: RequestError) -> None:
+        self.refused(error)
+        reply.fail(error)
+
+    def _get(self, path: str) -> tuple[int, bytes, bytes]:
+        if path == "/health":
+            return HTTPStatus.OK, _TEXT, b"ok\n"
+        if path == "/metrics":
+            return HTTPStatus.OK, metrics_module.CONTENT_TYPE, self.metrics.render(self._gauges())
+        if path == "/ready":
+            why = self.not_ready()
+            if why is None:
+                return HTTPStatus.OK, _TEXT, b"ready\n"
+            return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, why.encode() + b"\n"
+        return HTTPStatus.OK, _JSON, msgspec.json.encode({"object": "list", "data": [self._model_card()]})
+
+    def not_ready(self) -> str | None:
+        """Why this gateway should get no traffic; None when it should."""
+        if self._stop.is_set():
+            return "shutting down"
+        if usable_path(self.view.workers):
+            return None
+        if not self.view.workers:
+            return "no worker is ready"
+        return "no prefill and decode pair, and no mixed worker, is ready"
+
+    def _model(self, name: str, reply: Reply) -> None:
+        if name == self.settings.config.served_name:
+            reply.send(HTTPStatus.OK, _JSON, msgspec.json.encode(self._model_card()))
+        else:
+            self._fail(
+                reply,
+                RequestError(HTTPStatus.NOT_FOUND, "The model does not exist.", param="model", code="model_not_found"),
+            )
+
+    def _model_card(self) -> dict[str, object]:
+        config = self.settings.config
+        return {
+            "id": config.served_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "fulcrum",
+            "root": config.model,
+            "parent": None,
+            "max_model_len": config.max_model_len,
+        }
+
+    def _gauges(self) -> Iterator[Metric]:
+        workers = self.view.workers
+        by_role = [((role.value,), float(sum(worker.role is role for worker in workers))) for role in Role]
+        yield gauge("workers", "Usable workers.", ("role",), by_role)
+        in_flight = [((worker.name, worker.role.value), float(worker.in_flight)) for worker in workers]
+        yield gauge("worker_in_flight", "Legs under way on each worker.", ("worker", "role"), in_flight)
+        epochs = [((worker.name,), float(worker.record.role_epoch)) for worker in workers]
+        yield gauge("worker_role_epoch", "Role epoch by which this gateway routes.", ("worker",), epochs)
+        yield gauge("client_connections", "Open client connections.", (), [((), len(self.connections))])
+        yield gauge("prewarms_pending", "Worker pairs still to try.", (), [((), self.prewarmer.pending)])
+        yield gauge("watch_connected", "Whether the Pod watch is up.", (), [((), self.watch_connected)])
+
+    # Life.
+
+    async def start(self) -> None:
+        """Listen and begin to follow the workers."""
+        settings = self.settings
+        if settings.prewarm:
+            self.view.joined = self.prewarmer.joined
+            self._tasks.append(self._loop.create_task(self.prewarmer.run()))
+        if settings.static_workers:
+            self.view.replace(settings.static_workers)
+        else:
+            from fulcrum.gateway.worker_watch import watch_workers
+
+            self._tasks.append(self._loop.create_task(watch_workers(self)))
+        self._tasks.append(self._loop.create_task(self._sweep()))
+        self._server = await self._loop.create_server(
+            lambda: ClientConnection(self, self._loop), settings.host, settings.port, backlog=_BACKLOG
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        logger.info(
+            "gateway_started host=%s port=%d cluster=%s model=%s",
+            settings.host, self.port, settings.config.cluster, settings.config.served_name,
+        )  # fmt: skip
+
+    async def stop(self) -> None:
+        """Not ready; accept for a little longer; then finish what is under way, within the grace period."""
+        self._stop.set()
+        logger.info("gateway_stopping connections=%d", len(self.connections))
+        self.closing = True
+        await asyncio.sleep(self.settings.lame_duck_seconds)
+        if self._server is not None:
+            self._server.close()
+        deadline = self._loop.time() + self.settings.config.shutdown_grace_seconds
+        while self.connections and self._loop.time() < deadline:
+            for connection in [connection for connection in self.connections if connection.idle]:
+                connection.abort()
+            await asyncio.sleep(0.05)
+        for connection in list(self.connections):
+            connection.cancel(shutting_down())
+        if self.connections:
+            logger.warning("gateway_grace_over connections=%d", len(self.connections))
+            await asyncio.sleep(0.2)  # lets the last error events leave
+        for connection in list(self.connections):
+            connection.abort()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.view.close()
+        logger.info("gateway_stopped")
+
+    async def _sweep(self) -> None:
+        limits = self.limits
+        shortest_seconds = min(
+            limits.header_timeout_seconds, limits.body_timeout_seconds, limits.request_timeout_seconds,
+            limits.idle_timeout_seconds,
+        )  # fmt: skip
+        every_seconds = min(0.5, shortest_seconds / 4)
+        while True:
+            await asyncio.sleep(every_seconds)
+            now = self._loop.time()
+            for connection in [connection for connection in self.connections if connection.deadline < now]:
+                connection.expire()
+            self.view.sweep(now)
+
+
+async def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    gateway = Gateway(settings, loop)
+    signalled = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled.set)
+    await gateway.start()
+    await signalled.wait()
+    with contextlib.suppress(asyncio.CancelledError):
+        await gateway.stop()
+
+
+def _path(target: bytes) -> str:
+    path = target.partition(b"?")[0]
+    if not path.startswith(b"/"):  # absolute form: http://host/path
+        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+    return path.decode("latin-1")

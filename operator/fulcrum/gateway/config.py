@@ -1,0 +1,90 @@
+"""What a gateway is started with: the contract's JSON document, plus what belongs to one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import msgspec
+
+from fulcrum.api import names
+from fulcrum.api.gateway import GatewayConfig
+from fulcrum.api.names import Role
+from fulcrum.gateway.workers import WorkerRecord
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message says which part and what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that one gateway process needs."""
+
+    config: GatewayConfig
+    host: str
+    port: int = names.PORT_GATEWAY
+    namespace: str = "default"
+    static_workers: tuple[WorkerRecord, ...] = ()
+    """Instead of a Pod watch."""
+    max_connections: int = 16_384
+    lame_duck_seconds: float = 3.0
+    """After SIGTERM connections are still accepted for this long, until endpoints have forgotten this Pod."""
+    access_log: bool = False
+    prewarm: bool = True
+
+
+def read_settings(
+    environment: Mapping[str, str],
+    *,
+    config_json: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    namespace: str | None = None,
+    static_workers: tuple[str, ...] = (),
+    served_name: str | None = None,
+    max_connections: int = 16_384,
+    lame_duck_seconds: float = 3.0,
+    access_log: bool = False,
+    prewarm: bool = True,
+) -> Settings:
+    """Settings from the environment; arguments that are not None win. Raises ConfigError."""
+    document = config_json or environment.get(names.ENV_GATEWAY_CONFIG)
+    if document:
+        try:
+            config = msgspec.json.decode(document, type=GatewayConfig)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{names.ENV_GATEWAY_CONFIG}: {error}") from error
+    elif static_workers and served_name:
+        config = GatewayConfig(cluster="static", served_name=served_name, model=served_name)
+    else:
+        raise ConfigError(
+            f"Set {names.ENV_GATEWAY_CONFIG}, or give --static-worker and --served-name to run without Kubernetes."
+        )
+    if served_name:
+        config = msgspec.structs.replace(config, served_name=served_name)
+    return Settings(
+        config=config,
+        host=host or environment.get(names.ENV_POD_IP) or "127.0.0.1",
+        port=names.PORT_GATEWAY if port is None else port,
+        namespace=namespace or environment.get(names.ENV_POD_NAMESPACE) or "default",
+        static_workers=tuple(static_worker(text, number) for number, text in enumerate(static_workers)),
+        max_connections=max_connections,
+        lame_duck_seconds=lame_duck_seconds,
+        access_log=access_log,
+        prewarm=prewarm,
+    )
+
+
+def static_worker(text: str, number: int) -> WorkerRecord:
+    """A worker written as `role=http://host:port`. Raises ConfigError."""
+    role_text, _, url = text.partition("=")
+    parts = urlsplit(url)
+    try:
+        role, port = Role(role_text), parts.port
+    except ValueError as error:
+        raise ConfigError(f"static worker {text!r}: {error}") from error
+    if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in ("", "/"):
+        raise ConfigError(f"static worker {text!r}: write it as prefill=http://127.0.0.1:8000")
+    return WorkerRecord(name=f"{role.value}-{number}", role=role, host=parts.hostname, port=port)

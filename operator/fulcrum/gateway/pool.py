@@ -1,0 +1,97 @@
+"""Keep-alive connections to one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Final
+
+from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError
+from fulcrum.gateway.upstream import UpstreamConnection
+
+# uvicorn, in front of vLLM, closes a connection that was idle for 5 s; being earlier avoids the race.
+_IDLE_SECONDS: Final = 4.0
+_CONNECT_TIMEOUT_SECONDS: Final = 2.0
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    # A node that vanished acknowledges nothing; without this the kernel retries for a quarter of an hour.
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000),
+)
+
+
+class Pool:
+    """Connections to `host:port`, used last in, first out, so that surplus ones idle out."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+        self._idle: list[UpstreamConnection] = []
+        self._open: set[UpstreamConnection] = set()
+        self._closed = False
+        self._host_header = f"host: {f'[{host}]' if ':' in host else host}:{port}\r\n".encode()
+
+    def request_head(self, path: str, request_id: bytes, body_bytes: int) -> bytes:
+        """Head of a POST with a JSON body; no header of the client's but its request id."""
+        head = b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
+        return head % (path.encode(), self._host_header, request_id, body_bytes)
+
+    async def exchange(self, head: bytes, body: bytes, *, sink: StreamSink | None, deadline: float) -> Answer:
+        """Send a request on an idle or a new connection. Raises UpstreamError."""
+        while self._idle:
+            connection = self._idle.pop()
+            try:
+                return await connection.exchange(head, body, sink, deadline)
+            except UpstreamError as error:
+                # The engine closed it while it was idle and has not seen the request.
+                if error.failure is not Failure.STALE:
+                    raise
+        connection = await self._connect()
+        return await connection.exchange(head, body, sink, deadline)
+
+    def sweep(self, now: float) -> None:
+        """Close what was idle too long, fail what is past its deadline (loop time)."""
+        while self._idle and now - self._idle[0].idle_since > _IDLE_SECONDS:
+            self._idle.pop(0).abort()
+        for connection in [connection for connection in self._open if connection.deadline < now]:
+            connection.expire()
+
+    def close(self) -> None:
+        """Close idle connections now and busy ones when they are done."""
+        self._closed = True
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._open)
+
+    async def _connect(self) -> UpstreamConnection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
+                transport, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(loop, released=self._release, lost=self._forget), self.host, self.port
+                )
+        except (OSError, TimeoutError) as error:
+            raise UpstreamError(Failure.CONNECT, f"cannot connect: {error!r}") from error
+        raw = transport.get_extra_info("socket")
+        for level, option, value in _KEEPALIVE:
+            raw.setsockopt(level, option, value)
+        self._open.add(connection)
+        return connection
+
+    def _release(self, connection: UpstreamConnection) -> None:
+        if self._closed:
+            connection.abort()
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def _forget(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)

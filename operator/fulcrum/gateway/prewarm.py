@@ -1,0 +1,114 @@
+"""Tries worker pairs before users do: the first NIXL handshake of a pair can take seconds (REFERENCES, section 2)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final, NamedTuple
+
+import msgspec
+
+from fulcrum.api.names import Role
+from fulcrum.gateway.answer import Answer, UpstreamError
+from fulcrum.gateway.body import COMPLETIONS_PATH, read_answer, read_job
+from fulcrum.gateway.metrics import Metrics
+from fulcrum.gateway.request import new_request_id
+from fulcrum.gateway.workers import Worker, WorkerView
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 2
+_PAUSE_SECONDS: Final = 0.02
+_LEG_TIMEOUT_SECONDS: Final = 60.0
+_MAX_ATTEMPTS: Final = 5
+_RETRY_SECONDS: Final = 1.0
+_MAX_PENDING: Final = 4096
+
+
+class _Pair(NamedTuple):
+    prefill: Worker
+    decode: Worker
+    attempt: int
+
+
+class Prewarmer:
+    """Sends one tiny two-leg request over every ordered pair of workers, in the background."""
+
+    def __init__(self, view: WorkerView, metrics: Metrics, served_name: str) -> None:
+        self._view = view
+        self._metrics = metrics
+        self._job = read_job(
+            COMPLETIONS_PATH,
+            msgspec.json.encode({"model": served_name, "prompt": [1], "max_tokens": 1, "temperature": 0}),
+            served_name,
+        )
+        self._urgent: deque[_Pair] = deque()
+        self._later: deque[_Pair] = deque()
+        self._wake = asyncio.Event()
+
+    @property
+    def pending(self) -> int:
+        """Pairs still to try."""
+        return len(self._urgent) + len(self._later)
+
+    def joined(self, worker: Worker) -> None:
+        """A new engine process: every pair with it, pairs that requests use in the present roles first."""
+        for other in self._view.workers:
+            if other is not worker:
+                self._add(_Pair(worker, other, 1))
+                self._add(_Pair(other, worker, 1))
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_ONCE):
+                group.create_task(self._work())
+
+    def _add(self, pair: _Pair) -> None:
+        if self.pending >= _MAX_PENDING:
+            self._metrics.prewarms["dropped"] += 1
+            return
+        in_use = (pair.prefill.role, pair.decode.role) == (Role.PREFILL, Role.DECODE)
+        (self._urgent if in_use else self._later).append(pair)
+        self._wake.set()
+
+    async def _work(self) -> None:
+        while True:
+            while not self.pending:
+                self._wake.clear()
+                await self._wake.wait()
+            pair = (self._urgent or self._later).popleft()
+            if pair.prefill in self._view.workers and pair.decode in self._view.workers:
+                await self._try(pair)
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _try(self, pair: _Pair) -> None:
+        try:
+            await self._two_legs(pair)
+        except UpstreamError as error:
+            self._metrics.prewarms["failed"] += 1
+            logger.warning(
+                "prewarm_failed prefill=%s decode=%s attempt=%d cause=%s",
+                pair.prefill.name, pair.decode.name, pair.attempt, error.failure,
+            )  # fmt: skip
+            if pair.attempt < _MAX_ATTEMPTS:
+                delay_seconds = _RETRY_SECONDS * 2 ** (pair.attempt - 1)
+                again = pair._replace(attempt=pair.attempt + 1)
+                asyncio.get_running_loop().call_later(delay_seconds, self._add, again)
+        else:
+            self._metrics.prewarms["warm"] += 1
+            logger.debug("prewarmed prefill=%s decode=%s", pair.prefill.name, pair.decode.name)
+
+    async def _two_legs(self, pair: _Pair) -> None:
+        request_id = b"prewarm-" + new_request_id()
+        answer = await self._leg(pair.prefill, request_id, self._job.prefill_body())
+        read = read_answer(answer.body)
+        kv = read.usable_kv if read is not None else None
+        if kv is not None:
+            await self._leg(pair.decode, request_id, self._job.decode_body(kv))
+
+    async def _leg(self, worker: Worker, request_id: bytes, body: bytes) -> Answer:
+        head = worker.pool.request_head(COMPLETIONS_PATH, request_id, len(body))
+        deadline = asyncio.get_running_loop().time() + _LEG_TIMEOUT_SECONDS
+        return await worker.pool.exchange(head, body, sink=None, deadline=deadline)

@@ -1,0 +1,131 @@
+"""The answer to one client request: whole, streamed, or an error, each written once."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from fulcrum.gateway.answer import StreamSource
+from fulcrum.gateway.errors import RequestError
+from fulcrum.gateway.framing import chunk, payload
+
+_PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+_JSON: Final = b"application/json"
+
+
+class Reply:
+    """Writes to the client; `started` says whether bytes of the answer have left, after which no retry is possible."""
+
+    __slots__ = (
+        "_no_body", "_paused", "_source", "_transport", "close_after", "http11", "path_headers", "request_id",
+        "started", "status", "streaming", "verdict",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        *,
+        request_id: bytes,
+        http11: bool,
+        close_after: bool,
+        no_body: bool = False,
+    ) -> None:
+        self._transport = transport
+        self._source: StreamSource | None = None
+        self._no_body = no_body
+        self._paused = False
+        self.request_id = request_id
+        self.http11 = http11
+        self.close_after = close_after
+        """The connection ends with this answer."""
+        self.path_headers = b""
+        """Header lines that name the workers."""
+        self.started = False
+        self.streaming = False
+        self.status = 0
+        self.verdict: RequestError | None = None
+        """Why the request is being cancelled; None means that the client has gone."""
+
+    def send(self, status: int, content_type: bytes, body: bytes, headers: bytes = b"") -> None:
+        """A whole answer."""
+        self.started = True
+        self.status = status
+        head = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b%b\r\n" % (
+            status, _PHRASES.get(status, b"Unknown"), content_type, len(body), self.request_id, self.path_headers,
+            headers, self._connection_line(),
+        )  # fmt: skip
+        if self._no_body or not body:
+            self._transport.write(head)
+        elif len(body) <= 16 * 1024:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+
+    def fail(self, error: RequestError) -> None:
+        """An error: as an answer or, when a stream is under way, as its last event; the stream stays unfinished."""
+        if not self.started:
+            self.send(error.status, _JSON, error.body(), error.headers())
+        elif self.streaming:
+            self._source = None
+            event = {
+                "error": {
+                    "message": error.message,
+                    "type": error.kind,
+                    "param": error.param,
+                    "code": error.code,
+                    "retry_after_seconds": error.retry_after_seconds,
+                }
+            }
+            self._write_chunks(chunk(b"data: " + msgspec.json.encode(event) + b"\n\n"))
+            # No last chunk: the client must not take this for the end of the answer.
+            self.close_after = True
+
+    # StreamSink
+
+    def stream_begin(self, source: StreamSource) -> None:
+        self.started = True
+        self.streaming = True
+        self.status = 200
+        self._source = source
+        if self._paused:
+            source.pause()
+        if not self.http11:
+            self.close_after = True  # HTTP/1.0 knows no chunks; the end of the connection ends the body
+        coding = b"transfer-encoding: chunked\r\n" if self.http11 else b""
+        self._transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+            b"%bx-request-id: %b\r\n%b%b\r\n" % (coding, self.request_id, self.path_headers, self._connection_line())
+        )
+
+    def stream_bytes(self, chunks: bytes) -> None:
+        if self.http11:
+            self._transport.write(chunks)
+        else:
+            self._write_chunks(chunks)
+
+    def stream_end(self) -> None:
+        """The stream is complete."""
+        self._source = None
+
+    # Back-pressure, from the client's connection.
+
+    def pause(self) -> None:
+        self._paused = True
+        if self._source is not None:
+            self._source.pause()
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._source is not None:
+            self._source.resume()
+
+    def _write_chunks(self, chunks: bytes) -> None:
+        self._transport.write(chunks if self.http11 else payload(chunks))
+
+    def _connection_line(self) -> bytes:
+        if self.close_after:
+            return b"connection: close\r\n"
+        return b"" if self.http11 else b"connection: keep-alive\r\n"

@@ -1,0 +1,222 @@
+"""Client bytes -> requests, within limits (RFC 9112)."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from http import HTTPStatus
+from typing import Final
+
+import httptools
+import msgspec
+
+from fulcrum.api.gateway import GatewayLimits
+from fulcrum.gateway.errors import RequestError, bad_request
+
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete request."""
+
+    method: bytes
+    target: bytes
+    http11: bool
+    keep_alive: bool
+    request_id: bytes
+    """The client's `X-Request-Id` if it is sane, else a new one."""
+    content_type: bytes
+    body: bytes
+
+
+def new_request_id() -> bytes:
+    """A request id of our own."""
+    return uuid.uuid4().hex.encode()
+
+
+def too_large(limit_bytes: int) -> RequestError:
+    """413."""
+    return RequestError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {limit_bytes} bytes.", code="body_too_large"
+    )
+
+
+class RequestParser:
+    """Feeds on bytes; `ready` fills with requests, and ends with a RequestError when the connection cannot go on."""
+
+    __slots__ = (
+        "_body", "_body_bytes", "_chunked", "_content_type", "_expects_continue", "_has_host", "_head_bytes",
+        "_http11", "_keep_alive", "_late_head_bytes", "_length_bytes", "_limits", "_method", "_parser", "_refused",
+        "_request_id", "_resuming", "_target", "_upgrade_head", "broken", "head_done", "in_message", "ready",
+    )  # fmt: skip
+
+    def __init__(self, limits: GatewayLimits) -> None:
+        self._limits = limits
+        self._parser = httptools.HttpRequestParser(self)
+        self._upgrade_head = b""
+        self._resuming = False
+        self._refused: RequestError | None = None
+        self.ready: list[Request | RequestError] = []
+        self.broken = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.in_message = False
+        """A request has begun and is not complete."""
+        self.head_done = False
+        self._head_bytes = 0
+        self._late_head_bytes = 0
+        self._method = b""
+        self._target = b""
+        self._http11 = True
+        self._keep_alive = True
+        self._has_host = False
+        self._content_type = b""
+        self._request_id = b""
+        self._expects_continue = False
+        self._chunked = False
+        self._length_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+
+    def feed(self, data: bytes) -> None:
+        """Parse; never raises."""
+        if self.broken:
+            return
+        in_head = self.in_message and not self.head_done
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            self._refuse(bad_request(f"The request is not valid HTTP: {error}.", code="invalid_http"))
+        if in_head and not self.head_done:
+            # Headers without an end call nothing back: count what was fed.
+            self._late_head_bytes += len(data)
+            self._check_head_bytes(self._late_head_bytes)
+        if self._refused is not None:
+            self.broken = True
+            self.ready.append(self._refused)
+
+    def take_continue(self) -> bool:
+        """Whether the client waits for `100 Continue`; true once."""
+        waits = self._expects_continue and self.head_done and not self._body_bytes and self._refused is None
+        if waits:
+            self._expects_continue = False
+        return waits
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                # RFC 9110, 7.8: an upgrade (h2c, say) may be ignored, but this parser skips the body now. A new one
+                # goes on with a head that says the same about the body.
+                data = data[upgrade.args[0] :]
+                self._parser = httptools.HttpRequestParser(self)
+                self._resuming = True
+                head, self._upgrade_head = self._upgrade_head, b""
+                self._parser.feed_data(head)
+            else:
+                return
+
+    def _refuse(self, error: RequestError) -> None:
+        if self._refused is None:
+            self._refused = error
+            self._body.clear()
+
+    def _check_head_bytes(self, head_bytes: int) -> None:
+        if head_bytes > self._limits.max_header_bytes:
+            self._refuse(
+                RequestError(
+                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                    f"The request head is larger than {self._limits.max_header_bytes} bytes.",
+                )
+            )
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        if not self._resuming:
+            self.in_message = True
+
+    def on_url(self, url: bytes) -> None:
+        if not self._resuming:
+            self._target += url
+            self._head_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._resuming or self._refused is not None:
+            return
+        self._head_bytes += len(name) + len(value) + 4
+        name = name.lower()
+        if name == b"content-length":
+            self._length_bytes = int(value)
+        elif name == b"content-type":
+            self._content_type = value
+        elif name == b"x-request-id":
+            self._request_id = value
+        elif name == b"host":
+            if self._has_host:
+                self._refuse(bad_request("More than one Host header."))
+            self._has_host = True
+        elif name in _CHECKED_HEADERS:
+            self._check_header(name, value.strip().lower())
+
+    def _check_header(self, name: bytes, value: bytes) -> None:
+        if name == b"transfer-encoding":
+            self._chunked = True
+            if value != b"chunked":
+                self._refuse(RequestError(HTTPStatus.NOT_IMPLEMENTED, "The only transfer coding here is chunked."))
+        elif name == b"expect":
+            self._expects_continue = True
+            if value != b"100-continue":
+                self._refuse(RequestError(HTTPStatus.EXPECTATION_FAILED, "Only 100-continue can be expected."))
+        elif value != b"identity":
+            self._refuse(RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Compressed bodies are not supported."))
+
+    def on_headers_complete(self) -> None:
+        if self._resuming:
+            return
+        self.head_done = True
+        parser = self._parser
+        version = parser.get_http_version()
+        self._http11 = version == "1.1"
+        self._keep_alive = parser.should_keep_alive()
+        self._method = parser.get_method()
+        self._check_head_bytes(self._head_bytes)
+        if version not in ("1.0", "1.1"):
+            self._refuse(RequestError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here."))
+        if self._http11 and not self._has_host:
+            self._refuse(bad_request("A Host header is required."))
+        if self._length_bytes > self._limits.max_body_bytes:
+            self._refuse(too_large(self._limits.max_body_bytes))
+        if parser.should_upgrade():
+            coding = b"transfer-encoding: chunked" if self._chunked else b"content-length: %d" % self._length_bytes
+            self._upgrade_head = b"POST / HTTP/1.1\r\n%b\r\n\r\n" % coding
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._body_bytes > self._limits.max_body_bytes:
+            self._refuse(too_large(self._limits.max_body_bytes))
+        elif self._refused is None:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._upgrade_head or self._refused is not None:
+            return
+        self._resuming = False
+        body = self._body
+        self.ready.append(
+            Request(
+                method=self._method,
+                target=self._target,
+                http11=self._http11,
+                keep_alive=self._keep_alive,
+                request_id=self._request_id if _REQUEST_ID.fullmatch(self._request_id) else new_request_id(),
+                content_type=self._content_type,
+                body=body[0] if len(body) == 1 else b"".join(body),
+            )
+        )
+        self._reset()
+
+
+_CHECKED_HEADERS: Final = frozenset((b"transfer-encoding", b"expect", b"content-encoding"))

@@ -1,0 +1,212 @@
+"""One client connection: requests answered in order, time-outs, back-pressure, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from http import HTTPStatus
+from typing import Final, Protocol, cast
+
+from fulcrum.api.gateway import GatewayLimits
+from fulcrum.gateway.errors import RequestError, overloaded, timed_out
+from fulcrum.gateway.reply import Reply
+from fulcrum.gateway.request import Request, RequestParser, new_request_id
+
+_LINGER_SECONDS: Final = 2.0
+_LINGER_BYTES: Final = 64 * 1024 * 1024
+_CANCEL_SECONDS: Final = 5.0
+_WRITE_HIGH_WATER_BYTES: Final = 256 * 1024
+
+
+class Service(Protocol):
+    """What a connection needs of the gateway."""
+
+    limits: GatewayLimits
+    max_connections: int
+    connections: set[ClientConnection]
+    closing: bool
+    """Connections end with the answer under way."""
+
+    def answer(self, request: Request, reply: Reply) -> bool:
+        """Answer what needs no waiting; False when `serve` must."""
+
+    async def serve(self, request: Request, reply: Reply) -> None:
+        """Answer. Raises nothing; when cancelled, answers with `reply.verdict` if there is one."""
+
+    def refused(self, error: RequestError) -> None:
+        """Note an answer to a request that could not be read."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client connection."""
+
+    __slots__ = (
+        "_lingering_bytes", "_loop", "_parser", "_queue", "_reading_paused", "_reply", "_service", "_task",
+        "_transport", "_write_paused", "deadline",
+    )  # fmt: skip
+
+    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        self._service = service
+        self._loop = loop
+        self._parser = RequestParser(service.limits)
+        self._transport: asyncio.Transport | None = None
+        self._queue: deque[Request | RequestError] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._reply: Reply | None = None
+        self._write_paused = False
+        self._reading_paused = False
+        self._lingering_bytes = -1
+        self.deadline = math.inf
+        """Loop time until which the connection may stay in the state that it is in."""
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER_BYTES)
+        self._service.connections.add(self)
+        self._wait(self._service.limits.idle_timeout_seconds)
+        if len(self._service.connections) > self._service.max_connections:
+            self._refuse(overloaded("Too many connections."))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._service.connections.discard(self)
+        self._queue.clear()
+        self.deadline = math.inf
+        if self._task is not None:
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        if self._reply is not None:
+            self._reply.pause()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._reply is not None:
+            self._reply.resume()
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering_bytes >= 0:
+            self._lingering_bytes -= len(data)
+            if self._lingering_bytes < 0:
+                self.abort()
+            return
+        parser = self._parser
+        was_in_message, head_was_done = parser.in_message, parser.head_done
+        parser.feed(data)
+        if parser.ready:
+            self._queue.extend(parser.ready)
+            parser.ready.clear()
+            if self._task is None:
+                self._next()
+        if self._task is not None:
+            # Answers are given in order, so what else the client sends can wait in the kernel. An idle socket is
+            # read on: that is how a client's leaving is seen.
+            if self._queue and not self._reading_paused and self._transport is not None:
+                self._reading_paused = True
+                self._transport.pause_reading()
+        elif parser.in_message:
+            if parser.head_done and not (was_in_message and head_was_done):
+                self._wait(self._service.limits.body_timeout_seconds)
+                if parser.take_continue() and self._transport is not None:
+                    self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            elif not was_in_message:
+                self._wait(self._service.limits.header_timeout_seconds)
+
+    # From the gateway.
+
+    @property
+    def idle(self) -> bool:
+        """No request is being received or answered."""
+        return self._task is None and not self._parser.in_message and not self._queue
+
+    def expire(self) -> None:
+        """The deadline passed."""
+        if self._task is not None:
+            self.cancel(timed_out())
+        elif self._lingering_bytes >= 0 or not self._parser.in_message:
+            self.abort()
+        else:
+            self._refuse(RequestError(HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive in time."))
+
+    def cancel(self, verdict: RequestError) -> None:
+        """End the request under way with `verdict`; a second time, cut the connection."""
+        if self._task is None or self._reply is None or self._reply.verdict is not None:
+            self.abort()
+            return
+        self._reply.verdict = verdict
+        self._task.cancel()
+        self._wait(_CANCEL_SECONDS)
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Requests, one after the other.
+
+    def _next(self) -> None:
+        while self._queue and self._transport is not None:
+            request = self._queue.popleft()
+            if isinstance(request, RequestError):
+                self._refuse(request)
+                return
+            reply = Reply(
+                self._transport,
+                request_id=request.request_id,
+                http11=request.http11,
+                close_after=not request.keep_alive or self._service.closing,
+                no_body=request.method == b"HEAD",
+            )
+            if not self._service.answer(request, reply):
+                self._reply = reply
+                if self._write_paused:
+                    reply.pause()
+                self._task = self._loop.create_task(self._run(request, reply))
+                self._wait(self._service.limits.request_timeout_seconds)
+                return
+            if reply.close_after:
+                self._transport.close()
+                return
+        if self._transport is not None:
+            limits = self._service.limits
+            in_message = self._parser.in_message
+            self._wait(limits.body_timeout_seconds if in_message else limits.idle_timeout_seconds)
+            if self._reading_paused:
+                self._reading_paused = False
+                self._transport.resume_reading()
+
+    async def _run(self, request: Request, reply: Reply) -> None:
+        await self._service.serve(request, reply)
+        self._task = None
+        self._reply = None
+        if self._transport is None:
+            return
+        if reply.close_after:
+            self._transport.close()
+        else:
+            self._next()
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer with `error`, then close, but not before the client had time to read it."""
+        self._service.refused(error)
+        transport = self._transport
+        if transport is None:
+            return
+        Reply(transport, request_id=new_request_id(), http11=True, close_after=True).fail(error)
+        self._parser.broken = True
+        self._queue.clear()
+        # Closing with unread bytes in the socket would reset it and take the answer away from the client.
+        self._lingering_bytes = _LINGER_BYTES
+        self._wait(_LINGER_SECONDS)
+        if transport.can_write_eof():
+            transport.write_eof()
+        if self._reading_paused:
+            self._reading_paused = False
+            transport.resume_reading()
+
+    def _wait(self, seconds: float) -> None:
+        self.deadline = self._loop.time() + seconds

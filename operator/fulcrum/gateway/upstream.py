@@ -1,0 +1,288 @@
+"""One connection to an engine: a request out, its answer buffered or passed on as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, cast
+
+import httptools
+
+from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError, failed_before_first_token
+from fulcrum.gateway.framing import ChunkedBody, FramingError, chunk, payload
+
+_MAX_HEAD_BYTES: Final = 64 * 1024
+_MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
+_JOIN_BYTES: Final = 16 * 1024
+_LAST_CHUNK: Final = b"0\r\n\r\n"
+
+
+class _State(Enum):
+    IDLE = 0
+    HEAD = 1
+    LENGTH = 2
+    CHUNKED = 3
+    UNTIL_CLOSE = 4
+    CLOSED = 5
+
+
+class _Head:
+    """Collects a response head from httptools."""
+
+    __slots__ = ("chunked", "content_type", "length_bytes")
+
+    def __init__(self) -> None:
+        self.length_bytes: int | None = None
+        self.chunked = False
+        self.content_type = b"application/json"
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-length":
+            self.length_bytes = int(value)
+        elif name == b"transfer-encoding":
+            self.chunked = value.lower().rstrip().endswith(b"chunked")
+        elif name == b"content-type":
+            self.content_type = value
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """Keep-alive connection; one exchange at a time."""
+
+    __slots__ = (
+        "_buffer", "_chunks", "_content_type", "_keep_alive", "_left_bytes", "_loop", "_lost", "_pieces", "_released",
+        "_reused", "_sink", "_state", "_status", "_streaming", "_transport", "_waiter", "deadline", "first_byte_at",
+        "idle_since",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        released: Callable[[UpstreamConnection], None],
+        lost: Callable[[UpstreamConnection], None],
+    ) -> None:
+        self._loop = loop
+        self._released = released
+        self._lost = lost
+        self._transport: asyncio.Transport | None = None
+        self._state = _State.IDLE
+        self._waiter: asyncio.Future[Answer] | None = None
+        self._sink: StreamSink | None = None
+        self._buffer = b""
+        self._reused = False
+        self._streaming = False
+        self._keep_alive = False
+        self._status = 0
+        self._content_type = b""
+        self._left_bytes = 0
+        self._pieces: list[bytes] = []
+        self._chunks = ChunkedBody()
+        self.first_byte_at = 0.0
+        self.deadline = math.inf
+        self.idle_since = 0.0
+
+    async def exchange(self, head: bytes, body: bytes, sink: StreamSink | None, deadline: float) -> Answer:
+        """Send a request and wait for its whole answer. Raises UpstreamError; cancelling closes the connection.
+
+        An event stream is handed to `sink` as it arrives; any other answer is buffered.
+        """
+        transport = self._transport
+        if transport is None or self._state is not _State.IDLE:
+            raise UpstreamError(Failure.STALE, "connection closed")
+        waiter: asyncio.Future[Answer] = self._loop.create_future()
+        self._waiter = waiter
+        self._sink = sink
+        self._state = _State.HEAD
+        self.first_byte_at = 0.0
+        self.deadline = deadline
+        if len(body) <= _JOIN_BYTES:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+
+    def pause(self) -> None:
+        """Stop reading: the client does not keep up."""
+        if self._transport is not None and self._state is not _State.CLOSED:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._transport is not None and self._state is not _State.CLOSED:
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once; the engine aborts what it was doing for us."""
+        self._state = _State.CLOSED
+        self._sink = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def expire(self) -> None:
+        """The deadline passed."""
+        self._fail(UpstreamError(Failure.TIMEOUT, "no answer in time"))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._state is _State.CHUNKED:
+                self._on_chunks(data)
+            elif self._state is _State.HEAD:
+                self._on_head(data)
+            elif self._state is _State.LENGTH:
+                self._on_length(data)
+            elif self._state is _State.UNTIL_CLOSE:
+                self._on_until_close(data)
+            elif self._state is _State.IDLE:
+                self.abort()  # bytes that nobody asked for
+        except (FramingError, httptools.HttpParserError, ValueError) as error:
+            self._fail(UpstreamError(Failure.PROTOCOL, f"bad answer: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        state = self._state
+        self._state = _State.CLOSED
+        self._transport = None
+        self._lost(self)
+        if state is _State.UNTIL_CLOSE and exc is None:
+            if self._streaming and self._sink is not None:
+                self._sink.stream_bytes(_LAST_CHUNK)
+            self._resolve()
+        elif self._waiter is not None:
+            unanswered = state is _State.HEAD and not self._buffer
+            failure = Failure.STALE if unanswered and self._reused else Failure.RESET
+            self._fail(UpstreamError(failure, "connection lost"))
+
+    # Answer, in the order of its bytes.
+
+    def _on_head(self, data: bytes) -> None:
+        buffer = self._buffer + data if self._buffer else data
+        end = buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(buffer) > _MAX_HEAD_BYTES:
+                raise FramingError("head too long")
+            self._buffer = buffer
+            return
+        head = _Head()
+        parser = httptools.HttpResponseParser(head)
+        parser.feed_data(buffer[: end + 4])
+        self._buffer = b""
+        rest = buffer[end + 4 :]
+        status = parser.get_status_code()
+        if status < 200:
+            if rest:
+                self._on_head(rest)
+            return
+        self._status = status
+        self._content_type = head.content_type
+        self._keep_alive = parser.should_keep_alive()
+        self._pieces = []
+        event_stream = head.content_type.startswith(b"text/event-stream")
+        self._streaming = self._sink is not None and status == 200 and event_stream and head.length_bytes is None
+        if head.chunked:
+            self._state = _State.CHUNKED
+            self._chunks = ChunkedBody()
+        elif head.length_bytes is not None or status in (204, 304):
+            self._state = _State.LENGTH
+            self._left_bytes = head.length_bytes or 0
+            if self._left_bytes > _MAX_BUFFERED_BYTES:
+                raise FramingError("answer too large")
+            if self._left_bytes == 0:
+                self._finish(surplus=bool(rest))
+                return
+        else:
+            self._state = _State.UNTIL_CLOSE
+            self._keep_alive = False
+            self._left_bytes = _MAX_BUFFERED_BYTES
+        if rest:
+            self.data_received(rest)
+
+    def _on_length(self, data: bytes) -> None:
+        self._left_bytes -= len(data)
+        if self._left_bytes > 0:
+            self._pieces.append(data)
+            return
+        self._pieces.append(data if self._left_bytes == 0 else data[: self._left_bytes])
+        self._finish(surplus=self._left_bytes < 0)
+
+    def _on_chunks(self, data: bytes) -> None:
+        chunks = self._chunks.feed(data)
+        if not chunks:
+            return
+        if self._streaming:
+            if self._sink is not None:
+                self._pass_on(self._sink, chunks)
+        else:
+            self._pieces.append(payload(chunks))
+        if self._chunks.ended and self._state is _State.CHUNKED:
+            self._finish(surplus=self._chunks.surplus)
+
+    def _on_until_close(self, data: bytes) -> None:
+        if self._streaming:
+            if self._sink is not None:
+                self._chunks.chunks += 1
+                self._pass_on(self._sink, chunk(data))
+            return
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise FramingError("answer too large")
+        self._pieces.append(data)
+
+    def _pass_on(self, sink: StreamSink, chunks: bytes) -> None:
+        if self.first_byte_at == 0.0:
+            if failed_before_first_token(chunks):
+                self._fail(UpstreamError(Failure.ERROR_STATUS, "the engine failed before the first token"))
+                return
+            self.first_byte_at = self._loop.time()
+            sink.stream_begin(self)
+        sink.stream_bytes(chunks)
+
+    def _finish(self, *, surplus: bool) -> None:
+        transport = self._transport
+        reusable = self._keep_alive and not surplus and transport is not None
+        self._state = _State.IDLE if reusable else _State.CLOSED
+        self._resolve()
+        if transport is not None and reusable:
+            if self._streaming:
+                transport.resume_reading()  # the client may have paused it in its last bytes
+            self._reused = True
+            self._released(self)
+        elif transport is not None:
+            transport.close()
+
+    def _resolve(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        self._sink = None
+        self.deadline = math.inf
+        if waiter is None or waiter.done():
+            return
+        pieces = self._pieces
+        waiter.set_result(
+            Answer(
+                status=self._status,
+                content_type=self._content_type,
+                body=pieces[0] if len(pieces) == 1 else b"".join(pieces),
+                streamed=self._streaming,
+                events=self._chunks.chunks if self._streaming else 0,
+                first_byte_at=self.first_byte_at,
+            )
+        )
+        self._pieces = []
+
+    def _fail(self, error: UpstreamError) -> None:
+        waiter, self._waiter = self._waiter, None
+        self.abort()
+        self._pieces = []
+        self.deadline = math.inf
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)

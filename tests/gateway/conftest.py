@@ -1,0 +1,307 @@
+"""Engines that answer like vLLM at the byte level, because a real one cannot be made to reset, stall or break off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvloop
+
+from fulcrum.api.gateway import GatewayConfig, GatewayLimits
+from fulcrum.api.names import Role
+from fulcrum.gateway.app import Gateway
+from fulcrum.gateway.config import Settings
+from fulcrum.gateway.workers import WorkerRecord
+
+KV = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [[1]], "remote_host": "h"}
+
+
+@dataclass
+class Seen:
+    """One request as an engine saw it."""
+
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+    @property
+    def leg(self) -> str:
+        kv = self.body.get("kv_transfer_params")
+        return "whole" if kv is None else "prefill" if kv.get("do_remote_decode") else "decode"
+
+
+Behave = Callable[["Engine", Seen, asyncio.StreamWriter], Awaitable[bool]]
+
+
+@dataclass
+class Engine:
+    """A server on a free port. `behave` may answer a request its own way (and return True)."""
+
+    name: str
+    role: Role
+    tokens: int = 3
+    behave: Behave | None = None
+    seen: list[Seen] = field(default_factory=list)
+    connections: int = 0
+    gone: int = 0
+    """Connections that the gateway closed while a request was under way."""
+    port: int = 0
+    server: asyncio.Server | None = None
+    writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def start(self) -> None:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            self.server.close()
+        for writer in list(self.writers):
+            writer.transport.abort()
+
+    def record(self) -> WorkerRecord:
+        return WorkerRecord(name=self.name, role=self.role, host="127.0.0.1", port=self.port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writers.add(writer)
+        try:
+            while True:
+                request_line = await reader.readline()
+                if not request_line:
+                    return
+                headers = {}
+                while (line := await reader.readline()) != b"\r\n":
+                    name, _, value = line.decode().partition(":")
+                    headers[name.lower()] = value.strip()
+                body = json.loads(await reader.readexactly(int(headers["content-length"])))
+                seen = Seen(request_line.decode().split()[1], headers, body)
+                self.seen.append(seen)
+                answer = asyncio.ensure_future(self._answer(seen, writer))
+                leaving = asyncio.ensure_future(_wait_for_eof(reader))
+                await asyncio.wait([answer, leaving], return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done():
+                    self.gone += 1
+                    answer.cancel()
+                    return
+                leaving.cancel()
+                await answer
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self.writers.discard(writer)
+            writer.transport.abort()
+
+    async def _answer(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if self.behave is not None and await self.behave(self, seen, writer):
+            return
+        if seen.body.get("stream"):
+            await self.stream(seen, writer)
+        else:
+            await self.whole(seen, writer)
+
+    async def whole(self, seen: Seen, writer: asyncio.StreamWriter, **extra: Any) -> None:
+        count = 1 if seen.leg == "prefill" else min(self.tokens, seen.body.get("max_tokens") or self.tokens)
+        answer = {
+            "id": seen.headers["x-request-id"],
+            "choices": [{"text": f"{self.name} " * count}],
+            "usage": {"prompt_tokens": 7, "completion_tokens": count},
+            "kv_transfer_params": {**KV, "from": self.name} if seen.leg == "prefill" else None,
+            **extra,
+        }
+        await self.send(writer, 200, answer)
+
+    async def send(self, writer: asyncio.StreamWriter, status: int, answer: object) -> None:
+        body = json.dumps(answer).encode()
+        writer.write(
+            b"HTTP/1.1 %d X\r\nserver: uvicorn\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n%b"
+            % (status, len(body), body)
+        )
+        await writer.drain()
+
+    async def head(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        await writer.drain()
+
+    async def event(self, writer: asyncio.StreamWriter, text: str) -> None:
+        data = f"data: {text}\n\n".encode()
+        writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+        await writer.drain()
+
+    async def stream(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await self.head(writer)
+        for number in range(self.tokens):
+            await self.event(writer, json.dumps({"choices": [{"text": f"{self.name}{number} "}]}))
+        await self.event(writer, "[DONE]")
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+
+async def _wait_for_eof(reader: asyncio.StreamReader) -> None:
+    while not reader.at_eof():  # noqa: ASYNC110  (a stream reader has no event for its end)
+        await asyncio.sleep(0.01)
+
+
+@dataclass
+class Answered:
+    """An HTTP answer as a client reads it."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    complete: bool
+    """The body ended as its framing says."""
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    """A raw connection to the gateway."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    def post(self, body: object, path: str = "/v1/completions", headers: str = "", version: str = "1.1") -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/{version}\r\nHost: g\r\nContent-Type: application/json\r\n{headers}"
+            f"Content-Length: {len(data)}\r\n\r\n"
+        )
+        self.send(head.encode() + data)
+
+    def get(self, path: str, method: str = "GET") -> None:
+        self.send(f"{method} {path} HTTP/1.1\r\nHost: g\r\n\r\n".encode())
+
+    async def read_head(self) -> tuple[int, dict[str, str]]:
+        status = int((await self.reader.readuntil(b"\r\n")).split()[1])
+        headers = {}
+        while (line := await self.reader.readuntil(b"\r\n")) != b"\r\n":
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        return status, headers
+
+    async def read_chunk(self) -> bytes:
+        size = int(await self.reader.readuntil(b"\r\n"), 16)
+        return (await self.reader.readexactly(size + 2))[:-2]
+
+    async def answer(self, *, head: bool = False) -> Answered:
+        async with asyncio.timeout(20):
+            status, headers = await self.read_head()
+            if head or status == 100:
+                return Answered(status, headers, b"", complete=True)
+            body = b""
+            complete = True
+            if headers.get("transfer-encoding") == "chunked":
+                try:
+                    while chunk := await self.read_chunk():
+                        body += chunk
+                except asyncio.IncompleteReadError:
+                    complete = False
+            elif "content-length" in headers:
+                body = await self.reader.readexactly(int(headers["content-length"]))
+            else:
+                body = await self.reader.read()
+            return Answered(status, headers, body, complete)
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+
+@dataclass
+class Site:
+    """A gateway and its engines."""
+
+    gateway: Gateway
+    engines: dict[str, Engine]
+    clients: list[Client] = field(default_factory=list)
+
+    async def connect(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.gateway.port))
+        self.clients.append(client)
+        return client
+
+    async def post(self, body: object, path: str = "/v1/completions", headers: str = "") -> Answered:
+        client = await self.connect()
+        client.post(body, path, headers)
+        return await client.answer()
+
+    async def get(self, path: str) -> Answered:
+        client = await self.connect()
+        client.get(path)
+        return await client.answer()
+
+    async def metric(self, line: str) -> float:
+        text = (await self.get("/metrics")).body.decode()
+        values = [float(each.rsplit(" ", 1)[1]) for each in text.splitlines() if each.startswith(line)]
+        return sum(values)
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Poll until `condition` holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  (any condition)
+            await asyncio.sleep(0.005)
+
+
+MakeSite = Callable[..., Awaitable[Site]]
+
+
+@pytest.fixture
+async def make_site() -> AsyncIterator[MakeSite]:
+    sites: list[Site] = []
+
+    async def make(
+        *engines: Engine, limits: GatewayLimits | None = None, grace_seconds: float = 5.0, **settings: Any
+    ) -> Site:
+        for engine in engines:
+            await engine.start()
+        config = GatewayConfig(
+            cluster="c", served_name="m", model="org/m", limits=limits or GatewayLimits(),
+            shutdown_grace_seconds=grace_seconds,
+        )  # fmt: skip
+        merged: dict[str, Any] = {"prewarm": False, "lame_duck_seconds": 0.0, **settings}
+        gateway = Gateway(
+            Settings(
+                config=config,
+                host="127.0.0.1",
+                port=0,
+                static_workers=tuple(engine.record() for engine in engines) or (_NOBODY,),
+                **merged,
+            ),
+            asyncio.get_running_loop(),
+        )
+        await gateway.start()
+        if not engines:
+            gateway.view.replace(())
+        site = Site(gateway, {engine.name: engine for engine in engines})
+        sites.append(site)
+        return site
+
+    yield make
+    for site in sites:
+        for client in site.clients:
+            client.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            await site.gateway.stop()
+        for engine in site.engines.values():
+            await engine.stop()
+
+
+_NOBODY = WorkerRecord(name="nobody", role=Role.MIXED, host="127.0.0.1", port=1)
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the gateway runs on."""
+    return {"uvloop": uvloop.new_event_loop}
