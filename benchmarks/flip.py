@@ -138,11 +138,12 @@ class Probes:
             if response.status != 200 or b"[DONE]" not in content:
                 self.problems.append(f"HTTP {response.status}: {content[:200].decode(errors='replace')}")
                 return
+            prefill, _, decode = response.headers.get("x-fulcrum-path", "").partition(",")
             served = Served(
                 sent_seconds=sent_seconds,
                 first_byte_seconds=first_byte_seconds,
-                prefill=response.headers.get("x-fulcrum-prefill", ""),
-                decode=response.headers.get("x-fulcrum-decode", ""),
+                prefill=prefill,
+                decode=decode,
             )
         self.served.append(served)
         self._changed.set()
