@@ -6,11 +6,12 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fulcrum.local.objects.patch import PatchError, json_patch, merge_patch, strategic_merge_patch
 
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab", max_size=2)
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
@@ -41,6 +42,7 @@ def test_merge_patch_examples(obj: Any, patch: Any, expected: Any) -> None:
     assert merge_patch(obj, patch) == expected
 
 
+@UNHURRIED
 @given(OBJECTS, OBJECTS)
 def test_merge_patch_is_idempotent_and_pure(obj: dict[str, Any], patch: dict[str, Any]) -> None:
     before = copy.deepcopy((obj, patch))
@@ -49,6 +51,7 @@ def test_merge_patch_is_idempotent_and_pure(obj: dict[str, Any], patch: dict[str
     assert (obj, patch) == before
 
 
+@UNHURRIED
 @given(OBJECTS)
 def test_merge_patch_with_nothing_changes_nothing(obj: dict[str, Any]) -> None:
     assert merge_patch(obj, {}) == obj
@@ -174,6 +177,7 @@ def test_a_strategic_patch_that_does_not_fit_is_refused(patch: dict[str, Any]) -
         strategic_merge_patch(a_pod({"name": "a"}), patch, "Pod")
 
 
+@UNHURRIED
 @given(st.permutations("abcd"), st.permutations("abcd"), st.sets(st.sampled_from("abcd")))
 def test_an_element_order_is_kept(present: list[str], order: list[str], named: set[str]) -> None:
     obj = a_pod(*({"name": name} for name in present))

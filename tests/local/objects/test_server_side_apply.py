@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fulcrum.local.objects import field_set
@@ -15,6 +15,7 @@ from fulcrum.local.objects.patch import PatchError
 from fulcrum.local.objects.server_side_apply import ApplyConflict, apply, record_update
 
 DEPLOYMENT = ListTypes.for_builtin("Deployment")
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 EARLY, LATE = "2026-11-21T03:00:00Z", "2026-11-21T04:00:00Z"
 
 
@@ -262,6 +263,7 @@ def custom_apply(live: dict[str, Any] | None, spec: dict[str, Any], manager: str
     return apply(live, custom(spec), manager=manager, force=True, lists=CUSTOM, now=now)
 
 
+@UNHURRIED
 @given(st.lists(st.tuples(SPECS, st.sampled_from("pq")), min_size=1, max_size=4))
 def test_apply_is_idempotent_and_changes_no_argument(steps: list[tuple[dict[str, Any], str]]) -> None:
     live = None
@@ -273,6 +275,7 @@ def test_apply_is_idempotent_and_changes_no_argument(steps: list[tuple[dict[str,
         assert custom_apply(live, spec, manager, now=LATE) == live
 
 
+@UNHURRIED
 @given(SPECS, SPECS)
 def test_a_single_manager_gets_exactly_what_it_applies(first: dict[str, Any], second: dict[str, Any]) -> None:
     live = custom_apply(custom_apply(None, first, "p"), second, "p")
@@ -280,6 +283,7 @@ def test_a_single_manager_gets_exactly_what_it_applies(first: dict[str, Any], se
     assert (live.get("spec") or None) == expected
 
 
+@UNHURRIED
 @given(SPECS, SPECS)
 def test_managers_of_disjoint_fields_commute(one: dict[str, Any], other: dict[str, Any]) -> None:
     other = {name: value for name, value in other.items() if name not in one}
@@ -291,6 +295,7 @@ def test_managers_of_disjoint_fields_commute(one: dict[str, Any], other: dict[st
     assert ownership[0] == ownership[1]
 
 
+@UNHURRIED
 @given(SPECS, SPECS)
 def test_every_field_has_an_owner_that_a_second_update_does_not_change(
     old: dict[str, Any], new: dict[str, Any]
@@ -305,6 +310,7 @@ def test_every_field_has_an_owner_that_a_second_update_does_not_change(
     assert record_update(live, copy.deepcopy(live), manager="r", lists=CUSTOM, now=LATE) == live
 
 
+@UNHURRIED
 @given(SPECS)
 def test_fields_v1_reads_back(spec: dict[str, Any]) -> None:
     fields = field_set.changes({}, custom(spec), CUSTOM).added
