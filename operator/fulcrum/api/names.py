@@ -31,6 +31,10 @@ ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
 ANNOTATION_ENGINE_ERROR: Final = f"{GROUP}/engine-error"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 
+OPERATOR_NAMESPACE: Final = "fulcrum-system"
+OPERATOR_NAME: Final = "fulcrum-operator"
+"""Name of the operator's Deployment, ServiceAccount, roles and Lease."""
+
 COMPONENT_WORKER: Final = "worker"
 COMPONENT_GATEWAY: Final = "gateway"
 
@@ -40,6 +44,8 @@ PORT_AGENT: Final = 8001
 PORT_NIXL: Final = 5600
 """NIXL side channel (handshakes between engines)."""
 PORT_GATEWAY: Final = 8080
+PORT_OPERATOR_HEALTH: Final = 8081
+"""`GET /healthz` of the operator."""
 
 ENV_WORKER_CONFIG: Final = "FULCRUM_WORKER_CONFIG"
 """JSON of `api.worker.WorkerConfig`."""

@@ -1,0 +1,108 @@
+"""What `kubectl apply -k manifests/` installs, and the samples."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fulcrum.api import names
+from fulcrum.api.crd import custom_resource_definition, root_schema
+from fulcrum.api.objects import load_inference_cluster
+from fulcrum.local.objects.schema import StructuralSchema
+
+_ROOT = Path(__file__).parents[2]
+_SAMPLES = sorted((_ROOT / "manifests" / "samples").glob("*.yaml")) + sorted((_ROOT / "examples").glob("*.yaml"))
+
+
+@cache
+def _rendered() -> dict[tuple[str, str], dict[str, Any]]:
+    kubectl = Path(sys.executable).with_name("kubectl")
+    if not kubectl.exists():
+        pytest.skip("kubectl is not installed here")
+    done = subprocess.run(
+        [kubectl, "kustomize", str(_ROOT / "manifests")], capture_output=True, text=True, timeout=60, check=True
+    )
+    documents = list(yaml.safe_load_all(done.stdout))
+    return {(document["kind"], document["metadata"]["name"]): document for document in documents}
+
+
+def _rules(kind: str, name: str) -> list[dict[str, Any]]:
+    rules: list[dict[str, Any]] = _rendered()[kind, name]["rules"]
+    return rules
+
+
+def test_installs_the_generated_crd() -> None:
+    crd = _rendered()["CustomResourceDefinition", "inferenceclusters.fulcrum.dev"]
+    assert crd["spec"] == custom_resource_definition()["spec"]
+
+
+def test_namespace_and_crd_come_first() -> None:
+    kinds = [kind for kind, _ in _rendered()]
+    assert kinds[:2] == ["Namespace", "CustomResourceDefinition"]
+
+
+def test_the_operator_may_do_only_what_is_listed() -> None:
+    for kind in ("ClusterRole", "Role"):
+        for rule in _rules(kind, names.OPERATOR_NAME):
+            assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
+            assert not {"escalate", "bind", "impersonate", "deletecollection"} & set(rule["verbs"])
+            assert not {"secrets", "pods/exec", "nodes"} & set(rule["resources"])
+
+
+def test_the_operator_holds_what_it_hands_on_to_gateways() -> None:
+    """An API server lets nobody make a Role that grants more than its maker holds."""
+    held = {
+        (group, resource, verb)
+        for rule in _rules("ClusterRole", names.OPERATOR_NAME)
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert {("", "pods", verb) for verb in ("get", "list", "watch")} <= held
+
+
+def test_bindings_name_the_operators_account() -> None:
+    for kind in ("ClusterRoleBinding", "RoleBinding"):
+        (subject,) = _rendered()[kind, names.OPERATOR_NAME]["subjects"]
+        assert (subject["name"], subject["namespace"]) == (names.OPERATOR_NAME, names.OPERATOR_NAMESPACE)
+
+
+def test_the_operator_runs_restricted() -> None:
+    deployment = _rendered()["Deployment", names.OPERATOR_NAME]
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert deployment["metadata"]["namespace"] == names.OPERATOR_NAMESPACE
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= pod_labels(deployment).items()
+    assert pod["serviceAccountName"] == names.OPERATOR_NAME
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert container["command"] == ["fulcrum", "operator"]
+    assert container["ports"] == [{"name": "health", "containerPort": names.PORT_OPERATOR_HEALTH}]
+    gateway_image = root_schema()["properties"]["spec"]["properties"]["gateway"]["properties"]["image"]["default"]
+    assert container["image"] == gateway_image
+
+
+def pod_labels(deployment: dict[str, Any]) -> dict[str, str]:
+    """Labels of the Pods that a Deployment makes."""
+    labels: dict[str, str] = deployment["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
+@pytest.mark.parametrize("path", _SAMPLES, ids=lambda path: path.stem)
+def test_samples_are_valid(path: Path) -> None:
+    schema = StructuralSchema(root_schema())
+    for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        assert schema.unknown_fields(document) == []
+        assert [str(error) for error in schema.validate(schema.default(document))] == []
+        load_inference_cluster(document)
