@@ -1,0 +1,149 @@
+"""Start, serve and stop: the process of `fulcrum apiserver`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from fulcrum.local.apiserver.authentication import Authenticator
+from fulcrum.local.apiserver.authorization import Authorizer
+from fulcrum.local.apiserver.bootstrap import bootstrap
+from fulcrum.local.apiserver.builtin_kinds import BUILTIN_KINDS
+from fulcrum.local.apiserver.certificates import serving_certificate, write_kubeconfig
+from fulcrum.local.apiserver.definitions import serve_definitions
+from fulcrum.local.apiserver.deleting import Deleter
+from fulcrum.local.apiserver.finalizing import Finalizing
+from fulcrum.local.apiserver.kinds import Registry
+from fulcrum.local.apiserver.lifecycles import Lifecycles
+from fulcrum.local.apiserver.metrics import Metrics
+from fulcrum.local.apiserver.pod_subresources import PodSubresources
+from fulcrum.local.apiserver.resources import Resources
+from fulcrum.local.apiserver.reviews import Reviews
+from fulcrum.local.apiserver.scale import Scales
+from fulcrum.local.apiserver.server import ApiServer
+from fulcrum.local.apiserver.store import Store
+from fulcrum.local.apiserver.strategies import Strategies
+from fulcrum.local.apiserver.writing import Writer
+
+logger = logging.getLogger(__name__)
+_SHUTDOWN_SECONDS: Final = 3.0
+
+
+class AlreadyRunningError(RuntimeError):
+    """Another API server uses the state folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Where the server keeps its state and where it listens; port 0 picks the port of the last run, or a free one."""
+
+    state_dir: Path
+    bind: str = "127.0.0.1"
+    port: int = 0
+    kubeconfig_out: Path | None = None
+    service_range: str = "127.78.0.0/16"
+
+
+@contextlib.contextmanager
+def _locked(state_dir: Path) -> Iterator[None]:
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise AlreadyRunningError(f"another API server uses {state_dir}") from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _listen(options: Options) -> socket.socket:
+    """The listening socket; with port 0 the last run's port is preferred, so that kubeconfigs stay valid."""
+    remembered = options.state_dir / "port"
+    wanted = [options.port]
+    if not options.port and remembered.exists():
+        wanted.insert(0, int(remembered.read_text()))
+    for port in wanted:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((options.bind, port))
+        except OSError:
+            listener.close()
+            if port == wanted[-1]:
+                raise
+            continue
+        remembered.write_text(str(listener.getsockname()[1]))
+        return listener
+    raise AssertionError
+
+
+@contextlib.asynccontextmanager
+async def serving(options: Options) -> AsyncIterator[str]:
+    """Serve inside the context; yields the URL. Raises AlreadyRunningError, OSError when the port is taken."""
+    with _locked(options.state_dir), _listen(options) as listener:
+        port = listener.getsockname()[1]
+        url = f"https://{options.bind}:{port}"
+        certificate = serving_certificate(options.state_dir, (options.bind,))
+        authority = certificate.authority.read_bytes()
+        store = Store(options.state_dir / "state.db")
+        registry = Registry(BUILTIN_KINDS)
+        serve_definitions(store, registry)
+        bootstrap(store, authority)
+        authenticator, authorizer, metrics = Authenticator(options.state_dir, store), Authorizer(store), Metrics()
+        lifecycles = Lifecycles(store, registry, authorizer, options.service_range)
+        writer, deleter = Writer(store, Strategies(), lifecycles), Deleter(store)
+        resources = Resources(store, writer, deleter, metrics)
+        pods = PodSubresources(store, writer, deleter)
+        api = ApiServer(
+            registry=registry,
+            authenticator=authenticator,
+            authorizer=authorizer,
+            metrics=metrics,
+            resources=resources,
+            reviews=Reviews(store, authenticator, authorizer),
+            pods=pods,
+            scales=Scales(store, writer),
+            address=f"{options.bind}:{port}",
+        )
+        runner = web.ServerRunner(web.Server(api.handle, handler_cancellation=True, access_log=None))
+        await runner.setup()
+        site = web.SockSite(runner, listener, ssl_context=certificate.context(), backlog=512)
+        finalizing = asyncio.create_task(Finalizing(store, registry, deleter).run())
+        try:
+            await site.start()
+            if options.kubeconfig_out is not None:
+                write_kubeconfig(options.kubeconfig_out, url=url, authority=authority, token=authenticator.admin_token)
+            logger.info("apiserver_ready url=%s state_dir=%s", url, options.state_dir)
+            yield url
+        finally:
+            finalizing.cancel()
+            resources.end_watches()
+            await pods.close()
+            await runner.shutdown()
+            await asyncio.wait_for(runner.cleanup(), _SHUTDOWN_SECONDS)
+            store.close()
+            logger.info("apiserver_stopped url=%s", url)
+
+
+async def run(options: Options) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with serving(options):
+        await stop.wait()
