@@ -1,0 +1,150 @@
+"""Two real engines under two agents: what the worker's contract says, on the real thing."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.worker_image.agents import Agent, alive, post_json, prepared_model, start_agent, wait_until, worker_config
+
+from fulcrum.api.names import Role
+from fulcrum.api.worker import EXIT_ENGINE_DIED
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+PROMPT = "Lighthouses stood along the coast long before there were charts of it. " * 12
+REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent, Agent]]:
+    """Two ready workers. The last tests of this file end one each."""
+    prepared_model()
+    folder: Path = tmp_path_factory.mktemp("agents")
+    agents = [start_agent(folder, worker_config(role=Role.PREFILL), name="chat-cpu-0")]
+    agents.append(start_agent(folder, worker_config(role=Role.DECODE, role_epoch=7), name="chat-cpu-1"))
+    try:
+        for agent in agents:
+            agent.wait_ready()
+        yield agents[0], agents[1]
+    finally:
+        for agent in agents:
+            agent.kill()
+
+
+def test_a_ready_worker_reports_what_it_knows(pair: tuple[Agent, Agent]) -> None:
+    prefill, decode = pair
+    report = prefill.load()
+    assert (report.role, report.role_epoch, report.ready, report.draining) == (Role.PREFILL, 0, True, False)
+    assert (decode.load().role, decode.load().role_epoch) == (Role.DECODE, 7)
+    assert report.idle
+    assert report.queued_prompt_tokens == 0
+    assert report.kv_capacity_tokens is not None
+    assert 20_000 < report.kv_capacity_tokens < 30_000, "256 MiB of FP8 KV for 30 layers of 3 heads of 64"
+    assert prefill.get("/healthz")[0] == 200
+
+
+def test_the_engine_was_measured(pair: tuple[Agent, Agent]) -> None:
+    for agent in pair:
+        speed = agent.load().speed
+        assert speed is not None, agent.tail()
+        coefficients = msgspec.structs.asdict(speed)
+        assert all(value >= 0 for value in coefficients.values())
+        # Orders of magnitude only: the machine may be busy.
+        prefill_seconds = speed.prefill_a + speed.prefill_b * 500 + speed.prefill_c * 500**2
+        decode_seconds = speed.decode_a + speed.decode_b * 4 + speed.decode_c * 400
+        assert 0.01 < prefill_seconds < 30, coefficients
+        assert 0.001 < decode_seconds < 5, coefficients
+
+
+def test_metrics_follow_the_role(pair: tuple[Agent, Agent]) -> None:
+    _, decode = pair
+    assert post_json(f"{decode.url}/role", {"role": "prefill", "roleEpoch": 8}) == {"role": "prefill", "roleEpoch": 8}
+    status, page = decode.get("/metrics")
+    assert status == 200
+    assert 'fulcrum_worker_role{role="prefill"} 1.0' in page
+    assert 'fulcrum_worker_role{role="decode"} 0.0' in page
+    assert "fulcrum_worker_role_epoch 8.0" in page
+    assert "fulcrum_worker_engine_up 1.0" in page
+    assert 'fulcrum_worker_speed_coefficient_seconds{coefficient="prefill_b"}' in page
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        post_json(f"{decode.url}/role", {"role": "decode", "roleEpoch": 7})
+    with refused.value:
+        assert refused.value.code == 409
+    post_json(f"{decode.url}/role", {"role": "decode", "roleEpoch": 9})
+
+
+def test_two_legs_give_the_tokens_of_one_engine(pair: tuple[Agent, Agent]) -> None:
+    prefill, decode = pair
+    # Asked of the prefill engine: in the decode engine's prefix cache it would leave nothing to move.
+    expected = prefill.complete(PROMPT, max_tokens=32)["choices"][0]["text"]
+    moved_before = decode.engine_metric("vllm:nixl_bytes_transferred_sum")
+    first = prefill.complete(PROMPT, max_tokens=1, request_id="two-legs", kv_transfer_params=REMOTE_DECODE)
+    held = prefill.load()
+    assert (held.running, held.waiting) == (0, 0)
+    assert held.kv_held_for_peers is not None
+    assert held.kv_held_for_peers > 0
+    assert not held.idle
+    second = decode.complete(
+        PROMPT, max_tokens=32, request_id="two-legs", kv_transfer_params=first["kv_transfer_params"], priority=-5
+    )
+    assert second["choices"][0]["text"] == expected
+    assert decode.engine_metric("vllm:nixl_bytes_transferred_sum") > moved_before
+    wait_until(lambda: prefill.load().idle, seconds=5, what="the prefill worker gives the blocks free")
+
+
+def test_a_draining_worker_stays_ready_and_says_so(pair: tuple[Agent, Agent]) -> None:
+    _, decode = pair
+    assert post_json(f"{decode.url}/drain", {})["draining"] is True
+    assert decode.load().draining
+    status, body = decode.get("/readyz")
+    assert status == 200
+    assert '"draining":true' in body
+    post_json(f"{decode.url}/role", {"role": "decode", "roleEpoch": 10})
+    assert not decode.load().draining
+
+
+def test_sigterm_lets_a_running_request_finish(pair: tuple[Agent, Agent]) -> None:
+    prefill, _ = pair
+    processes = prefill.descendants()
+    answers: list[Any] = []
+    client = threading.Thread(
+        target=lambda: answers.append(prefill.complete("Once upon a time", max_tokens=150, ignore_eos=True))
+    )
+    client.start()
+    wait_until(lambda: prefill.load().running == 1, seconds=20, what="the request runs")
+    prefill.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: prefill.load().draining, seconds=5, what="the agent drains")
+    client.join(60)
+    assert answers, prefill.tail()
+    assert answers[0]["usage"]["completion_tokens"] == 150
+    assert answers[0]["choices"][0]["finish_reason"] == "length"
+    assert prefill.wait_exit(seconds=40) == 0
+    assert "drain_ended outcome=idle" in prefill.tail(200)
+    wait_until(lambda: not alive(processes), seconds=5, what="vLLM's processes are gone")
+
+
+def test_a_killed_vllm_ends_the_agent_and_leaves_nothing(pair: tuple[Agent, Agent]) -> None:
+    _, decode = pair
+    processes = decode.descendants()
+    api_server = next(process for process in processes if process.ppid() == decode.process.pid)
+    assert len(processes) >= 2, "vLLM has an engine process besides its API server"
+    api_server.kill()
+    assert decode.wait_exit(seconds=20) == EXIT_ENGINE_DIED
+    log = decode.log.read_text(errors="replace")
+    assert "vLLM was killed by SIGKILL while serving; its last lines:" in log[-2048:]
+    assert "Application startup complete" in log[-2048:], "what vLLM said last"
+    wait_until(lambda: not alive(processes), seconds=10, what="vLLM's engine process dies with its parent")
