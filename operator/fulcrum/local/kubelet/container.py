@@ -1,0 +1,366 @@
+"""One container of one Pod: its runs one after another, its probes, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from fulcrum.local.kubelet import probers
+from fulcrum.local.kubelet.backoff import Backoff
+from fulcrum.local.kubelet.logs import termination_message
+from fulcrum.local.kubelet.probers import Target
+from fulcrum.local.kubelet.probes import ProbeKind, ProbeSpec, ProbeState
+from fulcrum.local.kubelet.processes import MARK_CONTAINER, MARK_POD_UID, Shim, kill_marked, read_json
+from fulcrum.local.kubelet.statuses import ContainerView, Exited, Running, Waiting
+
+Json = dict[str, Any]
+logger = logging.getLogger(__name__)
+
+_EAGER_SECONDS: Final = 0.5
+"""Until its first success a probe is tried at least this often, so that a Pod does not wait for the next period;
+failures count only once a period."""
+_KEPT_RUNS: Final = 2
+_KILL_SECONDS: Final = 5.0
+
+
+class Report(Protocol):
+    """Tells the user about something that happened to a container (a Kubernetes Event)."""
+
+    def __call__(self, reason: str, message: str, *, warning: bool = False) -> None: ...
+
+
+class Container:
+    """State of one container.
+
+    `changed` is called whenever something happened that a status or a decision depends on; `unhealthy` when a startup
+    or liveness probe has failed for good, with the grace period in seconds that the probe asks for: the owner stops
+    the container, and the restart policy does the rest.
+    """
+
+    def __init__(
+        self,
+        spec: Json,
+        *,
+        directory: Path,
+        pod_uid: str,
+        changed: Callable[[], None],
+        report: Report,
+        unhealthy: Callable[[Container, int | None], None],
+    ) -> None:
+        self.spec = spec
+        self.name: str = spec["name"]
+        self.exit: Exited | None = None
+        """How the newest run ended; None while it runs, or when there was none."""
+        self.running: Running | None = None
+        self.waiting: Waiting | None = None
+        self.restart_count = 0
+        self.not_before = 0.0
+        """Monotonic time before which it must not start again."""
+        self.stopping = False
+        self._runs = 0
+        self._before: Exited | None = None
+        self._directory = directory
+        self._pod_uid = pod_uid
+        self._changed = changed
+        self._report = report
+        self._unhealthy = unhealthy
+        self._backoff = Backoff()
+        self._started = False
+        self._ready = False
+        self._shim: Shim | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._begun = 0.0
+
+    # What it looks like.
+
+    def view(self) -> ContainerView:
+        """Frozen picture for the Pod's status."""
+        state: Waiting | Running | Exited
+        if self.running is not None:
+            state, last = self.running, self._before
+        elif self.waiting is not None or self.exit is None:
+            state, last = self.waiting or Waiting(reason="ContainerCreating"), self.exit or self._before
+        else:
+            state, last = self.exit, self._before
+        return ContainerView(
+            name=self.name,
+            image=self.spec.get("image", ""),
+            state=state,
+            last=last,
+            restart_count=self.restart_count,
+            ready=self.running is not None and self._ready,
+            started=self.running is not None and self._started,
+        )
+
+    def log_directory(self, *, previous: bool) -> Path | None:
+        """Folder of the log of the newest run, or of the one before; None when there is none."""
+        run = self._runs - (2 if previous else 1)
+        directory = self._directory / str(run)
+        return directory if run >= 0 and directory.is_dir() else None
+
+    @property
+    def backoff_seconds(self) -> float:
+        return self._backoff.delay_seconds
+
+    # Its runs.
+
+    async def start(self, argv: list[str], target: Target, *, log_bytes: int) -> None:
+        """Start a run. An error to start it is an ended run with reason StartError."""
+        assert self.running is None
+        if self._runs:
+            self.restart_count += 1
+            self._backoff = self._backoff.restarted()
+        directory = self._run_directory(self._runs)
+        directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+        self._runs += 1
+        self._before, self.exit = self.exit or self._before, None
+        self._forget_old_runs()
+        started_at = _timestamp()
+        self._started = self._ready = False
+        try:
+            shim = Shim.start(directory, argv, target.env, target.cwd, log_bytes)
+        except OSError as error:
+            self._ended(None, error=str(error), started_at=started_at)
+            return
+        self.waiting = None
+        if await shim.started():
+            self._run(shim, target, started_at)
+            self._report("Started", f"Started container {self.name}")
+        else:
+            await shim.ended()
+            self._ended(read_json(directory / "exit.json"), error="the shim ended", started_at=started_at)
+
+    def adopt(self, previous: Json | None, target: Target) -> None:
+        """Take over what an earlier kubelet left: the newest run, running or ended. `previous` is its API status."""
+        runs = sorted(int(entry.name) for entry in self._directory.glob("*") if entry.name.isdigit())
+        if not runs:
+            return
+        self._runs = runs[-1] + 1
+        self.restart_count = runs[-1]
+        directory = self._run_directory(runs[-1])
+        before = read_json(self._run_directory(runs[-1] - 1) / "exit.json")
+        if before is not None:
+            self._before = self._as_exited(before, run=runs[-1] - 1)
+        shim, begun = Shim.adopt(directory), read_json(directory / "started.json")
+        if shim is not None and begun is not None:
+            same = previous is not None and previous.get("containerID") == self._container_id(runs[-1])
+            self._started = bool(same and previous and previous.get("started"))
+            self._ready = bool(same and previous and previous.get("ready"))
+            self._run(shim, target, _seconds(begun["startedAt"]))
+            logger.info("container_adopted pod=%s container=%s pid=%d", self._pod_uid, self.name, shim.identity.pid)
+        else:
+            if shim is not None:
+                shim.kill()
+            self._ended(read_json(directory / "exit.json"), error=None, started_at=_timestamp())
+
+    def _run(self, shim: Shim, target: Target, started_at: str) -> None:
+        self._shim = shim
+        self._begun = time.monotonic()
+        self.waiting = None
+        self.running = Running(started_at=started_at, container_id=self._container_id(self._runs - 1))
+        self._watch = asyncio.create_task(self._follow(shim, target, started_at))
+        self._changed()
+
+    async def _follow(self, shim: Shim, target: Target, started_at: str) -> None:
+        """Probes while the run lasts; then its end."""
+        startup = ProbeSpec.of(self.spec, ProbeKind.STARTUP)
+        probes = [asyncio.create_task(self._probe_all(startup, target))]
+        try:
+            await shim.ended()
+        finally:
+            for task in probes:
+                task.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+        self._ended(read_json(self._run_directory(self._runs - 1) / "exit.json"), error=None, started_at=started_at)
+
+    def _ended(self, record: Json | None, *, error: str | None, started_at: str) -> None:
+        run = self._runs - 1
+        if record is None and error is None:
+            # The shim was killed: its children are killed by the kernel or here, and nobody knows the status.
+            kill_marked({MARK_POD_UID: self._pod_uid, MARK_CONTAINER: self.name})
+            record = {"exitCode": 137, "signal": 9, "startedAt": started_at, "finishedAt": _timestamp()}
+        elif record is None:
+            record = {"exitCode": 128, "error": error, "startedAt": started_at, "finishedAt": _timestamp()}
+        self.exit = self._as_exited(record, run=run)
+        self.running = self._shim = None
+        self._ready = self._started = False
+        self._backoff = self._backoff.ended(ran_seconds=time.monotonic() - self._begun if self._begun else 0.0)
+        self.not_before = time.monotonic() + self._backoff.delay_seconds
+        logger.info(
+            "container_ended pod=%s container=%s exit_code=%d reason=%s restart_in_seconds=%.0f",
+            self._pod_uid, self.name, self.exit.exit_code, self.exit.reason, self._backoff.delay_seconds,
+        )  # fmt: skip
+        self._changed()
+
+    def _as_exited(self, record: Json, *, run: int) -> Exited:
+        code = int(record["exitCode"])
+        error = record.get("error")
+        message = f"failed to start: {error}" if error else ""
+        if not error and code and self.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            message = termination_message(self._run_directory(run))
+        return Exited(
+            exit_code=code,
+            signal=int(record.get("signal") or 0),
+            reason="StartError" if error else "Error" if code else "Completed",
+            message=message,
+            started_at=_seconds(record["startedAt"]),
+            finished_at=_seconds(record["finishedAt"]),
+            container_id=self._container_id(run),
+        )
+
+    # Its probes.
+
+    async def _probe_all(self, startup: ProbeSpec | None, target: Target) -> None:
+        if startup is None or self._started:
+            self._started = True
+        elif not await self._probe_startup(startup, target):
+            return
+        readiness = ProbeSpec.of(self.spec, ProbeKind.READINESS)
+        liveness = ProbeSpec.of(self.spec, ProbeKind.LIVENESS)
+        self._started = True
+        if readiness is None:
+            self._ready = True
+        self._changed()
+        async with asyncio.TaskGroup() as group:
+            if readiness is not None:
+                group.create_task(self._probe_readiness(readiness, target))
+            if liveness is not None:
+                group.create_task(self._probe_liveness(liveness, target))
+
+    async def _probe_startup(self, spec: ProbeSpec, target: Target) -> bool:
+        state = ProbeState()
+        schedule = _Schedule(self._begun, spec)
+        while True:
+            await schedule.next(eager=True)
+            outcome = await probers.carry_out(spec.handler, target, timeout_seconds=spec.timeout_seconds)
+            if outcome.ok:
+                return True
+            if not schedule.counts():
+                continue
+            state = state.after(False, spec)
+            self._report("Unhealthy", f"Startup probe failed: {outcome.message}", warning=True)
+            if state.verdict is False:
+                self._give_up(spec)
+                return False
+
+    async def _probe_readiness(self, spec: ProbeSpec, target: Target) -> None:
+        # An adopted container keeps its verdict until the probe says otherwise.
+        state = ProbeState(verdict=True if self._ready else None)
+        schedule = _Schedule(self._begun, spec)
+        while True:
+            await schedule.next(eager=not self._ready)
+            outcome = await probers.carry_out(spec.handler, target, timeout_seconds=spec.timeout_seconds)
+            counts = schedule.counts()
+            if not outcome.ok and not counts:
+                continue
+            state = state.after(outcome.ok, spec)
+            if not outcome.ok:
+                self._report("Unhealthy", f"Readiness probe failed: {outcome.message}", warning=True)
+            if state.verdict is not None and state.verdict is not self._ready:
+                self._ready = state.verdict
+                self._changed()
+
+    async def _probe_liveness(self, spec: ProbeSpec, target: Target) -> None:
+        state = ProbeState()
+        schedule = _Schedule(self._begun, spec)
+        while True:
+            await schedule.next(eager=False)
+            schedule.counts()
+            outcome = await probers.carry_out(spec.handler, target, timeout_seconds=spec.timeout_seconds)
+            state = state.after(outcome.ok, spec)
+            if not outcome.ok:
+                self._report("Unhealthy", f"Liveness probe failed: {outcome.message}", warning=True)
+            if state.verdict is False:
+                self._give_up(spec)
+                return
+
+    def _give_up(self, spec: ProbeSpec) -> None:
+        self._report("Killing", f"Container {self.name} failed {spec.kind.value} probe, will be restarted")
+        self._unhealthy(self, spec.grace_seconds)
+
+    # Its end.
+
+    async def stop(self, target: Target, *, deadline: Callable[[], float]) -> None:
+        """preStop, SIGTERM, and SIGKILL once `deadline()` (monotonic; it may move closer) has passed; then returns."""
+        shim, watch = self._shim, self._watch
+        if shim is None or watch is None or self.running is None:
+            return
+        if not self.stopping:
+            self.stopping = True
+            self._report("Killing", f"Stopping container {self.name}")
+            hook = ((self.spec.get("lifecycle") or {}).get("preStop")) or {}
+            left = deadline() - time.monotonic()
+            if hook and left > 0:
+                outcome = await probers.carry_out(hook, target, timeout_seconds=left)
+                if not outcome.ok:
+                    self._report("FailedPreStopHook", outcome.message, warning=True)
+            shim.terminate()
+        while not watch.done() and (left := deadline() - time.monotonic()) > 0:
+            # Short slices: a second DELETE with a shorter grace moves the deadline.
+            await asyncio.wait({watch}, timeout=min(left, 0.5))
+        if not watch.done():
+            shim.kill()
+            await asyncio.wait({watch}, timeout=_KILL_SECONDS)
+        if not watch.done():
+            kill_marked({MARK_POD_UID: self._pod_uid, MARK_CONTAINER: self.name})
+            await asyncio.wait({watch})
+        self.stopping = False
+
+    async def abandon(self) -> None:
+        """Stop watching; the container runs on for the next kubelet."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+
+    def _run_directory(self, run: int) -> Path:
+        return self._directory / str(run)
+
+    def _container_id(self, run: int) -> str:
+        return f"process://{self._pod_uid}.{self.name}.{run}"
+
+    def _forget_old_runs(self) -> None:
+        for run in range(max(0, self._runs - _KEPT_RUNS - 8), self._runs - _KEPT_RUNS):
+            shutil.rmtree(self._run_directory(run), ignore_errors=True)
+
+
+class _Schedule:
+    """Times of one probe: the first after its initial delay, then every period; more often while `eager`."""
+
+    def __init__(self, begun: float, spec: ProbeSpec) -> None:
+        self._spec = spec
+        self._due = max(begun + spec.initial_delay_seconds, time.monotonic())
+        self._first = True
+
+    async def next(self, *, eager: bool) -> None:
+        """Sleep until the next try."""
+        wait_seconds = self._due - time.monotonic()
+        if eager and not self._first:
+            wait_seconds = min(wait_seconds, _EAGER_SECONDS)
+        self._first = False
+        if wait_seconds > 0:
+            await asyncio.sleep(wait_seconds)
+
+    def counts(self) -> bool:
+        """Whether this try is one of the period's; if so the next one is a period later."""
+        now = time.monotonic()
+        if now < self._due - 0.01:  # timers have a resolution
+            return False
+        self._due = max(self._due + self._spec.period_seconds, now)
+        return True
+
+
+def _timestamp() -> str:
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _seconds(stamp: str) -> str:
+    """An RFC 3339 time without its fraction, as Kubernetes' Time type is."""
+    return stamp[:19] + "Z"
