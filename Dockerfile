@@ -4,6 +4,8 @@ WORKDIR /src
 RUN python -m venv /opt/fulcrum
 COPY pyproject.toml README.md LICENSE ./
 COPY requirements/fulcrum.lock requirements/fulcrum.lock
+COPY crds crds
+COPY manifests manifests
 COPY operator operator
 COPY worker_image/fulcrum_worker worker_image/fulcrum_worker
 # The lock names what was tested; of it, only what the control plane imports is installed.
