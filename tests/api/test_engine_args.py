@@ -68,7 +68,7 @@ def _messages_of_api_server(item: str) -> set[str]:
         ("--served_model_name", "spec.model.servedName"),
         ("--served-model", "spec.model.servedName"),
         ("--max-model-len=1", "spec.model.maxModelLen"),
-        ("--api-key", "spec.gateway.auth"),
+        ("--api-key", "only the gateway"),
         ("--tensor-parallel-size=2", "parallelism.tensor"),
         ("--tensor_par=2", "parallelism.tensor"),
         ("-tp", "long form"),

@@ -107,7 +107,8 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
         dict[str, Any],
         Meta(
             description="Pod template merged over the generated worker Pod: `metadata` and `spec` as in a Pod "
-            "(tolerations, nodeSelector, resources, volumes ...); the container is called `worker`."
+            "(tolerations, nodeSelector, resources, volumes ...); the container is called `worker`, and null removes "
+            "what was generated."
         ),
     ] = msgspec.field(default_factory=dict)
     admits: Annotated[

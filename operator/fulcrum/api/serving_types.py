@@ -154,7 +154,21 @@ class Gateway(ApiStruct, frozen=True, kw_only=True):
 
     replicas: Annotated[int, Meta(ge=1, le=100, description="Gateway replicas; two survive the loss of one.")] = 2
     image: Annotated[Image, Meta(description="Gateway image.")] = "ghcr.io/fulcrum/fulcrum:0.1.0"
-    auth: Annotated[GatewayAuth | None, Meta(description="API keys; absent: no authentication.")] = None
+    auth: Annotated[
+        GatewayAuth | None,
+        Meta(
+            description="API keys; absent: no authentication. Refused in this release, which does not check keys yet."
+        ),
+    ] = None
+
+    rules: ClassVar[Rules] = (
+        # Accepting it would leave an endpoint open that its owner believes to be closed.
+        rule(
+            "!has(self.auth)",
+            "auth: this release does not check API keys, so the endpoint would be open; "
+            "remove it, and put an authenticating proxy in front of the gateway",
+        ),
+    )
 
 
 class Prometheus(ApiStruct, frozen=True, kw_only=True):
