@@ -1,0 +1,72 @@
+"""Exit codes of the agent where vLLM does not come up; a program that is no engine stands in for a stuck one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import urllib.request
+
+import pytest
+from tests.worker_image.agents import free_address, worker_config
+
+from fulcrum.api.worker import EXIT_ENGINE_NOT_STARTED, WorkerConfig
+from fulcrum_worker.agent import run_agent
+from fulcrum_worker.config import PodIdentity
+from fulcrum_worker.engine_command import EngineCommand
+
+
+def command(program: str) -> EngineCommand:
+    return EngineCommand(argv=(sys.executable, "-u", "-c", program), environment=dict(os.environ))
+
+
+async def run(config: WorkerConfig, engine: EngineCommand, ip: str | None = None) -> int:
+    pod = PodIdentity(ip=ip or free_address(), name="chat-cpu-0", namespace="default")
+    return await asyncio.wait_for(run_agent(config, pod, engine), 30)
+
+
+async def test_an_engine_that_ends_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    code = await run(worker_config(), command("print('no such model'); raise SystemExit(1)"))
+    assert code == EXIT_ENGINE_NOT_STARTED
+    assert capfd.readouterr().out.endswith(
+        "vLLM ended with exit code 1 before it was ready; its last lines:\nno such model\n"
+    )
+
+
+async def test_an_engine_that_never_answers(capfd: pytest.CaptureFixture[str]) -> None:
+    config = worker_config(start_timeout_seconds=0.5)
+    code = await run(config, command("import time; print('loading'); time.sleep(60)"))
+    assert code == EXIT_ENGINE_NOT_STARTED
+    end = capfd.readouterr().out
+    assert "vLLM was not ready after 0.5 s: the engine does not answer on /health; its last lines:\nloading\n" in end
+
+
+async def test_an_engine_that_cannot_be_executed(capfd: pytest.CaptureFixture[str]) -> None:
+    code = await run(worker_config(), EngineCommand(argv=("/nonexistent/python",), environment={}))
+    assert code == EXIT_ENGINE_NOT_STARTED
+    assert "vLLM could not be executed" in capfd.readouterr().out
+
+
+async def test_sigterm_while_starting_ends_well() -> None:
+    ip = free_address()
+    agent = asyncio.create_task(run(worker_config(), command("import time; time.sleep(60)"), ip))
+    statuses = await asyncio.to_thread(poll_while_starting, ip)
+    assert statuses == {"/healthz": 200, "/readyz": 503, "/load": 200}
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await agent == 0
+
+
+def poll_while_starting(ip: str) -> dict[str, int]:
+    statuses: dict[str, int] = {}
+    for path in ("/healthz", "/readyz", "/load"):
+        while path not in statuses:
+            try:
+                with urllib.request.urlopen(f"http://{ip}:8001{path}", timeout=5) as response:
+                    statuses[path] = response.status
+            except urllib.error.HTTPError as error:
+                with error:
+                    statuses[path] = error.code
+            except OSError:
+                continue
+    return statuses

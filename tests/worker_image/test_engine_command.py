@@ -1,0 +1,152 @@
+"""Tables: configuration -> vLLM's arguments and environment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worker_image.agents import worker_config
+
+from fulcrum.api.worker import KvCacheConfig, TransferConfig, WorkerConfig
+from fulcrum_worker.config import PodIdentity
+from fulcrum_worker.engine_command import engine_command
+
+POD = PodIdentity(ip="10.1.2.3", name="chat-h100-0", namespace="default")
+MODEL = Path("/models/m")
+
+
+def argv_of(config: WorkerConfig, model: Path | None = MODEL) -> tuple[str, ...]:
+    return engine_command(config, POD, model=model, environment={}).argv
+
+
+def environment_of(config: WorkerConfig, model: Path | None = MODEL, **inherited: str) -> dict[str, str]:
+    return dict(engine_command(config, POD, model=model, environment=inherited).environment)
+
+
+def value(argv: tuple[str, ...], option: str) -> str | None:
+    return argv[argv.index(option) + 1] if option in argv else None
+
+
+def cuda(**changes: Any) -> WorkerConfig:
+    return worker_config(accelerator="H100-SXM-80GB", **{"kv_cache": KvCacheConfig(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("config", "option", "expected"),
+    [
+        (cuda(), "--model", "/models/m"),
+        (cuda(), "--served-model-name", "chat"),
+        (cuda(), "--host", "10.1.2.3"),
+        (cuda(), "--port", "8000"),
+        (cuda(), "--kv-cache-dtype", "fp8"),
+        (cuda(kv_cache=KvCacheConfig(dtype="bf16")), "--kv-cache-dtype", "bfloat16"),
+        (cuda(kv_cache=KvCacheConfig(dtype="auto")), "--kv-cache-dtype", "auto"),
+        (cuda(), "--block-size", "16"),
+        (cuda(kv_cache=KvCacheConfig(block_size=48)), "--block-size", "48"),
+        (worker_config(kv_cache=KvCacheConfig(block_size=16)), "--block-size", "32"),
+        (worker_config(kv_cache=KvCacheConfig(block_size=33)), "--block-size", "64"),
+        (worker_config(kv_cache=KvCacheConfig(block_size=64)), "--block-size", "64"),
+        (cuda(), "--kv-cache-memory-bytes", None),
+        (cuda(kv_cache=KvCacheConfig(memory_bytes=5)), "--kv-cache-memory-bytes", "5"),
+        (worker_config(), "--kv-cache-memory-bytes", str(256 << 20)),
+        (worker_config(kv_cache=KvCacheConfig()), "--kv-cache-memory-bytes", str(1 << 30)),
+        (cuda(max_model_len=None), "--max-model-len", None),
+        (cuda(max_model_len=4096), "--max-model-len", "4096"),
+        (cuda(tensor_parallel=4, pipeline_parallel=2), "--tensor-parallel-size", "4"),
+        (cuda(tensor_parallel=4, pipeline_parallel=2), "--pipeline-parallel-size", "2"),
+        (cuda(), "--scheduling-policy", "priority"),
+    ],
+)
+def test_options(config: WorkerConfig, option: str, expected: str | None) -> None:
+    assert value(argv_of(config), option) == expected
+
+
+def test_argv_is_python_running_our_main() -> None:
+    argv = argv_of(cuda())
+    assert argv[:3] == (sys.executable, "-m", "fulcrum_worker.engine_main")
+    assert {"--enable-chunked-prefill", "--enable-prefix-caching"} <= set(argv)
+
+
+def test_eager_on_cpus_only() -> None:
+    assert "--enforce-eager" in argv_of(worker_config())
+    assert "--enforce-eager" not in argv_of(cuda())
+
+
+def test_a_hub_id_is_passed_on_and_may_use_the_network() -> None:
+    config = cuda(model="org/model")
+    assert value(argv_of(config, model=None), "--model") == "org/model"
+    assert "HF_HUB_OFFLINE" not in environment_of(config, model=None)
+    assert environment_of(config)["HF_HUB_OFFLINE"] == "1"
+
+
+def test_extra_arguments_come_last() -> None:
+    assert argv_of(cuda(engine_args=("--max-num-seqs", "64")))[-2:] == ("--max-num-seqs", "64")
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        (cuda(), {"kv_buffer_device": "cuda"}),
+        (worker_config(), {"kv_buffer_device": "cpu"}),
+        (cuda(transfer=TransferConfig(load_failure_policy="fail")), {"kv_load_failure_policy": "fail"}),
+        (
+            cuda(transfer=TransferConfig(backends=("UCX", "GDS"))),
+            {"kv_connector_extra_config": {"backends": ["UCX", "GDS"]}},
+        ),
+    ],
+)
+def test_transfer_config(config: WorkerConfig, changes: dict[str, object]) -> None:
+    expected = {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_both",
+        "kv_buffer_device": "cuda",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"backends": ["UCX"]},
+        **changes,
+    }
+    assert json.loads(value(argv_of(config), "--kv-transfer-config") or "") == expected
+
+
+def test_environment_of_a_cuda_worker() -> None:
+    environment = environment_of(cuda())
+    assert environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "10.1.2.3"
+    assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+    assert environment["PYTHONHASHSEED"] == "0"
+    assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
+    assert "cuda_ipc" in environment["UCX_TLS"]
+    assert environment["UCX_RNDV_THRESH"] == "16384"
+    assert environment["UCX_MAX_EAGER_RAILS"] == "1"
+    assert "OMP_NUM_THREADS" not in environment
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
+
+
+def test_environment_of_a_cpu_worker() -> None:
+    environment = environment_of(worker_config())
+    assert environment["UCX_TLS"] == "tcp,self,sm"
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment_of(worker_config(tensor_parallel=2))
+
+
+def test_what_the_pod_sets_wins_unless_it_breaks_the_contract() -> None:
+    environment = environment_of(
+        worker_config(),
+        UCX_TLS="rc,tcp",
+        OMP_NUM_THREADS="8",
+        HOME="/home/fulcrum",
+        VLLM_CPU_KVCACHE_SPACE="40",
+        VLLM_NIXL_SIDE_CHANNEL_PORT="1",
+        FULCRUM_WORKER_CONFIG="{}",
+    )
+    assert (environment["UCX_TLS"], environment["OMP_NUM_THREADS"], environment["HOME"]) == (
+        "rc,tcp",
+        "8",
+        "/home/fulcrum",
+    )
+    assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in environment, "it would override the configured KV size"
+    assert "FULCRUM_WORKER_CONFIG" not in environment

@@ -1,0 +1,92 @@
+"""vLLM's Prometheus text -> what is known about its load."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import ClientSession
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulcrum_worker.engine_metrics import EngineMetrics, parse_engine_metrics, scrape_engine
+
+LABELS = '{engine="0",model_name="chat"}'
+NEW = f"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{LABELS} 3.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{LABELS} 2.0
+# TYPE vllm:num_requests_waiting_by_reason gauge
+vllm:num_requests_waiting_by_reason{{engine="0",model_name="chat",reason="capacity"}} 2.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{LABELS} 0.25
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{{block_size="32",cache_dtype="fp8",engine="0",num_gpu_blocks="728"}} 1.0
+# TYPE vllm:e2e_request_latency_seconds histogram
+vllm:e2e_request_latency_seconds_bucket{{le="0.3"}} 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (NEW, EngineMetrics(running=3, waiting=2, kv_usage=0.25, kv_capacity_tokens=728 * 32)),
+        (
+            NEW.replace("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+            EngineMetrics(running=3, waiting=2, kv_usage=0.25, kv_capacity_tokens=728 * 32),
+        ),
+        (
+            NEW.replace('num_gpu_blocks="728"', 'num_gpu_blocks="None"'),
+            EngineMetrics(running=3, waiting=2, kv_usage=0.25),
+        ),
+        ("vllm:num_requests_running 0\n", EngineMetrics(running=0)),
+        (
+            'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 4\n'
+            'vllm:kv_cache_usage_perc{engine="0"} 0.1\nvllm:kv_cache_usage_perc{engine="1"} 0.3\n',
+            EngineMetrics(running=5, kv_usage=0.2),
+        ),
+        ("", EngineMetrics()),
+        ("<html>not metrics</html>", EngineMetrics()),
+    ],
+)
+def test_parse(text: str, expected: EngineMetrics) -> None:
+    assert parse_engine_metrics(text) == expected
+
+
+@pytest.mark.parametrize("text", ["vllm:num_requests_running NaN\n", "vllm:num_requests_running{ 1\n"])
+def test_broken_text_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        parse_engine_metrics(text)
+
+
+@given(st.text())
+def test_parse_never_fails_otherwise(text: str) -> None:
+    try:
+        metrics = parse_engine_metrics(text)
+    except ValueError:
+        return
+    assert not metrics.idle
+
+
+@pytest.mark.parametrize(
+    ("metrics", "held", "idle"),
+    [
+        (EngineMetrics(running=0, waiting=0, kv_usage=0.0), 0.0, True),
+        (EngineMetrics(running=0, waiting=0, kv_usage=0.1), 0.1, False),
+        (EngineMetrics(running=1, waiting=0, kv_usage=0.1), None, False),
+        (EngineMetrics(running=0, waiting=1, kv_usage=0.1), None, False),
+        (EngineMetrics(running=0, waiting=1, kv_usage=0.0), 0.0, False),
+        (EngineMetrics(running=0, waiting=0), None, False),
+        (EngineMetrics(kv_usage=0.1), None, False),
+        (EngineMetrics(running=0, kv_usage=0.0), 0.0, False),
+        (EngineMetrics(), None, False),
+    ],
+)
+def test_held_for_peers(metrics: EngineMetrics, held: float | None, idle: bool) -> None:
+    assert metrics.kv_held_for_peers == held
+    assert metrics.idle is idle
+
+
+async def test_a_failed_scrape_leaves_everything_unknown(unused_tcp_port: int) -> None:
+    async with ClientSession() as session:
+        url = f"http://127.0.0.1:{unused_tcp_port}"
+        assert await scrape_engine(session, url, timeout_seconds=1) == EngineMetrics()

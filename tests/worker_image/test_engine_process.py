@@ -1,0 +1,173 @@
+"""The child process: output, last words, exits, stopping; small programs do what vLLM cannot be made to do."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fulcrum_worker.engine_command import EngineCommand
+from fulcrum_worker.engine_process import EngineProcess, digest
+
+
+def engine(program: str, output: io.BytesIO | None = None) -> EngineProcess:
+    command = EngineCommand(
+        argv=(sys.executable, "-u", "-c", textwrap.dedent(program)), environment={"PATH": os.environ["PATH"]}
+    )
+    return EngineProcess(command, output=output or io.BytesIO())
+
+
+async def test_output_goes_through_and_the_last_lines_are_kept() -> None:
+    output = io.BytesIO()
+    process = engine(
+        "import sys\nfor i in range(1000): print('line', i)\nsys.stderr.write('the end'); sys.exit(3)", output
+    )
+    await process.start()
+    assert await process.wait() == 3
+    words = await process.last_words()
+    assert not process.alive
+    assert output.getvalue().count(b"\n") == 1000
+    assert output.getvalue().endswith(b"the end")
+    assert words.endswith("line 999\nthe end")
+
+
+async def test_killed_is_a_negative_code() -> None:
+    process = engine("import time; time.sleep(60)")
+    await process.start()
+    assert process.alive
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    assert await process.wait() == -signal.SIGKILL
+
+
+async def test_nothing_to_execute() -> None:
+    process = EngineProcess(EngineCommand(argv=("/nonexistent/python",), environment={}), output=io.BytesIO())
+    with pytest.raises(OSError, match="nonexistent"):
+        await process.start()
+    assert not process.alive
+    await process.stop(grace_seconds=1)
+    assert await process.last_words() == ""
+
+
+async def test_stop_is_sigterm_first() -> None:
+    output = io.BytesIO()
+    process = engine(
+        """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: (print("asked to stop"), sys.exit(0)))
+        print("up")
+        time.sleep(60)
+        """,
+        output,
+    )
+    await process.start()
+    await until(lambda: b"up" in output.getvalue())
+    await process.stop(grace_seconds=10)
+    assert await process.wait() == 0
+    assert output.getvalue().endswith(b"asked to stop\n")
+
+
+async def test_stop_kills_what_does_not_listen() -> None:
+    output = io.BytesIO()
+    process = engine(
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)", output
+    )
+    await process.start()
+    await until(lambda: b"up" in output.getvalue())
+    await process.stop(grace_seconds=0.2)
+    assert await process.wait() == -signal.SIGKILL
+
+
+async def test_it_stays_in_our_process_group() -> None:
+    process = engine("import os; print(os.getpgid(0))", output := io.BytesIO())
+    await process.start()
+    await process.wait()
+    await process.last_words()
+    assert int(output.getvalue()) == os.getpgid(0)
+
+
+async def test_children_of_the_main_module_die_with_their_parent(tmp_path: Path) -> None:
+    """vLLM's shape: a main module that arms itself and makes children with `spawn`, killed in the middle."""
+    (tmp_path / "engine_like.py").write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing, os, time
+            from fulcrum_worker.engine_main import die_with_parent
+            if __name__ == "__mp_main__":
+                die_with_parent(os.getppid())
+            if __name__ == "__main__":
+                child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+                child.start()
+                print("child", child.pid, flush=True)
+                time.sleep(60)
+            """
+        )
+    )
+    output = io.BytesIO()
+    process = EngineProcess(
+        EngineCommand(
+            argv=(sys.executable, "-m", "engine_like"),
+            environment={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))},
+        ),
+        output=output,
+    )
+    await process.start()
+    await until(lambda: b"child" in output.getvalue() and output.getvalue().endswith(b"\n"))
+    child = psutil.Process(int(output.getvalue().split()[1]))
+    # Armed once it sleeps in its target; before that it dies by itself when its parent's pipe closes.
+    await until(lambda: child.status() == psutil.STATUS_SLEEPING)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+async def until(condition: object, seconds: float = 20.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+LOG = """\
+(EngineCore pid=2) INFO 11-21 03:28:20 [core.py:133] Initializing a V1 LLM engine
+(EngineCore pid=2) ERROR 11-21 03:28:22 [core.py:1510] EngineCore failed to start.
+(EngineCore pid=2) ERROR 11-21 03:28:22 [core.py:1510] Traceback (most recent call last):
+(EngineCore pid=2) ERROR 11-21 03:28:22 [core.py:1510]   File "core.py", line 1451, in run_engine_core
+(EngineCore pid=2) ERROR 11-21 03:28:22 [core.py:1510]     raise ValueError(
+(EngineCore pid=2) ERROR 11-21 03:28:22 [core.py:1510] ValueError: No common block size for 16.
+Process EngineCore:
+Traceback (most recent call last):
+  File "process.py", line 314, in _bootstrap
+    self.run()
+ValueError: No common block size for 16.
+Traceback (most recent call last):
+  File "api_server.py", line 58, in <module>
+RuntimeError: Engine core initialization failed. See root cause above."""
+
+
+def test_digest_keeps_the_cause_and_the_consequence() -> None:
+    assert digest(LOG.splitlines()).splitlines() == [
+        "Initializing a V1 LLM engine",
+        "EngineCore failed to start.",
+        "ValueError: No common block size for 16.",
+        "Process EngineCore:",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+
+
+def test_digest_fits() -> None:
+    lines = [f"line {number} " + "ä" * 300 for number in range(100)]
+    text = digest(lines, limit_bytes=1500)
+    assert len(text.encode()) <= 1500
+    assert text.splitlines()[-1].startswith("line 99")
+    assert digest([]) == ""

@@ -1,0 +1,67 @@
+"""Fitting the capacity model's coefficients."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed, non_negative_least_squares
+
+LENGTHS = (16, 64, 256, 1024, 4096)
+SHAPES = ((1, 17.0), (4, 68.0), (16, 272.0), (4, 520.0), (16, 2080.0))
+
+
+def prefill(length: int, a: float, b: float, c: float) -> PrefillSample:
+    return PrefillSample(prompt_tokens=length, seconds=a + b * length + c * length**2)
+
+
+def decode(batch: int, context: float, a: float, b: float, c: float) -> DecodeSample:
+    return DecodeSample(batch=batch, context_tokens=context, seconds=a + b * batch + c * context)
+
+
+@given(
+    st.tuples(st.floats(1e-4, 0.1), st.floats(1e-6, 1e-2), st.floats(0, 1e-6)),
+    st.tuples(st.floats(1e-4, 0.1), st.floats(0, 1e-2), st.floats(0, 1e-5)),
+)
+def test_exact_samples_are_predicted_exactly(
+    first: tuple[float, float, float], second: tuple[float, float, float]
+) -> None:
+    prefills = [prefill(length, *first) for length in LENGTHS]
+    decodes = [decode(batch, context, *second) for batch, context in SHAPES]
+    speed = fit_speed(prefills, decodes)
+    assert speed is not None
+    for one in prefills:
+        predicted = speed.prefill_a + speed.prefill_b * one.prompt_tokens + speed.prefill_c * one.prompt_tokens**2
+        assert predicted == pytest.approx(one.seconds, rel=1e-3)
+    for step in decodes:
+        predicted = speed.decode_a + speed.decode_b * step.batch + speed.decode_c * step.context_tokens
+        assert predicted == pytest.approx(step.seconds, rel=1e-3)
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1e-3, 10)), min_size=1, max_size=8))
+def test_never_negative_and_never_worse_than_nothing(samples: list[tuple[float, float]]) -> None:
+    rows = [(1.0, x, x * x) for x, _ in samples]
+    targets = [y for _, y in samples]
+    solution = non_negative_least_squares(rows, targets)
+    assert all(value >= 0 for value in solution)
+    errors = [
+        (sum(c * x for c, x in zip(solution, row, strict=True)) / target - 1) ** 2
+        for row, target in zip(rows, targets, strict=True)
+    ]
+    assert sum(errors) <= len(targets) + 1e-6
+
+
+def test_falling_times_give_a_constant() -> None:
+    solution = non_negative_least_squares([(1.0, 1.0), (1.0, 2.0)], [2.0, 1.0])
+    assert solution[1] == 0
+    assert 1 <= solution[0] <= 2
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shapes"),
+    [((), SHAPES), ((16,), SHAPES), ((16, 16), SHAPES), (LENGTHS, ()), (LENGTHS, SHAPES[:1])],
+)
+def test_too_few_samples_fit_nothing(lengths: tuple[int, ...], shapes: tuple[tuple[int, float], ...]) -> None:
+    prefills = [prefill(length, 0.01, 0.001, 0) for length in lengths]
+    assert fit_speed(prefills, [decode(batch, context, 0.01, 0, 0) for batch, context in shapes]) is None
