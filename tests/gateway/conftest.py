@@ -53,6 +53,7 @@ class Engine:
     port: int = 0
     server: asyncio.Server | None = None
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    handlers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
@@ -63,6 +64,9 @@ class Engine:
             self.server.close()
         for writer in list(self.writers):
             writer.transport.abort()
+        for handler in list(self.handlers):
+            handler.cancel()
+        await asyncio.gather(*self.handlers, return_exceptions=True)
 
     def record(self) -> WorkerRecord:
         return WorkerRecord(name=self.name, role=self.role, host="127.0.0.1", port=self.port)
@@ -70,6 +74,9 @@ class Engine:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self.writers.add(writer)
+        handler = asyncio.current_task()
+        assert handler is not None
+        self.handlers.add(handler)
         try:
             while True:
                 request_line = await reader.readline()
@@ -95,6 +102,7 @@ class Engine:
             pass
         finally:
             self.writers.discard(writer)
+            self.handlers.discard(handler)
             writer.transport.abort()
 
     async def _answer(self, seen: Seen, writer: asyncio.StreamWriter) -> None:

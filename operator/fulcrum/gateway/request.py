@@ -165,7 +165,7 @@ class RequestParser:
         if name == b"transfer-encoding":
             self._chunked = True
             if value != b"chunked":
-                self._refuse(RequestError(HTTPStatus.NOT_IMPLEMENTED, "The only transfer coding here is chunked."))
+                self._refuse(bad_request("The only transfer coding here is chunked.", code="invalid_http"))
         elif name == b"expect":
             self._expects_continue = True
             if value != b"100-continue":
@@ -184,7 +184,7 @@ class RequestParser:
         self._method = parser.get_method()
         self._check_head_bytes(self._head_bytes)
         if version not in ("1.0", "1.1"):
-            self._refuse(RequestError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here."))
+            self._refuse(bad_request("HTTP/1.1 is spoken here.", code="invalid_http"))
         if self._http11 and not self._has_host:
             self._refuse(bad_request("A Host header is required."))
         if self._length_bytes > self._limits.max_body_bytes:

@@ -67,11 +67,14 @@ def record_of(pod: Pod) -> WorkerRecord | None:
 async def watch_workers(follower: Follower) -> None:
     """Keep `follower.view` equal to the usable worker Pods of its cluster; returns only when cancelled."""
     backoff_seconds = _FIRST_BACKOFF_SECONDS
+    client: AsyncClient | None = None
     while True:
         began_at = asyncio.get_running_loop().time()
         cause = "resync"
         try:
-            await _list_and_watch(follower)
+            if client is None:  # a new one reads the credentials anew
+                client = AsyncClient(namespace=follower.settings.namespace, timeout=httpx2.Timeout(10.0))
+            await _list_and_watch(follower, client)
         except TimeoutError:
             pass
         except ApiError as error:
@@ -89,33 +92,32 @@ async def watch_workers(follower: Follower) -> None:
             continue
         if asyncio.get_running_loop().time() - began_at > _LONGEST_BACKOFF_SECONDS:
             backoff_seconds = _FIRST_BACKOFF_SECONDS
+        if client is not None:
+            await client.close()
+            client = None
         logger.warning("watch_broken cause=%s workers_kept=%d", cause, len(follower.view.workers))
         await asyncio.sleep(backoff_seconds * random.uniform(0.5, 1.0))  # noqa: S311  (jitter, no secret)
         backoff_seconds = min(2 * backoff_seconds, _LONGEST_BACKOFF_SECONDS)
 
 
-async def _list_and_watch(follower: Follower) -> None:
-    settings, view = follower.settings, follower.view
+async def _list_and_watch(follower: Follower, client: AsyncClient) -> None:
+    """Raises TimeoutError when it is time for another list."""
+    view = follower.view
     labels: dict[str, Any] = {
-        names.LABEL_CLUSTER: settings.config.cluster,
+        names.LABEL_CLUSTER: follower.settings.config.cluster,
         names.LABEL_COMPONENT: names.COMPONENT_WORKER,
     }
-    # A client for each round reads the credentials anew.
-    client = AsyncClient(namespace=settings.namespace, timeout=httpx2.Timeout(10.0))
-    try:
-        async with asyncio.timeout(_RESYNC_SECONDS):
-            listed = client.list(Pod, labels=labels)
-            records = [record_of(pod) async for pod in listed]
-            view.replace(record for record in records if record is not None)
-            follower.watch_connected = True
-            events = client.watch(
-                Pod, labels=labels, resource_version=listed.resourceVersion, server_timeout=_SERVER_TIMEOUT_SECONDS
-            )
-            async with contextlib.aclosing(cast("AsyncGenerator[tuple[str, Pod], None]", events)) as stream:
-                async for operation, pod in stream:
-                    _apply(view, operation, pod)
-    finally:
-        await client.close()
+    async with asyncio.timeout(_RESYNC_SECONDS):
+        listed = client.list(Pod, labels=labels)
+        records = [record_of(pod) async for pod in listed]
+        view.replace(record for record in records if record is not None)
+        follower.watch_connected = True
+        events = client.watch(
+            Pod, labels=labels, resource_version=listed.resourceVersion, server_timeout=_SERVER_TIMEOUT_SECONDS
+        )
+        async with contextlib.aclosing(cast("AsyncGenerator[tuple[str, Pod], None]", events)) as stream:
+            async for operation, pod in stream:
+                _apply(view, operation, pod)
 
 
 def _apply(view: WorkerView, operation: str, pod: Pod) -> None:

@@ -1,0 +1,239 @@
+"""The Pod watch, against the embedded API server: usable Pods, role changes within 100 ms, outages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import signal
+import statistics
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from lightkube import AsyncClient, KubeConfig
+from lightkube.models.core_v1 import Container, ContainerStatus, PodCondition, PodSpec, PodStatus
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Pod
+from lightkube.types import PatchType
+
+from fulcrum.api import names
+from fulcrum.api.gateway import GatewayConfig
+from fulcrum.api.names import Role
+from fulcrum.gateway.config import Settings
+from fulcrum.gateway.metrics import Metrics
+from fulcrum.gateway.worker_watch import record_of, watch_workers
+from fulcrum.gateway.workers import WorkerView
+
+from .conftest import eventually
+
+
+def pod(name: str = "c-h100-0", *, role: str | None = "prefill", **status: Any) -> Pod:
+    labels = {names.LABEL_CLUSTER: "c", names.LABEL_COMPONENT: names.COMPONENT_WORKER}
+    if role is not None:
+        labels[names.LABEL_ROLE] = role
+    merged: dict[str, Any] = {
+        "phase": "Running",
+        "podIP": "127.77.0.1",
+        "conditions": [PodCondition(type="Ready", status="True")],
+        "containerStatuses": [
+            ContainerStatus(name="worker", ready=True, restartCount=0, image="i", imageID="", containerID="")
+        ],
+        **status,
+    }
+    return Pod(
+        metadata=ObjectMeta(name=name, labels=labels, uid="u", annotations={names.ANNOTATION_ROLE_EPOCH: "4"}),
+        spec=PodSpec(containers=[Container(name="worker", image="i")]),
+        status=PodStatus(**merged),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "role"),
+    [
+        (pod(), Role.PREFILL),
+        (pod(role="mixed"), Role.MIXED),
+        (pod(role="draining"), Role.DRAINING),
+        (pod(role=None), None),
+        (pod(role="boss"), None),
+        (pod(phase="Pending"), None),
+        (pod(podIP=None), None),
+        (pod(conditions=None), None),
+        (pod(conditions=[PodCondition(type="Ready", status="False")]), None),
+    ],
+)
+def test_which_pods_are_workers(given: Pod, role: Role | None) -> None:
+    record = record_of(given)
+    assert (record.role if record else None) == role
+    if record is not None:
+        assert (record.role_epoch, record.host, record.port, record.incarnation) == (4, "127.77.0.1", 8000, "u/0")
+
+
+def test_a_pod_that_is_being_deleted_is_no_worker() -> None:
+    leaving = pod()
+    assert leaving.metadata is not None
+    leaving.metadata.deletionTimestamp = dt.datetime.now(dt.UTC)
+    assert record_of(leaving) is None
+
+
+class ApiServer:
+    """`fulcrum apiserver` as a process."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.kubeconfig = state / "kubeconfig"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> AsyncClient:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "fulcrum.cli.app", "apiserver", "--state-dir", str(self.state),
+            "--kubeconfig-out", str(self.kubeconfig), stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(OSError, httpx2.TransportError):
+                    if self.kubeconfig.exists():
+                        client = self.client()
+                        [each async for each in client.list(Pod)]
+                        return client
+                await asyncio.sleep(0.1)
+
+    def client(self) -> AsyncClient:
+        config = KubeConfig.from_file(str(self.kubeconfig))
+        return AsyncClient(config=config, namespace="default", field_manager="test")
+
+    async def stop(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+            await self._process.wait()
+
+
+class Follower:
+    """A gateway's view without its server."""
+
+    def __init__(self) -> None:
+        config = GatewayConfig(cluster="c", served_name="m", model="m")
+        self.settings = Settings(config=config, host="127.0.0.1", namespace="default")
+        self.metrics = Metrics()
+        self.view = WorkerView(self.metrics)
+        self.watch_connected = False
+
+    def roles(self) -> dict[str, str]:
+        return {worker.name: worker.role.value for worker in self.view.workers}
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+    server = ApiServer(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def follower(server: ApiServer) -> AsyncIterator[Follower]:
+    follower = Follower()
+    task = asyncio.create_task(watch_workers(follower))
+    yield follower
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def make_pod(client: AsyncClient, given: Pod) -> None:
+    assert given.metadata is not None
+    await client.create(given)
+    await set_status(client, given)
+
+
+async def set_status(client: AsyncClient, given: Pod) -> None:
+    assert given.metadata is not None
+    assert given.metadata.name is not None
+    await client.patch(
+        Pod.Status, given.metadata.name, {"status": given.to_dict()["status"]}, patch_type=PatchType.MERGE
+    )
+
+
+async def set_role(client: AsyncClient, name: str, role: str) -> None:
+    await client.patch(Pod, name, {"metadata": {"labels": {names.LABEL_ROLE: role}}}, patch_type=PatchType.MERGE)
+
+
+@pytest.mark.integration
+async def test_the_view_follows_the_pods(server: ApiServer, follower: Follower) -> None:
+    # The watch began before there was a server.
+    client = await server.start()
+    await make_pod(client, pod("w0"))
+    await make_pod(client, pod("w1", role="decode"))
+    other = pod("other")
+    assert other.metadata is not None
+    other.metadata.labels = {**(other.metadata.labels or {}), names.LABEL_CLUSTER: "another"}
+    await make_pod(client, other)
+    await eventually(lambda: follower.roles() == {"w0": "prefill", "w1": "decode"})
+
+    await set_role(client, "w1", "draining")
+    await eventually(lambda: follower.roles() == {"w0": "prefill", "w1": "draining"})
+
+    await set_status(client, pod("w0", conditions=[PodCondition(type="Ready", status="False")]))
+    await eventually(lambda: follower.roles() == {"w1": "draining"})
+    await set_status(client, pod("w0"))
+    await eventually(lambda: follower.roles() == {"w0": "prefill", "w1": "draining"})
+
+    await client.delete(Pod, "w1")
+    await eventually(lambda: follower.roles() == {"w0": "prefill"})
+    await client.close()
+
+
+@pytest.mark.integration
+async def test_a_restarted_container_is_another_engine(server: ApiServer, follower: Follower) -> None:
+    client = await server.start()
+    joined: list[str] = []
+    follower.view.joined = lambda worker: joined.append(worker.record.incarnation)
+    await make_pod(client, pod("w0"))
+    await eventually(lambda: len(joined) == 1)
+    restarted = ContainerStatus(name="worker", ready=True, restartCount=1, image="i", imageID="", containerID="")
+    await set_status(client, pod("w0", containerStatuses=[restarted]))
+    await eventually(lambda: len(joined) == 2)
+    await client.close()
+
+
+@pytest.mark.integration
+async def test_workers_stay_while_the_api_server_is_away(server: ApiServer, follower: Follower) -> None:
+    client = await server.start()
+    await make_pod(client, pod("w0"))
+    await make_pod(client, pod("w1"))
+    await eventually(lambda: len(follower.roles()) == 2)
+    await client.close()
+    await server.stop()
+    await eventually(lambda: not follower.watch_connected)
+    assert len(follower.roles()) == 2
+    client = await server.start()
+    await set_role(client, "w0", "decode")
+    await client.delete(Pod, "w1")
+    await eventually(lambda: follower.roles() == {"w0": "decode"}, seconds=30)
+    await client.close()
+
+
+@pytest.mark.integration
+async def test_a_role_is_routed_by_within_100_milliseconds(server: ApiServer, follower: Follower) -> None:
+    client = await server.start()
+    await make_pod(client, pod("w0"))
+    await eventually(lambda: len(follower.roles()) == 1)
+    loop = asyncio.get_running_loop()
+    lags_seconds = []
+    for number in range(20):
+        role = ("decode", "prefill")[number % 2]
+        began_at = loop.time()
+        await set_role(client, "w0", role)
+        async with asyncio.timeout(10):
+            while follower.roles()["w0"] != role:  # noqa: ASYNC110  (polling at each turn of the loop is the measurement)
+                await asyncio.sleep(0)
+        lags_seconds.append(loop.time() - began_at)
+    # From before the PATCH, so the API server's own time is in it.
+    print(
+        f"patch to routing: median {statistics.median(lags_seconds) * 1e3:.1f} ms, max {max(lags_seconds) * 1e3:.1f} ms"
+    )
+    assert statistics.median(lags_seconds) < 0.1
+    assert follower.metrics.role_changes.total() == 20
+    await client.close()
