@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
+from fulcrum.local.apiserver import protobuf
 from fulcrum.local.apiserver.errors import ApiError, Json, bad_request, unsupported_media_type
 
 LONGEST_BODY_BYTES: Final = 3 * 1024 * 1024
-_ACCEPTED: Final = ("application/json", "application/yaml")
+_ACCEPTED: Final = ("application/json", "application/yaml", protobuf.MEDIA_TYPE)
 
 
 def parse_body(raw: bytes, content_type: str) -> Any:
@@ -19,6 +20,8 @@ def parse_body(raw: bytes, content_type: str) -> Any:
     if not raw:
         return None
     media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == protobuf.MEDIA_TYPE:
+        return protobuf.decode_protobuf(raw)
     if media_type.endswith("yaml"):
         return parse_yaml(raw)
     if media_type.endswith("json") or not media_type or media_type == "application/octet-stream":

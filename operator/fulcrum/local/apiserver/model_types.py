@@ -23,7 +23,8 @@ _STRING_MAPS: Final = frozenset(
 )
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "capacity", "allocatable", "hard", "overhead"})
 _MODULES: Final = {
-    "": "core", "apps": "apps", "autoscaling": "autoscaling", "policy": "policy", "rbac.authorization.k8s.io": "rbac",
+    "": "core", "meta": "meta", "apps": "apps", "autoscaling": "autoscaling", "policy": "policy",
+    "rbac.authorization.k8s.io": "rbac",
     "coordination.k8s.io": "coordination", "discovery.k8s.io": "discovery", "events.k8s.io": "events",
     "apiextensions.k8s.io": "apiextensions", "authentication.k8s.io": "authentication",
     "authorization.k8s.io": "authorization",

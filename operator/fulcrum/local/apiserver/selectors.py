@@ -71,12 +71,9 @@ def selector_matches(selector: Mapping[str, Any] | None, labels: Mapping[str, st
 
 def _expression_matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     key, operator, values = expression["key"], expression["operator"], expression.get("values") or ()
-    if operator == "Exists":
-        return key in labels
-    if operator == "DoesNotExist":
-        return key not in labels
-    is_in: bool = labels.get(key) in values
-    return is_in == (operator == "In")
+    if operator in ("Exists", "DoesNotExist"):
+        return (key in labels) == bool(operator == "Exists")
+    return (labels.get(key) in values) == bool(operator == "In")
 
 
 _FIELDS: Final[dict[str, frozenset[str]]] = {
