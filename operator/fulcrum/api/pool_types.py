@@ -86,8 +86,8 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
             min_length=1,
             max_length=63,
             pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-            description="Accelerator of the pool's workers, such as H100-SXM-80GB: they run on nodes that carry it as label "
-            "fulcrum.dev/accelerator. `cpu` runs the engine on CPUs, on any node.",
+            description="Accelerator of the pool's workers, such as H100-SXM-80GB: they run on nodes that carry it as "
+            "label fulcrum.dev/accelerator. `cpu` runs the engine on CPUs, on any node.",
         ),
     ]
     parallelism: Annotated[

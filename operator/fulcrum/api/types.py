@@ -114,7 +114,9 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
     """What is wanted: a model, a latency promise, and the hardware to keep it with."""
 
     model: Annotated[Model, Meta(description="The model that is served.")]
-    slo: Annotated[Slo, Meta(description="The latency that is promised.")] = Slo()
+    slo: Annotated[
+        Slo, Meta(description="The latency that is promised. No decision is made by it in this release yet.")
+    ] = Slo()
     pools: Annotated[
         tuple[Pool, ...],
         Meta(
