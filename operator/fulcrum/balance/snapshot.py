@@ -124,9 +124,16 @@ class Snapshot:
         """Every Pod of a pool, terminating ones included, by ordinal."""
         return tuple(sorted((w for w in self.workers if w.pool == pool), key=lambda w: w.ordinal))
 
-    def with_loads(self, loads: dict[str, LoadReport | None]) -> Snapshot:
-        """Return the same snapshot with load reports by worker name; absent ones stay unknown."""
-        return replace(self, workers=tuple(replace(w, load=loads.get(w.name)) for w in self.workers))
+    def with_loads(self, loads: dict[str, LoadReport | None], told: frozenset[tuple[str, int, int]]) -> Snapshot:
+        """Return the same snapshot with load reports by worker name; workers without one stay unknown.
+
+        `told` are the (uid, restarts, epoch) whose agents know their role.
+        """
+        workers = tuple(
+            replace(w, load=loads.get(w.name), role_told=(w.uid, w.restarts, w.role_epoch) in told)
+            for w in self.workers
+        )
+        return replace(self, workers=workers)
 
 
 def served_roles(workers: Iterable[Worker]) -> frozenset[Role]:

@@ -1,0 +1,1 @@
+"""Kubernetes in, Kubernetes out: events, observation, plans carried out."""

@@ -1,0 +1,146 @@
+"""Carry out a plan's actions: one that fails does not hold up the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fulcrum.api.names import ANNOTATION_ROLE_EPOCH, Role
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole
+from fulcrum.controller.children import Manifest, Owner, role_labels, worker_pod
+from fulcrum.controller.kube import POD, ApiFailure, Kube
+from fulcrum.controller.metrics import Metrics
+from fulcrum.controller.observe import ANNOTATION_DRAINING_FROM, ANNOTATION_DRAINING_SINCE
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """An action that changed the cluster, with the uid of the Pod that it was about."""
+
+    action: Action
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of the actions."""
+
+    done: tuple[Done, ...]
+    failures: tuple[str, ...]
+    """What the API server said about those it refused."""
+
+
+class Applier:
+    """Carries out actions on one cluster's workers."""
+
+    def __init__(self, kube: Kube, metrics: Metrics, owner: Owner, spec: InferenceClusterSpec) -> None:
+        self._kube = kube
+        self._metrics = metrics
+        self._owner = owner
+        self._spec = spec
+
+    async def carry_out(self, actions: Iterable[Action], *, changed: Callable[[Action], None]) -> Outcome:
+        """Carry out `actions`, flips first: requests wait for nothing else. `changed` is called after each write."""
+        todo = [action for action in actions if not isinstance(action, TellRole)]
+        urgent = [action for action in todo if isinstance(action, SetRole)]
+        others = [action for action in todo if not isinstance(action, SetRole)]
+        results = [
+            *await asyncio.gather(*(self._one(action, changed) for action in urgent)),
+            *await asyncio.gather(*(self._one(action, changed) for action in others)),
+        ]
+        return Outcome(
+            done=tuple(result for result in results if isinstance(result, Done)),
+            failures=tuple(result for result in results if isinstance(result, str)),
+        )
+
+    async def _one(self, action: Action, changed: Callable[[Action], None]) -> Done | str | None:
+        try:
+            uid = await self._write(action)
+        except ApiFailure as error:
+            logger.warning("action_failed cluster=%s action=%r error=%r", self._owner.name, action, error)
+            return f"{action.name}: {error}"
+        if uid is None:
+            return None
+        self._metrics.action(type(action).__name__, action.reason.value)
+        logger.info(
+            "%s namespace=%s cluster=%s worker=%s reason=%s%s",
+            _LOG_NAMES[type(action)],
+            self._owner.namespace,
+            self._owner.name,
+            action.name,
+            action.reason.value,
+            _details(action),
+        )
+        changed(action)
+        return Done(action=action, uid=uid)
+
+    async def _write(self, action: Action) -> str | None:
+        """Write one action; returns the Pod's uid, None when there was nothing to write any more."""
+        namespace = self._owner.namespace
+        match action:
+            case CreateWorker():
+                pool = next(pool for pool in self._spec.pools if pool.name == action.pool)
+                pod = worker_pod(self._owner, self._spec, pool, ordinal=action.ordinal, role=action.role)
+                created = await self._kube.create(POD, pod)
+                return None if created is None else str(created["metadata"]["uid"])
+            case SetRole():
+                patch = _role_patch(action.uid, action.role, action.epoch, since=None, was=None)
+                return _uid(await self._kube.merge(POD, namespace, action.name, patch))
+            case StartDrain():
+                patch = _role_patch(
+                    action.uid,
+                    Role.DRAINING,
+                    action.epoch,
+                    since=action.since.isoformat(),
+                    was=action.from_role if action.from_role is not Role.DRAINING else None,
+                )
+                return _uid(await self._kube.merge(POD, namespace, action.name, patch))
+            case DeleteWorker():
+                await self._kube.delete(POD, namespace, action.name)
+                return action.uid
+            case TellRole():
+                return None
+
+
+_LOG_NAMES = {
+    CreateWorker: "worker_created",
+    SetRole: "worker_flipped",
+    StartDrain: "worker_draining",
+    DeleteWorker: "worker_deleted",
+}
+
+
+def _uid(pod: Manifest | None) -> str | None:
+    return None if pod is None else str(pod["metadata"]["uid"])
+
+
+def _role_patch(uid: str, role: Role, epoch: int, *, since: str | None, was: Role | None) -> Manifest:
+    # The uid makes the write fail (409) if another Pod has taken the name meanwhile.
+    return {
+        "metadata": {
+            "uid": uid,
+            "labels": role_labels(role),
+            "annotations": {
+                ANNOTATION_ROLE_EPOCH: str(epoch),
+                ANNOTATION_DRAINING_SINCE: since,
+                ANNOTATION_DRAINING_FROM: was.value if was is not None else None,
+            },
+        }
+    }
+
+
+def _details(action: Action) -> str:
+    match action:
+        case SetRole():
+            return f" from={action.from_role.value} to={action.role.value} epoch={action.epoch}"
+        case StartDrain():
+            return f" from={action.from_role.value} epoch={action.epoch}"
+        case CreateWorker():
+            return f" role={action.role.value}"
+        case _:
+            return ""

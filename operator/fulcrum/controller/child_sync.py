@@ -1,0 +1,89 @@
+"""Keep a cluster's children as their builders say, without writing what is there already."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from fulcrum.api.names import GROUP
+from fulcrum.controller.children import Manifest
+from fulcrum.controller.kube import CHILD_RESOURCES, Kube
+
+logger = logging.getLogger(__name__)
+
+ANNOTATION_APPLIED_HASH: Final = f"{GROUP}/applied-hash"
+"""Hash of what was applied last: tells that a field is no longer wanted, which a comparison cannot see."""
+
+ChildKey = tuple[str, str]
+"""Kind and name."""
+
+
+def key_of(child: Manifest) -> ChildKey:
+    """Return kind and name of a child."""
+    return child["kind"], child["metadata"]["name"]
+
+
+def stamped(child: Manifest) -> Manifest:
+    """Return the child with the hash of its own content in an annotation."""
+    digest = hashlib.sha256(msgspec.json.encode(child, order="sorted")).hexdigest()[:16]
+    marked = copy.deepcopy(child)
+    marked["metadata"].setdefault("annotations", {})[ANNOTATION_APPLIED_HASH] = digest
+    return marked
+
+
+def is_as_wanted(wanted: Any, live: Any) -> bool:
+    """Report whether `live` has everything that `wanted` says; what the server added does not count."""
+    if isinstance(wanted, dict):
+        return isinstance(live, dict) and all(
+            key in live and is_as_wanted(value, live[key]) if not _is_empty(value) else _is_empty(live.get(key))
+            for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return (
+            isinstance(live, list)
+            and len(live) == len(wanted)
+            and all(is_as_wanted(*pair) for pair in zip(wanted, live, strict=True))
+        )
+    return bool(wanted == live)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value in ({}, [])
+
+
+class ChildSync:
+    """Applies children that are not as wanted. Remembers only which ones others insist on changing."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._contested: dict[tuple[str, ChildKey], str] = {}
+
+    async def sync(
+        self, namespace: str, wanted: tuple[Manifest, ...], live: Mapping[ChildKey, Manifest | None]
+    ) -> list[ChildKey]:
+        """Bring the children up to date; returns those that were written. Children not in `live` are read first."""
+        unread = [key_of(child) for child in wanted if key_of(child) not in live]
+        read = await asyncio.gather(*(self._kube.get(CHILD_RESOURCES[kind], namespace, name) for kind, name in unread))
+        standing = {**live, **dict(zip(unread, read, strict=True))}
+        written = []
+        for child in map(stamped, wanted):
+            key = key_of(child)
+            now = standing[key]
+            if now is not None and is_as_wanted(child, now):
+                continue
+            digest = child["metadata"]["annotations"][ANNOTATION_APPLIED_HASH]
+            if now is not None and self._contested.get((namespace, key)) == digest:
+                continue
+            result = await self._kube.apply(CHILD_RESOURCES[key[0]], namespace, key[1], child)
+            written.append(key)
+            if result is not None and not is_as_wanted(child, result):
+                # An admission hook insists on another value; applying again and again would be a war.
+                logger.warning("child_contested kind=%s namespace=%s name=%s", key[0], namespace, key[1])
+                self._contested[namespace, key] = digest
+        return written

@@ -1,0 +1,92 @@
+"""The Deployment of the gateways."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from fulcrum.api.gateway import GatewayConfig
+from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, gateway_name
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.controller.children.owner import (
+    CONTAINER_SECURITY,
+    GATEWAY,
+    POD_SECURITY,
+    Manifest,
+    Owner,
+    pod_identity_env,
+)
+
+CONTAINER: Final = "gateway"
+GRACE_MARGIN_SECONDS: Final = 15
+"""Beyond the streams' grace: endpoints forget the Pod first, and the process ends after."""
+
+
+def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
+    """Return the configuration of the cluster's gateways."""
+    return GatewayConfig(
+        cluster=owner.name,
+        served_name=spec.model.served_name or owner.name,
+        model=spec.model.name,
+        max_model_len=spec.model.max_model_len,
+    )
+
+
+def gateway_deployment(owner: Owner, spec: InferenceClusterSpec) -> Manifest:
+    """Return the gateway Deployment: a new Pod is ready before an old one goes."""
+    config = gateway_config(owner, spec)
+    selector = owner.selector(GATEWAY)
+    container: Manifest = {
+        "name": CONTAINER,
+        "image": spec.gateway.image,
+        "command": ["fulcrum", "gateway"],
+        "env": [{"name": ENV_GATEWAY_CONFIG, "value": msgspec.json.encode(config).decode()}, *pod_identity_env()],
+        "ports": [{"name": "http", "containerPort": PORT_GATEWAY, "protocol": "TCP"}],
+        "readinessProbe": _probe("/ready", period_seconds=1, failures=3),
+        "livenessProbe": _probe("/health", period_seconds=10, failures=3),
+        "startupProbe": _probe("/health", period_seconds=1, failures=60),
+        "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}},
+        "securityContext": dict(CONTAINER_SECURITY),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 (a mount)
+    }
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": owner.metadata(gateway_name(owner.name), GATEWAY),
+        "spec": {
+            "replicas": spec.gateway.replicas,
+            "revisionHistoryLimit": 2,
+            "selector": {"matchLabels": selector},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "template": {
+                "metadata": {"labels": owner.labels(GATEWAY)},
+                "spec": {
+                    "serviceAccountName": gateway_name(owner.name),
+                    "enableServiceLinks": False,
+                    "terminationGracePeriodSeconds": math.ceil(config.shutdown_grace_seconds) + GRACE_MARGIN_SECONDS,
+                    "securityContext": dict(POD_SECURITY),
+                    "topologySpreadConstraints": [spread],
+                    "containers": [container],
+                    "volumes": [{"name": "tmp", "emptyDir": {}}],
+                },
+            },
+        },
+    }
+
+
+def _probe(path: str, *, period_seconds: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": PORT_GATEWAY},
+        "periodSeconds": period_seconds,
+        "timeoutSeconds": max(1, period_seconds // 2),
+        "failureThreshold": failures,
+    }

@@ -1,0 +1,72 @@
+"""Kubernetes Events: one per decision, under a name made from the decision, so that repeating it adds none."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+
+from fulcrum.api.names import API_VERSION, FIELD_MANAGER, KIND
+from fulcrum.api.reasons import Reason
+from fulcrum.balance import CreateWorker, DeleteWorker, PlanEvent, SetRole, StartDrain
+from fulcrum.controller.apply import Done
+from fulcrum.controller.children import Manifest, Owner
+
+_WARNINGS = frozenset({Reason.DRAIN_TIMED_OUT})
+
+
+def event_of_action(owner: Owner, done: Done, now: datetime) -> Manifest:
+    """Return the event of an action that was carried out."""
+    action = done.action
+    match action:
+        case CreateWorker():
+            message = f"Created worker {action.name} as {action.role.value}."
+        case SetRole():
+            message = f"Worker {action.name}: {action.from_role.value} -> {action.role.value} (epoch {action.epoch})."
+        case StartDrain():
+            message = f"Worker {action.name} finishes its work as {action.from_role.value} and takes no more."
+        case DeleteWorker():
+            message = f"Deleted worker {action.name}: {_WHY_DELETED.get(action.reason, action.reason.value)}."
+        case _:
+            message = action.name
+    epoch = getattr(action, "epoch", "")
+    subject = f"{type(action).__name__}/{done.uid}/{epoch}"
+    return _event(owner, action.reason, message, subject=subject, warning=action.reason in _WARNINGS, now=now)
+
+
+def event_of_state(owner: Owner, event: PlanEvent, now: datetime) -> Manifest:
+    """Return the event of a change in the cluster's state."""
+    return _event(owner, event.reason, event.message, subject=event.subject, warning=event.warning, now=now)
+
+
+_WHY_DELETED = {
+    Reason.WORKER_DRAINED: "it had finished its work",
+    Reason.WORKER_REMOVED: "it has no place any more",
+    Reason.WORKER_REPLACED: "another takes its place",
+    Reason.DRAIN_TIMED_OUT: "its drain took longer than spec.balance.flip.drainTimeout",
+}
+
+
+def _event(owner: Owner, reason: Reason, message: str, *, subject: str, warning: bool, now: datetime) -> Manifest:
+    digest = hashlib.sha256(f"{owner.uid}/{reason.value}/{subject}".encode()).hexdigest()[:16]
+    moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{owner.name}.{digest}", "namespace": owner.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": owner.name,
+            "namespace": owner.namespace,
+            "uid": owner.uid,
+        },
+        "type": "Warning" if warning else "Normal",
+        "reason": reason.value,
+        "message": message[:1024],
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
+        "count": 1,
+        "source": {"component": FIELD_MANAGER},
+        "reportingComponent": FIELD_MANAGER,
+        "reportingInstance": "",
+    }

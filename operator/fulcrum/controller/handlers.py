@@ -1,0 +1,64 @@
+"""What the operator listens to. Handlers know one thing: which cluster an event is about."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import kopf
+
+from fulcrum.api.names import GROUP, LABEL_CLUSTER, PLURAL, VERSION
+from fulcrum.controller.reconcile import ClusterKey
+
+WATCHED_CHILDREN: Final = (("", "v1", "pods"), ("apps", "v1", "deployments"), ("", "v1", "services"))
+
+
+class _Retries:
+    """Waits between attempts, without end: an API server that is away comes back, and then we are still here."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((0.1, 0.2, 0.5, 1.0, 2.0), itertools.repeat(5.0))
+
+
+def make_settings(*, all_namespaces: bool) -> kopf.OperatorSettings:
+    """Return kopf's settings; see `docs/concepts/control-loop.md` for the reasons."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.networking.request_timeout = 15
+    settings.networking.connect_timeout = 5
+    settings.networking.error_backoffs = _Retries()
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 301
+    settings.watching.reconnect_backoff = 0.1
+    # Watching CRDs and namespaces needs rights beyond a namespace.
+    settings.scanning.disabled = not all_namespaces
+    settings.persistence.finalizer = f"{GROUP}/operator"
+    settings.process.ultimate_exiting_timeout = 30
+    for child in WATCHED_CHILDREN:
+        settings.watching.label_selectors[child] = LABEL_CLUSTER
+    return settings
+
+
+def make_registry(enqueue: Callable[[ClusterKey], None]) -> kopf.OperatorRegistry:
+    """Return handlers that call `enqueue` with the key of the cluster that an event is about."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def on_cluster(name: str, namespace: str | None, **_: Any) -> None:
+        enqueue((namespace or "", name))
+
+    async def on_child(labels: kopf.Labels, namespace: str | None, **_: Any) -> None:
+        cluster = labels.get(LABEL_CLUSTER)
+        if cluster and namespace:
+            enqueue((namespace, cluster))
+
+    for child in WATCHED_CHILDREN:
+        kopf.on.event(*child, registry=registry, id=f"on-{child[2]}")(on_child)
+
+    @kopf.on.login(registry=registry)
+    def on_login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_kubeconfig(**kwargs) or kopf.login_with_service_account(**kwargs)
+
+    return registry

@@ -1,0 +1,235 @@
+"""Golden tables of what an InferenceCluster consists of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fulcrum.api.gateway import GatewayConfig
+from fulcrum.api.names import Role
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.worker import WorkerConfig
+from fulcrum.controller.children import Manifest, Owner, children, worker_pod
+from fulcrum.controller.children.overlay import overlay
+
+OWNER = Owner(name="chat", namespace="ml", uid="u-1")
+
+
+def make_spec(**changes: Any) -> InferenceClusterSpec:
+    document = {
+        "model": {"name": "m", "maxModelLen": 4096},
+        "pools": [{"name": "cpu", "accelerator": "cpu", "workers": {"max": 4}}],
+        **changes,
+    }
+    return msgspec.convert(document, InferenceClusterSpec)
+
+
+def gpu_spec(template: dict[str, Any] | None = None, **changes: Any) -> InferenceClusterSpec:
+    pool = {
+        "name": "h100",
+        "accelerator": "H100-SXM-80GB",
+        "parallelism": {"tensor": 2, "pipeline": 2},
+        "workers": {"max": 4},
+        "template": template or {},
+    }
+    return make_spec(pools=[pool], **changes)
+
+
+def pod_of(spec: InferenceClusterSpec, *, ordinal: int = 0, role: Role = Role.DECODE) -> Manifest:
+    return worker_pod(OWNER, spec, spec.pools[0], ordinal=ordinal, role=role)
+
+
+def container(pod: Manifest) -> Manifest:
+    return next(c for c in pod["spec"]["containers"] if c["name"] == "worker")
+
+
+def env(pod: Manifest) -> dict[str, Manifest]:
+    return {item["name"]: item for item in container(pod)["env"]}
+
+
+def test_the_worker_pod_of_a_cpu_pool() -> None:
+    pod = pod_of(make_spec(), ordinal=3)
+    config = msgspec.json.decode(env(pod)["FULCRUM_WORKER_CONFIG"]["value"], type=WorkerConfig)
+    assert (config.cluster, config.pool, config.model, config.served_name) == ("chat", "cpu", "m", "chat")
+    assert (config.role, config.role_epoch, config.max_model_len, config.accelerator) == (Role.DECODE, 0, 4096, "cpu")
+    spec_hash = pod["metadata"]["annotations"].pop("fulcrum.dev/spec-hash")
+    assert len(spec_hash) == 10
+    assert pod["metadata"] == {
+        "name": "chat-cpu-3",
+        "namespace": "ml",
+        "labels": {
+            "app.kubernetes.io/name": "fulcrum",
+            "app.kubernetes.io/instance": "chat",
+            "app.kubernetes.io/component": "worker",
+            "app.kubernetes.io/managed-by": "fulcrum",
+            "fulcrum.dev/cluster": "chat",
+            "fulcrum.dev/pool": "cpu",
+            "fulcrum.dev/role": "decode",
+            "llm-d.ai/role": "decode",
+        },
+        "annotations": {"fulcrum.dev/role-epoch": "0"},
+        "ownerReferences": [
+            {
+                "apiVersion": "fulcrum.dev/v1alpha1",
+                "kind": "InferenceCluster",
+                "name": "chat",
+                "uid": "u-1",
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+    container(pod)["env"] = list(env(pod))
+    assert pod["spec"] == {
+        "restartPolicy": "Always",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 150,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, "fsGroup": 1000},
+        "containers": [
+            {
+                "name": "worker",
+                "image": "ghcr.io/fulcrum/worker:0.1.0",
+                "command": ["python3", "-m", "fulcrum_worker"],
+                "env": ["FULCRUM_WORKER_CONFIG", "POD_IP", "POD_NAME", "POD_NAMESPACE"],
+                "ports": [
+                    {"name": "engine", "containerPort": 8000},
+                    {"name": "agent", "containerPort": 8001},
+                    {"name": "nixl", "containerPort": 5600},
+                ],
+                "startupProbe": {
+                    "httpGet": {"path": "/readyz", "port": 8001},
+                    "periodSeconds": 1,
+                    "timeoutSeconds": 1,
+                    "failureThreshold": 720,
+                },
+                "readinessProbe": {
+                    "httpGet": {"path": "/readyz", "port": 8001},
+                    "periodSeconds": 2,
+                    "timeoutSeconds": 1,
+                    "failureThreshold": 2,
+                },
+                "livenessProbe": {
+                    "httpGet": {"path": "/healthz", "port": 8001},
+                    "periodSeconds": 10,
+                    "timeoutSeconds": 5,
+                    "failureThreshold": 3,
+                },
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                    "readOnlyRootFilesystem": True,
+                    "runAsNonRoot": True,
+                },
+                "volumeMounts": [{"name": "cache", "mountPath": "/cache"}, {"name": "tmp", "mountPath": "/tmp"}],
+            }
+        ],
+        "volumes": [{"name": "cache", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
+    }
+
+
+def test_a_gpu_worker_asks_for_its_gpus_its_node_and_shared_memory() -> None:
+    pod = pod_of(
+        gpu_spec(
+            model={"name": "m", "credentials": {"secretName": "hf"}, "cache": {"persistentVolumeClaim": "models"}},
+            balance={"flip": {"drainTimeout": "5m"}},
+        )
+    )
+    assert container(pod)["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+    assert pod["spec"]["nodeSelector"] == {"fulcrum.dev/accelerator": "H100-SXM-80GB"}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["spec"]["volumes"]
+    assert {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}} in pod["spec"]["volumes"]
+    assert env(pod)["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 330
+
+
+def test_a_pools_template_is_laid_over_and_identity_stays() -> None:
+    pod = pod_of(
+        gpu_spec(
+            template={
+                "metadata": {"labels": {"team": "a", "fulcrum.dev/cluster": "other"}, "annotations": {"x": "y"}},
+                "spec": {
+                    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+                    "nodeSelector": {"fulcrum.dev/accelerator": None, "gpu": "h100"},
+                    "containers": [
+                        {
+                            "name": "worker",
+                            "resources": {"limits": {"memory": "64Gi"}},
+                            "env": [{"name": "EXTRA", "value": "1"}],
+                            "volumeMounts": [{"name": "models", "mountPath": "/cache"}],
+                        },
+                        {"name": "sidecar", "image": "s"},
+                    ],
+                    "volumes": [{"name": "cache", "hostPath": {"path": "/nvme"}}],
+                },
+            }
+        )
+    )
+    assert pod["metadata"]["labels"]["fulcrum.dev/cluster"] == "chat"
+    assert pod["metadata"]["labels"]["team"] == "a"
+    assert pod["metadata"]["annotations"]["x"] == "y"
+    assert pod["spec"]["nodeSelector"] == {"gpu": "h100"}
+    assert [c["name"] for c in pod["spec"]["containers"]] == ["worker", "sidecar"]
+    assert container(pod)["resources"]["limits"] == {"nvidia.com/gpu": "4", "memory": "64Gi"}
+    assert set(env(pod)) == {"FULCRUM_WORKER_CONFIG", "POD_IP", "POD_NAME", "POD_NAMESPACE", "EXTRA"}
+    assert {"name": "models", "mountPath": "/cache"} in container(pod)["volumeMounts"]
+    assert {"name": "cache", "hostPath": {"path": "/nvme"}} in pod["spec"]["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("base", "patch", "merged"),
+    [
+        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"a": {"b": 1}}, {"a": {"c": 2}}, {"a": {"b": 1, "c": 2}}),
+        ({"a": 1, "b": 2}, {"a": None}, {"b": 2}),
+        ({"args": [1]}, {"args": [2]}, {"args": [2]}),
+        ({"a": 1}, {"a": {"b": None, "c": 1}}, {"a": {"c": 1}}),
+        (
+            {"env": [{"name": "A", "value": "1"}]},
+            {"env": [{"name": "A", "valueFrom": {}}]},
+            {"env": [{"name": "A", "valueFrom": {}}]},
+        ),
+        (
+            {"ports": [{"containerPort": 1}]},
+            {"ports": [{"containerPort": 1, "name": "x"}]},
+            {"ports": [{"containerPort": 1, "name": "x"}]},
+        ),
+    ],
+)
+def test_overlay(base: Manifest, patch: Manifest, merged: Manifest) -> None:
+    before = msgspec.json.encode(base)
+    assert overlay(base, patch) == merged
+    assert msgspec.json.encode(base) == before
+
+
+def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
+    made = {(child["kind"], child["metadata"]["name"]): child for child in children(OWNER, make_spec())}
+    assert list(made) == [
+        ("ServiceAccount", "chat-gateway"),
+        ("Role", "chat-gateway"),
+        ("RoleBinding", "chat-gateway"),
+        ("Service", "chat-gateway"),
+        ("Deployment", "chat-gateway"),
+        ("PodDisruptionBudget", "chat-gateway"),
+        ("PodDisruptionBudget", "chat-workers"),
+    ]
+    assert made["Role", "chat-gateway"]["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    ]
+    deployment = made["Deployment", "chat-gateway"]["spec"]
+    assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    pod = deployment["template"]["spec"]
+    config = msgspec.json.decode(pod["containers"][0]["env"][0]["value"], type=GatewayConfig)
+    assert config == GatewayConfig(cluster="chat", served_name="chat", model="m", max_model_len=4096)
+    assert pod["terminationGracePeriodSeconds"] == 135
+    assert pod["containers"][0]["command"] == ["fulcrum", "gateway"]
+    assert deployment["selector"]["matchLabels"].items() <= deployment["template"]["metadata"]["labels"].items()
+    service = made["Service", "chat-gateway"]["spec"]
+    assert service["selector"] == deployment["selector"]["matchLabels"]
+    assert made["PodDisruptionBudget", "chat-workers"]["spec"]["minAvailable"] == 3
+    for child in made.values():
+        assert child["metadata"]["namespace"] == "ml"
+        assert child["metadata"]["ownerReferences"][0]["uid"] == "u-1"
