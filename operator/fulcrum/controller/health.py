@@ -23,7 +23,7 @@ async def serve_health(host: str, port: int, metrics: Metrics) -> AsyncIterator[
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/metrics", page)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1, keepalive_timeout=0)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

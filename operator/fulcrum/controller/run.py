@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Sequence
@@ -32,23 +31,27 @@ async def run_operator(*, namespaces: Sequence[str], health_host: str, health_po
     ):
         reconciler = Reconciler(kube, agents, metrics, now=lambda: datetime.now(UTC))
         queue: KeyedQueue[ClusterKey] = KeyedQueue(reconciler.reconcile, jitter=random.random)
-        stop = asyncio.Event()
-        # kopf takes every task that is younger than itself for its own, so the queue comes first.
         working = asyncio.create_task(queue.run(), name="queue")
-        working.add_done_callback(lambda _: stop.set())
-        logger.info("operator_started namespaces=%s health=%s:%d", ",".join(namespaces) or "*", health_host, port)
-        try:
-            await kopf.operator(
+        # kopf takes every task that is younger than itself for its own, and waits for it at the end.
+        await asyncio.sleep(0)
+        listening = asyncio.create_task(
+            kopf.operator(
                 registry=make_registry(queue.add),
                 settings=make_settings(all_namespaces=not namespaces),
                 standalone=True,
                 clusterwide=not namespaces,
                 namespaces=list(namespaces),
-                stop_flag=stop,
-            )
+            ),
+            name="kopf",
+        )
+        logger.info("operator_started namespaces=%s health=%s:%d", ",".join(namespaces) or "*", health_host, port)
+        try:
+            # Neither ends by itself: kopf ends on a signal, and the queue only by a defect, which must not go unseen.
+            await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ended_by_itself = working.done()
-            working.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await working
-            logger.info("operator_stopped unexpected=%s", str(ended_by_itself).lower())
+            for task in (listening, working):
+                task.cancel()
+            for result in await asyncio.gather(listening, working, return_exceptions=True):
+                if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                    raise result
+            logger.info("operator_stopped")

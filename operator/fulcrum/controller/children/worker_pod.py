@@ -12,7 +12,7 @@ from fulcrum.api.names import (
     ANNOTATION_ROLE_EPOCH,
     ANNOTATION_SPEC_HASH,
     ENV_WORKER_CONFIG,
-    GROUP,
+    LABEL_ACCELERATOR,
     LABEL_LLM_D_ROLE,
     LABEL_POOL,
     LABEL_ROLE,
@@ -36,8 +36,8 @@ from fulcrum.controller.children.owner import (
 )
 
 CONTAINER: Final = "worker"
-LABEL_ACCELERATOR: Final = f"{GROUP}/accelerator"
-"""Node label that GPU workers select; a pool's template can remove it (null) or select otherwise."""
+IMAGE_GROUP: Final = 10001
+"""Group of the worker image's user, so that it may write to a claim."""
 CACHE_PATH: Final = "/cache"
 """Where weights and compiled kernels are kept; the worker image's XDG_CACHE_HOME and HF_HOME point into it."""
 GRACE_MARGIN_SECONDS: Final = 30
@@ -107,7 +107,7 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role) 
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": math.ceil(seconds(spec.balance.flip.drain_timeout)) + GRACE_MARGIN_SECONDS,
-        "securityContext": {**POD_SECURITY, "fsGroup": 1000},
+        "securityContext": {**POD_SECURITY, "fsGroup": IMAGE_GROUP},
         "containers": [container],
         "volumes": volumes,
     }
