@@ -42,6 +42,11 @@ class Home:
         return self.root / "logs"
 
     @property
+    def install(self) -> Path:
+        """Copy of the manifests that were applied last."""
+        return self.root / "install"
+
+    @property
     def kubeconfig(self) -> Path:
         """Administrator's kubeconfig."""
         return self.root / "kubeconfig"

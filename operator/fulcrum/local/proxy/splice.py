@@ -84,8 +84,8 @@ class Downstream(_Side):
 
     def data_received(self, data: bytes) -> None:
         if self.peer is None and self.transport is not None:
-            # More waits in the kernel until somebody can take it. (To pause in connection_made is no use: uvloop starts to
-            # read after it.)
+            # More waits in the kernel until somebody can take it. Pausing in connection_made would not do: uvloop
+            # starts to read after it.
             self._early += data
             self.transport.pause_reading()
         super().data_received(data)

@@ -1,0 +1,34 @@
+"""The small controllers (scheduler, Deployments, endpoints ...) as a process of their own.
+
+Run as `python -m fulcrum.local.controlling KUBECONFIG`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+import uvloop
+from lightkube import KubeConfig
+
+from fulcrum.local.controllers.runner import run_controllers
+
+
+async def control(kubeconfig: str) -> None:
+    """Run every controller until SIGTERM or SIGINT. Errors: ValueError when the file names no context."""
+    config = KubeConfig.from_file(kubeconfig).get()
+    if config is None:
+        raise ValueError(f"{kubeconfig}: no current context")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await run_controllers(config, stop)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    uvloop.run(control(sys.argv[1]))

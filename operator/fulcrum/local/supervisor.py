@@ -1,0 +1,198 @@
+"""The parent of local mode's processes: API server, controllers, kubelet.
+
+Run as `python -m fulcrum.local.supervisor ROOT`. It restarts what dies. When it is told to stop, or is killed, its
+children end too; the Pods' processes go on until `fulcrum down`, or until the next kubelet takes them over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from fulcrum.local.home import MARK_HOME, Home
+from fulcrum.local.kubelet.processes import Identity, wait_gone, write_private
+
+logger = logging.getLogger(__name__)
+
+NODE_NAME: Final = "local"
+_PASSED_ON: Final = (
+    "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE",
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+)  # fmt: skip
+"""Beyond the kubelet's own list: where models come from is a property of the machine, not of a Pod."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_FIRST_DELAY_SECONDS: Final = 0.2
+_LAST_DELAY_SECONDS: Final = 5.0
+_GOOD_RUN_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 10.0
+_LOG_BYTES: Final = 10 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One process to keep running."""
+
+    name: str
+    argv: tuple[str, ...]
+
+
+def programs(home: Home) -> tuple[Program, ...]:
+    """What local mode consists of, in the order of starting."""
+    fulcrum = (sys.executable, "-m", "fulcrum.cli.app")
+    gpus = _gpu_count()
+    kubelet = (
+        *fulcrum, "kubelet", "--kubeconfig", str(home.kubeconfig), "--node-name", NODE_NAME,
+        "--state-dir", str(home.kubelet), "--no-taint", "--service-proxy",
+        *(f"--pass-env={name}" for name in _PASSED_ON),
+        *((f"--extended-resource=nvidia.com/gpu={gpus}",) if gpus else ()),
+    )  # fmt: skip
+    return (
+        Program(
+            name="apiserver",
+            argv=(
+                *fulcrum, "apiserver", "--state-dir", str(home.apiserver), "--kubeconfig-out", str(home.kubeconfig),
+            ),
+        ),
+        Program(name="controllers", argv=(sys.executable, "-m", "fulcrum.local.controlling", str(home.kubeconfig))),
+        Program(name="kubelet", argv=kubelet),
+    )  # fmt: skip
+
+
+def _gpu_count() -> int:
+    """NVIDIA GPUs that the driver knows."""
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+class Supervisor:
+    """Keeps the programs of one state folder running until `stop` is set."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._children: dict[str, Identity] = {}
+        self.stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start everything, restart what ends, stop everything in reverse order."""
+        keepers = [(program, asyncio.create_task(self._keep(program))) for program in programs(self._home)]
+        await self.stop.wait()
+        for program, task in reversed(keepers):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            logger.info("program_stopped name=%s", program.name)
+        self._home.supervisor.unlink(missing_ok=True)
+
+    async def _keep(self, program: Program) -> None:
+        delay_seconds = _FIRST_DELAY_SECONDS
+        if program.name != "apiserver":
+            while not self._home.kubeconfig.exists():  # noqa: ASYNC110 - a file tells nobody
+                await asyncio.sleep(0.05)
+        while True:
+            begun = time.monotonic()
+            child = start(program, self._home)
+            self._record(program.name, Identity.of(child.pid))
+            logger.info("program_started name=%s pid=%d", program.name, child.pid)
+            try:
+                await self._ended(child)
+            finally:
+                self._record(program.name, None)
+            if time.monotonic() - begun > _GOOD_RUN_SECONDS:
+                delay_seconds = _FIRST_DELAY_SECONDS
+            logger.warning(
+                "program_ended name=%s exit_code=%s restart_in_seconds=%.1f",
+                program.name,
+                child.returncode,
+                delay_seconds,
+            )
+            await asyncio.sleep(delay_seconds)
+            delay_seconds = min(2 * delay_seconds, _LAST_DELAY_SECONDS)
+
+    async def _ended(self, child: subprocess.Popen[bytes]) -> None:
+        """Wait for the child; when cancelled, end it first."""
+        identity = Identity.of(child.pid)
+        try:
+            if identity is not None:
+                await wait_gone(identity)
+        except asyncio.CancelledError:
+            child.terminate()
+            if identity is not None:
+                try:
+                    async with asyncio.timeout(_STOP_SECONDS):
+                        await wait_gone(identity)
+                except TimeoutError:
+                    child.kill()
+            raise
+        finally:
+            child.wait()
+
+    def _record(self, name: str, identity: Identity | None) -> None:
+        if identity is None:
+            self._children.pop(name, None)
+        else:
+            self._children[name] = identity
+        own = Identity.of(os.getpid())
+        everyone = {"supervisor": own, **self._children} if own else dict(self._children)
+        record = {name: {"pid": item.pid, "ticks": item.ticks} for name, item in everyone.items()}
+        write_private(self._home.supervisor, json.dumps(record))
+
+
+def start(program: Program, home: Home) -> subprocess.Popen[bytes]:
+    """Start a program as a child that does not outlive this process. Errors: OSError."""
+    libc = ctypes.CDLL(None)
+
+    def end_with_parent() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    path = home.logs / f"{program.name}.log"
+    if path.exists() and path.stat().st_size > _LOG_BYTES:
+        path.replace(path.with_suffix(".log.1"))
+    with open_log(path) as log:
+        return subprocess.Popen(
+            program.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread
+            env={**os.environ, MARK_HOME: str(home.root)},
+        )
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """A log file for appending, readable by its owner only."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    return os.fdopen(fd, "ab")
+
+
+async def supervise(home: Home) -> int:
+    """Until SIGTERM or SIGINT; 1 when another supervisor has the folder."""
+    home.make()
+    lock = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.warning("already_supervised home=%s", home.root)
+        return 1
+    supervisor = Supervisor(home)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stop.set)
+    await supervisor.run()
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    sys.exit(asyncio.run(supervise(Home(root=Path(sys.argv[1])))))

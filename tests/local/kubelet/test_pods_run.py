@@ -1,0 +1,270 @@
+"""The kubelet against the embedded API server: from a Pod to its processes and back to its status."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from tests.local.kubelet.conftest import Client, World
+
+Json = dict[str, Any]
+pytestmark = pytest.mark.integration
+SERVE = "import http.server as h; h.HTTPServer((__import__('os').environ['IP'], 8000), h.SimpleHTTPRequestHandler).serve_forever()"
+POD_IP = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+
+
+def container(*command: str, name: str = "main", **more: Any) -> Json:
+    return {"name": name, "image": "none", "command": list(command), **more}
+
+
+def python(code: str, *, name: str = "main", **more: Any) -> Json:
+    return container("python3", "-u", "-c", code, name=name, **more)
+
+
+def state(pod: Json, index: int = 0, field: str = "containerStatuses") -> Json:
+    found: Json = pod["status"][field][index]
+    return found
+
+
+def is_ready(pod: Json) -> bool:
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in pod["status"]["conditions"])
+
+
+async def test_node_is_registered_with_capacity_and_lease(client: Client) -> None:
+    node = await client.api.get("/api/v1/nodes/test-node")
+    assert node["metadata"]["labels"]["fulcrum.dev/process-kubelet"] == "true"
+    assert int(node["status"]["capacity"]["cpu"]) >= 1
+    assert any(item["type"] == "Ready" and item["status"] == "True" for item in node["status"]["conditions"])
+    lease = await client.api.get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/test-node")
+    assert lease["spec"]["holderIdentity"] == "test-node"
+
+
+async def test_a_pod_is_ready_as_soon_as_its_probe_says_so(client: Client) -> None:
+    probe = {"httpGet": {"path": "/", "port": "web"}, "periodSeconds": 10}
+    asked = time.monotonic()
+    await client.make(
+        "ready",
+        python(SERVE, env=[POD_IP], ports=[{"name": "web", "containerPort": 8000}], readinessProbe=probe,
+               startupProbe=probe),
+    )  # fmt: skip
+    pod = await client.until("ready", is_ready)
+    assert time.monotonic() - asked < 5
+    assert pod["status"]["phase"] == "Running"
+    assert pod["status"]["podIP"].startswith(client.world.cidr.split(".0")[0])
+    assert pod["status"]["qosClass"] == "BestEffort"
+    assert state(pod)["ready"] and state(pod)["started"] and state(pod)["restartCount"] == 0
+    # Nothing happens: nothing is written.
+    version = pod["metadata"]["resourceVersion"]
+    await asyncio.sleep(1.5)
+    assert (await client.get("ready"))["metadata"]["resourceVersion"] == version
+    await client.delete("ready")
+    assert client.world.processes(pod["metadata"]["uid"]) == []
+
+
+async def test_environment_is_built_from_scratch(client: Client) -> None:
+    await client.api.create(
+        "/api/v1/namespaces/default/configmaps",
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"COLOUR": "red"}},
+    )
+    await client.api.create(
+        "/api/v1/namespaces/default/secrets",
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"token": "s3cret"}},
+    )
+    env = [
+        POD_IP,
+        {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}},
+        {"name": "LIMIT", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
+        {"name": "GREETING", "value": "$(NAME)@$(IP) $$(IP) $(NOBODY)"},
+    ]
+    await client.make(
+        "env",
+        container(
+            "sh", "-c", "env; cat $FULCRUM_VOLUME_FILES/token; echo; ls -ld $FULCRUM_VOLUME_FILES; exit 0", "$(NAME)",
+            env=env, envFrom=[{"configMapRef": {"name": "settings"}}], resources={"limits": {"memory": "64Mi"}},
+        ),
+        restartPolicy="Never",
+        volumes=[{"name": "files", "secret": {"secretName": "keys"}}],
+    )  # fmt: skip
+    pod = await client.until("env", lambda pod: pod["status"]["phase"] == "Succeeded")
+    text = await client.logs("env")
+    lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    assert lines["GREETING"] == f"env@{pod['status']['podIP']} $(IP) $(NOBODY)"
+    assert (lines["COLOUR"], lines["TOKEN"], lines["LIMIT"], lines["PASSED"]) == ("red", "s3cret", "64", "on")
+    assert "SECRET_OF_HOST" not in lines
+    assert "\ns3cret\n" in text
+    assert "drwx------" in text
+    kubeconfig = client.world.state / "pods" / pod["metadata"]["uid"] / "kubeconfig"
+    assert lines["KUBECONFIG"] == str(kubeconfig)
+    assert kubeconfig.stat().st_mode & 0o777 == 0o600
+    await client.delete("env")
+    assert not kubeconfig.exists()
+
+
+async def test_the_pod_is_its_service_account(client: Client) -> None:
+    code = "import lightkube, sys; c = lightkube.Client(); print(c.namespace); c.get(lightkube.resources.core_v1.Pod, 'x')"
+    await client.make("account", python("import lightkube.resources.core_v1\n" + code), restartPolicy="Never")
+    await client.until("account", lambda pod: pod["status"]["phase"] == "Failed")
+    text = await client.logs("account")
+    assert text.startswith("default\n")
+    assert "system:serviceaccount:default:default" in text  # known by name, and has no rights
+    await client.delete("account")
+
+
+async def test_init_containers_come_first_and_in_order(client: Client) -> None:
+    await client.make(
+        "init",
+        container("sh", "-c", "cat $FULCRUM_VOLUME_SHARED/note; sleep 1000"),
+        initContainers=[
+            container("sh", "-c", "echo one > $FULCRUM_VOLUME_SHARED/note", name="first"),
+            container("sh", "-c", "echo two >> $FULCRUM_VOLUME_SHARED/note", name="second"),
+        ],
+        volumes=[{"name": "shared", "emptyDir": {}}],
+    )
+    pod = await client.until("init", is_ready)
+    assert [item["state"]["terminated"]["reason"] for item in pod["status"]["initContainerStatuses"]] == ["Completed"] * 2
+    assert await client.logs("init", container="main") == "one\ntwo\n"
+    await client.delete("init", grace_seconds=1)
+
+
+async def test_first_restart_is_at_once_then_it_backs_off_and_says_why(client: Client) -> None:
+    await client.make(
+        "crash", python("print('the reason'); raise SystemExit(3)", terminationMessagePolicy="FallbackToLogsOnError")
+    )
+    pod = await client.until("crash", lambda pod: state(pod)["state"]["waiting"]["reason"] == "CrashLoopBackOff")
+    status = state(pod)
+    assert status["restartCount"] == 1
+    assert "back-off 10s" in status["state"]["waiting"]["message"]
+    assert status["lastState"]["terminated"]["exitCode"] == 3
+    assert status["lastState"]["terminated"]["message"] == "the reason"
+    assert pod["status"]["phase"] == "Running"
+    assert await client.logs("crash", previous="true") == "the reason\n"
+    await client.delete("crash")
+
+
+@pytest.mark.parametrize(
+    ("policy", "command", "phase", "restarts"),
+    [("Never", "exit 1", "Failed", 0), ("Never", "exit 0", "Succeeded", 0), ("OnFailure", "exit 0", "Succeeded", 0)],
+)
+async def test_restart_policies(client: Client, policy: str, command: str, phase: str, restarts: int) -> None:
+    name = f"{policy.lower()}-{phase.lower()}"
+    await client.make(name, container("sh", "-c", command), restartPolicy=policy)
+    pod = await client.until(name, lambda pod: pod["status"]["phase"] == phase)
+    assert state(pod)["restartCount"] == restarts
+    assert not is_ready(pod)
+    await client.delete(name)
+
+
+async def test_a_killed_process_comes_back_and_takes_its_children_along(client: Client) -> None:
+    await client.make("killed", container("sh", "-c", "setsid sleep 1001 & sleep 1002"))
+    pod = await client.until("killed", is_ready)
+    before = client.world.processes(pod["metadata"]["uid"])
+    main = next(pid for pid in before if psutil.Process(pid).name() == "sh")
+    os.kill(main, 9)
+    pod = await client.until("killed", lambda pod: state(pod)["restartCount"] == 1 and is_ready(pod))
+    last = state(pod)["lastState"]["terminated"]
+    assert (last["exitCode"], last["signal"], last["reason"]) == (137, 9, "Error")
+    assert not set(before) & set(client.world.processes(pod["metadata"]["uid"]))
+    await client.delete("killed", grace_seconds=1)
+    assert client.world.processes(pod["metadata"]["uid"]) == []
+
+
+async def test_liveness_failure_restarts_the_container(client: Client) -> None:
+    probe = {"exec": {"command": ["test", "!", "-e", "unhealthy"]}, "periodSeconds": 1, "failureThreshold": 1}
+    await client.make(
+        "live", container("sh", "-c", "sleep 1; touch unhealthy; trap 'rm unhealthy; exit 5' TERM; while :; do sleep .1; done", livenessProbe=probe)
+    )  # fmt: skip
+    pod = await client.until("live", lambda pod: state(pod)["restartCount"] >= 1)
+    assert state(pod)["lastState"]["terminated"]["exitCode"] == 5
+    events = await client.api.get("/api/v1/namespaces/default/events")
+    assert {"Unhealthy", "Killing", "Started"} <= {
+        item["reason"] for item in events["items"] if item["involvedObject"]["name"] == "live"
+    }
+    await client.delete("live")
+
+
+async def test_termination_is_graceful_then_forced(client: Client) -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, lambda *a: (print('bye'), time.sleep(1), exit(0))); print('up'); time.sleep(1e6)"
+    await client.make("polite", python(code), terminationGracePeriodSeconds=20)
+    await client.until("polite", is_ready)
+    await wait_for_log(client, "polite", "up")
+    await client.api.delete("/api/v1/namespaces/default/pods/polite")
+    pod = await client.until("polite", lambda pod: not is_ready(pod), seconds=1)
+    assert pod["metadata"]["deletionTimestamp"]
+    await wait_for_log(client, "polite", "bye")
+    await client.gone("polite", seconds=5)
+
+    await client.make("stubborn", container("sh", "-c", "trap '' TERM; while :; do sleep 1; done"))
+    pod = await client.until("stubborn", is_ready)
+    begun = time.monotonic()
+    await client.delete("stubborn", grace_seconds=1)
+    assert 0.9 < time.monotonic() - begun < 6
+    assert client.world.processes(pod["metadata"]["uid"]) == []
+
+
+async def test_pre_stop_runs_before_the_signal(client: Client) -> None:
+    hook = {"preStop": {"exec": {"command": ["sh", "-c", "echo asked > asked"]}}}
+    code = "import os, signal, time; signal.signal(signal.SIGTERM, lambda *a: (print(os.path.exists('asked')), time.sleep(2), exit(0))); print('up'); time.sleep(1e6)"
+    await client.make("hook", python(code, lifecycle=hook), terminationGracePeriodSeconds=20)
+    await wait_for_log(client, "hook", "up")
+    await client.api.delete("/api/v1/namespaces/default/pods/hook")
+    await wait_for_log(client, "hook", "True")
+    await client.gone("hook")
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "reason", "message"),
+    [
+        ("no-command", {"name": "main", "image": "nginx"}, "ErrImageNeverPull", "set `command`"),
+        ("no-secret", container("true", env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "nil", "key": "k"}}}]),
+         "CreateContainerConfigError", 'secret "nil" not found'),
+        ("no-folder", container("true", workingDir="/no/such"), "CreateContainerConfigError", "/no/such does not exist"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_run_says_why(client: Client, name: str, spec: Json, reason: str, message: str) -> None:
+    await client.make(name, spec)
+    pod = await client.until(name, lambda pod: state(pod)["state"]["waiting"]["reason"] == reason)
+    assert message in state(pod)["state"]["waiting"]["message"]
+    assert pod["status"]["phase"] == "Pending"
+    await client.delete(name)
+
+
+async def test_a_program_that_does_not_exist(client: Client) -> None:
+    await client.make("typo", container("no-such-program"), restartPolicy="Never")
+    pod = await client.until("typo", lambda pod: pod["status"]["phase"] == "Failed")
+    ended = state(pod)["state"]["terminated"]
+    assert ended["reason"] == "StartError"
+    assert 'exec "no-such-program": No such file or directory' in ended["message"]
+    await client.delete("typo")
+
+
+async def test_logs_with_their_options(client: Client) -> None:
+    await client.make("talk", python("import time\nfor i in range(4): print(i)\nimport sys; print('e', file=sys.stderr)\ntime.sleep(1e6)"))
+    await wait_for_log(client, "talk", "e\n")
+    assert await client.logs("talk") == "0\n1\n2\n3\ne\n"
+    assert await client.logs("talk", tailLines="2") == "3\ne\n"
+    assert await client.logs("talk", limitBytes="3") == "0\n1"
+    stamped = await client.logs("talk", timestamps="true", tailLines="1")
+    assert stamped.endswith("Z e\n") and stamped.startswith("20")
+    assert await client.logs("talk", sinceTime="2099-01-01T00:00:00Z") == ""
+    follower = asyncio.create_task(client.logs("talk", follow="true"))
+    await asyncio.sleep(0.3)
+    assert not follower.done()
+    await client.delete("talk", grace_seconds=1)
+    assert await asyncio.wait_for(follower, 10) == "0\n1\n2\n3\ne\n"
+
+
+async def wait_for_log(client: Client, name: str, text: str) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            pod = await client.get(name)
+            if (pod["status"].get("containerStatuses") or [{}])[0].get("containerID"):
+                if text in await client.logs(name):
+                    return
+            await asyncio.sleep(0.05)
