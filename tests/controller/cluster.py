@@ -1,0 +1,307 @@
+"""A real API server and a real operator as processes, and Pods that the test brings up and down itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+import yaml
+from aiohttp import web
+from lightkube import AsyncClient, KubeConfig
+from lightkube.core.resource import ApiInfo
+from lightkube.generic_resource import GenericNamespacedStatus, create_api_info
+from lightkube.types import PatchType
+
+from fulcrum.api.worker import LoadReport, RoleRequest
+from fulcrum.controller.children import Manifest
+from fulcrum.controller.kube import DEPLOYMENT, EVENT, INFERENCE_CLUSTER, POD, Kube
+from fulcrum.controller.metrics import Metrics
+
+BIN = Path(sys.executable).parent
+REPOSITORY = Path(__file__).parents[2]
+T = TypeVar("T")
+
+
+def _status_of(group: str, version: str, kind: str, plural: str) -> Any:
+    resource = create_api_info(group, version, kind, plural).resource
+    info = ApiInfo(resource=resource, parent=resource, plural=plural, verbs=["get", "patch", "put"], action="status")
+    return type(f"{kind}Status", (GenericNamespacedStatus,), {"_api_info": info})
+
+
+POD_STATUS = _status_of("", "v1", "Pod", "pods")
+DEPLOYMENT_STATUS = _status_of("apps", "v1", "Deployment", "deployments")
+
+
+async def eventually(check: Callable[[], Awaitable[T]], *, seconds: float = 15.0) -> T:
+    """Poll until `check` returns something true; its last value or error is what the failure shows."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            value = await check()
+            if value:
+                return value
+            problem: object = value
+        except (AssertionError, KeyError, StopIteration, IndexError, TypeError) as error:
+            problem = error
+        if time.monotonic() > deadline:
+            msg = f"not within {seconds} s: {problem!r}"
+            raise AssertionError(msg)
+        await asyncio.sleep(0.02)
+
+
+class ApiServer:
+    """`fulcrum apiserver` as a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kubeconfig = folder / "kubeconfig"
+        self.operator_kubeconfig = folder / "operator-kubeconfig"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.kubeconfig.unlink(missing_ok=True)
+        with (self.folder / "apiserver.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    BIN / "fulcrum",
+                    "apiserver",
+                    "--state-dir",
+                    self.folder / "state",
+                    "--kubeconfig-out",
+                    self.kubeconfig,
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + 30
+        while self.kubectl("get", "--raw", "/readyz", check=False).returncode != 0:
+            assert time.monotonic() < deadline, (self.folder / "apiserver.log").read_text()
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(20)
+            self._process = None
+
+    def kubectl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = [str(BIN / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=check, timeout=30)
+
+    def install(self) -> None:
+        """Install the CRD and the operator's rights, and log in as the operator: it gets no other rights here."""
+        self.kubectl("apply", "-f", str(REPOSITORY / "crds" / "fulcrum.dev_inferenceclusters.yaml"))
+        self.kubectl("wait", "--for=condition=Established", "crd/inferenceclusters.fulcrum.dev", "--timeout=20s")
+        self.kubectl("apply", "-f", str(REPOSITORY / "manifests" / "operator" / "namespace.yaml"))
+        self.kubectl("apply", "-k", str(REPOSITORY / "manifests" / "rbac"))
+        token = self.kubectl("create", "token", "fulcrum-operator", "-n", "fulcrum-system", "--duration=1h").stdout
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        for user in config["users"]:
+            user["user"] = {"token": token.strip()}
+        self.operator_kubeconfig.write_text(yaml.safe_dump(config))
+
+    def writes(self) -> dict[str, float]:
+        """Write requests so far, by what they wrote."""
+        found = {}
+        for line in self.kubectl("get", "--raw", "/metrics").stdout.splitlines():
+            name, _, count = line.rpartition(" ")
+            if name.startswith("apiserver_request_total") and not re.search(r'verb="(GET|LIST|WATCH)"', name):
+                found[name] = float(count)
+        return found
+
+
+class Operator:
+    """`fulcrum operator` as a process."""
+
+    def __init__(self, server: ApiServer, *arguments: str) -> None:
+        self._server = server
+        self._arguments = arguments
+        self.log = server.folder / f"operator-{random.getrandbits(32):08x}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [BIN / "fulcrum", "operator", "--health-address", "127.0.0.1:0", *self._arguments],
+                env={**os.environ, "KUBECONFIG": str(self._server.operator_kubeconfig)},
+                stdout=log,
+                stderr=log,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.stop() == 0, self.log.read_text()
+
+    def stop(self) -> int:
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        process.send_signal(signal.SIGTERM)
+        return process.wait(15)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class Agent:
+    """The small part of a worker's agent that the operator talks to."""
+
+    def __init__(self) -> None:
+        self.running: int | None = 0
+        self.told: list[RoleRequest] = []
+
+    async def load(self, _: web.Request) -> web.Response:
+        last = self.told[-1] if self.told else RoleRequest(role="mixed", role_epoch=0)  # type: ignore[arg-type]
+        report = LoadReport(
+            role=last.role,
+            role_epoch=last.role_epoch,
+            ready=True,
+            draining=False,
+            running=self.running,
+            waiting=0,
+            kv_held_for_peers=0.0,
+        )
+        return web.Response(body=msgspec.json.encode(report))
+
+    async def role(self, request: web.Request) -> web.Response:
+        self.told.append(msgspec.json.decode(await request.read(), type=RoleRequest))
+        return web.Response()
+
+    @asynccontextmanager
+    async def serve(self, address: str) -> AsyncIterator[Agent]:
+        app = web.Application()
+        app.add_routes([web.get("/load", self.load), web.post("/role", self.role)])
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, address, 8001).start()
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+_ADDRESSES = (f"127.{random.randint(100, 200)}.{random.randint(1, 250)}.{n}" for n in itertools.cycle(range(1, 250)))
+
+
+class Cluster:
+    """One InferenceCluster in a namespace of its own."""
+
+    name = "c"
+
+    def __init__(self, server: ApiServer, client: AsyncClient, namespace: str) -> None:
+        self.server = server
+        self.namespace = namespace
+        self.client = client
+        self.kube = Kube(client, Metrics())
+
+    async def apply(self, *, workers: int = 4, **spec: Any) -> None:
+        """Apply the object as its user: with a field manager that is not the operator's."""
+        document = {
+            "apiVersion": "fulcrum.dev/v1alpha1",
+            "kind": "InferenceCluster",
+            "metadata": {"name": self.name},
+            "spec": {
+                "model": {"name": "m"},
+                "pools": [{"name": "p", "accelerator": "cpu", "workers": {"max": workers}}],
+                **spec,
+            },
+        }
+        await self.client.patch(
+            INFERENCE_CLUSTER,
+            self.name,
+            document,
+            namespace=self.namespace,
+            patch_type=PatchType.APPLY,
+            field_manager="user",
+            force=True,
+        )
+
+    async def patch(self, patch: Manifest) -> None:
+        await self.kube.merge(INFERENCE_CLUSTER, self.namespace, self.name, patch)
+
+    async def get(self) -> Manifest:
+        document = await self.kube.get(INFERENCE_CLUSTER, self.namespace, self.name)
+        assert document is not None
+        return document
+
+    async def status(self) -> Manifest:
+        status: Manifest = (await self.get())["status"]
+        return status
+
+    async def condition(self, kind: str) -> Manifest:
+        return next(c for c in (await self.status())["conditions"] if c["type"] == kind)
+
+    async def pods(self) -> dict[str, Manifest]:
+        found = await self.kube.list(POD, self.namespace, {"fulcrum.dev/cluster": self.name})
+        return {pod["metadata"]["name"]: pod for pod in found}
+
+    async def roles(self) -> dict[str, str]:
+        return {name: pod["metadata"]["labels"]["fulcrum.dev/role"] for name, pod in (await self.pods()).items()}
+
+    async def events(self) -> list[tuple[str, str]]:
+        return [(event["reason"], event["message"]) for event in await self.kube.list(EVENT, self.namespace, {})]
+
+    async def set_pod_status(self, name: str, *, ready: bool = True, **fields: Any) -> None:
+        status: Manifest = {
+            "phase": "Running",
+            "podIP": next(_ADDRESSES),
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+            **fields,
+        }
+        await self.client.patch(
+            POD_STATUS, name, {"status": status}, namespace=self.namespace, patch_type=PatchType.MERGE
+        )
+
+    async def settle(self, count: int = 4) -> None:
+        """Bring up what the operator made, as a kubelet and a Deployment controller would."""
+
+        async def all_made() -> bool:
+            return len(await self.pods()) == count and await self._deployment() is not None
+
+        await eventually(all_made)
+        for name in await self.pods():
+            await self.set_pod_status(name)
+        status = {"status": {"replicas": 2, "readyReplicas": 2, "availableReplicas": 2, "updatedReplicas": 2}}
+        await self.client.patch(
+            DEPLOYMENT_STATUS, "c-gateway", status, namespace=self.namespace, patch_type=PatchType.MERGE
+        )
+
+        async def settled() -> bool:
+            status = await self.status()
+            progressing = await self.condition("Progressing")
+            return bool(status["ready"] == f"{count}/{count}" and progressing["status"] == "False")
+
+        await eventually(settled)
+
+    async def _deployment(self) -> Manifest | None:
+        return await self.kube.get(DEPLOYMENT, self.namespace, "c-gateway")
+
+
+@contextlib.contextmanager
+def running_api_server(folder: Path) -> Iterator[ApiServer]:
+    server = ApiServer(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def client_of(server: ApiServer) -> AsyncClient:
+    return AsyncClient(KubeConfig.from_file(server.kubeconfig))
