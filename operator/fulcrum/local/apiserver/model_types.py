@@ -119,7 +119,10 @@ def _decode_struct(value: object, model: type[msgspec.Struct], path: str, unknow
         if field is None:
             unknown.append(inner)
         elif content is not None:
-            decoded[name] = _decode(content, field.type, inner, unknown)
+            value = _decode(content, field.type, inner, unknown)
+            # An empty list or map and none are the same in Go, and written as none.
+            if value not in ([], {}) or field.required or field.type.shape == "object":
+                decoded[name] = value
     return decoded
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from fulcrum import __version__
-from fulcrum.local.apiserver import errors
+from fulcrum.local.apiserver import errors, openapi_protobuf
 from fulcrum.local.apiserver.errors import ApiError, Json
 from fulcrum.local.apiserver.kinds import Kind, Registry
 from fulcrum.local.apiserver.model_types import model_of
@@ -46,6 +46,8 @@ class OpenApi:
             self._generation = self._registry.generation
         path = request.path.removeprefix("/openapi/").strip("/")
         accept = request.headers.get("Accept", "")
+        if path == "v2" and openapi_protobuf.MEDIA_TYPE in accept:
+            return self._answer_protobuf()
         if accept and not any(wanted in accept for wanted in ("json", "*/*")):
             raise ApiError(406, "only application/json is served for OpenAPI documents")
         if path not in self._documents:
@@ -58,6 +60,15 @@ class OpenApi:
         if request.headers.get("If-None-Match") == etag:
             return web.Response(status=304, headers={"ETag": etag})
         return web.Response(body=body, content_type="application/json", headers={"ETag": etag, "Vary": "Accept"})
+
+    def _answer_protobuf(self) -> web.Response:
+        if "v2.pb" not in self._documents:
+            document = _document(list(self._registry))
+            info = document["info"]
+            self._documents["v2.pb"] = openapi_protobuf.version_2_protobuf(
+                info["title"], info["version"], document["paths"].items()
+            )
+        return web.Response(body=self._documents["v2.pb"], headers={"Content-Type": openapi_protobuf.CONTENT_TYPE})
 
     def _build(self, path: str) -> Json | None:
         if path == "v2":

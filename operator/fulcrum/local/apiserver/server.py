@@ -127,6 +127,8 @@ class ApiServer:
 
     async def _dispatch(self, call: Call, kind: Kind) -> web.StreamResponse:
         target = call.target
+        if target.verb in ("update", "patch") and not target.name:
+            raise errors.method_not_allowed()
         if not target.subresource:
             if "get" not in kind.verbs:
                 if target.verb not in kind.verbs:

@@ -21,6 +21,8 @@ from fulcrum.local.apiserver.errors import ApiError, Json, expired, too_large_re
 Key = tuple[str, str]
 """`(namespace, name)`."""
 
+FIRST_VERSION: Final = 2
+"""Of an empty store. Clients give 0 a special meaning, and 1 must be as outdated here as it is in a real cluster."""
 LOG_LENGTH: Final = 2000
 """Changes that are remembered for each resource; a watch that resumes from before them gets 410."""
 
@@ -69,7 +71,7 @@ Listener = Callable[[Change], None]
 class _Resource:
     objects: dict[str, dict[str, Stored]] = field(default_factory=dict)
     log: deque[Change] = field(default_factory=lambda: deque(maxlen=LOG_LENGTH))
-    floor: int = 0
+    floor: int = FIRST_VERSION
     """Changes up to this version are not in the log any more."""
     listeners: list[Listener] = field(default_factory=list)
 
@@ -91,8 +93,7 @@ class Store:
             "SELECT storage, namespace, name, version, body FROM objects"
         ):
             self._resources[storage].objects.setdefault(namespace, {})[name] = Stored(version, _decode(body), body)
-        # A fresh store starts above 1 because clients give 0 and 1 special meanings.
-        self.version = max((resource.floor for resource in self._resources.values()), default=0) or 1
+        self.version = max((resource.floor for resource in self._resources.values()), default=FIRST_VERSION)
 
     def close(self) -> None:
         """Close the file; the store cannot be used afterwards."""

@@ -101,6 +101,7 @@ class Writer:
         strategy = self._strategies.of(kind)
         new = strategy.default(new)
         self._check_metadata(kind, new)
+        _refuse_new_finalizers(kind, live["metadata"], new["metadata"])
         if not subresource:
             self._lifecycles.prepare(kind, new, stored_form(kind, live), options.user)
         self._count_generation(kind, live, new)
@@ -151,7 +152,8 @@ class Writer:
                     f"strict decoding error: {', '.join(texts)}"
                 )
             options.warnings.extend(texts)
-        decoded["metadata"] = dict(decoded.get("metadata") or {})
+        metadata = decoded.get("metadata") or {}
+        decoded["metadata"] = {name: value for name, value in metadata.items() if value not in (None, [], {}, "")}
         return decoded
 
     def _require_namespace(self, kind: Kind, namespace: str, body: Json) -> None:
@@ -254,6 +256,20 @@ class Writer:
         if options.dry_run:
             return obj
         return served_form(kind, self._store.put(kind.storage, stored_form(kind, obj)).obj)
+
+
+def _refuse_new_finalizers(kind: Kind, live: Json, new: Json) -> None:
+    if not live.get("deletionTimestamp"):
+        return
+    added = sorted(set(new.get("finalizers") or ()) - set(live.get("finalizers") or ()))
+    if added:
+        listed = ", ".join(f'"{name}"' for name in added)
+        text = (
+            "Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers "
+            f"[]string{{{listed}}}"
+        )
+        cause = errors.cause("metadata.finalizers", "FieldValueForbidden", text)
+        raise errors.invalid(kind.group, kind.kind, live["name"], [cause])
 
 
 def _content(obj: Json, without_status: bool) -> Json:
