@@ -51,7 +51,8 @@ class World:
         )
         deadline = time.monotonic() + 30
         while not self.kubeconfig.exists():
-            assert time.monotonic() < deadline and self.server.poll() is None, self.log("apiserver")
+            assert time.monotonic() < deadline, self.log("apiserver")
+            assert self.server.poll() is None, self.log("apiserver")
             time.sleep(0.05)
 
     def log(self, name: str) -> str:
@@ -134,13 +135,17 @@ class Client:
         await self.gone(name, seconds=seconds)
 
     async def gone(self, name: str, *, seconds: float = 20) -> None:
+        """Wait until no Pod of that name is listed."""
+        field = {"fieldSelector": f"metadata.name={name}"}
         deadline = time.monotonic() + seconds
-        while True:
-            try:
-                await self.get(name)
-            except ApiError as error:
-                assert error.code == 404
-                return
+        while (await self.api.get("/api/v1/namespaces/default/pods", field))["items"]:
+            assert time.monotonic() < deadline, self.world.log("kubelet")
+            await asyncio.sleep(0.02)
+
+    async def poll(self, check: Callable[[], Any], *, seconds: float = 15) -> None:
+        """Wait until `check` holds."""
+        deadline = time.monotonic() + seconds
+        while not check():
             assert time.monotonic() < deadline, self.world.log("kubelet")
             await asyncio.sleep(0.02)
 

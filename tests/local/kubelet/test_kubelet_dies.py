@@ -76,11 +76,11 @@ async def test_running_pods_are_taken_over_not_restarted(client: Client, number:
 
 async def test_what_ended_meanwhile_is_known_with_its_exit_code(client: Client) -> None:
     async with pod_without_kubelet(client, "ended", signal.SIGKILL) as before:
-        child = next(p for p in client.world.processes(before["metadata"]["uid"]) if psutil.Process(p).name() == "sleep")
+        child = next(
+            p for p in client.world.processes(before["metadata"]["uid"]) if psutil.Process(p).name() == "sleep"
+        )
         os.kill(child, signal.SIGKILL)
-        async with asyncio.timeout(10):
-            while client.world.processes(before["metadata"]["uid"]):
-                await asyncio.sleep(0.02)
+        await client.poll(lambda: not client.world.processes(before["metadata"]["uid"]))
     pod = await client.until("ended", lambda pod: restarts(pod) == 1 and is_ready(pod))
     assert pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 4
     await client.delete("ended")
@@ -92,9 +92,7 @@ async def test_a_pod_deleted_meanwhile_is_ended(client: Client) -> None:
         await client.gone("orphan")
         uid = pod["metadata"]["uid"]
         assert client.world.processes(uid)
-    async with asyncio.timeout(15):
-        while client.world.processes(uid) or (client.world.state / "pods" / uid).exists():
-            await asyncio.sleep(0.05)
+    await client.poll(lambda: not client.world.processes(uid) and not (client.world.state / "pods" / uid).exists())
 
 
 async def test_a_killed_shim_takes_everything_with_it(client: Client) -> None:
@@ -128,9 +126,7 @@ async def test_a_successor_of_the_same_name_is_left_alone(client: Client) -> Non
     await client.api.delete("/api/v1/namespaces/default/pods/again", grace_seconds=0)
     await client.make("again", sleeper())
     second = await client.until("again", is_ready)
-    async with asyncio.timeout(15):
-        while client.world.processes(first["metadata"]["uid"]):
-            await asyncio.sleep(0.05)
+    await client.poll(lambda: not client.world.processes(first["metadata"]["uid"]))
     assert (await client.get("again"))["metadata"]["uid"] == second["metadata"]["uid"]
     assert second["status"]["podIP"] != first["status"]["podIP"]
     await client.delete("again")

@@ -11,11 +11,25 @@ import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from tests.local.kubelet.conftest import Client, World
+    from tests.local.kubelet.conftest import Client
 
 Json = dict[str, Any]
 pytestmark = pytest.mark.integration
-SERVE = "import http.server as h; h.HTTPServer((__import__('os').environ['IP'], 8000), h.SimpleHTTPRequestHandler).serve_forever()"
+SERVE = """
+import http.server, os
+http.server.HTTPServer((os.environ['IP'], 8000), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+ON_TERM = """
+import os, signal, time
+def end(*_):
+    print({said})
+    time.sleep(1)
+    raise SystemExit
+signal.signal(signal.SIGTERM, end)
+print('up')
+time.sleep(1e6)
+"""
+NIL_KEY = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "nil", "key": "k"}}}
 POD_IP = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
 
@@ -58,7 +72,7 @@ async def test_a_pod_is_ready_as_soon_as_its_probe_says_so(client: Client) -> No
     assert pod["status"]["phase"] == "Running"
     assert pod["status"]["podIP"].startswith(client.world.cidr.split(".0")[0])
     assert pod["status"]["qosClass"] == "BestEffort"
-    assert state(pod)["ready"] and state(pod)["started"] and state(pod)["restartCount"] == 0
+    assert (state(pod)["ready"], state(pod)["started"], state(pod)["restartCount"]) == (True, True, 0)
     # Nothing happens: nothing is written.
     version = pod["metadata"]["resourceVersion"]
     await asyncio.sleep(1.5)
@@ -104,13 +118,13 @@ async def test_environment_is_built_from_scratch(client: Client) -> None:
     assert lines["KUBECONFIG"] == str(kubeconfig)
     assert kubeconfig.stat().st_mode & 0o777 == 0o600
     await client.delete("env")
-    async with asyncio.timeout(10):
-        while kubeconfig.parent.exists():
-            await asyncio.sleep(0.02)
+    await client.poll(lambda: not kubeconfig.parent.exists())
 
 
 async def test_the_pod_is_its_service_account(client: Client) -> None:
-    code = "import lightkube, sys; c = lightkube.Client(); print(c.namespace); c.get(lightkube.resources.core_v1.Pod, 'x')"
+    code = (
+        "import lightkube, sys; c = lightkube.Client(); print(c.namespace); c.get(lightkube.resources.core_v1.Pod, 'x')"
+    )
     await client.make("account", python("import lightkube.resources.core_v1\n" + code), restartPolicy="Never")
     await client.until("account", lambda pod: pod["status"]["phase"] == "Failed")
     text = await client.logs("account")
@@ -130,7 +144,9 @@ async def test_init_containers_come_first_and_in_order(client: Client) -> None:
         volumes=[{"name": "shared", "emptyDir": {}}],
     )
     pod = await client.until("init", is_ready)
-    assert [item["state"]["terminated"]["reason"] for item in pod["status"]["initContainerStatuses"]] == ["Completed"] * 2
+    assert [item["state"]["terminated"]["reason"] for item in pod["status"]["initContainerStatuses"]] == [
+        "Completed"
+    ] * 2
     assert await client.logs("init", container="main") == "one\ntwo\n"
     await client.delete("init", grace_seconds=1)
 
@@ -179,9 +195,8 @@ async def test_a_killed_process_comes_back_and_takes_its_children_along(client: 
 
 async def test_liveness_failure_restarts_the_container(client: Client) -> None:
     probe = {"exec": {"command": ["test", "!", "-e", "unhealthy"]}, "periodSeconds": 1, "failureThreshold": 1}
-    await client.make(
-        "live", container("sh", "-c", "sleep 1; touch unhealthy; trap 'rm unhealthy; exit 5' TERM; while :; do sleep .1; done", livenessProbe=probe)
-    )  # fmt: skip
+    script = "sleep 1; touch unhealthy; trap 'rm unhealthy; exit 5' TERM; while :; do sleep .1; done"
+    await client.make("live", container("sh", "-c", script, livenessProbe=probe))
     pod = await client.until("live", lambda pod: state(pod)["restartCount"] >= 1)
     assert state(pod)["lastState"]["terminated"]["exitCode"] == 5
     events = await client.api.get("/api/v1/namespaces/default/events")
@@ -192,8 +207,7 @@ async def test_liveness_failure_restarts_the_container(client: Client) -> None:
 
 
 async def test_termination_is_graceful_then_forced(client: Client) -> None:
-    code = "import signal, time; signal.signal(signal.SIGTERM, lambda *a: (print('bye'), time.sleep(1), exit(0))); print('up'); time.sleep(1e6)"
-    await client.make("polite", python(code), terminationGracePeriodSeconds=20)
+    await client.make("polite", python(ON_TERM.format(said="'bye'")), terminationGracePeriodSeconds=20)
     await client.until("polite", is_ready)
     await wait_for_log(client, "polite", "up")
     await client.api.delete("/api/v1/namespaces/default/pods/polite")
@@ -212,7 +226,7 @@ async def test_termination_is_graceful_then_forced(client: Client) -> None:
 
 async def test_pre_stop_runs_before_the_signal(client: Client) -> None:
     hook = {"preStop": {"exec": {"command": ["sh", "-c", "echo asked > asked"]}}}
-    code = "import os, signal, time; signal.signal(signal.SIGTERM, lambda *a: (print(os.path.exists('asked')), time.sleep(2), exit(0))); print('up'); time.sleep(1e6)"
+    code = ON_TERM.format(said="os.path.exists('asked')")
     await client.make("hook", python(code, lifecycle=hook), terminationGracePeriodSeconds=20)
     await wait_for_log(client, "hook", "up")
     await client.api.delete("/api/v1/namespaces/default/pods/hook")
@@ -224,9 +238,9 @@ async def test_pre_stop_runs_before_the_signal(client: Client) -> None:
     ("name", "spec", "reason", "message"),
     [
         ("no-command", {"name": "main", "image": "nginx"}, "ErrImageNeverPull", "set `command`"),
-        ("no-secret", container("true", env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "nil", "key": "k"}}}]),
+        ("no-secret", container("true", env=[NIL_KEY]),
          "CreateContainerConfigError", 'secret "nil" not found'),
-        ("no-folder", container("true", workingDir="/no/such"), "CreateContainerConfigError", "/no/such does not exist"),
+        ("no-folder", container("true", workingDir="/no/such"), "CreateContainerConfigError", "does not exist"),
     ],
 )  # fmt: skip
 async def test_what_cannot_run_says_why(client: Client, name: str, spec: Json, reason: str, message: str) -> None:
@@ -247,13 +261,17 @@ async def test_a_program_that_does_not_exist(client: Client) -> None:
 
 
 async def test_logs_with_their_options(client: Client) -> None:
-    await client.make("talk", python("import time\nfor i in range(4): print(i)\nimport sys; print('e', file=sys.stderr)\ntime.sleep(1e6)"))
+    await client.make(
+        "talk",
+        python("import time\nfor i in range(4): print(i)\nimport sys; print('e', file=sys.stderr)\ntime.sleep(1e6)"),
+    )
     await wait_for_log(client, "talk", "e\n")
     assert await client.logs("talk") == "0\n1\n2\n3\ne\n"
     assert await client.logs("talk", tailLines="2") == "3\ne\n"
     assert await client.logs("talk", limitBytes="3") == "0\n1"
     stamped = await client.logs("talk", timestamps="true", tailLines="1")
-    assert stamped.endswith("Z e\n") and stamped.startswith("20")
+    assert stamped.endswith("Z e\n")
+    assert stamped.startswith("20")
     assert await client.logs("talk", sinceTime="2099-01-01T00:00:00Z") == ""
     follower = asyncio.create_task(client.logs("talk", follow="true"))
     await asyncio.sleep(0.3)
@@ -266,7 +284,7 @@ async def wait_for_log(client: Client, name: str, text: str) -> None:
     async with asyncio.timeout(20):
         while True:
             pod = await client.get(name)
-            if (pod["status"].get("containerStatuses") or [{}])[0].get("containerID"):
-                if text in await client.logs(name):
-                    return
+            begun = (pod["status"].get("containerStatuses") or [{}])[0].get("containerID")
+            if begun and text in await client.logs(name):
+                return
             await asyncio.sleep(0.05)

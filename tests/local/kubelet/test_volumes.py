@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fulcrum.local.kubelet.environment import ConfigError
+from fulcrum.local.kubelet.volumes import materialise, references, variable
+
+Json = dict[str, Any]
+OBJECTS: dict[tuple[str, str], Json] = {
+    ("ConfigMap", "cm"): {"data": {"a": "1", "b": "2"}, "binaryData": {"c": base64.b64encode(b"\xff").decode()}},
+    ("Secret", "s"): {"data": {"k": base64.b64encode(b"v").decode()}},
+}
+
+
+def make(tmp_path: Path, *volumes: Json) -> dict[str, str]:
+    pod = {"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": {"volumes": list(volumes)}}
+    return materialise(
+        pod,
+        tmp_path / "volumes",
+        claims=tmp_path / "claims",
+        lookup=lambda kind, name: OBJECTS.get((kind, name)),
+        pod_ip="127.77.1.1",
+        host_ip="127.77.0.1",
+    )
+
+
+def test_each_kind_is_a_private_folder_with_a_variable(tmp_path: Path) -> None:
+    found = make(
+        tmp_path,
+        {"name": "empty-one", "emptyDir": {}},
+        {"name": "cm", "configMap": {"name": "cm"}},
+        {"name": "some", "configMap": {"name": "cm", "items": [{"key": "a", "path": "deep/er"}]}},
+        {"name": "both", "projected": {"sources": [
+            {"secret": {"name": "s"}},
+            {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+        ]}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "models"}},
+        {"name": "host", "hostPath": {"path": "/tmp"}},
+    )  # fmt: skip
+    assert variable("empty-one") == "FULCRUM_VOLUME_EMPTY_ONE"
+    assert (tmp_path / "volumes" / "cm" / "c").read_bytes() == b"\xff"
+    assert (Path(found["FULCRUM_VOLUME_SOME"]) / "deep" / "er").read_text() == "1"
+    assert not (Path(found["FULCRUM_VOLUME_SOME"]) / "a").exists()
+    both = Path(found["FULCRUM_VOLUME_BOTH"])
+    assert (both / "k").read_text() == "v"
+    assert (both / "name").read_text() == "p"
+    assert (both / "k").stat().st_mode & 0o777 == 0o600
+    assert both.stat().st_mode & 0o777 == 0o700
+    assert found["FULCRUM_VOLUME_DATA"] == str(tmp_path / "claims" / "ns" / "models")
+    assert found["FULCRUM_VOLUME_HOST"] == "/tmp"
+
+
+@pytest.mark.parametrize(
+    ("volume", "message"),
+    [
+        ({"secret": {"secretName": "none"}}, 'secret "none" not found'),
+        ({"configMap": {"name": "cm", "items": [{"key": "z", "path": "z"}]}}, 'configmap "cm" has no key z'),
+        ({"configMap": {"name": "cm", "items": [{"key": "a", "path": "../a"}]}}, "no path inside a volume"),
+        ({"configMap": {"name": "cm", "items": [{"key": "a", "path": "/etc/a"}]}}, "no path inside a volume"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, volume: Json, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(tmp_path, {"name": "v", **volume})
+
+
+def test_optional_may_be_missing(tmp_path: Path) -> None:
+    make(tmp_path, {"name": "v", "secret": {"secretName": "none", "optional": True}})
+
+
+def test_references_are_found_everywhere() -> None:
+    pod = {
+        "spec": {
+            "volumes": [{"name": "v", "projected": {"sources": [{"secret": {"name": "a"}}]}}],
+            "initContainers": [{"envFrom": [{"configMapRef": {"name": "b"}}]}],
+            "containers": [{"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "c", "key": "k"}}}]}],
+        }
+    }
+    assert references(pod) == {("Secret", "a"), ("ConfigMap", "b"), ("Secret", "c")}
