@@ -7,9 +7,9 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from prometheus_client.metrics_core import Metric
@@ -35,6 +35,7 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 _MODELS: Final = "/v1/models"
 _GET_PATHS: Final = (_MODELS, "/health", "/ready", "/metrics")
 _POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
+_POST_TARGETS: Final = {path.encode(): path for path in _POST_PATHS}
 _BACKLOG: Final = 2048
 
 
@@ -77,7 +78,12 @@ class Gateway:
             self._fail(
                 reply, RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The Content-Type must be application/json.")
             )
-        elif path in _GET_PATHS and request.method in (b"GET", b"HEAD"):
+            return True
+        self._answer_other(path, request, reply)
+        return True
+
+    def _answer_other(self, path: str, request: Request, reply: Reply) -> None:
+        if path in _GET_PATHS and request.method in (b"GET", b"HEAD"):
             status, content_type, body = self._get(path)
             reply.send(status, content_type, body)
         elif path.startswith(_MODELS + "/") and request.method in (b"GET", b"HEAD"):
@@ -90,10 +96,9 @@ class Gateway:
                 reply.send(HTTPStatus.OK, _TEXT, b"", b"allow: %b\r\n" % allow.encode())
             else:
                 self._fail(reply, RequestError(HTTPStatus.METHOD_NOT_ALLOWED, f"Allowed here: {allow}.", allow=allow))
-        return True
 
-    async def serve(self, request: Request, reply: Reply) -> None:
-        await self._inference.serve(_path(request.target), request, reply)
+    def serve(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None]:
+        return self._inference.serve(_path(request.target), request, reply)
 
     def refused(self, error: RequestError) -> None:
         self.metrics.requests["", error.status.value, error.reason.value if error.reason else ""] += 1
@@ -166,14 +171,14 @@ class Gateway:
         settings = self.settings
         if settings.prewarm:
             self.view.joined = self.prewarmer.joined
-            self._tasks.append(self._loop.create_task(self.prewarmer.run()))
+            self._spawn(self.prewarmer.run())
         if settings.static_workers:
             self.view.replace(settings.static_workers)
         else:
             from fulcrum.gateway.worker_watch import watch_workers
 
-            self._tasks.append(self._loop.create_task(watch_workers(self)))
-        self._tasks.append(self._loop.create_task(self._sweep()))
+            self._spawn(watch_workers(self))
+        self._spawn(self._sweep())
         self._server = await self._loop.create_server(
             lambda: ClientConnection(self, self._loop), settings.host, settings.port, backlog=_BACKLOG
         )
@@ -209,6 +214,11 @@ class Gateway:
         self.view.close()
         logger.info("gateway_stopped")
 
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        task.add_done_callback(_report)
+        self._tasks.append(task)
+
     async def _sweep(self) -> None:
         limits = self.limits
         shortest_seconds = min(
@@ -222,6 +232,11 @@ class Gateway:
             for connection in [connection for connection in self.connections if connection.deadline < now]:
                 connection.expire()
             self.view.sweep(now)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("background_task_died", exc_info=task.exception())
 
 
 async def run(settings: Settings) -> None:
@@ -238,6 +253,9 @@ async def run(settings: Settings) -> None:
 
 
 def _path(target: bytes) -> str:
+    known = _POST_TARGETS.get(target)
+    if known is not None:
+        return known
     path = target.partition(b"?")[0]
     if not path.startswith(b"/"):  # absolute form: http://host/path
         path = b"/" + path.partition(b"://")[2].partition(b"/")[2]

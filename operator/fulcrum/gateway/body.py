@@ -22,7 +22,7 @@ _PREFILL_PARAMS: Final = Raw(
 _ONE: Final = Raw(b"1")
 _FALSE: Final = Raw(b"false")
 # Connector fields name a peer to read KV from: from a client they would read someone's KV, or any host.
-_CONNECTOR_FIELDS: Final = ("kv_transfer_params", "ec_transfer_params")
+_CONNECTOR_FIELDS: Final = frozenset(("kv_transfer_params", "ec_transfer_params", "vllm_xargs"))
 _WHOLE_WHEN_SET: Final = (
     "echo",  # echoed logprobs need the prompt's logits, which are not in the KV cache
     "use_beam_search",  # beams are separate engine requests; the KV of one prefill serves only one
@@ -35,8 +35,8 @@ _WHOLE_WHEN_PRESENT: Final = (
 )
 _MORE_THAN_ONE: Final = ("n", "best_of")  # several sequences would pull the same KV; the first one frees it
 _WHOLE_FIELDS: Final = frozenset((*_WHOLE_WHEN_SET, *_WHOLE_WHEN_PRESENT, *_MORE_THAN_ONE))
-_COUNTS: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
-_FLAGS: Final = ("stream", "echo", "use_beam_search")
+_COUNTS: Final = frozenset(("max_tokens", "max_completion_tokens", "n", "best_of"))
+_FLAGS: Final = frozenset(("stream", "echo", "use_beam_search"))
 
 _fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
 _encoder: Final = msgspec.json.Encoder()
@@ -110,17 +110,12 @@ def read_job(path: str, body: bytes, served_name: str) -> Job:
     """The job that a client's `body` asks for. Raises RequestError (400, 404)."""
     fields = _decode_fields(body)
     _check_model(fields.get("model"), served_name)
-    for name in _CONNECTOR_FIELDS:
-        if _set(fields.pop(name, None)):
-            raise bad_request(f"`{name}` is set by the gateway and cannot be sent by a client.", param=name)
-    xargs = fields.get("vllm_xargs")
-    if xargs is not None and b"transfer_params" in bytes(xargs):
-        raise bad_request("`vllm_xargs` cannot carry transfer parameters.", param="vllm_xargs")
-    for name in _COUNTS:
-        _check_count(fields.get(name), name)
-    for name in _FLAGS:
-        value = fields.get(name)
-        if value is not None and bytes(value) not in (b"true", b"false", b"null"):
+    if not fields.keys().isdisjoint(_CONNECTOR_FIELDS):
+        _drop_connector_fields(fields)
+    for name, value in fields.items():
+        if name in _COUNTS:
+            _check_count(value, name)
+        elif name in _FLAGS and bytes(value) not in (b"true", b"false", b"null"):
             raise bad_request(f"`{name}` must be true or false.", param=name)
     whole = not fields.keys().isdisjoint(_WHOLE_FIELDS) and _needs_whole(fields)
     if path == CHAT_PATH:
@@ -135,7 +130,7 @@ def _decode_fields(body: bytes) -> dict[str, Raw]:
     try:
         # msgspec does not look inside strings of raw fields, but the engine would.
         body.decode()
-        if b"\\ud" in body or b"\\uD" in body:
+        if 0x5C in body and (b"\\ud" in body or b"\\uD" in body):
             msgspec.json.decode(body)  # refuses half a surrogate pair
         return _fields_decoder.decode(body)
     except UnicodeDecodeError:
@@ -146,6 +141,14 @@ def _decode_fields(body: bytes) -> dict[str, Raw]:
         raise bad_request(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
+
+
+def _drop_connector_fields(fields: dict[str, Raw]) -> None:
+    for name in ("kv_transfer_params", "ec_transfer_params"):
+        if _set(fields.pop(name, None)):
+            raise bad_request(f"`{name}` is set by the gateway and cannot be sent by a client.", param=name)
+    if b"transfer_params" in bytes(fields.get("vllm_xargs", b"")):
+        raise bad_request("`vllm_xargs` cannot carry transfer parameters.", param="vllm_xargs")
 
 
 def _set(value: Raw | None) -> bool:
@@ -172,8 +175,8 @@ def _check_model(value: Raw | None, served_name: str) -> None:
         raise model_not_found(model)
 
 
-def _check_count(value: Raw | None, name: str) -> None:
-    if value is None or not _set(value):
+def _check_count(value: Raw, name: str) -> None:
+    if not _set(value):
         return
     try:
         number = msgspec.json.decode(value, type=int)

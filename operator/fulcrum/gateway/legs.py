@@ -20,6 +20,9 @@ from fulcrum.routing import NobodyThere, OneLeg, TwoLegs, plan
 logger = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS: Final = 3
+# Plain numbers: looking up a member of HTTPStatus costs half a microsecond.
+_OK: Final = 200
+_SERVER_ERRORS: Final = 500
 _READ_USAGE_BYTES: Final = 256 * 1024
 CLIENT_CLOSED: Final = 499
 """Code in metrics and logs of a request whose client left."""
@@ -141,7 +144,7 @@ class Inference:
         finally:
             prefill.prefill_legs -= 1
             decode.decode_legs -= 1
-        if answer.status != HTTPStatus.OK:
+        if answer.status != _OK:
             call.reply.send(answer.status, answer.content_type, answer.body)
             return
         self._metrics.prefill_leg_seconds.observe(self._loop.time() - started_at)
@@ -169,7 +172,7 @@ class Inference:
             call.output_tokens = max(answer.events - 1, 0)  # the last event is [DONE]
             return
         reply.send(answer.status, answer.content_type, answer.body)
-        if answer.status == HTTPStatus.OK and len(answer.body) <= _READ_USAGE_BYTES:
+        if answer.status == _OK and len(answer.body) <= _READ_USAGE_BYTES:
             read = read_answer(answer.body)
             if read is not None:
                 call.note_usage(read.usage, output=True)
@@ -188,12 +191,12 @@ class Inference:
         if worker.changed_at is not None:
             self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
             worker.changed_at = None
-        head = worker.pool.request_head(job.path, call.reply.request_id, len(body))
+        request = worker.pool.request(job.path, call.reply.request_id, body)
         try:
-            answer = await worker.pool.exchange(head, body, sink=sink, deadline=deadline)
+            answer = await worker.pool.exchange(request, sink=sink, deadline=deadline)
         except UpstreamError as error:
             raise self._leg_failure(worker, leg, error.failure) from error
-        if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if answer.status >= _SERVER_ERRORS:
             raise self._leg_failure(worker, leg, Failure.ERROR_STATUS)
         worker.worked()
         self._metrics.legs[leg, "answered"] += 1
@@ -220,7 +223,7 @@ class Inference:
             metrics.ttft_seconds.observe(call.first_byte_at - call.started_at)
             if call.output_tokens is not None and call.output_tokens > 1:
                 metrics.tpot_seconds.observe((now - call.first_byte_at) / (call.output_tokens - 1))
-        level = logging.WARNING if code >= HTTPStatus.INTERNAL_SERVER_ERROR else logging.INFO
+        level = logging.WARNING if code >= _SERVER_ERRORS else logging.INFO
         if self._access_log or level > logging.INFO:
             logger.log(
                 level,

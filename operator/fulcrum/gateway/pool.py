@@ -33,23 +33,27 @@ class Pool:
         self._closed = False
         self._host_header = f"host: {f'[{host}]' if ':' in host else host}:{port}\r\n".encode()
 
-    def request_head(self, path: str, request_id: bytes, body_bytes: int) -> bytes:
-        """Head of a POST with a JSON body; no header of the client's but its request id."""
-        head = b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
-        return head % (path.encode(), self._host_header, request_id, body_bytes)
+    def request(self, path: str, request_id: bytes, body: bytes) -> bytes:
+        """A POST with a JSON body; it has no header of the client's but its request id."""
+        return (
+            b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (path.encode(), self._host_header, request_id, len(body), body)
+        )
 
-    async def exchange(self, head: bytes, body: bytes, *, sink: StreamSink | None, deadline: float) -> Answer:
-        """Send a request on an idle or a new connection. Raises UpstreamError."""
-        while self._idle:
-            connection = self._idle.pop()
+    async def exchange(self, request: bytes, *, sink: StreamSink | None, deadline: float) -> Answer:
+        """Send a request on an idle or a new connection. Raises UpstreamError; cancelling closes the connection."""
+        while True:
+            reused = bool(self._idle)
+            connection = self._idle.pop() if reused else await self._connect()
             try:
-                return await connection.exchange(head, body, sink, deadline)
+                return await connection.exchange(request, sink, deadline)
             except UpstreamError as error:
-                # The engine closed it while it was idle and has not seen the request.
-                if error.failure is not Failure.STALE:
+                # STALE: the engine closed it while it was idle, and has not seen the request.
+                if not reused or error.failure is not Failure.STALE:
                     raise
-        connection = await self._connect()
-        return await connection.exchange(head, body, sink, deadline)
+            except asyncio.CancelledError:
+                connection.abort()
+                raise
 
     def sweep(self, now: float) -> None:
         """Close what was idle too long, fail what is past its deadline (loop time)."""

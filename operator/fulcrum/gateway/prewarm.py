@@ -109,6 +109,6 @@ class Prewarmer:
             await self._leg(pair.decode, request_id, self._job.decode_body(kv))
 
     async def _leg(self, worker: Worker, request_id: bytes, body: bytes) -> Answer:
-        head = worker.pool.request_head(COMPLETIONS_PATH, request_id, len(body))
+        request = worker.pool.request(COMPLETIONS_PATH, request_id, body)
         deadline = asyncio.get_running_loop().time() + _LEG_TIMEOUT_SECONDS
-        return await worker.pool.exchange(head, body, sink=None, deadline=deadline)
+        return await worker.pool.exchange(request, sink=None, deadline=deadline)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Coroutine
 from http import HTTPStatus
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.gateway.errors import RequestError, overloaded, timed_out
@@ -31,7 +32,7 @@ class Service(Protocol):
     def answer(self, request: Request, reply: Reply) -> bool:
         """Answer what needs no waiting; False when `serve` must."""
 
-    async def serve(self, request: Request, reply: Reply) -> None:
+    def serve(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None]:
         """Answer. Raises nothing; when cancelled, answers with `reply.verdict` if there is one."""
 
     def refused(self, error: RequestError) -> None:

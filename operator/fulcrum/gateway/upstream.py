@@ -8,14 +8,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, cast
 
-import httptools
-
-from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError, failed_before_first_token
+from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError, failed_before_first_token, read_head
 from fulcrum.gateway.framing import ChunkedBody, FramingError, chunk, payload
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
-_JOIN_BYTES: Final = 16 * 1024
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
@@ -26,26 +23,6 @@ class _State(Enum):
     CHUNKED = 3
     UNTIL_CLOSE = 4
     CLOSED = 5
-
-
-class _Head:
-    """Collects a response head from httptools."""
-
-    __slots__ = ("chunked", "content_type", "length_bytes")
-
-    def __init__(self) -> None:
-        self.length_bytes: int | None = None
-        self.chunked = False
-        self.content_type = b"application/json"
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"content-length":
-            self.length_bytes = int(value)
-        elif name == b"transfer-encoding":
-            self.chunked = value.lower().rstrip().endswith(b"chunked")
-        elif name == b"content-type":
-            self.content_type = value
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -84,29 +61,24 @@ class UpstreamConnection(asyncio.Protocol):
         self.deadline = math.inf
         self.idle_since = 0.0
 
-    async def exchange(self, head: bytes, body: bytes, sink: StreamSink | None, deadline: float) -> Answer:
-        """Send a request and wait for its whole answer. Raises UpstreamError; cancelling closes the connection.
+    def exchange(self, request: bytes, sink: StreamSink | None, deadline: float) -> asyncio.Future[Answer]:
+        """Send a request; the future holds its whole answer, or an UpstreamError.
 
-        An event stream is handed to `sink` as it arrives; any other answer is buffered.
+        An event stream is handed to `sink` as it arrives; any other answer is buffered. Who gives up waiting must
+        `abort`.
         """
+        waiter: asyncio.Future[Answer] = self._loop.create_future()
         transport = self._transport
         if transport is None or self._state is not _State.IDLE:
-            raise UpstreamError(Failure.STALE, "connection closed")
-        waiter: asyncio.Future[Answer] = self._loop.create_future()
+            waiter.set_exception(UpstreamError(Failure.STALE, "connection closed"))
+            return waiter
         self._waiter = waiter
         self._sink = sink
         self._state = _State.HEAD
         self.first_byte_at = 0.0
         self.deadline = deadline
-        if len(body) <= _JOIN_BYTES:
-            transport.write(head + body)
-        else:
-            transport.writelines((head, body))
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            self.abort()
-            raise
+        transport.write(request)
+        return waiter
 
     def pause(self) -> None:
         """Stop reading: the client does not keep up."""
@@ -146,7 +118,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._on_until_close(data)
             elif self._state is _State.IDLE:
                 self.abort()  # bytes that nobody asked for
-        except (FramingError, httptools.HttpParserError, ValueError) as error:
+        except (FramingError, ValueError) as error:
             self._fail(UpstreamError(Failure.PROTOCOL, f"bad answer: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -173,19 +145,17 @@ class UpstreamConnection(asyncio.Protocol):
                 raise FramingError("head too long")
             self._buffer = buffer
             return
-        head = _Head()
-        parser = httptools.HttpResponseParser(head)
-        parser.feed_data(buffer[: end + 4])
+        head = read_head(buffer[:end])
         self._buffer = b""
         rest = buffer[end + 4 :]
-        status = parser.get_status_code()
+        status = head.status
         if status < 200:
             if rest:
                 self._on_head(rest)
             return
         self._status = status
         self._content_type = head.content_type
-        self._keep_alive = parser.should_keep_alive()
+        self._keep_alive = head.keep_alive
         self._pieces = []
         event_stream = head.content_type.startswith(b"text/event-stream")
         self._streaming = self._sink is not None and status == 200 and event_stream and head.length_bytes is None

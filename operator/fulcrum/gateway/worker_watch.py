@@ -85,6 +85,9 @@ async def watch_workers(follower: Follower) -> None:
         except ConfigError as error:
             cause = "config"
             logger.warning("watch_config_error error=%s", error)
+        except Exception:  # the edge: whatever the API server sends, the gateway must go on following it
+            cause = "unexpected"
+            logger.exception("watch_failed")
         follower.watch_connected = False
         follower.metrics.watch_restarts[cause] += 1
         if cause == "resync":

@@ -39,16 +39,17 @@ class Worker:
         "changed_at",
         "decode_legs",
         "name",
-        "path_header",
         "pool",
         "prefill_legs",
         "record",
+        "role",
         "suspect",
     )
 
     def __init__(self, record: WorkerRecord) -> None:
         self.record = record
         self.name = record.name
+        self.role = record.role
         self.pool = Pool(record.host, record.port)
         self.prefill_legs = 0
         self.decode_legs = 0
@@ -56,10 +57,6 @@ class Worker:
         self.changed_at: float | None = None
         """Loop time of a role change after which no request was sent yet."""
         self._cooldown_seconds = _FIRST_COOLDOWN_SECONDS
-
-    @property
-    def role(self) -> Role:
-        return self.record.role
 
     @property
     def in_flight(self) -> int:
@@ -136,7 +133,7 @@ class WorkerView:
             worker.pool.close()
 
     def _update(self, worker: Worker, record: WorkerRecord) -> None:
-        before, worker.record = worker.record, record
+        before, worker.record, worker.role = worker.record, record, record.role
         if before.role == record.role:
             return
         serves = record.role is not Role.DRAINING

@@ -52,31 +52,41 @@ class NobodyFits:
 
 
 def choose(
-    workers: Iterable[C], *, roles: Collection[Role], exclude: Collection[str] = (), turn: int = 0
+    workers: Collection[C], *, roles: Collection[Role], exclude: Collection[str] = (), turn: int = 0
 ) -> Chosen[C] | NobodyThere | NobodyFits:
     """Least loaded worker among those in one of `roles` and not named in `exclude`.
 
     Suspects come last. Among equals, the caller's `turn` (any growing counter) decides, so that ties rotate.
     """
-    known = wrong_role = excluded = 0
-    best: list[C] = []
-    best_score = (True, 0)
-    for worker in workers:
-        known += 1
-        if worker.role not in roles:
-            wrong_role += 1
-            continue
-        if worker.name in exclude:
-            excluded += 1
-            continue
-        score = (worker.suspect, worker.in_flight)
-        if not best or score < best_score:
-            best = [worker]
-            best_score = score
-        elif score == best_score:
-            best.append(worker)
-    if best:
-        return Chosen(best[turn % len(best)])
-    if known == 0:
+    best = pick(fitting(workers, roles, exclude), turn)
+    return Chosen(best) if best is not None else nobody(workers, roles)
+
+
+def fitting(workers: Iterable[C], roles: Collection[Role], exclude: Collection[str]) -> list[C]:
+    """Filter: workers in one of `roles` that are not excluded."""
+    if exclude:
+        return [worker for worker in workers if worker.role in roles and worker.name not in exclude]
+    return [worker for worker in workers if worker.role in roles]
+
+
+def score(worker: Candidate) -> tuple[bool, int]:
+    """Score, lower is better."""
+    return (worker.suspect, worker.in_flight)
+
+
+def pick(workers: list[C], turn: int) -> C | None:
+    """Pick: the best score, ties in rotation."""
+    if len(workers) < 2:
+        return workers[0] if workers else None
+    scores = [score(worker) for worker in workers]
+    best_score = min(scores)
+    best = [worker for worker, each in zip(workers, scores, strict=True) if each == best_score]
+    return best[turn % len(best)]
+
+
+def nobody(workers: Collection[Candidate], roles: Collection[Role]) -> NobodyThere | NobodyFits:
+    """Why nobody was picked."""
+    if not workers:
         return NobodyThere()
-    return NobodyFits(known=known, wrong_role=wrong_role, excluded=excluded)
+    wrong_role = sum(worker.role not in roles for worker in workers)
+    return NobodyFits(known=len(workers), wrong_role=wrong_role, excluded=len(workers) - wrong_role)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Generic
 
 from fulcrum.api.names import Role
-from fulcrum.routing._choice import C, Chosen, NobodyFits, NobodyThere, choose
+from fulcrum.routing._choice import C, NobodyFits, NobodyThere, fitting, nobody, pick, score
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,7 @@ class OneLeg(Generic[C]):
 _PREFILL: Final = (Role.PREFILL,)
 _DECODE: Final = (Role.DECODE,)
 _MIXED: Final = (Role.MIXED,)
-# A whole request is mostly decoding, so it disturbs a decode worker less than a prefill worker.
-_WHOLE: Final = (_MIXED, _DECODE, _PREFILL)
+_SERVING: Final = (Role.MIXED, Role.DECODE, Role.PREFILL)
 
 
 def plan(
@@ -41,37 +40,22 @@ def plan(
     together; a mixed worker is taken instead when it is less loaded than the busier of the two. When a role is empty
     the request still goes, in one leg, to any worker in a role.
     """
-    if not whole:
-        prefill = choose(workers, roles=_PREFILL, exclude=exclude, turn=turn)
-        decode = choose(workers, roles=_DECODE, exclude=exclude, turn=turn)
-        if isinstance(prefill, Chosen) and isinstance(decode, Chosen):
-            mixed = choose(workers, roles=_MIXED, exclude=exclude, turn=turn)
-            pair_load = max(_load(prefill.worker), _load(decode.worker))
-            if isinstance(mixed, Chosen) and _load(mixed.worker) < pair_load:
-                return OneLeg(mixed.worker)
-            return TwoLegs(prefill.worker, decode.worker)
-    outcome: Chosen[C] | NobodyThere | NobodyFits = NobodyThere()
-    suspect: C | None = None
-    for roles in _WHOLE:
-        outcome = choose(workers, roles=roles, exclude=exclude, turn=turn)
-        if isinstance(outcome, Chosen):
-            if not outcome.worker.suspect:
-                return OneLeg(outcome.worker)
-            suspect = suspect or outcome.worker
-    if suspect is not None:
-        return OneLeg(suspect)
-    assert not isinstance(outcome, Chosen)
-    if isinstance(outcome, NobodyFits):
-        excluded = sum(worker.name in exclude for worker in workers)
-        return NobodyFits(known=outcome.known, wrong_role=outcome.known - excluded, excluded=excluded)
-    return outcome
+    prefill = pick(fitting(workers, _PREFILL, exclude), turn)
+    decode = pick(fitting(workers, _DECODE, exclude), turn)
+    mixed = pick(fitting(workers, _MIXED, exclude), turn)
+    if not whole and prefill is not None and decode is not None:
+        if mixed is not None and score(mixed) < max(score(prefill), score(decode)):
+            return OneLeg(mixed)
+        return TwoLegs(prefill, decode)
+    # A whole request is mostly decoding, so it disturbs a decode worker less than a prefill worker.
+    in_order = [worker for worker in (mixed, decode, prefill) if worker is not None]
+    for worker in in_order:
+        if not worker.suspect:
+            return OneLeg(worker)
+    return OneLeg(in_order[0]) if in_order else nobody(workers, _SERVING)
 
 
 def usable_path(workers: Iterable[C]) -> bool:
     """Whether requests are served as meant: a prefill and a decode worker, or a mixed one, is known."""
     roles = {worker.role for worker in workers}
     return Role.MIXED in roles or {Role.PREFILL, Role.DECODE} <= roles
-
-
-def _load(worker: C) -> tuple[bool, int]:
-    return (worker.suspect, worker.in_flight)

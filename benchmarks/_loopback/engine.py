@@ -1,0 +1,108 @@
+"""An engine that costs next to nothing: answers both legs at once, or streams 200 chunks, paced or in one go.
+
+    engine.py PORT_PREFILL PORT_DECODE
+
+`"user":"paced"` in a body spreads the chunks of its stream over time; otherwise they leave together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import cast
+
+import uvloop
+
+CHUNKS = 200
+PACE_SECONDS = 0.01
+
+
+def _whole(body: bytes, content_type: bytes = b"application/json") -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (content_type, len(body), body)
+
+
+def _chunk(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+PREFILLED = _whole(
+    b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"bench","choices":[{"index":0,"text":" a",'
+    b'"logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":200,"total_tokens":201,"completion_tokens":1},'
+    b'"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3,4,5,6,7,8]],'
+    b'"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}'
+)
+ANSWERED = _whole(
+    b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"bench","choices":[{"index":0,"text":"'
+    + b" token" * 50
+    + b'","logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":200,"completion_tokens":50}}'
+)
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENT = _chunk(
+    b'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"bench","choices":[{"index":0,'
+    b'"text":" token","logprobs":null,"finish_reason":null}]}\n\n'
+)
+STREAM_END = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+STREAM = STREAM_HEAD + EVENT * (CHUNKS - 1) + STREAM_END
+MODELS = _whole(b'{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"x"}]}')
+
+
+class Engine(asyncio.Protocol):
+    """One connection; requests come one at a time."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._left = 0
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0 or self._transport is None:
+            return
+        head = self._buffer[:end].lower()
+        at = head.find(b"content-length:")
+        length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+        body = self._buffer[end + 4 :]
+        if len(body) < length:
+            return
+        self._buffer = b""
+        if head.startswith(b"get"):
+            self._transport.write(MODELS)
+        elif b'"do_remote_decode":true' in body:
+            self._transport.write(PREFILLED)
+        elif b'"stream":true' not in body:
+            self._transport.write(ANSWERED)
+        elif b'"user":"paced"' in body:
+            self._transport.write(STREAM_HEAD)
+            self._left = CHUNKS - 1
+            self._tick()
+        else:
+            self._transport.write(STREAM)
+
+    def _tick(self) -> None:
+        if self._transport is None:
+            return
+        if self._left:
+            self._left -= 1
+            self._transport.write(EVENT)
+            asyncio.get_running_loop().call_later(PACE_SECONDS, self._tick)
+        else:
+            self._transport.write(STREAM_END)
+
+
+async def main(ports: list[int]) -> None:
+    loop = asyncio.get_running_loop()
+    for port in ports:
+        await loop.create_server(Engine, "127.0.0.1", port, backlog=1024)
+    print("ready", flush=True)
+    await loop.create_future()
+
+
+if __name__ == "__main__":
+    uvloop.run(main([int(port) for port in sys.argv[1:]]))
