@@ -103,9 +103,9 @@ async def test_a_worker_too_many_is_drained_and_deleted_when_its_load_is_known_t
                 return set(await cluster.pods()) == {"c-p-0", "c-p-1", "c-p-2"}
 
             await eventually(gone)
-        reasons = [reason for reason, _ in await cluster.events()]
-        assert reasons.count("WorkerDraining") == 1
-        assert reasons.count("WorkerDrained") == 1
+    reasons = [reason for reason, _ in await cluster.events()]
+    assert reasons.count("WorkerDraining") == 1
+    assert reasons.count("WorkerDrained") == 1
 
 
 async def test_agents_are_told_their_role_until_they_know_it(cluster: Cluster) -> None:
@@ -285,3 +285,20 @@ async def test_the_operator_outlives_an_api_server_that_goes_away(api_server: Ap
             return (await cluster.roles())["c-p-1"] == "decode"
 
         await eventually(flipped, seconds=30)
+
+
+async def test_what_the_api_server_refuses_is_said_and_tried_again(cluster: Cluster) -> None:
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        broken = {"metadata": {"labels": {"team": "not a label!"}}}
+        pool = {"name": "p", "accelerator": "cpu", "workers": {"max": 2}, "template": broken}
+        await cluster.apply(pools=[pool])
+
+        async def refused() -> bool:
+            return bool((await cluster.condition("Progressing"))["reason"] == "ReconcileFailed")
+
+        await eventually(refused)
+        assert "not a label!" in (await cluster.condition("Progressing"))["message"]
+        # The gateway does not wait for the workers.
+        assert await cluster.kube.get(DEPLOYMENT, cluster.namespace, "c-gateway") is not None
+        await cluster.apply(workers=2)
+        await cluster.settle(2)

@@ -45,7 +45,8 @@ class KeyedQueue(Generic[Key]):
         self._jitter = jitter
         self._workers = workers
         self._states: dict[Key, _State] = {}
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._ready: asyncio.Queue[Key | None] = asyncio.Queue()
+        self._stopping = False
 
     def add(self, key: Key) -> None:
         """Make a key due now; nothing happens if it is due already."""
@@ -63,8 +64,14 @@ class KeyedQueue(Generic[Key]):
         """Every key that is due, in work, or to come."""
         return tuple(self._states)
 
+    def stop(self) -> None:
+        """Begin nothing more; `run` returns when what is in work is done."""
+        self._stopping = True
+        for _ in range(self._workers):
+            self._ready.put_nowait(None)
+
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Work until stopped or cancelled."""
         async with asyncio.TaskGroup() as group:
             for number in range(self._workers):
                 group.create_task(self._work(), name=f"queue-worker-{number}")
@@ -72,6 +79,8 @@ class KeyedQueue(Generic[Key]):
     async def _work(self) -> None:
         while True:
             key = await self._ready.get()
+            if self._stopping or key is None:
+                return
             state = self._states[key]
             state.waiting, state.running, state.again = False, True, False
             after_seconds: float | None

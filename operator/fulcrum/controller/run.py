@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 import kopf
 
@@ -19,6 +20,8 @@ from fulcrum.controller.reconcile import ClusterKey, Reconciler
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)
+
+STOP_SECONDS: Final = 5.0
 
 
 async def run_operator(*, namespaces: Sequence[str], health_host: str, health_port: int) -> None:
@@ -49,6 +52,9 @@ async def run_operator(*, namespaces: Sequence[str], health_host: str, health_po
             # Neither ends by itself: kopf ends on a signal, and the queue only by a defect, which must not go unseen.
             await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # What was begun is finished: a decision without its event and status would be hard to understand.
+            queue.stop()
+            await asyncio.wait({working}, timeout=STOP_SECONDS)
             for task in (listening, working):
                 task.cancel()
             for result in await asyncio.gather(listening, working, return_exceptions=True):

@@ -1,0 +1,153 @@
+"""From Pods to workers: tables of what is read and what is left alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from fulcrum.api.names import Role
+from fulcrum.api.objects import load_inference_cluster
+from fulcrum.balance import Termination, WorkerPhase
+from fulcrum.controller.children import Manifest
+from fulcrum.controller.observe import Observed, make_snapshot, read_worker
+
+CLUSTER = {
+    "apiVersion": "fulcrum.dev/v1alpha1",
+    "kind": "InferenceCluster",
+    "metadata": {"name": "c", "namespace": "ns", "uid": "owner", "generation": 3},
+    "spec": {"model": {"name": "m"}, "pools": [{"name": "p", "accelerator": "cpu", "workers": {"max": 2}}]},
+}
+
+
+def pod(name: str = "c-p-0", *, labels: dict[str, str] | None = None, **status: Any) -> Manifest:
+    return {
+        "metadata": {
+            "name": name,
+            "uid": "u",
+            "labels": {"fulcrum.dev/pool": "p", "fulcrum.dev/role": "decode", **(labels or {})},
+            "annotations": {"fulcrum.dev/role-epoch": "4", "fulcrum.dev/spec-hash": "h"},
+            "ownerReferences": [{"uid": "owner"}],
+        },
+        "status": {"phase": "Running", "podIP": "10.0.0.1", **status},
+    }
+
+
+def container(**state: Any) -> list[Manifest]:
+    return [{"name": "sidecar"}, {"name": "worker", "restartCount": 2, **state}]
+
+
+def read(manifest: Manifest, told: frozenset[tuple[str, int, int]] = frozenset()) -> Any:
+    return read_worker(manifest, load_inference_cluster(CLUSTER), told)
+
+
+def test_a_running_worker() -> None:
+    worker = read(
+        pod(conditions=[{"type": "Ready", "status": "True"}], containerStatuses=container()), frozenset({("u", 2, 4)})
+    )
+    assert (worker.pool, worker.ordinal, worker.role, worker.role_epoch, worker.spec_hash) == (
+        "p",
+        0,
+        Role.DECODE,
+        4,
+        "h",
+    )
+    assert (worker.ready, worker.deleting, worker.restarts, worker.pod_ip) == (True, False, 2, "10.0.0.1")
+    assert worker.role_told
+    assert worker.load is None
+
+
+@pytest.mark.parametrize(
+    ("state", "waiting", "termination"),
+    [
+        ({"state": {"running": {}}}, None, None),
+        ({"state": {"waiting": {"reason": "CrashLoopBackOff"}}}, "CrashLoopBackOff", None),
+        (
+            {"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 71, "message": "x"}}},
+            None,
+            Termination(exit_code=71, message="x"),
+        ),
+        (
+            {"state": {"terminated": {"exitCode": 70}}, "lastState": {"terminated": {"exitCode": 1}}},
+            None,
+            Termination(exit_code=70),
+        ),
+    ],
+)
+def test_how_a_container_is(state: Manifest, waiting: str | None, termination: Termination | None) -> None:
+    worker = read(pod(containerStatuses=container(**state)))
+    assert (worker.waiting_reason, worker.termination) == (waiting, termination)
+
+
+def test_a_pod_without_status_is_pending_and_not_ready() -> None:
+    manifest = pod()
+    del manifest["status"]
+    worker = read(manifest)
+    assert (worker.phase, worker.ready, worker.pod_ip) == (WorkerPhase.PENDING, False, None)
+
+
+def test_the_schedulers_words() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    assert read(pod(conditions=[condition])).unschedulable == "0/3 nodes"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+        {"ownerReferences": [{"uid": "an earlier cluster of the same name"}]},
+        {"ownerReferences": None},
+    ],
+)
+def test_what_goes_away_or_is_not_ours_counts_as_going(change: Manifest) -> None:
+    manifest = pod()
+    manifest["metadata"] |= change
+    assert read(manifest).deleting
+
+
+@pytest.mark.parametrize("name", ["c-p", "c-p-x", "c-q-0", "d-p-0", "c-p-00", "c-p-٣"])
+def test_a_pod_whose_name_is_no_workers_is_ignored(name: str) -> None:
+    assert read(pod(name)) is None
+
+
+@pytest.mark.parametrize("role", ["", "captain"])
+def test_a_role_that_nobody_knows_is_no_role(role: str) -> None:
+    assert read(pod(labels={"fulcrum.dev/role": role})).role is Role.DRAINING
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-01-01T00:00:00+00:00", datetime(2026, 1, 1, tzinfo=UTC)),
+        ("2026-01-01T00:00:00", None),
+        ("yesterday", None),
+    ],
+)
+def test_since_when_a_worker_drains(text: str, moment: datetime | None) -> None:
+    manifest = pod()
+    manifest["metadata"]["annotations"]["fulcrum.dev/draining-since"] = text
+    assert read(manifest).draining_since == moment
+
+
+@pytest.mark.parametrize(
+    ("annotations", "paused"),
+    [
+        ({}, False),
+        ({"fulcrum.dev/paused": "true"}, True),
+        ({"fulcrum.dev/paused": ""}, True),
+        ({"fulcrum.dev/paused": "false"}, False),
+    ],
+)
+def test_the_whole_snapshot(annotations: dict[str, str], paused: bool) -> None:
+    document = {**CLUSTER, "metadata": {**CLUSTER["metadata"], "annotations": annotations}}  # type: ignore[dict-item]
+    observed = Observed(
+        cluster=document,
+        pods=(pod("c-p-1"), pod("c-p-0"), pod("stranger")),
+        deployment={"spec": {"replicas": 2}, "status": {"availableReplicas": 1}},
+        service={"spec": {"clusterIP": "10.1.1.1"}},
+    )
+    snapshot = make_snapshot(observed, load_inference_cluster(document), frozenset())
+    assert [worker.name for worker in snapshot.workers] == ["c-p-0", "c-p-1"]
+    assert (snapshot.gateway.desired, snapshot.gateway.ready, snapshot.gateway.cluster_ip) == (2, 1, "10.1.1.1")
+    assert (snapshot.generation, snapshot.paused) == (3, paused)
