@@ -95,7 +95,7 @@ class ReplicaSets:
     async def _scale(self, replica_set: Json, pods: list[Json]) -> list[Json]:
         wanted = replica_set["spec"].get("replicas", 1)
         if len(pods) != wanted:
-            names = {"name": replica_set["metadata"]["name"], "from_replicas": len(pods), "to_replicas": wanted}
+            names = {"replica_set": replica_set["metadata"]["name"], "from_replicas": len(pods), "to_replicas": wanted}
             logger.info("replica_set_scaled", extra=names)
         created = [await self._cluster.create(PODS, _new_pod(replica_set)) for _ in range(wanted - len(pods))]
         ranked = sorted(pods, key=_worth_keeping)
