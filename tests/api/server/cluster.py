@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 import httpx2
 from lightkube import KubeConfig
 from lightkube.config.client_adapter import Client, ConnectionParams
+from lightkube.config.models import User
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class ServerProcess:
         return (self.folder / "apiserver.log").read_text()[-4000:]
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Exit code, after the signal (unless the process has ended already)."""
         self.process.send_signal(number)
         code = self.process.wait(20)
         self._log.close()
@@ -71,10 +73,12 @@ def local_api_server(folder: Path) -> Iterator[Path]:
         server.stop()
 
 
-def client_of(kubeconfig: Path) -> httpx2.Client:
-    """HTTP client with the credentials of a kubeconfig."""
+def client_of(kubeconfig: Path, *, credentials: bool = True) -> httpx2.Client:
+    """HTTP client for the server of a kubeconfig, with its credentials or none."""
     config = KubeConfig.from_file(kubeconfig).get()
     assert config is not None
+    if not credentials:
+        config = config._replace(user=User())
     parameters = ConnectionParams(timeout=httpx2.Timeout(60), trust_env=False)
     return Client(config, parameters)
 

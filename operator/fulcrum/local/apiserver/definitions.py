@@ -8,6 +8,7 @@ from fulcrum.local.apiserver.errors import Json, cause, invalid, invalid_value, 
 from fulcrum.local.apiserver.kinds import SCALE, CustomVersion, Kind, Registry, Subresource
 from fulcrum.local.apiserver.store import Change, Store
 from fulcrum.local.apiserver.times import now_text
+from fulcrum.local.objects.schema import StructuralSchema
 
 STORAGE: Final = "customresourcedefinitions.apiextensions.k8s.io"
 FINALIZER: Final = "customresourcecleanup.apiextensions.k8s.io"
@@ -55,8 +56,13 @@ def _causes(crd: Json, registry: Registry) -> list[Json]:
         text = "must have exactly one version marked as storage version"
         causes.append(invalid_value("spec.versions", "", text))
     for index, version in enumerate(versions):
-        if not (version.get("schema") or {}).get("openAPIV3Schema"):
-            causes.append(required_value(f"spec.versions[{index}].schema.openAPIV3Schema", "schemas are required"))
+        schema = (version.get("schema") or {}).get("openAPIV3Schema")
+        path = f"spec.versions[{index}].schema"
+        if not schema:
+            causes.append(required_value(f"{path}.openAPIV3Schema", "schemas are required"))
+            continue
+        for problem in StructuralSchema(schema).rule_problems():
+            causes.append(cause(f"{path}.{problem.path}", problem.reason, problem.message))
     if causes:
         return causes
     name, expected = crd["metadata"]["name"], f"{names['plural']}.{spec['group']}"

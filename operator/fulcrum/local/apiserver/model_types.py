@@ -51,7 +51,7 @@ class ModelField:
 def model_of(group: str, version: str, kind: str) -> type[msgspec.Struct] | None:
     """The lightkube model of a built-in kind, or None."""
     module_name = _MODULES.get(group)
-    if module_name is None:
+    if module_name is None or version != "v1":
         return None
     module = importlib.import_module(f"lightkube.models.{module_name}_{version}")
     model = getattr(module, kind, None)
@@ -121,7 +121,7 @@ def _decode_struct(value: object, model: type[msgspec.Struct], path: str, unknow
         elif content is not None:
             value = _decode(content, field.type, inner, unknown)
             # An empty list or map and none are the same in Go, and written as none.
-            if value not in ([], {}) or field.required or field.type.shape == "object":
+            if value not in ([], {}) or field.required or field.type.item is None or field.type.item.shape == "any":
                 decoded[name] = value
     return decoded
 
