@@ -97,15 +97,13 @@ def command(
 
 
 def _serve(config: KubeletConfig, kubeconfig: str | None, *, service_proxy: bool) -> None:
-    import logging
-
     import uvloop
     from lightkube.core.exceptions import ConfigError
 
     from fulcrum.local.kubelet.main import serve
+    from fulcrum.local.log_format import log_to_stderr
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    log_to_stderr()
     try:
         uvloop.run(serve(config, kubeconfig, service_proxy=service_proxy))
     except ConfigError as error:

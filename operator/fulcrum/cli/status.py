@@ -42,7 +42,8 @@ def command(*, as_json: bool) -> None:
     else:
         from rich.console import Console
 
-        _show(shown, Console(highlight=False))
+        # In a pipe nothing is cut off.
+        _show(shown, Console(highlight=False, width=None if sys.stdout.isatty() else 240))
     if not shown.running:
         sys.exit(3)
 
@@ -99,6 +100,7 @@ def _pods(rows: Iterable[WorkerRow], *, workers: bool) -> object:
         "POD", "READY", "RESTARTS", "ADDRESS", "AGE", "STATE",
     )  # fmt: skip
     table = Table(*columns, box=None, pad_edge=False)
+    table.columns[0].overflow = "fold"  # a name that was cut off cannot be copied
     for row in rows:
         cells = [_mark(row.ready), str(row.restarts), row.address, _age(row.age_seconds), row.trouble or row.phase]
         table.add_row(f"{row.namespace}/{row.name}", *([row.role] if workers else []), *cells)

@@ -6,7 +6,6 @@ Run as `python -m fulcrum.local.controlling KUBECONFIG`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 
@@ -14,6 +13,7 @@ import uvloop
 from lightkube import KubeConfig
 
 from fulcrum.local.controllers.runner import run_controllers
+from fulcrum.local.log_format import log_to_stderr
 
 
 async def control(kubeconfig: str) -> None:
@@ -29,6 +29,5 @@ async def control(kubeconfig: str) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    log_to_stderr()
     uvloop.run(control(sys.argv[1]))

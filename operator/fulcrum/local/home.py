@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -60,6 +61,20 @@ class Home:
     def lock(self) -> Path:
         """Held by the supervisor while it runs."""
         return self.root / "supervisor.lock"
+
+    @property
+    def pod_cidr(self) -> str:
+        """Addresses of Pods: a 64th of 127.77.0.0/16 that follows from the folder, so that two homes do not meet."""
+        return f"127.77.{4 * self._slot}.0/22"
+
+    @property
+    def service_cidr(self) -> str:
+        """Addresses of Services: the same for 127.78.0.0/16."""
+        return f"127.78.{4 * self._slot}.0/22"
+
+    @property
+    def _slot(self) -> int:
+        return zlib.crc32(str(self.root).encode()) % 64
 
     def make(self) -> None:
         """Create the folders, for the owner only. Errors: OSError."""

@@ -22,6 +22,7 @@ from typing import IO, Final
 
 from fulcrum.local.home import MARK_HOME, Home
 from fulcrum.local.kubelet.processes import Identity, wait_gone, write_private
+from fulcrum.local.log_format import log_to_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -51,23 +52,23 @@ class Program:
 def programs(home: Home) -> tuple[Program, ...]:
     """What local mode consists of, in the order of starting."""
     fulcrum = (sys.executable, "-m", "fulcrum.cli.app")
+    kubeconfig = str(home.kubeconfig)
     gpus = _gpu_count()
+    server = (
+        *fulcrum, "apiserver", "--state-dir", str(home.apiserver), "--kubeconfig-out", kubeconfig,
+        "--service-cluster-ip-range", home.service_cidr,
+    )  # fmt: skip
     kubelet = (
-        *fulcrum, "kubelet", "--kubeconfig", str(home.kubeconfig), "--node-name", NODE_NAME,
-        "--state-dir", str(home.kubelet), "--no-taint", "--service-proxy",
+        *fulcrum, "kubelet", "--kubeconfig", kubeconfig, "--node-name", NODE_NAME, "--state-dir", str(home.kubelet),
+        "--pod-cidr", home.pod_cidr, "--no-taint", "--service-proxy",
         *(f"--pass-env={name}" for name in _PASSED_ON),
         *((f"--extended-resource=nvidia.com/gpu={gpus}",) if gpus else ()),
     )  # fmt: skip
     return (
-        Program(
-            name="apiserver",
-            argv=(
-                *fulcrum, "apiserver", "--state-dir", str(home.apiserver), "--kubeconfig-out", str(home.kubeconfig),
-            ),
-        ),
-        Program(name="controllers", argv=(sys.executable, "-m", "fulcrum.local.controlling", str(home.kubeconfig))),
+        Program(name="apiserver", argv=server),
+        Program(name="controllers", argv=(sys.executable, "-m", "fulcrum.local.controlling", kubeconfig)),
         Program(name="kubelet", argv=kubelet),
-    )  # fmt: skip
+    )
 
 
 def _gpu_count() -> int:
@@ -194,5 +195,5 @@ async def supervise(home: Home) -> int:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     sys.exit(asyncio.run(supervise(Home(root=Path(sys.argv[1])))))
