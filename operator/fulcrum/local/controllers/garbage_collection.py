@@ -6,6 +6,7 @@ Source: https://kubernetes.io/docs/concepts/architecture/garbage-collection/
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 
@@ -67,11 +68,10 @@ class GarbageCollection:
                 delay_seconds = 1.0
             else:
                 self._follow(served)
-            try:
-                await asyncio.wait_for(self._kinds_changed.wait(), delay_seconds)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_seconds):
+                    await self._kinds_changed.wait()
                 await asyncio.sleep(0.1)  # a definition is served a moment after it is stored
-            except TimeoutError:
-                continue
 
     def _follow(self, served: set[Resource]) -> None:
         for resource in served - self._followed:

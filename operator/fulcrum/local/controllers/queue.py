@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
@@ -58,10 +59,10 @@ class WorkQueue(Generic[KeyT]):
                 del self._due[key]
                 return key
             timeout_seconds = None if key is None else self._due[key] - now
-            try:
-                await asyncio.wait_for(self._changed.wait(), timeout_seconds)
-            except TimeoutError:
-                continue
+            # Not wait_for: in Python 3.11 it can swallow a cancellation.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_seconds):
+                    await self._changed.wait()
 
     def _retry(self, key: KeyT, error: str, *, expected: bool) -> None:
         """A conflict, or something that is gone, only means that the copy was behind."""

@@ -34,6 +34,7 @@ async def run_controllers(client_config: SingleConfig, stop: asyncio.Event) -> N
             await stop.wait()
             for task in running:
                 task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)  # they may still ask for informers
             cluster.close()
     finally:
         await api.close()
