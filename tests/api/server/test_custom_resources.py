@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -298,6 +299,18 @@ def test_watching_a_kind(api: httpx2.Client, group: str, path: str) -> None:
         _ok(api.post(path, json=_widget(group, "one")), 201)
         _ok(api.patch(f"{path}/one/status", json={"status": {"size": 1}}, headers=MERGE))
         assert watch.next_names(2) == [("ADDED", "one"), ("MODIFIED", "one")]
+
+
+def test_watches_end_with_their_definition(api: httpx2.Client, namespace: str) -> None:
+    name = f"g{uuid.uuid4().hex[:10]}.example.com"
+    _install(api, _widgets(name))
+    path = f"/apis/{name}/v1/namespaces/{namespace}/widgets"
+    version = _ok(api.get(path))["metadata"]["resourceVersion"]
+    started = time.monotonic()
+    with WatchStream(api, path, resourceVersion=version, timeoutSeconds=50) as watch:
+        _ok(api.delete(f"{CRDS}/widgets.{name}"))
+        watch.rest()
+    assert time.monotonic() - started < 30
 
 
 @pytest.fixture(scope="module")

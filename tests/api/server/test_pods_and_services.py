@@ -146,6 +146,8 @@ def test_scale_of_a_deployment(api: httpx2.Client, namespace: str) -> None:
     obj = _ok(api.get(f"{path}/one"))
     assert obj["spec"]["replicas"] == 1
     assert obj["spec"]["template"]["spec"]["containers"][0]["image"] == "example.com/none:1"
+    managers = {entry.get("subresource", ""): entry["fieldsV1"] for entry in obj["metadata"]["managedFields"]}
+    assert managers["scale"] == {"f:spec": {"f:replicas": {}}}
     response = api.patch(f"{path}/one/scale", json={"spec": {"replicas": -1}}, headers=MERGE)
     assert response.status_code == 422
 

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulcrum.local.apiserver.errors import ApiError, Json
+from fulcrum.local.apiserver.expiry import remove_expired
 from fulcrum.local.apiserver.store import LOG_LENGTH, Change, Store
+from fulcrum.local.apiserver.times import parse_time
 
 
 def _obj(name: str, namespace: str = "ns", **data: str) -> Json:
@@ -96,4 +98,14 @@ def test_every_past_version_can_be_read(
     for version, expected in snapshots.items():
         assert store.scan_at("a", "", version) == expected
         assert store.scan_at("a", "n1", version) == [entry for entry in expected if entry.key[0] == "n1"]
+    store.close()
+
+
+def test_old_events_go_and_recent_ones_stay(store: Store) -> None:
+    for name, seen in (("old", "2026-01-01T10:00:00Z"), ("recent", "2026-01-01T11:30:00Z")):
+        event = _obj(name) | {"lastTimestamp": seen}
+        event["metadata"]["creationTimestamp"] = "2026-01-01T09:00:00Z"
+        store.put("events", event)
+    remove_expired(store, parse_time("2026-01-01T12:00:00Z"))
+    assert [stored.key[1] for stored in store.scan("events")] == ["recent"]
     store.close()

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from fulcrum.local.apiserver.authorization import missing_rules
 from fulcrum.local.apiserver.bodies import parse_body, parse_yaml
 from fulcrum.local.apiserver.budgets import desired_healthy
+from fulcrum.local.apiserver.discovery import group
 from fulcrum.local.apiserver.errors import ApiError
+from fulcrum.local.apiserver.expiry import last_seen
 from fulcrum.local.apiserver.json_path import first_text, values_at
+from fulcrum.local.apiserver.kinds import Kind, Registry
 from fulcrum.local.apiserver.model_types import decode_object, model_of
 from fulcrum.local.apiserver.protobuf import decode_protobuf
 from fulcrum.local.apiserver.request import parse_target
 from fulcrum.local.apiserver.selectors import field_test, label_test
-from fulcrum.local.apiserver.times import human_duration
+from fulcrum.local.apiserver.times import human_duration, time_text
 
 
 def _code(call: Callable[[], object]) -> int:
@@ -179,3 +182,29 @@ def _rule(verbs: str, resources: str, names: str = "", groups: str = "") -> dict
 )
 def test_rules_that_somebody_lacks(wanted: dict[str, Any], held: dict[str, Any], missing: int) -> None:
     assert len(missing_rules([wanted], [held])) == missing
+
+
+def test_events_live_for_an_hour_after_they_were_last_seen() -> None:
+    event = {
+        "metadata": {"creationTimestamp": "2026-01-01T10:00:00Z"},
+        "lastTimestamp": "2026-01-01T11:00:00Z",
+        "eventTime": None,
+        "series": {"lastObservedTime": "2026-01-01T12:00:00.123456Z"},
+    }
+    assert time_text(last_seen(event)) == "2026-01-01T12:00:00Z"
+    assert time_text(last_seen({**event, "series": None, "lastTimestamp": "nonsense"})) == "2026-01-01T10:00:00Z"
+
+
+def test_the_preferred_version_comes_first() -> None:
+    kinds = tuple(
+        Kind(
+            group="g", version=version, kind="A", plural="as", singular="a", list_kind="AList", namespaced=True,
+            storage="as.g",
+        )
+        for version in ("v1alpha1", "other", "v1", "v1beta2", "v2", "v1beta10")
+    )  # fmt: skip
+    document = group(Registry(kinds), "g")
+    assert document is not None
+    versions = [entry["version"] for entry in document["versions"]]
+    assert versions == ["v2", "v1", "v1beta10", "v1beta2", "v1alpha1", "other"]
+    assert document["preferredVersion"]["version"] == "v2"

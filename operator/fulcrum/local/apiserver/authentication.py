@@ -21,6 +21,7 @@ AUDIENCES: Final = [ISSUER]
 MASTERS: Final = "system:masters"
 AUTHENTICATED: Final = "system:authenticated"
 ANONYMOUS: Final = "system:anonymous"
+_MOST_VERIFIED: Final = 4096
 _HEADER: Final = {"alg": "HS256", "typ": "JWT"}
 
 
@@ -123,6 +124,8 @@ class Authenticator:
                 return None
             payload = text.partition(".")[2]
             claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+            if len(self._verified) >= _MOST_VERIFIED:
+                self._verified.clear()
             self._verified[token] = claims
         if claims["exp"] < time.time():
             self._verified.pop(token, None)

@@ -18,6 +18,7 @@ ROLES: Final = f"roles.{RBAC}"
 CLUSTER_ROLE_BINDINGS: Final = f"clusterrolebindings.{RBAC}"
 ROLE_BINDINGS: Final = f"rolebindings.{RBAC}"
 
+_MOST_KEPT: Final = 4096
 Rule = Mapping[str, Any]
 
 
@@ -52,6 +53,8 @@ class Authorizer:
     def rules(self, user: User, namespace: str) -> tuple[Rule, ...]:
         """Rules of the user in the namespace (cluster-wide ones included; only these when it is empty)."""
         if (user, namespace) not in self._rules:
+            if len(self._rules) >= _MOST_KEPT:
+                self._rules.clear()
             self._rules[user, namespace] = tuple(self._collect(user, namespace))
         return self._rules[user, namespace]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from fulcrum.local.apiserver.errors import Json, cause, invalid, invalid_value, required_value
@@ -117,18 +118,23 @@ def _kind(spec: Json, version: Json) -> Kind:
     )
 
 
-def serve_definitions(store: Store, registry: Registry) -> None:
-    """Keep the registry in step with the CRDs in the store, from now on."""
+def serve_definitions(store: Store, registry: Registry, end_watches: Callable[[str], None]) -> None:
+    """Keep the registry in step with the CRDs in the store, from now on.
+
+    `end_watches` is called for a resource whose definition changed or went: what a watch knows about it is outdated.
+    """
     for stored in store.scan(STORAGE):
         registry.set_custom(stored.obj["metadata"]["name"], served_kinds(stored.obj))
 
     def follow(change: Change) -> None:
-        name = change.key[1]
+        name, spec = change.key[1], change.new.obj["spec"]
+        storage = f"{spec['names']['plural']}.{spec['group']}"
         if change.deleted:
-            spec = change.new.obj["spec"]
             registry.set_custom(name, ())
-            store.forget(f"{spec['names']['plural']}.{spec['group']}")
-        elif change.old is None or change.old.obj["spec"] != change.new.obj["spec"]:
+            store.forget(storage)
+            end_watches(storage)
+        elif change.old is None or change.old.obj["spec"] != spec:
             registry.set_custom(name, served_kinds(change.new.obj))
+            end_watches(storage)
 
     store.listen(STORAGE, follow)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -11,6 +12,7 @@ from fulcrum.local.apiserver.errors import Json
 from fulcrum.local.apiserver.kinds import Kind, Registry, Subresource
 
 AGGREGATED_TYPE: Final = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+_VERSION: Final = re.compile(r"v(?P<major>\d+)(?:(?P<stage>alpha|beta)(?P<minor>\d+))?")
 SERVED_KUBERNETES: Final = ("1", "37")
 
 
@@ -45,13 +47,24 @@ def core_versions(address: str) -> Json:
 
 
 def _versions(registry: Registry) -> dict[str, list[str]]:
-    """Versions of each group, in the order of registration."""
+    """Versions of each group, the preferred one first; groups in the order of registration."""
     groups: dict[str, list[str]] = {}
     for kind in registry:
         versions = groups.setdefault(kind.group, [])
         if kind.version not in versions:
             versions.append(kind.version)
+    for versions in groups.values():
+        versions.sort(key=_priority)
     return groups
+
+
+def _priority(version: str) -> tuple[int, int, int, str]:
+    """Sorts `v2, v1, v1beta2, v1beta1, v1alpha1, other`: the first one is what clients prefer."""
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        return (3, 0, 0, version)
+    stage = ("", "beta", "alpha").index(match["stage"] or "")
+    return (stage, -int(match["major"]), -int(match["minor"] or 0), version)
 
 
 def _group(name: str, versions: list[str]) -> Json:

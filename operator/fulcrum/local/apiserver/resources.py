@@ -108,10 +108,11 @@ class Resources:
             raise errors.method_not_allowed()
         return answerer(call)
 
-    def end_watches(self) -> None:
-        """Let every watch finish cleanly (the server stops)."""
+    def end_watches(self, storage: str = "") -> None:
+        """Let the watches of a resource finish cleanly, or all of them."""
         for watch in self._watches:
-            watch.end()
+            if not storage or watch.storage == storage:
+                watch.end()
 
     def get(self, call: Call) -> web.Response:
         """One object."""

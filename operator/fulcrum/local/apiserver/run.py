@@ -23,6 +23,7 @@ from fulcrum.local.apiserver.builtin_kinds import BUILTIN_KINDS
 from fulcrum.local.apiserver.certificates import serving_certificate, write_kubeconfig
 from fulcrum.local.apiserver.definitions import serve_definitions
 from fulcrum.local.apiserver.deleting import Deleter
+from fulcrum.local.apiserver.expiry import expire_events
 from fulcrum.local.apiserver.finalizing import Finalizing
 from fulcrum.local.apiserver.kinds import Registry
 from fulcrum.local.apiserver.lifecycles import Lifecycles
@@ -101,12 +102,12 @@ async def serving(options: Options) -> AsyncIterator[str]:
         authority = certificate.authority.read_bytes()
         store = Store(options.state_dir / "state.db")
         registry = Registry(BUILTIN_KINDS)
-        serve_definitions(store, registry)
         bootstrap(store, authority)
         authenticator, authorizer, metrics = Authenticator(options.state_dir, store), Authorizer(store), Metrics()
         lifecycles = Lifecycles(store, registry, authorizer, options.service_range)
         writer, deleter = Writer(store, Strategies(), lifecycles), Deleter(store)
         resources = Resources(store, writer, deleter, metrics)
+        serve_definitions(store, registry, resources.end_watches)
         pods = PodSubresources(store, writer, deleter)
         api = ApiServer(
             registry=registry,
@@ -122,7 +123,10 @@ async def serving(options: Options) -> AsyncIterator[str]:
         runner = web.ServerRunner(web.Server(api.handle, handler_cancellation=True, access_log=None))
         await runner.setup()
         site = web.SockSite(runner, listener, ssl_context=certificate.context(), backlog=512)
-        finalizing = asyncio.create_task(Finalizing(store, registry, deleter).run())
+        background = [
+            asyncio.create_task(Finalizing(store, registry, deleter).run()),
+            asyncio.create_task(expire_events(store)),
+        ]
         try:
             await site.start()
             if options.kubeconfig_out is not None:
@@ -130,7 +134,8 @@ async def serving(options: Options) -> AsyncIterator[str]:
             logger.info("apiserver_ready url=%s state_dir=%s", url, options.state_dir)
             yield url
         finally:
-            finalizing.cancel()
+            for task in background:
+                task.cancel()
             resources.end_watches()
             await pods.close()
             await runner.shutdown()

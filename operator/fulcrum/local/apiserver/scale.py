@@ -43,9 +43,8 @@ class Scales:
             return _with_replicas(kind, live, wanted)
 
         options = call.write_options()
-        return answer(call, encode(scale_of(kind, self._writer.update(
-            kind, target.namespace, target.name, change, options
-        ))))  # fmt: skip
+        obj = self._writer.update(kind, target.namespace, target.name, change, options, through="scale")
+        return answer(call, encode(scale_of(kind, obj)))
 
 
 def _patched(call: Call, current: Json) -> Json:

@@ -82,7 +82,9 @@ class ApiServer:
             logger.exception("request_failed", extra={"method": request.method, "path": request.path})
             response = error_response(ApiError(500, "Internal error occurred: see the log of the API server"))
         self._metrics.count(
-            target,
+            target
+            if self._registry.find(target.group, target.version, target.resource)
+            else Target(path="", verb=target.verb),
             user=user_name,
             client=default_manager(request),
             code=response.status,

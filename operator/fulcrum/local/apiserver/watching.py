@@ -82,6 +82,11 @@ class Watch:
         self._begin()
         self._stop_listening = store.listen(kind.storage, self._on_change)
 
+    @property
+    def storage(self) -> str:
+        """Key of the watched resource in the store."""
+        return self._kind.storage
+
     def end(self) -> None:
         """Finish after what is waiting has been sent."""
         self._ended = True

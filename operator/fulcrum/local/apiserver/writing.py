@@ -89,8 +89,12 @@ class Writer:
         *,
         subresource: str = "",
         managed: bool = False,
+        through: str = "",
     ) -> Json:
-        """The object after `change` (which gets the live object and must not modify it); no difference, no write."""
+        """The object after `change` (which gets the live object and must not modify it); no difference, no write.
+
+        `through` names a subresource that changes the main object, for managedFields.
+        """
         stored = self._existing(kind, namespace, name)
         live = served_form(kind, stored.obj)
         wanted = change(live)
@@ -107,7 +111,7 @@ class Writer:
         self._count_generation(kind, live, new)
         self._validate(kind, strategy, new, live)
         if not managed:
-            new = self._record(kind, live, new, options, subresource)
+            new = self._record(kind, live, new, options, subresource or through)
         new["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
         if same_but_for_times(live, new):
             return live
