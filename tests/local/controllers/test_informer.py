@@ -1,0 +1,132 @@
+"""The local copy of a collection stays right when watches break, versions expire and own writes overtake events.
+
+The API is scripted: a real server cannot be made to send these orders on demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from fulcrum.local.controllers.informer import Informer
+from fulcrum.local.controllers.resources import PODS, Json
+from fulcrum.local.kubelet.rest import Api, ApiError
+
+
+def pod(name: str, version: int, uid: str = "u", **metadata: Any) -> Json:
+    stamps = {"resourceVersion": str(version), "creationTimestamp": "2026-11-21T03:00:00Z"}
+    return {"metadata": {"name": name, "namespace": "n", "uid": f"{uid}-{name}", **stamps, **metadata}}
+
+
+class Script:
+    """An API server that answers each list in turn, and sends the events that the test puts into its queue."""
+
+    def __init__(self, *lists: tuple[int, list[Json]]) -> None:
+        self.lists = list(lists)
+        self.events = asyncio.Queue[tuple[str, Json] | ApiError]()
+        self.watched_from: list[str] = []
+
+    async def get(self, path: str) -> Json:
+        version, items = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
+        return {"metadata": {"resourceVersion": str(version)}, "items": items}
+
+    async def watch(self, path: str, params: dict[str, str]) -> AsyncIterator[tuple[str, Json]]:
+        self.watched_from.append(params["resourceVersion"])
+        while True:
+            event = await self.events.get()
+            if isinstance(event, ApiError):
+                raise event
+            yield event
+
+
+@contextlib.asynccontextmanager
+async def running(script: Script) -> AsyncIterator[tuple[Informer, list[tuple[str, str]]]]:
+    informer = Informer(cast("Api", script), PODS)
+    notes: list[tuple[str, str]] = []
+
+    def note(old: Json | None, new: Json | None) -> None:
+        what = "gone" if new is None else "new" if old is None else "changed"
+        notes.append((what, (new or old or {})["metadata"]["name"]))
+
+    informer.subscribe(note)
+    task = asyncio.create_task(informer.run())
+    await asyncio.wait_for(informer.synced.wait(), 10)
+    try:
+        yield informer, notes
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - polls what has no event
+            await asyncio.sleep(0.005)
+
+
+async def test_a_new_list_tells_what_vanished_while_the_version_was_gone() -> None:
+    script = Script((5, [pod("a", 4), pod("b", 5)]), (9, [pod("b", 5), pod("c", 8)]))
+    async with running(script) as (informer, notes):
+        script.events.put_nowait(ApiError(410, "Expired", "too old resource version"))
+        await until(lambda: len(script.watched_from) == 2)
+        assert {each["metadata"]["name"] for each in informer} == {"b", "c"}
+        assert notes == [("new", "a"), ("new", "b"), ("gone", "a"), ("new", "c")]
+        assert script.watched_from == ["5", "9"]
+
+
+async def test_objects_know_what_they_are() -> None:
+    async with running(Script((5, [pod("a", 4)]))) as (informer, _):
+        assert {(each["apiVersion"], each["kind"]) for each in informer} == {("v1", "Pod")}
+
+
+async def test_what_was_written_is_there_before_the_watch_tells() -> None:
+    script = Script((5, []))
+    async with running(script) as (informer, notes):
+        informer.record(pod("a", 7))
+        assert informer.get(("n", "a")) is not None
+        script.events.put_nowait(("ADDED", pod("a", 7)))
+        script.events.put_nowait(("MODIFIED", pod("b", 8)))
+        await until(lambda: informer.get(("n", "b")))
+        assert notes == [("new", "a"), ("new", "b")]
+
+
+async def test_an_answer_that_comes_after_the_deletion_brings_nothing_back() -> None:
+    script = Script((5, []))
+    async with running(script) as (informer, notes):
+        script.events.put_nowait(("ADDED", pod("a", 7)))
+        script.events.put_nowait(("DELETED", pod("a", 8)))
+        await until(lambda: ("gone", "a") in notes)
+        informer.record(pod("a", 7))
+        assert informer.get(("n", "a")) is None
+
+
+async def test_a_deleted_object_counts_as_terminating_at_once() -> None:
+    script = Script((5, [pod("a", 4)]))
+    async with running(script) as (informer, _):
+        informer.record_deletion(("n", "a"), "another")
+        found = informer.get(("n", "a"))
+        assert found is not None
+        assert "deletionTimestamp" not in found["metadata"]
+        informer.record_deletion(("n", "a"), "u-a")
+        script.events.put_nowait(("MODIFIED", pod("a", 4)))
+        script.events.put_nowait(("ADDED", pod("b", 6)))
+        await until(lambda: informer.get(("n", "b")))
+        found = informer.get(("n", "a"))
+        assert found is not None
+        assert "deletionTimestamp" in found["metadata"]
+
+
+async def test_a_successor_of_the_same_name_is_another_object() -> None:
+    script = Script((5, [pod("a", 4)]))
+    async with running(script) as (informer, notes):
+        informer.record(pod("a", 7, uid="second"))
+        script.events.put_nowait(("DELETED", pod("a", 6)))
+        script.events.put_nowait(("ADDED", pod("b", 8)))
+        await until(lambda: informer.get(("n", "b")))
+        found = informer.get(("n", "a"))
+        assert found is not None
+        assert found["metadata"]["uid"] == "second-a"
+        assert notes == [("new", "a"), ("gone", "a"), ("new", "a"), ("new", "b")]
