@@ -102,14 +102,14 @@ def test_the_worker_pod_of_a_cpu_pool() -> None:
                 "startupProbe": {
                     "httpGet": {"path": "/readyz", "port": 8001},
                     "periodSeconds": 1,
-                    "timeoutSeconds": 1,
+                    "timeoutSeconds": 5,
                     "failureThreshold": 720,
                 },
                 "readinessProbe": {
                     "httpGet": {"path": "/readyz", "port": 8001},
                     "periodSeconds": 2,
-                    "timeoutSeconds": 1,
-                    "failureThreshold": 2,
+                    "timeoutSeconds": 5,
+                    "failureThreshold": 3,
                 },
                 "livenessProbe": {
                     "httpGet": {"path": "/healthz", "port": 8001},

@@ -18,6 +18,7 @@ from fulcrum.controller.children.owner import (
     Owner,
     pod_identity_env,
 )
+from fulcrum.controller.children.probe import http_probe
 
 CONTAINER: Final = "gateway"
 GRACE_MARGIN_SECONDS: Final = 15
@@ -44,9 +45,9 @@ def gateway_deployment(owner: Owner, spec: InferenceClusterSpec) -> Manifest:
         "command": ["fulcrum", "gateway"],
         "env": [{"name": ENV_GATEWAY_CONFIG, "value": msgspec.json.encode(config).decode()}, *pod_identity_env()],
         "ports": [{"name": "http", "containerPort": PORT_GATEWAY, "protocol": "TCP"}],
-        "readinessProbe": _probe("/ready", period_seconds=1, failures=3),
-        "livenessProbe": _probe("/health", period_seconds=10, failures=3),
-        "startupProbe": _probe("/health", period_seconds=1, failures=60),
+        "readinessProbe": http_probe("/ready", port=PORT_GATEWAY, period_seconds=1, failures=3),
+        "livenessProbe": http_probe("/health", port=PORT_GATEWAY, period_seconds=10, failures=3),
+        "startupProbe": http_probe("/health", port=PORT_GATEWAY, period_seconds=1, failures=60),
         "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}},
         "securityContext": dict(CONTAINER_SECURITY),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -80,13 +81,4 @@ def gateway_deployment(owner: Owner, spec: InferenceClusterSpec) -> Manifest:
                 },
             },
         },
-    }
-
-
-def _probe(path: str, *, period_seconds: int, failures: int) -> Manifest:
-    return {
-        "httpGet": {"path": path, "port": PORT_GATEWAY},
-        "periodSeconds": period_seconds,
-        "timeoutSeconds": max(1, period_seconds // 2),
-        "failureThreshold": failures,
     }

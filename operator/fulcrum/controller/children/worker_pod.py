@@ -34,6 +34,7 @@ from fulcrum.controller.children.owner import (
     Owner,
     pod_identity_env,
 )
+from fulcrum.controller.children.probe import http_probe
 
 CONTAINER: Final = "worker"
 IMAGE_GROUP: Final = 10001
@@ -93,9 +94,9 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role) 
             {"name": "agent", "containerPort": PORT_AGENT},
             {"name": "nixl", "containerPort": PORT_NIXL},
         ],
-        "startupProbe": _probe("/readyz", period_seconds=1, failures=math.ceil(start_seconds)),
-        "readinessProbe": _probe("/readyz", period_seconds=2, failures=2),
-        "livenessProbe": _probe("/healthz", period_seconds=10, failures=3),
+        "startupProbe": http_probe("/readyz", port=PORT_AGENT, period_seconds=1, failures=math.ceil(start_seconds)),
+        "readinessProbe": http_probe("/readyz", port=PORT_AGENT, period_seconds=2, failures=3),
+        "livenessProbe": http_probe("/healthz", port=PORT_AGENT, period_seconds=10, failures=3),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": dict(CONTAINER_SECURITY),
         "volumeMounts": mounts,
@@ -127,12 +128,3 @@ def _credentials(spec: InferenceClusterSpec) -> list[Manifest]:
         return []
     reference = {"name": spec.model.credentials.secret_name, "key": "token"}
     return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}]
-
-
-def _probe(path: str, *, period_seconds: int, failures: int) -> Manifest:
-    return {
-        "httpGet": {"path": path, "port": PORT_AGENT},
-        "periodSeconds": period_seconds,
-        "timeoutSeconds": max(1, period_seconds // 2),
-        "failureThreshold": failures,
-    }
