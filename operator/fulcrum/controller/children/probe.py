@@ -7,7 +7,7 @@ from typing import Final
 from fulcrum.controller.children.owner import Manifest
 
 TIMEOUT_SECONDS: Final = 5
-"""A busy node answers late. Taking a slow worker out of service moves its load onto the others and makes them slow, too;
+"""A busy node answers late. Taking a slow worker out of service moves its load onto the others and slows them, too;
 one that is gone is noticed by the gateway at its first refused connection, long before a probe fails."""
 
 
