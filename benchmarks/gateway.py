@@ -1,9 +1,9 @@
 """CPU cost of the gateway, against PyPI's `vllm-router` (Rust) in its NIXL prefill/decode mode.
 
 Same run, same engines (trivial, in a process of their own), same load (a process of its own), rounds alternating,
-medians. CPU is user plus system time of all threads, from /proc/<pid>/stat. Streams have 200 chunks; in `burst` they reach the
-gateway together, in `paced` one by one. Fails when the gateway costs more than 0.6x the router per request or more than
-0.5x per streamed chunk.
+medians. CPU is user plus system time of all threads, from /proc/<pid>/stat. Streams have 200 chunks; in `burst` they
+reach the gateway together, in `paced` one by one. Fails when the gateway costs more than 0.6x the router per request or
+more than 0.5x per streamed chunk (burst).
 
     python benchmarks/gateway.py [--quick]
 """
