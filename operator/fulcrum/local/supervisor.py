@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from fulcrum.local.home import MARK_HOME, Home
-from fulcrum.local.kubelet.processes import Identity, wait_gone, write_private
+from fulcrum.local.kubelet.processes import Identity, become_subreaper, reap_orphans, wait_gone, write_private
 from fulcrum.local.log_format import log_to_stderr
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ _FIRST_DELAY_SECONDS: Final = 0.2
 _LAST_DELAY_SECONDS: Final = 5.0
 _GOOD_RUN_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 10.0
+_REAP_SECONDS: Final = 5.0
 _LOG_BYTES: Final = 10 * 1024 * 1024
 
 
@@ -87,13 +88,21 @@ class Supervisor:
 
     async def run(self) -> None:
         """Start everything, restart what ends, stop everything in reverse order."""
+        reaper = asyncio.create_task(self._reap())
         keepers = [(program, asyncio.create_task(self._keep(program))) for program in programs(self._home)]
         await self.stop.wait()
         for program, task in reversed(keepers):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             logger.info("program_stopped name=%s", program.name)
+        reaper.cancel()
         self._home.supervisor.unlink(missing_ok=True)
+
+    async def _reap(self) -> None:
+        """Take the status of processes that lost their parent, such as shims of a kubelet that was killed."""
+        while True:
+            await asyncio.sleep(_REAP_SECONDS)
+            reap_orphans({identity.pid for identity in self._children.values()})
 
     async def _keep(self, program: Program) -> None:
         delay_seconds = _FIRST_DELAY_SECONDS
@@ -186,6 +195,7 @@ async def supervise(home: Home) -> int:
     except BlockingIOError:
         logger.warning("already_supervised home=%s", home.root)
         return 1
+    become_subreaper()
     supervisor = Supervisor(home)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

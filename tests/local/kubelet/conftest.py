@@ -49,7 +49,7 @@ class World:
             f"--kubeconfig-out={self.kubeconfig}",
             log=directory / "apiserver.log",
         )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not self.kubeconfig.exists():
             assert time.monotonic() < deadline, self.log("apiserver")
             assert self.server.poll() is None, self.log("apiserver")
@@ -94,7 +94,7 @@ class Client:
         self.world = world
         self.api = api
 
-    async def node_ready(self, *, seconds: float = 20) -> None:
+    async def node_ready(self, *, seconds: float = 60) -> None:
         """Wait until the kubelet has registered its Node."""
         deadline = time.monotonic() + seconds
         while True:
@@ -118,7 +118,7 @@ class Client:
     async def get(self, name: str) -> Json:
         return await self.api.get(f"/api/v1/namespaces/default/pods/{name}")
 
-    async def until(self, name: str, wanted: Callable[[Json], Any], *, seconds: float = 20) -> Json:
+    async def until(self, name: str, wanted: Callable[[Json], Any], *, seconds: float = 60) -> Json:
         """The Pod as soon as `wanted` holds. A missing status is an empty one."""
         deadline = time.monotonic() + seconds
         while True:
@@ -129,12 +129,12 @@ class Client:
             assert time.monotonic() < deadline, f"{pod['status']}\n{self.world.log('kubelet')}"
             await asyncio.sleep(0.02)
 
-    async def delete(self, name: str, *, seconds: float = 20, grace_seconds: int | None = None) -> None:
+    async def delete(self, name: str, *, seconds: float = 60, grace_seconds: int | None = None) -> None:
         """Delete and wait until it is gone."""
         await self.api.delete(f"/api/v1/namespaces/default/pods/{name}", grace_seconds=grace_seconds)
         await self.gone(name, seconds=seconds)
 
-    async def gone(self, name: str, *, seconds: float = 20) -> None:
+    async def gone(self, name: str, *, seconds: float = 60) -> None:
         """Wait until no Pod of that name is listed."""
         field = {"fieldSelector": f"metadata.name={name}"}
         deadline = time.monotonic() + seconds
@@ -142,7 +142,7 @@ class Client:
             assert time.monotonic() < deadline, self.world.log("kubelet")
             await asyncio.sleep(0.02)
 
-    async def poll(self, check: Callable[[], Any], *, seconds: float = 15) -> None:
+    async def poll(self, check: Callable[[], Any], *, seconds: float = 60) -> None:
         """Wait until `check` holds."""
         deadline = time.monotonic() + seconds
         while not check():

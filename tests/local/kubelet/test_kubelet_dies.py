@@ -64,6 +64,7 @@ async def test_running_pods_are_taken_over_not_restarted(client: Client, number:
     after = await client.get(name)
     assert client.world.processes(uid) == pids
     # Nothing has changed, so nothing was written; and the address is not given to another Pod.
+    assert after["status"] == before["status"]
     assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
     assert (await client.get(f"{name}-next"))["status"]["podIP"] != after["status"]["podIP"]
     assert await client.logs(name) == "up\n"

@@ -9,31 +9,25 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from fulcrum.local.kubelet import probers
 from fulcrum.local.kubelet.backoff import Backoff
+from fulcrum.local.kubelet.events import Report
 from fulcrum.local.kubelet.logs import termination_message
 from fulcrum.local.kubelet.probers import Target
-from fulcrum.local.kubelet.probes import ProbeKind, ProbeSpec, ProbeState
-from fulcrum.local.kubelet.processes import MARK_CONTAINER, MARK_POD_UID, Shim, kill_marked, read_json
+from fulcrum.local.kubelet.probes import ProbeSpec
+from fulcrum.local.kubelet.probing import Probing
+from fulcrum.local.kubelet.processes import MARK_CONTAINER, MARK_POD_UID, Shim, environment_of, kill_marked, read_json
 from fulcrum.local.kubelet.statuses import ContainerView, Exited, Running, Waiting
 
 Json = dict[str, Any]
 logger = logging.getLogger(__name__)
 
-_EAGER_SECONDS: Final = 0.5
-"""Until its first success a probe is tried at least this often, so that a Pod does not wait for the next period;
-failures count only once a period."""
 _KEPT_RUNS: Final = 2
 _KILL_SECONDS: Final = 5.0
-
-
-class Report(Protocol):
-    """Tells the user about something that happened to a container (a Kubernetes Event)."""
-
-    def __call__(self, reason: str, message: str, *, warning: bool = False) -> None: ...
 
 
 class Container:
@@ -72,8 +66,7 @@ class Container:
         self._report = report
         self._unhealthy = unhealthy
         self._backoff = Backoff()
-        self._started = False
-        self._ready = False
+        self._probing: Probing | None = None
         self._shim: Shim | None = None
         self._watch: asyncio.Task[None] | None = None
         self._begun = 0.0
@@ -95,8 +88,8 @@ class Container:
             state=state,
             last=last,
             restart_count=self.restart_count,
-            ready=self.running is not None and self._ready,
-            started=self.running is not None and self._started,
+            ready=self._probing is not None and self._probing.ready,
+            started=self._probing is not None and self._probing.started,
         )
 
     def log_directory(self, *, previous: bool) -> Path | None:
@@ -123,7 +116,6 @@ class Container:
         self._before, self.exit = self.exit or self._before, None
         self._forget_old_runs()
         started_at = _timestamp()
-        self._started = self._ready = False
         try:
             shim = Shim.start(directory, argv, target.env, target.cwd, log_bytes)
         except OSError as error:
@@ -150,34 +142,37 @@ class Container:
             self._before = self._as_exited(before, run=runs[-1] - 1)
         shim, begun = Shim.adopt(directory), read_json(directory / "started.json")
         if shim is not None and begun is not None:
-            same = previous is not None and previous.get("containerID") == self._container_id(runs[-1])
-            self._started = bool(same and previous and previous.get("started"))
-            self._ready = bool(same and previous and previous.get("ready"))
-            self._run(shim, target, _seconds(begun["startedAt"]))
+            target = replace(target, env=environment_of(begun["pid"]) or target.env)
+            probing = self._run(shim, target, _seconds(begun["startedAt"]))
+            if previous is not None and previous.get("containerID") == self._container_id(runs[-1]):
+                probing.started, probing.ready = bool(previous.get("started")), bool(previous.get("ready"))
             logger.info("container_adopted pod=%s container=%s pid=%d", self._pod_uid, self.name, shim.identity.pid)
         else:
             if shim is not None:
                 shim.kill()
             self._ended(read_json(directory / "exit.json"), error=None, started_at=_timestamp())
 
-    def _run(self, shim: Shim, target: Target, started_at: str) -> None:
+    def _run(self, shim: Shim, target: Target, started_at: str) -> Probing:
         self._shim = shim
         self._begun = time.monotonic()
         self.waiting = None
         self.running = Running(started_at=started_at, container_id=self._container_id(self._runs - 1))
-        self._watch = asyncio.create_task(self._follow(shim, target, started_at))
+        probing = Probing(
+            self.spec, target, begun=self._begun, changed=self._changed, failed=self._give_up, report=self._report
+        )
+        self._probing = probing
+        self._watch = asyncio.create_task(self._follow(shim, probing, started_at))
         self._changed()
+        return probing
 
-    async def _follow(self, shim: Shim, target: Target, started_at: str) -> None:
+    async def _follow(self, shim: Shim, probing: Probing, started_at: str) -> None:
         """Probes while the run lasts; then its end."""
-        startup = ProbeSpec.of(self.spec, ProbeKind.STARTUP)
-        probes = [asyncio.create_task(self._probe_all(startup, target))]
+        probes = asyncio.create_task(probing.run())
         try:
             await shim.ended()
         finally:
-            for task in probes:
-                task.cancel()
-        await asyncio.gather(*probes, return_exceptions=True)
+            probes.cancel()
+        await asyncio.gather(probes, return_exceptions=True)
         self._ended(read_json(self._run_directory(self._runs - 1) / "exit.json"), error=None, started_at=started_at)
 
     def _ended(self, record: Json | None, *, error: str | None, started_at: str) -> None:
@@ -189,8 +184,7 @@ class Container:
         elif record is None:
             record = {"exitCode": 128, "error": error, "startedAt": started_at, "finishedAt": _timestamp()}
         self.exit = self._as_exited(record, run=run)
-        self.running = self._shim = None
-        self._ready = self._started = False
+        self.running = self._shim = self._probing = None
         self._backoff = self._backoff.ended(ran_seconds=time.monotonic() - self._begun if self._begun else 0.0)
         self.not_before = time.monotonic() + self._backoff.delay_seconds
         logger.info(
@@ -214,72 +208,6 @@ class Container:
             finished_at=_seconds(record["finishedAt"]),
             container_id=self._container_id(run),
         )
-
-    # Its probes.
-
-    async def _probe_all(self, startup: ProbeSpec | None, target: Target) -> None:
-        if startup is None or self._started:
-            self._started = True
-        elif not await self._probe_startup(startup, target):
-            return
-        readiness = ProbeSpec.of(self.spec, ProbeKind.READINESS)
-        liveness = ProbeSpec.of(self.spec, ProbeKind.LIVENESS)
-        self._started = True
-        if readiness is None:
-            self._ready = True
-        self._changed()
-        async with asyncio.TaskGroup() as group:
-            if readiness is not None:
-                group.create_task(self._probe_readiness(readiness, target))
-            if liveness is not None:
-                group.create_task(self._probe_liveness(liveness, target))
-
-    async def _probe_startup(self, spec: ProbeSpec, target: Target) -> bool:
-        state = ProbeState()
-        schedule = _Schedule(self._begun, spec)
-        while True:
-            await schedule.next(eager=True)
-            outcome = await probers.carry_out(spec.handler, target, timeout_seconds=spec.timeout_seconds)
-            if outcome.ok:
-                return True
-            if not schedule.counts():
-                continue
-            state = state.after(False, spec)
-            self._report("Unhealthy", f"Startup probe failed: {outcome.message}", warning=True)
-            if state.verdict is False:
-                self._give_up(spec)
-                return False
-
-    async def _probe_readiness(self, spec: ProbeSpec, target: Target) -> None:
-        # An adopted container keeps its verdict until the probe says otherwise.
-        state = ProbeState(verdict=True if self._ready else None)
-        schedule = _Schedule(self._begun, spec)
-        while True:
-            await schedule.next(eager=not self._ready)
-            outcome = await probers.carry_out(spec.handler, target, timeout_seconds=spec.timeout_seconds)
-            counts = schedule.counts()
-            if not outcome.ok and not counts:
-                continue
-            state = state.after(outcome.ok, spec)
-            if not outcome.ok:
-                self._report("Unhealthy", f"Readiness probe failed: {outcome.message}", warning=True)
-            if state.verdict is not None and state.verdict is not self._ready:
-                self._ready = state.verdict
-                self._changed()
-
-    async def _probe_liveness(self, spec: ProbeSpec, target: Target) -> None:
-        state = ProbeState()
-        schedule = _Schedule(self._begun, spec)
-        while True:
-            await schedule.next(eager=False)
-            schedule.counts()
-            outcome = await probers.carry_out(spec.handler, target, timeout_seconds=spec.timeout_seconds)
-            state = state.after(outcome.ok, spec)
-            if not outcome.ok:
-                self._report("Unhealthy", f"Liveness probe failed: {outcome.message}", warning=True)
-            if state.verdict is False:
-                self._give_up(spec)
-                return
 
     def _give_up(self, spec: ProbeSpec) -> None:
         self._report("Killing", f"Container {self.name} failed {spec.kind.value} probe, will be restarted")
@@ -312,6 +240,7 @@ class Container:
             kill_marked({MARK_POD_UID: self._pod_uid, MARK_CONTAINER: self.name})
             await asyncio.wait({watch})
         self.stopping = False
+        self._changed()  # a restart that was due meanwhile was put off
 
     async def abandon(self) -> None:
         """Stop watching; the container runs on for the next kubelet."""
@@ -329,32 +258,6 @@ class Container:
     def _forget_old_runs(self) -> None:
         for run in range(max(0, self._runs - _KEPT_RUNS - 8), self._runs - _KEPT_RUNS):
             shutil.rmtree(self._run_directory(run), ignore_errors=True)
-
-
-class _Schedule:
-    """Times of one probe: the first after its initial delay, then every period; more often while `eager`."""
-
-    def __init__(self, begun: float, spec: ProbeSpec) -> None:
-        self._spec = spec
-        self._due = max(begun + spec.initial_delay_seconds, time.monotonic())
-        self._first = True
-
-    async def next(self, *, eager: bool) -> None:
-        """Sleep until the next try."""
-        wait_seconds = self._due - time.monotonic()
-        if eager and not self._first:
-            wait_seconds = min(wait_seconds, _EAGER_SECONDS)
-        self._first = False
-        if wait_seconds > 0:
-            await asyncio.sleep(wait_seconds)
-
-    def counts(self) -> bool:
-        """Whether this try is one of the period's; if so the next one is a period later."""
-        now = time.monotonic()
-        if now < self._due - 0.01:  # timers have a resolution
-            return False
-        self._due = max(self._due + self._spec.period_seconds, now)
-        return True
 
 
 def _timestamp() -> str:

@@ -7,7 +7,7 @@ import datetime as dt
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fulcrum.local.kubelet.rest import MERGE, Api, ApiError, Unreachable
 
@@ -17,6 +17,12 @@ logger = logging.getLogger(__name__)
 _REPEAT_SECONDS: Final = 30.0
 """The same event again is counted on the first one, at most this often."""
 _REMEMBERED: Final = 1024
+
+
+class Report(Protocol):
+    """Tells the user about something that happened to a container."""
+
+    def __call__(self, reason: str, message: str, *, warning: bool = False) -> None: ...
 
 
 @dataclass(slots=True)

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from fulcrum.local.kubelet.addresses import AddressPool
+from fulcrum.local.kubelet.devices import GPU, Devices
 from fulcrum.local.kubelet.environment import base_environment
 from fulcrum.local.kubelet.events import Recorder
+from fulcrum.local.kubelet.inputs import Node
 from fulcrum.local.kubelet.logserver import LogServer
 from fulcrum.local.kubelet.node import Capacity, NodeRegistration, measure
-from fulcrum.local.kubelet.pod import Node, PodWorker
+from fulcrum.local.kubelet.pod import PodWorker
 from fulcrum.local.kubelet.processes import (
     MARK_POD_UID,
     MARK_STATE,
@@ -70,6 +72,7 @@ class Kubelet:
                 os.environ, bin_directory=str(Path(sys.executable).parent), also=config.pass_environment
             ),
             capacity=capacity.amounts,
+            devices=Devices(int(capacity.amounts.get(GPU, 0)), config.state_directory / "devices.json"),
             log_bytes=config.log_bytes,
         )
         self._capacity = capacity

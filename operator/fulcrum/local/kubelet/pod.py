@@ -10,19 +10,16 @@ import logging
 import os
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from fulcrum.local.kubelet.container import Container
-from fulcrum.local.kubelet.credentials import Credentials, wants_token
-from fulcrum.local.kubelet.environment import ConfigError, build_environment, command_line
-from fulcrum.local.kubelet.events import Recorder
+from fulcrum.local.kubelet.environment import ConfigError, command_line
+from fulcrum.local.kubelet.inputs import Node, PodInputs
 from fulcrum.local.kubelet.probers import Target
-from fulcrum.local.kubelet.processes import MARK_CONTAINER, MARK_POD_UID, MARK_STATE, kill_marked
-from fulcrum.local.kubelet.rest import Api, ApiError, Unreachable
+from fulcrum.local.kubelet.processes import MARK_POD_UID, MARK_STATE, kill_marked
+from fulcrum.local.kubelet.rest import ApiError, Unreachable
 from fulcrum.local.kubelet.statuses import Waiting, init_done, pod_status, restarts
-from fulcrum.local.kubelet.volumes import materialise, references
 
 Json = dict[str, Any]
 logger = logging.getLogger(__name__)
@@ -31,20 +28,6 @@ _RETRY_SECONDS: Final = 2.0
 _FORCED_GRACE_SECONDS: Final = 2.0
 """What a Pod gets that was deleted by force, as the kubelet does."""
 _DEFAULT_GRACE_SECONDS: Final = 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """What all Pods of a node share."""
-
-    name: str
-    address: str
-    api: Api
-    recorder: Recorder
-    state_directory: Path
-    environment: dict[str, str]
-    capacity: dict[str, float]
-    log_bytes: int
 
 
 class PodWorker:
@@ -61,8 +44,7 @@ class PodWorker:
         self._wake.set()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._prepared: dict[str, str] | None = None
-        self._objects: dict[tuple[str, str], Json] = {}
+        self._inputs = PodInputs(node, address=address, directory=directory)
         self._start_time = (pod.get("status") or {}).get("startTime") or _now()
         self._written: Json | None = None
         self._gone = False
@@ -85,9 +67,10 @@ class PodWorker:
     # What comes in.
 
     def update(self, pod: Json) -> None:
-        """A newer version of the object."""
-        self.pod = pod
-        self._wake.set()
+        """Another version of the object; an older one than we have (it crossed our own write) is of no use."""
+        if _version(pod) >= _version(self.pod):
+            self.pod = pod
+            self._wake.set()
 
     def vanished(self) -> None:
         """The object is no longer there: deleted by force, or while nobody looked."""
@@ -170,8 +153,8 @@ class PodWorker:
 
     async def _start(self, container: Container) -> None:
         try:
-            await self._fetch_objects()
-            env = self._environment(container)
+            await self._inputs.refresh(self.pod)
+            env = self._inputs.environment(self.pod, container.spec)
             argv = command_line(container.spec, env)
         except ConfigError as error:
             self._wait(container, "CreateContainerConfigError", str(error))
@@ -200,24 +183,10 @@ class PodWorker:
 
     async def _prepare(self) -> bool:
         """Folder, credentials and volumes, once; False while something is missing."""
-        if self._prepared is not None:
+        if self._inputs.prepared:
             return True
-        self._directory.mkdir(parents=True, mode=0o700, exist_ok=True)
         try:
-            await self._fetch_objects()
-            variables = materialise(
-                self.pod,
-                self._directory / "volumes",
-                claims=self._node.state_directory / "claims",
-                lookup=self._lookup,
-                pod_ip=self.address,
-                host_ip=self._node.address,
-            )
-            if wants_token(self.pod):
-                credentials = Credentials(self._node.api, self.pod, self._directory)
-                renew_in_seconds = await credentials.write()
-                self._spawn(credentials.keep(renew_in_seconds))
-                variables["KUBECONFIG"] = str(credentials.kubeconfig)
+            await self._inputs.prepare(self.pod)
         except (ConfigError, ApiError) as error:
             for container in [*self.inits, *self.containers]:
                 if container.running is None:
@@ -225,46 +194,9 @@ class PodWorker:
             self._report("FailedMount", str(error), warning=True)
             self._again(_RETRY_SECONDS)
             return False
-        self._prepared = variables
+        if self._inputs.credentials is not None:
+            self._spawn(self._inputs.credentials.keep(self._inputs.renew_in_seconds))
         return True
-
-    async def _fetch_objects(self) -> None:
-        """ConfigMaps and Secrets as they are now (a restart sees their new content)."""
-        namespace = self.pod["metadata"]["namespace"]
-        found: dict[tuple[str, str], Json] = {}
-        for kind, name in references(self.pod):
-            plural = "configmaps" if kind == "ConfigMap" else "secrets"
-            try:
-                found[kind, name] = await self._node.api.get(f"/api/v1/namespaces/{namespace}/{plural}/{name}")
-            except ApiError as error:
-                if error.code != 404:
-                    raise
-        self._objects = found
-
-    def _lookup(self, kind: str, name: str) -> Json | None:
-        return self._objects.get((kind, name))
-
-    def _environment(self, container: Container) -> dict[str, str]:
-        base = {
-            **self._node.environment,
-            "HOSTNAME": self.pod["metadata"]["name"],
-            **(self._prepared or {}),
-        }
-        env = build_environment(
-            container.spec,
-            self.pod,
-            base=base,
-            pod_ip=self.address,
-            host_ip=self._node.address,
-            capacity=self._node.capacity,
-            lookup=self._lookup,
-        )
-        marks = {
-            MARK_POD_UID: self.uid,
-            MARK_CONTAINER: container.name,
-            MARK_STATE: str(self._node.state_directory),
-        }
-        return {**env, **marks}
 
     def _target(self, container: Container, env: dict[str, str]) -> Target:
         ports = {port["name"]: port["containerPort"] for port in container.spec.get("ports") or [] if port.get("name")}
@@ -288,6 +220,7 @@ class PodWorker:
             with contextlib.suppress(ApiError):  # gone already, or another Pod of that name by now
                 await self._node.api.delete(self._path, uid=self.uid, grace_seconds=0)
         shutil.rmtree(self._directory, ignore_errors=True)
+        self._node.devices.release(self.uid)
         logger.info("pod_gone pod=%s", self._key)
         self.done.set()
 
@@ -315,7 +248,7 @@ class PodWorker:
 
     def _hook_environment(self, container: Container) -> dict[str, str]:
         try:
-            return self._environment(container)
+            return self._inputs.environment(self.pod, container.spec)
         except ConfigError:  # what it refers to may be deleted already
             return self._node.environment
 
@@ -346,7 +279,7 @@ class PodWorker:
         if current.get("phase") in ("Succeeded", "Failed"):
             # A terminal phase is for ever; the containers of such a Pod are not run again.
             return
-        if status == self._written or (self._written is None and _contains(current, status)):
+        if status == self._written or _contains(current, status):
             return
         body = {"metadata": {"uid": self.uid}, "status": status}
         try:
@@ -356,7 +289,7 @@ class PodWorker:
                 return
             raise
         self._written = status
-        if int(answer["metadata"]["resourceVersion"]) >= int(self.pod["metadata"]["resourceVersion"]):
+        if _version(answer) >= _version(self.pod):
             self.pod = answer
 
     def _report(self, reason: str, message: str, *, warning: bool = False) -> None:
@@ -388,6 +321,11 @@ class PodWorker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _version(pod: Json) -> int:
+    """Order of an object's versions (API servers count up); 0 for a record of ours that has none."""
+    return int(pod["metadata"].get("resourceVersion") or 0)
 
 
 def _contains(current: Json, wanted: Json) -> bool:

@@ -169,6 +169,16 @@ class Shim:
         self.identity.signal(signal.SIGUSR1)
 
 
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process of ours was started with; empty when it is gone."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
+    return {name: value for name, _, value in pairs}
+
+
 def marked(marks: dict[str, str]) -> Iterator[Identity]:
     """Processes of ours whose environment has all of `marks`."""
     wanted = [f"{key}={value}".encode() for key, value in marks.items()]
@@ -203,19 +213,29 @@ def become_subreaper() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def sweep_orphans() -> None:
-    """Kill and reap children that nobody here started: what a killed shim left behind."""
+def _children() -> list[int]:
     pid = os.getpid()
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
     except OSError:
-        return
-    for child in map(int, children):
-        if child in own_children:
-            continue
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, os.WNOHANG)
+        return []
+
+
+def sweep_orphans() -> None:
+    """Kill and reap children that nobody here started: what a killed shim left behind."""
+    for child in _children():
+        if child not in own_children:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, os.WNOHANG)
+
+
+def reap_orphans(known_pids: set[int]) -> None:
+    """Reap children that nobody here started and that have ended; those that run go on."""
+    for child in _children():
+        if child not in known_pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -1,0 +1,103 @@
+"""What a Pod's containers get before they start: folders, credentials, ConfigMaps and Secrets, environment, devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fulcrum.local.kubelet.credentials import Credentials, wants_token
+from fulcrum.local.kubelet.devices import GPU, Devices
+from fulcrum.local.kubelet.environment import ConfigError, build_environment, quantity
+from fulcrum.local.kubelet.events import Recorder
+from fulcrum.local.kubelet.processes import MARK_CONTAINER, MARK_POD_UID, MARK_STATE
+from fulcrum.local.kubelet.rest import Api, ApiError
+from fulcrum.local.kubelet.volumes import materialise, references
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What all Pods of a node share."""
+
+    name: str
+    address: str
+    api: Api
+    recorder: Recorder
+    state_directory: Path
+    environment: dict[str, str]
+    capacity: dict[str, float]
+    devices: Devices
+    log_bytes: int
+
+
+class PodInputs:
+    """Inputs of one Pod. Errors of all methods: ConfigError and ApiError for what is missing, Unreachable, OSError."""
+
+    def __init__(self, node: Node, *, address: str, directory: Path) -> None:
+        self._node = node
+        self._address = address
+        self._directory = directory
+        self._variables: dict[str, str] | None = None
+        self._objects: dict[tuple[str, str], Json] = {}
+        self.credentials: Credentials | None = None
+        self.renew_in_seconds = 0.0
+
+    @property
+    def prepared(self) -> bool:
+        """Whether `prepare` has succeeded."""
+        return self._variables is not None
+
+    async def prepare(self, pod: Json) -> None:
+        """Make the Pod's folder, volumes and credentials."""
+        self._directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+        await self.refresh(pod)
+        variables = materialise(
+            pod,
+            self._directory / "volumes",
+            claims=self._node.state_directory / "claims",
+            lookup=self._lookup,
+            pod_ip=self._address,
+            host_ip=self._node.address,
+        )
+        if wants_token(pod):
+            self.credentials = Credentials(self._node.api, pod, self._directory)
+            self.renew_in_seconds = await self.credentials.write()
+            variables["KUBECONFIG"] = str(self.credentials.kubeconfig)
+        self._variables = variables
+
+    async def refresh(self, pod: Json) -> None:
+        """Read ConfigMaps and Secrets as they are now (a restart sees their new content)."""
+        namespace = pod["metadata"]["namespace"]
+        found: dict[tuple[str, str], Json] = {}
+        for kind, name in references(pod):
+            plural = "configmaps" if kind == "ConfigMap" else "secrets"
+            try:
+                found[kind, name] = await self._node.api.get(f"/api/v1/namespaces/{namespace}/{plural}/{name}")
+            except ApiError as error:
+                if error.code != 404:
+                    raise
+        self._objects = found
+
+    def environment(self, pod: Json, container: Json) -> dict[str, str]:
+        """A container's whole environment."""
+        if container.get("restartPolicy"):
+            raise ConfigError("restartPolicy of a single container is not supported in process mode")
+        env = build_environment(
+            container,
+            pod,
+            base={**self._node.environment, "HOSTNAME": pod["metadata"]["name"], **(self._variables or {})},
+            pod_ip=self._address,
+            host_ip=self._node.address,
+            capacity=self._node.capacity,
+            lookup=self._lookup,
+        )
+        uid, name = pod["metadata"]["uid"], container["name"]
+        limits = (container.get("resources") or {}).get("limits") or {}
+        env.update(self._node.devices.variables(uid, name, count=int(quantity(limits.get(GPU) or 0))))
+        marks = {MARK_POD_UID: uid, MARK_CONTAINER: name, MARK_STATE: str(self._node.state_directory)}
+        return {**env, **marks}
+
+    def _lookup(self, kind: str, name: str) -> Json | None:
+        return self._objects.get((kind, name))
