@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
-from tests.api.server.cluster import Json, ServerProcess, WatchStream, client_of, config_map, wait_for
+from tests.api.server.cluster import Json, ServerProcess, WatchStream, client_of, config_map, pod, wait_for
 
 PATH = "/api/v1/namespaces/default/configmaps"
 pytestmark = pytest.mark.integration
@@ -117,6 +120,35 @@ def test_sigterm_ends_watches_cleanly(tmp_path: Path, servers: list[ServerProces
             assert watch.rest() == []  # a clean end of the stream, not a broken one
     server.process.wait(10)
     assert server.stop() == 0
+
+
+def test_sigterm_does_not_wait_for_a_followed_log(tmp_path: Path, servers: list[ServerProcess]) -> None:
+    server = _start(servers, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as kubelet, client_of(server.kubeconfig) as client:
+        client.post("/api/v1/nodes", json={"metadata": {"name": "one"}})
+        status = {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet.getsockname()[1]}},
+        }
+        merge = {"Content-Type": "application/merge-patch+json"}
+        client.patch("/api/v1/nodes/one/status", json={"status": status}, headers=merge)
+        pods = "/api/v1/namespaces/default/pods"
+        assert client.post(pods, json=pod("one", nodeName="one")).status_code == 201
+        reader = threading.Thread(target=_read_log, args=(client, f"{pods}/one/log"))
+        reader.start()
+        connection, _ = kubelet.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\na\n\r\n")
+            time.sleep(0.3)  # so that the stream is most likely open; the outcome must not depend on it
+            started = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - started < 10
+        reader.join(10)
+
+
+def _read_log(client: httpx2.Client, path: str) -> None:
+    with contextlib.suppress(httpx2.HTTPError):
+        client.get(path, params={"follow": "true"})
 
 
 def test_a_second_server_on_the_same_state_refuses(tmp_path: Path, servers: list[ServerProcess]) -> None:

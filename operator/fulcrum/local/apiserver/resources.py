@@ -89,6 +89,7 @@ class Resources:
     def __init__(self, store: Store, writer: Writer, deleter: Deleter, metrics: Metrics) -> None:
         self._store, self._writer, self._deleter, self._metrics = store, writer, deleter, metrics
         self._watches: set[Watch] = set()
+        self._stopped = False
         self._answerers: Mapping[str, Callable[[Call], web.Response]] = {
             "get": self.get,
             "list": self._list,
@@ -108,11 +109,17 @@ class Resources:
             raise errors.method_not_allowed()
         return answerer(call)
 
-    def end_watches(self, storage: str = "") -> None:
-        """Let the watches of a resource finish cleanly, or all of them."""
+    def end_watches(self, storage: str) -> None:
+        """Let the watches of a resource finish cleanly."""
         for watch in self._watches:
-            if not storage or watch.storage == storage:
+            if watch.storage == storage:
                 watch.end()
+
+    def stop(self) -> None:
+        """Let every watch finish cleanly, also those that are yet to come."""
+        self._stopped = True
+        for watch in self._watches:
+            watch.end()
 
     def get(self, call: Call) -> web.Response:
         """One object."""
@@ -145,6 +152,8 @@ class Resources:
             await response.write_eof()
             return response
         self._watches.add(watch)
+        if self._stopped:
+            watch.end()
         open_watches = self._metrics.watches.labels("WATCH", target.group, target.version, target.resource)
         open_watches.inc()
         try:

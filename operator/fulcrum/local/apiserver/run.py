@@ -38,7 +38,8 @@ from fulcrum.local.apiserver.strategies import Strategies
 from fulcrum.local.apiserver.writing import Writer
 
 logger = logging.getLogger(__name__)
-_SHUTDOWN_SECONDS: Final = 3.0
+_SHUTDOWN_SECONDS: Final = 1.0
+"""How long answers that are under way may take when the server stops."""
 
 
 class AlreadyRunningError(RuntimeError):
@@ -120,7 +121,9 @@ async def serving(options: Options) -> AsyncIterator[str]:
             scales=Scales(store, writer),
             address=f"{options.bind}:{port}",
         )
-        runner = web.ServerRunner(web.Server(api.handle, handler_cancellation=True, access_log=None))
+        runner = web.ServerRunner(
+            web.Server(api.handle, handler_cancellation=True, access_log=None), shutdown_timeout=_SHUTDOWN_SECONDS
+        )
         await runner.setup()
         site = web.SockSite(runner, listener, ssl_context=certificate.context(), backlog=512)
         background = [
@@ -136,10 +139,10 @@ async def serving(options: Options) -> AsyncIterator[str]:
         finally:
             for task in background:
                 task.cancel()
-            resources.end_watches()
+            await site.stop()
+            resources.stop()
             await pods.close()
-            await runner.shutdown()
-            await asyncio.wait_for(runner.cleanup(), _SHUTDOWN_SECONDS)
+            await runner.cleanup()
             store.close()
             logger.info("apiserver_stopped url=%s", url)
 
