@@ -279,7 +279,7 @@ def test_a_settled_cluster_is_available_and_quiet() -> None:
     [
         ([], 0, Reason.GATEWAY_NOT_READY),
         (["c-p-0", "c-p-1"], 2, Reason.ROLE_EMPTY),
-        (["c-p-0", "c-p-1", "c-p-2", "c-p-3"], 2, Reason.NO_READY_WORKERS),
+        (["c-p-0", "c-p-1", "c-p-2", "c-p-3"], 0, Reason.NO_READY_WORKERS),
         (["c-p-1", "c-p-3"], 1, Reason.READY),
     ],
 )

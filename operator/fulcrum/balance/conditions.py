@@ -71,14 +71,15 @@ def settle(
 def available(snapshot: Snapshot) -> Finding:
     """Available: a gateway is ready, and every kind of work has a ready worker."""
     kind = ConditionType.AVAILABLE
-    if snapshot.gateway.ready < 1:
-        return Finding(type=kind, status=False, reason=Reason.GATEWAY_NOT_READY, message="No gateway replica is ready.")
     served = served_roles(snapshot.workers)
     missing = [role.value for role in (Role.PREFILL, Role.DECODE) if role not in served]
+    # Workers first: a gateway without workers is not ready either, and that would hide the cause.
     if len(missing) == 2:
         return Finding(type=kind, status=False, reason=Reason.NO_READY_WORKERS, message="No worker is ready.")
     if missing:
         return Finding(type=kind, status=False, reason=Reason.ROLE_EMPTY, message=f"No {missing[0]} worker is ready.")
+    if snapshot.gateway.ready < 1:
+        return Finding(type=kind, status=False, reason=Reason.GATEWAY_NOT_READY, message="No gateway replica is ready.")
     return Finding(type=kind, status=True, reason=Reason.READY, message="Prefill and decode are served.")
 
 
