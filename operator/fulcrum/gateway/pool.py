@@ -31,13 +31,14 @@ class Pool:
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._closed = False
-        self._host_header = f"host: {f'[{host}]' if ':' in host else host}:{port}\r\n".encode()
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._fixed_head = f" HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\nx-request-id: ".encode()
 
     def request(self, path: str, request_id: bytes, body: bytes) -> bytes:
         """A POST with a JSON body; it has no header of the client's but its request id."""
-        return (
-            b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (path.encode(), self._host_header, request_id, len(body), body)
+        length = str(len(body)).encode()
+        return b"".join(
+            (b"POST ", path.encode(), self._fixed_head, request_id, b"\r\ncontent-length: ", length, b"\r\n\r\n", body)
         )
 
     async def exchange(self, request: bytes, *, sink: StreamSink | None, deadline: float) -> Answer:
@@ -92,7 +93,6 @@ class Pool:
         if self._closed:
             connection.abort()
             return
-        connection.idle_since = asyncio.get_running_loop().time()
         self._idle.append(connection)
 
     def _forget(self, connection: UpstreamConnection) -> None:

@@ -12,7 +12,9 @@ from fulcrum.gateway.answer import StreamSource
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.framing import chunk, payload
 
-_PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: ".encode() for status in HTTPStatus
+}
 _JSON: Final = b"application/json"
 
 
@@ -53,16 +55,14 @@ class Reply:
         """A whole answer."""
         self.started = True
         self.status = status
-        head = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b%b\r\n" % (
-            status, _PHRASES.get(status, b"Unknown"), content_type, len(body), self.request_id, self.path_headers,
-            headers, self._connection_line(),
+        head = b"".join(
+            (
+                _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\ncontent-type: " % status, content_type,
+                b"\r\ncontent-length: ", str(len(body)).encode(), b"\r\nx-request-id: ", self.request_id, b"\r\n",
+                self.path_headers, headers, self._connection_line(), b"\r\n", b"" if self._no_body else body,
+            )
         )  # fmt: skip
-        if self._no_body or not body:
-            self._transport.write(head)
-        elif len(body) <= 16 * 1024:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines((head, body))
+        self._transport.write(head)
 
     def fail(self, error: RequestError) -> None:
         """An error: as an answer or, when a stream is under way, as its last event; the stream stays unfinished."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from enum import Enum
 from typing import Final, cast
 
 from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError, failed_before_first_token, read_head
@@ -13,16 +12,14 @@ from fulcrum.gateway.framing import ChunkedBody, FramingError, chunk, payload
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
+# States of a connection; plain numbers, because they are compared several times per request.
+_IDLE: Final = 0
+_HEAD: Final = 1
+_LENGTH: Final = 2
+_CHUNKED: Final = 3
+_UNTIL_CLOSE: Final = 4
+_CLOSED: Final = 5
 _LAST_CHUNK: Final = b"0\r\n\r\n"
-
-
-class _State(Enum):
-    IDLE = 0
-    HEAD = 1
-    LENGTH = 2
-    CHUNKED = 3
-    UNTIL_CLOSE = 4
-    CLOSED = 5
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -45,7 +42,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._released = released
         self._lost = lost
         self._transport: asyncio.Transport | None = None
-        self._state = _State.IDLE
+        self._state = _IDLE
         self._waiter: asyncio.Future[Answer] | None = None
         self._sink: StreamSink | None = None
         self._buffer = b""
@@ -69,12 +66,12 @@ class UpstreamConnection(asyncio.Protocol):
         """
         waiter: asyncio.Future[Answer] = self._loop.create_future()
         transport = self._transport
-        if transport is None or self._state is not _State.IDLE:
+        if transport is None or self._state != _IDLE:
             waiter.set_exception(UpstreamError(Failure.STALE, "connection closed"))
             return waiter
         self._waiter = waiter
         self._sink = sink
-        self._state = _State.HEAD
+        self._state = _HEAD
         self.first_byte_at = 0.0
         self.deadline = deadline
         transport.write(request)
@@ -82,17 +79,17 @@ class UpstreamConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Stop reading: the client does not keep up."""
-        if self._transport is not None and self._state is not _State.CLOSED:
+        if self._transport is not None and self._state != _CLOSED:
             self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
-        if self._transport is not None and self._state is not _State.CLOSED:
+        if self._transport is not None and self._state != _CLOSED:
             self._transport.resume_reading()
 
     def abort(self) -> None:
         """Close at once; the engine aborts what it was doing for us."""
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self._sink = None
         if self._transport is not None:
             self._transport.abort()
@@ -108,30 +105,30 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self._state is _State.CHUNKED:
+            if self._state == _CHUNKED:
                 self._on_chunks(data)
-            elif self._state is _State.HEAD:
+            elif self._state == _HEAD:
                 self._on_head(data)
-            elif self._state is _State.LENGTH:
+            elif self._state == _LENGTH:
                 self._on_length(data)
-            elif self._state is _State.UNTIL_CLOSE:
+            elif self._state == _UNTIL_CLOSE:
                 self._on_until_close(data)
-            elif self._state is _State.IDLE:
+            elif self._state == _IDLE:
                 self.abort()  # bytes that nobody asked for
         except (FramingError, ValueError) as error:
             self._fail(UpstreamError(Failure.PROTOCOL, f"bad answer: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         state = self._state
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self._transport = None
         self._lost(self)
-        if state is _State.UNTIL_CLOSE and exc is None:
+        if state == _UNTIL_CLOSE and exc is None:
             if self._streaming and self._sink is not None:
                 self._sink.stream_bytes(_LAST_CHUNK)
             self._resolve()
         elif self._waiter is not None:
-            unanswered = state is _State.HEAD and not self._buffer
+            unanswered = state == _HEAD and not self._buffer
             failure = Failure.STALE if unanswered and self._reused else Failure.RESET
             self._fail(UpstreamError(failure, "connection lost"))
 
@@ -160,10 +157,10 @@ class UpstreamConnection(asyncio.Protocol):
         event_stream = head.content_type.startswith(b"text/event-stream")
         self._streaming = self._sink is not None and status == 200 and event_stream and head.length_bytes is None
         if head.chunked:
-            self._state = _State.CHUNKED
+            self._state = _CHUNKED
             self._chunks = ChunkedBody()
         elif head.length_bytes is not None or status in (204, 304):
-            self._state = _State.LENGTH
+            self._state = _LENGTH
             self._left_bytes = head.length_bytes or 0
             if self._left_bytes > _MAX_BUFFERED_BYTES:
                 raise FramingError("answer too large")
@@ -171,7 +168,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._finish(surplus=bool(rest))
                 return
         else:
-            self._state = _State.UNTIL_CLOSE
+            self._state = _UNTIL_CLOSE
             self._keep_alive = False
             self._left_bytes = _MAX_BUFFERED_BYTES
         if rest:
@@ -194,7 +191,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._pass_on(self._sink, chunks)
         else:
             self._pieces.append(payload(chunks))
-        if self._chunks.ended and self._state is _State.CHUNKED:
+        if self._chunks.ended and self._state == _CHUNKED:
             self._finish(surplus=self._chunks.surplus)
 
     def _on_until_close(self, data: bytes) -> None:
@@ -220,12 +217,13 @@ class UpstreamConnection(asyncio.Protocol):
     def _finish(self, *, surplus: bool) -> None:
         transport = self._transport
         reusable = self._keep_alive and not surplus and transport is not None
-        self._state = _State.IDLE if reusable else _State.CLOSED
+        self._state = _IDLE if reusable else _CLOSED
         self._resolve()
         if transport is not None and reusable:
             if self._streaming:
                 transport.resume_reading()  # the client may have paused it in its last bytes
             self._reused = True
+            self.idle_since = self._loop.time()
             self._released(self)
         elif transport is not None:
             transport.close()

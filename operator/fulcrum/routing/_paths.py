@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Generic
 
 from fulcrum.api.names import Role
-from fulcrum.routing._choice import C, NobodyFits, NobodyThere, fitting, nobody, pick, score
+from fulcrum.routing._choice import C, NobodyFits, NobodyThere, nobody, pick, score
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,11 @@ class OneLeg(Generic[C]):
     worker: C
 
 
-_PREFILL: Final = (Role.PREFILL,)
-_DECODE: Final = (Role.DECODE,)
-_MIXED: Final = (Role.MIXED,)
-_SERVING: Final = (Role.MIXED, Role.DECODE, Role.PREFILL)
+# This runs for each request over all workers: members are compared by identity, found once.
+_PREFILL: Final = Role.PREFILL
+_DECODE: Final = Role.DECODE
+_MIXED: Final = Role.MIXED
+_SERVING: Final = (_PREFILL, _DECODE, _MIXED)
 
 
 def plan(
@@ -40,9 +41,20 @@ def plan(
     together; a mixed worker is taken instead when it is less loaded than the busier of the two. When a role is empty
     the request still goes, in one leg, to any worker in a role.
     """
-    prefill = pick(fitting(workers, _PREFILL, exclude), turn)
-    decode = pick(fitting(workers, _DECODE, exclude), turn)
-    mixed = pick(fitting(workers, _MIXED, exclude), turn)
+    prefills: list[C] = []
+    decodes: list[C] = []
+    mixeds: list[C] = []
+    for worker in workers:
+        role = worker.role
+        if exclude and worker.name in exclude:
+            continue
+        if role is _PREFILL:
+            prefills.append(worker)
+        elif role is _DECODE:
+            decodes.append(worker)
+        elif role is _MIXED:
+            mixeds.append(worker)
+    prefill, decode, mixed = pick(prefills, turn), pick(decodes, turn), pick(mixeds, turn)
     if not whole and prefill is not None and decode is not None:
         if mixed is not None and score(mixed) < max(score(prefill), score(decode)):
             return OneLeg(mixed)
