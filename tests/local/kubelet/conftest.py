@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fulcrum.local.kubelet.processes import MARK_STATE, kill_marked, marked
@@ -148,6 +149,30 @@ class Client:
         while not check():
             assert time.monotonic() < deadline, self.world.log("kubelet")
             await asyncio.sleep(0.02)
+
+    async def process(self, uid: str, name: str) -> int:
+        """Pid of a Pod's process of that name, once it is there."""
+        found: list[int] = []
+
+        def look() -> bool:
+            for pid in self.world.processes(uid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if psutil.Process(pid).name() == name:
+                        found.append(pid)
+            return bool(found)
+
+        await self.poll(look)
+        return found[0]
+
+    async def printed(self, name: str, text: str) -> None:
+        """Wait until the Pod's log has `text`."""
+        deadline = time.monotonic() + 60
+        while True:
+            status = (await self.get(name))["status"].get("containerStatuses") or [{}]
+            if status[0].get("containerID") and text in await self.logs(name, container=status[0]["name"]):
+                return
+            assert time.monotonic() < deadline, self.world.log("kubelet")
+            await asyncio.sleep(0.05)
 
     async def logs(self, name: str, **params: str) -> str:
         path = f"/api/v1/namespaces/default/pods/{name}/log"

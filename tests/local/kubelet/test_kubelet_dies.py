@@ -9,7 +9,6 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from fulcrum.local.kubelet.processes import read_json
@@ -47,6 +46,7 @@ async def pod_without_kubelet(client: Client, name: str, number: signal.Signals)
     """A Pod that runs while no kubelet does; in the end there is one again."""
     await client.make(name, sleeper())
     pod = await client.until(name, is_ready)
+    await client.process(pod["metadata"]["uid"], "sleep")
     client.world.stop_kubelet(number)
     yield pod
     client.world.start_kubelet("--no-taint")
@@ -69,7 +69,7 @@ async def test_running_pods_are_taken_over_not_restarted(client: Client, number:
     assert (await client.get(f"{name}-next"))["status"]["podIP"] != after["status"]["podIP"]
     assert await client.logs(name) == "up\n"
     # It is still watched and can be ended.
-    os.kill(next(pid for pid in pids if psutil.Process(pid).name() == "sh"), signal.SIGKILL)
+    os.kill(await client.process(uid, "sh"), signal.SIGKILL)
     await client.until(name, lambda pod: restarts(pod) == 1 and is_ready(pod))
     await asyncio.gather(client.delete(name), client.delete(f"{name}-next"))
     assert client.world.processes(uid) == []
@@ -77,10 +77,7 @@ async def test_running_pods_are_taken_over_not_restarted(client: Client, number:
 
 async def test_what_ended_meanwhile_is_known_with_its_exit_code(client: Client) -> None:
     async with pod_without_kubelet(client, "ended", signal.SIGKILL) as before:
-        child = next(
-            p for p in client.world.processes(before["metadata"]["uid"]) if psutil.Process(p).name() == "sleep"
-        )
-        os.kill(child, signal.SIGKILL)
+        os.kill(await client.process(before["metadata"]["uid"], "sleep"), signal.SIGKILL)
         await client.poll(lambda: not client.world.processes(before["metadata"]["uid"]))
     pod = await client.until("ended", lambda pod: restarts(pod) == 1 and is_ready(pod))
     assert pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 4
@@ -100,6 +97,7 @@ async def test_a_killed_shim_takes_everything_with_it(client: Client) -> None:
     await client.make("shim", sleeper(command=["sh", "-c", "setsid sleep 10001 & sleep 10000"]))
     pod = await client.until("shim", is_ready)
     uid = pod["metadata"]["uid"]
+    await client.process(uid, "sleep")
     before = client.world.processes(uid)
     record = read_json(client.world.state / "pods" / uid / "containers" / "main" / "0" / "shim.json")
     assert record is not None

@@ -7,7 +7,6 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ async def test_init_containers_come_first_and_in_order(client: Client) -> None:
     assert [item["state"]["terminated"]["reason"] for item in pod["status"]["initContainerStatuses"]] == [
         "Completed"
     ] * 2
-    assert await client.logs("init", container="main") == "one\ntwo\n"
+    await client.printed("init", "one\ntwo\n")
     await client.delete("init", grace_seconds=1)
 
 
@@ -182,9 +181,9 @@ async def test_restart_policies(client: Client, policy: str, command: str, phase
 async def test_a_killed_process_comes_back_and_takes_its_children_along(client: Client) -> None:
     await client.make("killed", container("sh", "-c", "setsid sleep 1001 & sleep 1002"))
     pod = await client.until("killed", is_ready)
+    await client.process(pod["metadata"]["uid"], "sleep")
     before = client.world.processes(pod["metadata"]["uid"])
-    main = next(pid for pid in before if psutil.Process(pid).name() == "sh")
-    os.kill(main, 9)
+    os.kill(await client.process(pod["metadata"]["uid"], "sh"), 9)
     pod = await client.until("killed", lambda pod: state(pod)["restartCount"] == 1 and is_ready(pod))
     last = state(pod)["lastState"]["terminated"]
     assert (last["exitCode"], last["signal"], last["reason"]) == (137, 9, "Error")
@@ -209,11 +208,11 @@ async def test_liveness_failure_restarts_the_container(client: Client) -> None:
 async def test_termination_is_graceful_then_forced(client: Client) -> None:
     await client.make("polite", python(ON_TERM.format(said="'bye'")), terminationGracePeriodSeconds=60)
     await client.until("polite", is_ready)
-    await wait_for_log(client, "polite", "up")
+    await client.printed("polite", "up")
     await client.api.delete("/api/v1/namespaces/default/pods/polite")
     pod = await client.until("polite", lambda pod: not is_ready(pod))
     assert pod["metadata"]["deletionTimestamp"]
-    await wait_for_log(client, "polite", "bye")
+    await client.printed("polite", "bye")
     await client.gone("polite")
 
     endless = container("sh", "-c", "trap '' TERM; while :; do sleep 1; done")
@@ -229,9 +228,9 @@ async def test_pre_stop_runs_before_the_signal(client: Client) -> None:
     hook = {"preStop": {"exec": {"command": ["sh", "-c", "echo asked > asked"]}}}
     code = ON_TERM.format(said="os.path.exists('asked')")
     await client.make("hook", python(code, lifecycle=hook), terminationGracePeriodSeconds=60)
-    await wait_for_log(client, "hook", "up")
+    await client.printed("hook", "up")
     await client.api.delete("/api/v1/namespaces/default/pods/hook")
-    await wait_for_log(client, "hook", "True")
+    await client.printed("hook", "True")
     await client.gone("hook")
 
 
@@ -266,7 +265,7 @@ async def test_logs_with_their_options(client: Client) -> None:
         "talk",
         python("import time\nfor i in range(4): print(i)\nimport sys; print('e', file=sys.stderr)\ntime.sleep(1e6)"),
     )
-    await wait_for_log(client, "talk", "e\n")
+    await client.printed("talk", "e\n")
     assert await client.logs("talk") == "0\n1\n2\n3\ne\n"
     assert await client.logs("talk", tailLines="2") == "3\ne\n"
     assert await client.logs("talk", limitBytes="3") == "0\n1"
@@ -279,13 +278,3 @@ async def test_logs_with_their_options(client: Client) -> None:
     assert not follower.done()
     await client.delete("talk", grace_seconds=1)
     assert await asyncio.wait_for(follower, 10) == "0\n1\n2\n3\ne\n"
-
-
-async def wait_for_log(client: Client, name: str, text: str) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            pod = await client.get(name)
-            begun = (pod["status"].get("containerStatuses") or [{}])[0].get("containerID")
-            if begun and text in await client.logs(name):
-                return
-            await asyncio.sleep(0.05)
