@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fulcrum.api.names import Role
-from fulcrum.gateway.answer import Answer, UpstreamError
+from fulcrum.gateway.answer import Answer, Failure, UpstreamError
 from fulcrum.gateway.body import COMPLETIONS_PATH, read_answer, read_job
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.request import new_request_id
@@ -85,7 +85,7 @@ class Prewarmer:
 
     async def _try(self, pair: _Pair) -> None:
         try:
-            await self._two_legs(pair)
+            outcome = await self._two_legs(pair)
         except UpstreamError as error:
             self._metrics.prewarms["failed"] += 1
             logger.warning(
@@ -97,18 +97,23 @@ class Prewarmer:
                 again = pair._replace(attempt=pair.attempt + 1)
                 asyncio.get_running_loop().call_later(delay_seconds, self._add, again)
         else:
-            self._metrics.prewarms["warm"] += 1
-            logger.debug("prewarmed prefill=%s decode=%s", pair.prefill.name, pair.decode.name)
+            self._metrics.prewarms[outcome] += 1
+            logger.debug("prewarmed prefill=%s decode=%s outcome=%s", pair.prefill.name, pair.decode.name, outcome)
 
-    async def _two_legs(self, pair: _Pair) -> None:
+    async def _two_legs(self, pair: _Pair) -> str:
         request_id = b"prewarm-" + new_request_id()
         answer = await self._leg(pair.prefill, request_id, self._job.prefill_body())
         read = read_answer(answer.body)
         kv = read.usable_kv if read is not None else None
-        if kv is not None:
-            await self._leg(pair.decode, request_id, self._job.decode_body(kv))
+        if kv is None:
+            return "no_kv"
+        await self._leg(pair.decode, request_id, self._job.decode_body(kv))
+        return "warm"
 
     async def _leg(self, worker: Worker, request_id: bytes, body: bytes) -> Answer:
         request = worker.pool.request(COMPLETIONS_PATH, request_id, body)
         deadline = asyncio.get_running_loop().time() + _LEG_TIMEOUT_SECONDS
-        return await worker.pool.exchange(request, sink=None, deadline=deadline)
+        answer = await worker.pool.exchange(request, sink=None, deadline=deadline)
+        if answer.status != 200:
+            raise UpstreamError(Failure.ERROR_STATUS, f"status {answer.status}")
+        return answer
