@@ -15,13 +15,12 @@ class Reason(StrEnum):
     ROLE_EMPTY = "RoleEmpty"
     WORKERS_STARTING = "WorkersStarting"
     RECONCILED = "Reconciled"
+    PAUSED = "Paused"
     HEALTHY = "Healthy"
     ENGINE_FAILED = "EngineFailed"
     WORKER_UNSCHEDULABLE = "WorkerUnschedulable"
-    METRICS_UNKNOWN = "MetricsUnknown"
     INVALID_SPEC = "InvalidSpec"
     RECONCILE_FAILED = "ReconcileFailed"
-    DELETING = "Deleting"
 
     # Actions and events.
     WORKER_CREATED = "WorkerCreated"
@@ -31,8 +30,6 @@ class Reason(StrEnum):
     WORKER_REMOVED = "WorkerRemoved"
     DRAIN_TIMED_OUT = "DrainTimedOut"
     ROLE_FLIPPED = "RoleFlipped"
-    RATIO_CHANGED = "RatioChanged"
-    CHILD_APPLIED = "ChildApplied"
 
     # Rejections at the gateway (x-fulcrum-rejected, metric label).
     NO_WORKER = "NoWorker"

@@ -101,7 +101,7 @@ def _progress(snapshot: Snapshot, assignment: Assignment, actions: tuple[Action,
         return Finding(
             type=kind,
             status=False,
-            reason=Reason.RECONCILED,
+            reason=Reason.PAUSED,
             message="Paused by the annotation fulcrum.dev/paused; nothing is changed.",
         )
     flips = [a.name for a in actions if isinstance(a, SetRole)]
@@ -131,8 +131,6 @@ def _notes(snapshot: Snapshot) -> list[str]:
     mode = snapshot.spec.balance.mode
     if mode is not BalanceMode.MANUAL:
         notes.append(f"Balance mode {mode.value} decides nothing yet: the ratio is read as in Manual.")
-    if snapshot.spec.gateway.auth is not None:
-        notes.append("spec.gateway.auth is not available yet: the gateway asks for no API key.")
     return notes
 
 
