@@ -153,7 +153,12 @@ class Agent:
 
     def descendants(self) -> list[psutil.Process]:
         """vLLM's processes."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return list(psutil.Process(self.process.pid).children(recursive=True))
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the agent and vLLM have used."""
+        times = [process.cpu_times() for process in (psutil.Process(self.process.pid), *self.descendants())]
+        return float(sum(used.user + used.system for used in times))
 
     def tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed, non_negative_least_squares
@@ -20,6 +20,7 @@ def decode(batch: int, context: float, a: float, b: float, c: float) -> DecodeSa
     return DecodeSample(batch=batch, context_tokens=context, seconds=a + b * batch + c * context)
 
 
+@settings(deadline=None)  # the first example imports numpy
 @given(
     st.tuples(st.floats(1e-4, 0.1), st.floats(1e-6, 1e-2), st.floats(0, 1e-6)),
     st.tuples(st.floats(1e-4, 0.1), st.floats(0, 1e-2), st.floats(0, 1e-5)),
@@ -39,6 +40,7 @@ def test_exact_samples_are_predicted_exactly(
         assert predicted == pytest.approx(step.seconds, rel=1e-3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1e-3, 10)), min_size=1, max_size=8))
 def test_never_negative_and_never_worse_than_nothing(samples: list[tuple[float, float]]) -> None:
     rows = [(1.0, x, x * x) for x, _ in samples]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,14 @@ def test_the_engine_was_measured(pair: tuple[Agent, Agent]) -> None:
         decode_seconds = speed.decode_a + speed.decode_b * 4 + speed.decode_c * 400
         assert 0.01 < prefill_seconds < 30, coefficients
         assert 0.001 < decode_seconds < 5, coefficients
+
+
+def test_an_idle_worker_leaves_the_cores_alone(pair: tuple[Agent, Agent]) -> None:
+    """NIXL's progress thread would otherwise keep one core per engine busy."""
+    for agent in pair:
+        before = agent.cpu_seconds()
+        time.sleep(3)  # a duration to measure over, not a wait for something
+        assert agent.cpu_seconds() - before < 1.0
 
 
 def test_metrics_follow_the_role(pair: tuple[Agent, Agent]) -> None:

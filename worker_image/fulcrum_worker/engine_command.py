@@ -15,6 +15,7 @@ from typing import Final
 from fulcrum.api.names import ENV_WORKER_CONFIG, PORT_ENGINE, PORT_NIXL
 from fulcrum.api.worker import WorkerConfig
 from fulcrum_worker.config import KV_CACHE_DTYPES, PodIdentity
+from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS
 
 CPU: Final = "cpu"
 CPU_DEFAULT_KV_BYTES: Final = 1 << 30
@@ -35,6 +36,7 @@ _CPU_DEFAULTS: Final = {
     # of the speed (measured). A worker that owns more cores gets OMP_NUM_THREADS in its pool's template.
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    ENV_POLL_MICROSECONDS: "10000",
 }
 
 
@@ -113,6 +115,8 @@ def _environment(
         # Prefix hashes must agree between workers.
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
+        # vLLM would set it itself, but not when NIXL is imported already; without it UCX may leak memory.
+        "UCX_RCACHE_MAX_UNRELEASED": "1024",
     }
     if model_is_local:
         fixed["HF_HUB_OFFLINE"] = "1"

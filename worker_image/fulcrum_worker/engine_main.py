@@ -1,4 +1,4 @@
-"""Runs vLLM's API server so that none of its processes outlives its parent.
+"""Runs vLLM's API server so that none of its processes outlives its parent, or keeps a core busy for nothing.
 
 vLLM's engine process survives a killed API server (vLLM 0.32.0) and keeps memory, ports and accelerator. vLLM makes
 its processes with multiprocessing's `spawn`, which runs the main module again in each child (as `__mp_main__`);
@@ -14,6 +14,8 @@ import signal
 import sys
 import warnings
 from typing import Final
+
+from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS, sleep_when_idle
 
 ENV_PARENT: Final = "FULCRUM_WORKER_AGENT_PID"
 _PR_SET_PDEATHSIG: Final = 1
@@ -40,3 +42,8 @@ elif __name__ == "__mp_main__":
     if (parent_pid := os.getppid()) == 1:
         sys.exit("the parent process is gone")
     die_with_parent(parent_pid)
+    if ENV_POLL_MICROSECONDS in os.environ:
+        try:
+            sleep_when_idle(int(os.environ[ENV_POLL_MICROSECONDS]))
+        except (ImportError, AttributeError) as error:
+            print(f"NIXL's progress thread keeps a core busy: {error!r}", file=sys.stderr)

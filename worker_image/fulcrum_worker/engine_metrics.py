@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,12 +51,7 @@ class EngineMetrics:
 
 def parse_engine_metrics(text: str) -> EngineMetrics:
     """Reads Prometheus text of vLLM; raises ValueError when it is none. Counts of several engines are added up."""
-    # vLLM exports some thousand lines, nearly all of them histograms: parse the few that are wanted.
-    lines = [line for line in text.splitlines() if line.startswith(_WANTED)]
-    samples: dict[str, list[Sample]] = {}
-    for family in text_string_to_metric_families("\n".join([*lines, ""])):
-        for sample in family.samples:
-            samples.setdefault(sample.name, []).append(sample)
+    samples = _samples(text, _WANTED)
     usage = next((samples[name] for name in _KV_USAGE if name in samples), [])
     return EngineMetrics(
         running=_total(samples.get(_RUNNING)),
@@ -63,6 +59,23 @@ def parse_engine_metrics(text: str) -> EngineMetrics:
         kv_usage=sum(sample.value for sample in usage) / len(usage) if usage else None,
         kv_capacity_tokens=_capacity_tokens(samples.get(_CACHE_CONFIG, [])),
     )
+
+
+def metric_totals(text: str, names: Iterable[str]) -> dict[str, float]:
+    """Sample name -> its sum over all labels, for those of `names` that are there. Raises ValueError as above."""
+    wanted = tuple(names)
+    samples = _samples(text, wanted)
+    return {name: sum(sample.value for sample in samples[name]) for name in wanted if name in samples}
+
+
+def _samples(text: str, names: tuple[str, ...]) -> dict[str, list[Sample]]:
+    # vLLM exports some thousand lines, nearly all of them histograms: parse the few that are wanted.
+    lines = [line for line in text.splitlines() if line.startswith(names)]
+    samples: dict[str, list[Sample]] = {}
+    for family in text_string_to_metric_families("\n".join([*lines, ""])):
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append(sample)
+    return samples
 
 
 def _total(samples: list[Sample] | None) -> int | None:

@@ -11,7 +11,7 @@ from fulcrum.api.worker import SpeedCoefficients
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillSample:
-    """Time to the first token of one prompt."""
+    """Time that the engine took for one prompt."""
 
     prompt_tokens: int
     seconds: float
@@ -29,6 +29,8 @@ class DecodeSample:
 
 def fit_speed(prefills: Sequence[PrefillSample], decodes: Sequence[DecodeSample]) -> SpeedCoefficients | None:
     """Fits both formulas of `SpeedCoefficients`; None with fewer than two different samples of either kind."""
+    prefills = [sample for sample in prefills if sample.seconds > 0]
+    decodes = [sample for sample in decodes if sample.seconds > 0]
     if len({sample.prompt_tokens for sample in prefills}) < 2 or len({sample.batch for sample in decodes}) < 2:
         return None
     prefill = non_negative_least_squares(

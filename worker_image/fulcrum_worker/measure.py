@@ -1,12 +1,13 @@
 """Measures a fresh engine for a moment, so that the capacity model starts from facts.
 
 It happens before the worker is ready, so nothing of it competes with users, and rates over a ready worker's metrics
-never contain it. Prompts are random token ids: none hits, and none is worth keeping in, the prefix cache.
+never contain it. Prompts are random token ids: none hits, and none is worth keeping in, the prefix cache. Times are
+those of vLLM's own histograms, taken in its engine process: a busy machine delays the agent more than the engine.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
 import random
 import time
@@ -16,6 +17,7 @@ from typing import Final
 import aiohttp
 
 from fulcrum.api.worker import SpeedCoefficients
+from fulcrum_worker.engine_metrics import metric_totals
 from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed
 
 logger = logging.getLogger(__name__)
@@ -24,11 +26,15 @@ BUDGET_SECONDS: Final = 3.0
 """Readiness waits this long at most; a slow engine is measured with fewer and shorter prompts."""
 _PREFILL_TOKENS: Final = (16, 64, 256, 1024, 4096, 16384)
 _PREFILL_SHARE: Final = 0.6
-_DECODE_SHAPES: Final = ((1, 16), (4, 16), (16, 16), (4, 128), (16, 128))
-"""(batch, prompt tokens of each)."""
+_DECODE_SHAPES: Final = ((1, 16), (4, 16), (16, 16), (4, 128), (16, 96))
+"""(batch, prompt tokens of each); each batch's prompts fit into one step of vLLM's smallest default token budget."""
 _DECODE_STEPS: Final = 6
 _TOKEN_IDS: Final = range(10, 1000)
 """Ordinary ids of every vocabulary, without the special ones at its start."""
+_PREFILL_TIME: Final = ("vllm:request_prefill_time_seconds",)
+_STEP_TIME: Final = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+"""Histograms; the newer name first."""
+_POLL_SECONDS: Final = 0.02
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +42,7 @@ class _Engine:
     """The engine under measurement, and what is left of the time."""
 
     session: aiohttp.ClientSession
-    completions_url: str
+    url: str
     model: str
     deadline: float
     random_ids: random.Random = field(default_factory=random.Random)
@@ -45,30 +51,41 @@ class _Engine:
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
 
-    async def token_times(self, *, batch: int, prompt_tokens: int, steps: int) -> list[list[float]]:
-        """Seconds from the request to each of `steps` tokens, for each prompt of a batch. Raises on any failure."""
-        prompts = [self.random_ids.choices(_TOKEN_IDS, k=prompt_tokens) for _ in range(batch)]
+    async def generate(self, *, batch: int, prompt_tokens: int, output_tokens: int) -> None:
+        """Runs one batch to its end. Raises on any failure, and when the time is over."""
         body = {
             "model": self.model,
-            "prompt": prompts,
-            "max_tokens": steps,
+            "prompt": [self.random_ids.choices(_TOKEN_IDS, k=prompt_tokens) for _ in range(batch)],
+            "max_tokens": output_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
         }
-        times: list[list[float]] = [[] for _ in prompts]
-        started = time.monotonic()
         timeout = aiohttp.ClientTimeout(total=max(0.05, self.seconds_left))
-        async with self.session.post(self.completions_url, json=body, timeout=timeout) as response:
+        async with self.session.post(f"{self.url}/v1/completions", json=body, timeout=timeout) as response:
             response.raise_for_status()
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    now = time.monotonic()
-                    for choice in json.loads(line[6:])["choices"]:
-                        # One chunk may carry several tokens when the server was busy.
-                        times[choice["index"]] += [now - started] * len(choice.get("token_ids") or (0,))
-        return times
+            await response.read()
+
+    async def histogram(self, names: tuple[str, ...]) -> tuple[float, float]:
+        """Count and summed seconds of the first of these histograms that vLLM has. Raises LookupError without one."""
+        timeout = aiohttp.ClientTimeout(total=max(0.05, self.seconds_left))
+        async with self.session.get(f"{self.url}/metrics", timeout=timeout) as response:
+            text = await response.text()
+        totals = metric_totals(text, [f"{name}_{part}" for name in names for part in ("count", "sum")])
+        for name in names:
+            if f"{name}_count" in totals:
+                return totals[f"{name}_count"], totals[f"{name}_sum"]
+        raise LookupError(f"vLLM has none of {names}")
+
+    async def timed(self, names: tuple[str, ...], *, batch: int, prompt_tokens: int, output_tokens: int) -> float:
+        """Mean seconds that a histogram took up while a batch ran."""
+        count_before, sum_before = await self.histogram(names)
+        await self.generate(batch=batch, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        wanted = batch * max(1, output_tokens - 1)
+        while True:  # vLLM books a request's last step just after it has answered
+            count, total = await self.histogram(names)
+            if count >= count_before + wanted:
+                return (total - sum_before) / (count - count_before)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 async def measure_engine(
@@ -79,20 +96,16 @@ async def measure_engine(
     max_model_len: int | None,
     budget_seconds: float = BUDGET_SECONDS,
 ) -> SpeedCoefficients | None:
-    """Fitted speed of an idle engine after at most `budget_seconds`; None when the time did not suffice."""
+    """Fitted speed of an idle engine after about `budget_seconds`; None when the time did not suffice."""
     started = time.monotonic()
-    engine = _Engine(
-        session=session,
-        completions_url=f"{engine_url}/v1/completions",
-        model=model,
-        deadline=started + budget_seconds,
-    )
+    engine = _Engine(session=session, url=engine_url, model=model, deadline=started + budget_seconds)
     prefills: list[PrefillSample] = []
     decodes: list[DecodeSample] = []
     try:
-        await engine.token_times(batch=1, prompt_tokens=8, steps=2)  # the first request pays for lazy initialisation
-        await _measure_prefills(engine, prefills, budget_seconds * _PREFILL_SHARE, max_model_len)
-        await _measure_decodes(engine, decodes)
+        async with asyncio.timeout(budget_seconds):
+            await engine.generate(batch=1, prompt_tokens=8, output_tokens=2)  # the first one pays for lazy set-up
+            await _measure_prefills(engine, prefills, budget_seconds * _PREFILL_SHARE, max_model_len)
+            await _measure_decodes(engine, prefills, decodes)
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError) as error:
         # Out of time, or an engine that talks otherwise; what was measured so far may suffice.
         logger.info("measure_cut_short reason=%s", type(error).__name__)
@@ -120,25 +133,21 @@ async def _measure_prefills(
             if samples[-1].seconds * growth > engine.seconds_left - decode_seconds:
                 break
         try:
-            seconds = (await engine.token_times(batch=1, prompt_tokens=prompt_tokens, steps=1))[0][0]
+            seconds = await engine.timed(_PREFILL_TIME, batch=1, prompt_tokens=prompt_tokens, output_tokens=1)
         except aiohttp.ClientResponseError:
             break  # longer than the model or the KV cache allows
         samples.append(PrefillSample(prompt_tokens=prompt_tokens, seconds=seconds))
 
 
-async def _measure_decodes(engine: _Engine, samples: list[DecodeSample]) -> None:
-    """Batches of several sizes and contexts; a step is the time between tokens once every prompt has its first."""
+async def _measure_decodes(engine: _Engine, prefills: list[PrefillSample], samples: list[DecodeSample]) -> None:
+    """Batches of several sizes and contexts, as long as the next one fits into the time; none has to be cut off."""
+    prefill_seconds_per_token = prefills[-1].seconds / prefills[-1].prompt_tokens if prefills else 0.0
     for batch, prompt_tokens in _DECODE_SHAPES:
-        times = await engine.token_times(batch=batch, prompt_tokens=prompt_tokens, steps=_DECODE_STEPS)
-        all_started = max(tokens[0] for tokens in times)
-        # From the slowest prompt's first token on, the whole batch decodes together.
-        slowest = max(times, key=lambda tokens: tokens[0])
-        steps = len(slowest) - 1
-        if steps > 0 and slowest[-1] > all_started:
-            samples.append(
-                DecodeSample(
-                    batch=batch,
-                    context_tokens=batch * (prompt_tokens + 1 + steps / 2),
-                    seconds=(slowest[-1] - all_started) / steps,
-                )
-            )
+        step_seconds = 2 * samples[-1].seconds if samples else 0.0
+        if batch * prompt_tokens * prefill_seconds_per_token + _DECODE_STEPS * step_seconds > engine.seconds_left:
+            break
+        seconds = await engine.timed(
+            _STEP_TIME, batch=batch, prompt_tokens=prompt_tokens, output_tokens=_DECODE_STEPS + 1
+        )
+        context_tokens = batch * (prompt_tokens + (_DECODE_STEPS + 1) / 2)
+        samples.append(DecodeSample(batch=batch, context_tokens=context_tokens, seconds=seconds))
