@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import urllib.request
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ def questions_of(engine_url: str, model: str) -> list[Question]:
                 "ignore_eos": True,
             }
             choice = post(f"{engine_url}/v1/completions", {**body, "logprobs": 2})["choices"][0]
-            if min(_margin(top) for top in choice["logprobs"]["top_logprobs"]) >= MIN_MARGIN:
+            if min(margin(top.values()) for top in choice["logprobs"]["top_logprobs"]) >= MIN_MARGIN:
                 found.append(Question(body=body, answer=choice["text"]))
             if len(found) == WANTED:
                 return found
@@ -60,6 +61,7 @@ def post(url: str, body: dict[str, Any]) -> Any:
         return json.load(response)
 
 
-def _margin(top: dict[str, float]) -> float:
-    likeliest, *others = sorted(top.values(), reverse=True)
+def margin(logprobs: Iterable[float]) -> float:
+    """By how much the likeliest token of a step leads, in nats."""
+    likeliest, *others = sorted(logprobs, reverse=True)
     return likeliest - others[0] if others else math.inf

@@ -36,7 +36,7 @@ def bf16(quickstart: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("words", [17, 1100])
+@pytest.mark.parametrize("words", [20, 1100])
 def test_completions(bf16: Cluster, words: int, stream: bool) -> None:
     assert_completion_parity(bf16, words, stream=stream)
 
