@@ -48,11 +48,10 @@ def test_namespace_and_crd_come_first() -> None:
 
 
 def test_the_operator_may_do_only_what_is_listed() -> None:
-    for kind in ("ClusterRole", "Role"):
-        for rule in _rules(kind, names.OPERATOR_NAME):
-            assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
-            assert not {"escalate", "bind", "impersonate", "deletecollection"} & set(rule["verbs"])
-            assert not {"secrets", "pods/exec", "nodes"} & set(rule["resources"])
+    for rule in _rules("ClusterRole", names.OPERATOR_NAME):
+        assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
+        assert not {"escalate", "bind", "impersonate", "deletecollection"} & set(rule["verbs"])
+        assert not {"secrets", "pods/exec", "nodes"} & set(rule["resources"])
 
 
 def test_the_operator_holds_what_it_hands_on_to_gateways() -> None:
@@ -67,10 +66,9 @@ def test_the_operator_holds_what_it_hands_on_to_gateways() -> None:
     assert {("", "pods", verb) for verb in ("get", "list", "watch")} <= held
 
 
-def test_bindings_name_the_operators_account() -> None:
-    for kind in ("ClusterRoleBinding", "RoleBinding"):
-        (subject,) = _rendered()[kind, names.OPERATOR_NAME]["subjects"]
-        assert (subject["name"], subject["namespace"]) == (names.OPERATOR_NAME, names.OPERATOR_NAMESPACE)
+def test_the_binding_names_the_operators_account() -> None:
+    (subject,) = _rendered()["ClusterRoleBinding", names.OPERATOR_NAME]["subjects"]
+    assert (subject["name"], subject["namespace"]) == (names.OPERATOR_NAME, names.OPERATOR_NAMESPACE)
 
 
 def test_the_operator_runs_restricted() -> None:
