@@ -75,10 +75,12 @@ def test_plan(workers: list[W], whole: bool, exclude: tuple[str, ...], expected:
 
 
 @pytest.mark.parametrize(
-    ("roles", "usable"), [([], False), ([P], False), ([D], False), ([X], False), ([P, D], True), ([M], True)]
+    ("roles", "usable"), [([], False), ([X], False), ([P], True), ([D], True), ([P, D], True), ([X, M], True)]
 )
 def test_usable_path(roles: list[Role], usable: bool) -> None:
-    assert usable_path([W(str(number), role) for number, role in enumerate(roles)]) is usable
+    workers = [W(str(number), role) for number, role in enumerate(roles)]
+    assert usable_path(workers) is usable
+    assert isinstance(plan(workers), TwoLegs | OneLeg) is usable
 
 
 fleets = st.lists(

@@ -129,7 +129,7 @@ class Gateway:
             return None
         if not self.view.workers:
             return "no worker is ready"
-        return "no prefill and decode pair, and no mixed worker, is ready"
+        return "every ready worker is draining"
 
     def _model(self, name: str, reply: Reply) -> None:
         if name == self.settings.config.served_name:

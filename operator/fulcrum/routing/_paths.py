@@ -68,6 +68,5 @@ def plan(
 
 
 def usable_path(workers: Iterable[C]) -> bool:
-    """Whether requests are served as meant: a prefill and a decode worker, or a mixed one, is known."""
-    roles = {worker.role for worker in workers}
-    return Role.MIXED in roles or {Role.PREFILL, Role.DECODE} <= roles
+    """Whether `plan` has a path for a request: any worker in a role will do, because every engine is `kv_both`."""
+    return any(worker.role in _SERVING for worker in workers)
