@@ -28,6 +28,26 @@ async def test_every_ordered_pair_is_tried_once(make_site: MakeSite) -> None:
     assert all(len(body["prompt"]) == body["max_tokens"] == 1 for body in received)
 
 
+async def test_pairs_are_tried_one_after_the_other_and_those_in_use_first(make_site: MakeSite) -> None:
+    at_once = most = 0
+    order: list[str] = []
+
+    async def slow(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        order.append(f"{seen.leg} {engine.name}")
+        await asyncio.sleep(0.01)
+        at_once -= 1
+        return False
+
+    roles = {"d": Role.DECODE, "m": Role.MIXED, "p": Role.PREFILL}
+    site = await make_site(*(Engine(name, role, behave=slow) for name, role in roles.items()), prewarm=True)
+    await eventually(lambda: site.gateway.metrics.prewarms["warm"] == 6)
+    assert most == 1
+    assert order[:2] == ["prefill p", "decode d"]
+
+
 async def test_a_new_engine_process_is_tried_again_and_a_flip_is_not(make_site: MakeSite) -> None:
     prefill, decode = Engine("p", Role.PREFILL), Engine("d", Role.DECODE)
     site = await make_site(prefill, decode, prewarm=True)
