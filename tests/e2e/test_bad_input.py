@@ -13,8 +13,12 @@ from local_cluster import Cluster
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
-def http(body: bytes, *, path: bytes = b"/v1/completions", extra: bytes = b"") -> bytes:
-    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%b\r\n%b" % (path, len(body), extra, body)
+def http(body: bytes, *, path: bytes = b"/v1/completions") -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+        path,
+        len(body),
+        body,
+    )
 
 
 def prompt(**fields: object) -> bytes:
