@@ -72,5 +72,21 @@ async def test_failures_are_tried_again(make_site: MakeSite, monkeypatch: pytest
 
     site = await make_site(Engine("p", Role.PREFILL), Engine("d", Role.DECODE, behave=reset_twice), prewarm=True)
     await eventually(lambda: site.gateway.metrics.prewarms["warm"] == 2)
-    assert site.gateway.metrics.prewarms["failed"] == 2
+    assert site.gateway.metrics.prewarms["reset"] == 2
     assert not any(worker.suspect for worker in site.gateway.view.workers)
+
+
+async def test_a_slow_pair_is_tried_again(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fulcrum.gateway.prewarm._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("fulcrum.gateway.prewarm._SLOW_SECONDS", 0.2)
+    slow = [True]
+
+    async def slow_once(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        if seen.leg == "decode" and slow:
+            slow.clear()
+            await asyncio.sleep(0.3)
+        return False
+
+    site = await make_site(Engine("p", Role.PREFILL), Engine("d", Role.DECODE, behave=slow_once), prewarm=True)
+    await eventually(lambda: site.gateway.metrics.prewarms["warm"] == 2)
+    assert site.gateway.metrics.prewarms["slow"] == 1

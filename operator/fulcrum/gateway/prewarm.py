@@ -22,6 +22,8 @@ _PAUSE_SECONDS: Final = 0.02
 _LEG_TIMEOUT_SECONDS: Final = 60.0
 _MAX_ATTEMPTS: Final = 5
 _RETRY_SECONDS: Final = 1.0
+_SLOW_SECONDS: Final = 2.0
+_GOOD: Final = ("warm", "no_kv")
 _MAX_PENDING: Final = 4096
 
 
@@ -84,21 +86,25 @@ class Prewarmer:
         self._wake.set()
 
     async def _try(self, pair: _Pair) -> None:
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
         try:
             outcome = await self._two_legs(pair)
         except UpstreamError as error:
-            self._metrics.prewarms["failed"] += 1
-            logger.warning(
-                "prewarm_failed prefill=%s decode=%s attempt=%d cause=%s",
-                pair.prefill.name, pair.decode.name, pair.attempt, error.failure,
-            )  # fmt: skip
-            if pair.attempt < _MAX_ATTEMPTS:
-                delay_seconds = _RETRY_SECONDS * 2 ** (pair.attempt - 1)
-                again = pair._replace(attempt=pair.attempt + 1)
-                asyncio.get_running_loop().call_later(delay_seconds, self._add, again)
-        else:
-            self._metrics.prewarms[outcome] += 1
-            logger.debug("prewarmed prefill=%s decode=%s outcome=%s", pair.prefill.name, pair.decode.name, outcome)
+            outcome = error.failure.value
+        seconds = loop.time() - began_at
+        if outcome == "warm" and seconds > _SLOW_SECONDS:
+            # With the policy `recompute` a decode engine answers although its handshake failed; it only took long.
+            outcome = "slow"
+        self._metrics.prewarms[outcome] += 1
+        logger.log(
+            logging.DEBUG if outcome in _GOOD else logging.WARNING,
+            "prewarmed prefill=%s decode=%s attempt=%d outcome=%s seconds=%.3f",
+            pair.prefill.name, pair.decode.name, pair.attempt, outcome, seconds,
+        )  # fmt: skip
+        if outcome not in _GOOD and pair.attempt < _MAX_ATTEMPTS:
+            delay_seconds = _RETRY_SECONDS * 2 ** (pair.attempt - 1)
+            loop.call_later(delay_seconds, self._add, pair._replace(attempt=pair.attempt + 1))
 
     async def _two_legs(self, pair: _Pair) -> str:
         request_id = b"prewarm-" + new_request_id()
