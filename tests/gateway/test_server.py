@@ -51,7 +51,8 @@ async def hang(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool
         (POST + b"Content-Length: 9000000\r\n\r\n", 413),
         (POST + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 415),
         (POST + b"Expect: the-unexpected\r\nContent-Length: 2\r\n\r\n", 417),
-        (b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}", 415),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", 415),
         (POST + b"Content-Length: 2\r\n\r\n{]", 400),
         (POST + b"\r\n", 400),
         # Routes.

@@ -73,7 +73,7 @@ class Gateway:
         path = _path(request.target)
         if path in _POST_PATHS and request.method == b"POST":
             media_type = request.content_type.partition(b";")[0].strip().lower()
-            if media_type == b"application/json":
+            if media_type in (b"application/json", b""):
                 return False
             self._fail(
                 reply, RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The Content-Type must be application/json.")
