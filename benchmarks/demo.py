@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ REQUESTS_PER_SECOND = 1.0
 SLO_TTFT, SLO_TPOT = "2s", "200ms"
 QUESTION = "What is the capital of France? Answer in one sentence."
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
@@ -59,7 +60,7 @@ def main() -> int:
 
 def show(cluster: Cluster) -> dict[str, Any]:
     """Everything that the demo does with a cluster that is up; the figures of the last table."""
-    wait_until("the cluster to be Available", lambda: cluster.condition("Available") == "True", seconds=300)
+    wait_until("all four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=180)
     command(cluster, "get", "ic", "-o", "wide")
     command(cluster, "get", "pods", "-L", "fulcrum.dev/role")
 
@@ -127,7 +128,7 @@ def step(text: str) -> None:
 
 def command(cluster: Cluster, *arguments: str) -> None:
     """Runs kubectl and shows it as a user would type it."""
-    console.print(f"[dim]$ kubectl {' '.join(arguments)}[/]")
+    console.print(f"[dim]$ kubectl {shlex.join(arguments)}[/]")
     console.print(cluster.kubectl(*arguments).rstrip())
 
 
