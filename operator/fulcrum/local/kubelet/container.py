@@ -123,7 +123,9 @@ class Container:
             return
         self.waiting = None
         if await shim.started():
-            self._run(shim, target, started_at)
+            # The shim's own time, which a later kubelet reads, too: an adopted run must look unchanged.
+            begun = read_json(directory / "started.json")
+            self._run(shim, target, _seconds(begun["startedAt"]) if begun is not None else started_at)
             self._report("Started", f"Started container {self.name}")
         else:
             await shim.ended()
