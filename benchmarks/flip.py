@@ -3,9 +3,9 @@
     python benchmarks/flip.py                        # brings up examples/quickstart.yaml, and takes it down again
     python benchmarks/flip.py --kubeconfig F         # uses the cluster that is there
 
-The clock starts when the kubectl process is started, and again when the API server has accepted the patch (a watch sees
-it). It stops when the first byte of an answer arrives whose headers say that the flipped worker served it in its new
-role. Exits with 0 only when the median is within the target and no probe was lost.
+The clock starts when the kubectl process is started, and again when the API server has accepted the patch (a watch
+sees it). It stops when the first byte of an answer arrives whose headers say that the flipped worker served it in its
+new role. Exits with 0 only when the median is within the target and no probe was lost.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
+from lightkube import AsyncClient, KubeConfig
+from lightkube.generic_resource import create_namespaced_resource
+from lightkube.resources.core_v1 import Pod
 from local_cluster import BIN, Cluster, CommandError, local_cluster, wait_until
 
 TARGET_MEDIAN_SECONDS = 0.300
@@ -54,17 +57,24 @@ class Flip:
 
 
 class Watch:
-    """Lines of a `kubectl get --watch`, each with the time at which it came."""
+    """Objects as the API server sends them: when each came, and what `fields` says of it."""
 
-    def __init__(self, cluster: Cluster, *arguments: str) -> None:
-        self._command = [str(BIN / "kubectl"), "-n", cluster.namespace, "get", *arguments, "--watch", "--no-headers"]
-        self._env = cluster.env
-        self.lines: list[tuple[float, tuple[str, ...]]] = []
+    def __init__(
+        self, objects: AsyncIterable[tuple[str, Any]], fields: Callable[[Any], tuple[str, str]], *, at_first: int
+    ) -> None:
+        self._objects = objects
+        self._fields = fields
+        self._at_first = at_first
+        self.seen: list[tuple[float, str, str]] = []
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        """Returns when the `at_first` objects that are there already have come."""
         self._task = asyncio.create_task(self._read())
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while len(self.seen) < self._at_first:
+                await self._next()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -73,24 +83,21 @@ class Watch:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _read(self) -> None:
-        process = await asyncio.create_subprocess_exec(*self._command, env=self._env, stdout=asyncio.subprocess.PIPE)
-        assert process.stdout is not None
-        try:
-            async for line in process.stdout:
-                self.lines.append((perf_counter(), tuple(line.decode().split())))
-                self._changed.set()
-        finally:
-            process.kill()
-            await process.wait()
+        async for _, item in self._objects:
+            self.seen.append((perf_counter(), *self._fields(item)))
+            self._changed.set()
 
-    async def first(self, since: int, wanted: tuple[str, ...] | None = None) -> tuple[float, tuple[str, ...]]:
-        """The first line from number `since` on that begins with `wanted`, waiting for it."""
+    async def _next(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def first(self, since: int, wanted: Callable[[str, str], bool]) -> tuple[float, str, str]:
+        """The first from number `since` on that is `wanted`, waiting for it."""
         while True:
-            for line in self.lines[since:]:
-                if wanted is None or line[1][: len(wanted)] == wanted:
-                    return line
-            self._changed.clear()
-            await self._changed.wait()
+            for at_seconds, one, other in self.seen[since:]:
+                if wanted(one, other):
+                    return at_seconds, one, other
+            await self._next()
 
 
 class Probes:
@@ -160,57 +167,66 @@ class Probes:
 
 async def measure(cluster: Cluster, *, flips: int, probes_at_once: int) -> tuple[list[Flip], list[str]]:
     """The flips, one after the other, and what went wrong with probes meanwhile."""
-    label = r".metadata.labels.fulcrum\.dev/role"
-    pods = f"custom-columns=NAME:.metadata.name,ROLE:{label}"
-    selector = f"fulcrum.dev/cluster={cluster.name},app.kubernetes.io/component=worker"
-    ratio = "custom-columns=P:.spec.balance.ratio.prefill,D:.spec.balance.ratio.decode"
     cluster.patch_ratio(2, 2)
     wait_until("2P:2D", lambda: cluster.roles() == {"prefill": 2, "decode": 2}, seconds=DEADLINE_SECONDS)
+    client = AsyncClient(config=KubeConfig.from_file(cluster.kubeconfig), namespace=cluster.namespace)
+    clusters = create_namespaced_resource("fulcrum.dev", "v1alpha1", "InferenceCluster", "inferenceclusters")
+    labels: dict[str, Any] = {"fulcrum.dev/cluster": cluster.name, "app.kubernetes.io/component": "worker"}
     measured: list[Flip] = []
     async with (
-        Watch(cluster, "pods", "-l", selector, "-o", pods) as pod_watch,
-        Watch(cluster, "ic", cluster.name, "-o", ratio) as ratio_watch,
+        Watch(client.watch(Pod, namespace=cluster.namespace, labels=labels), _name_and_role, at_first=4) as pods,
+        Watch(client.watch(clusters, fields={"metadata.name": cluster.name}), _ratio, at_first=1) as ratios,
         Probes(cluster.endpoint(), cluster.name, probes_at_once) as probes,
     ):
-        await asyncio.wait_for(ratio_watch.first(0), DEADLINE_SECONDS)
         for number in range(flips):
-            roles = {line[0]: line[1] for _, line in pod_watch.lines}
-            before_roles, before_ratios = len(pod_watch.lines), len(ratio_watch.lines)
-            before_probes = len(probes.served)
-            prefill, decode = RATIOS[number % len(RATIOS)]
-            patch = json.dumps({"spec": {"balance": {"ratio": {"prefill": prefill, "decode": decode}}}})
-            arguments = ["-n", cluster.namespace, "patch", "ic", cluster.name, "--type", "merge", "-p", patch]
-            start_seconds = perf_counter()
-            kubectl = await asyncio.create_subprocess_exec(
-                str(BIN / "kubectl"), *arguments, env=cluster.env, stdout=asyncio.subprocess.DEVNULL
-            )
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                accepted_seconds, _ = await ratio_watch.first(before_ratios, (str(prefill), str(decode)))
-                labelled_seconds, worker, role = await _flipped(pod_watch, before_roles, roles)
-                served = await probes.first(before_probes, worker, role)
-                await kubectl.wait()
-            flip = Flip(
-                accepted=accepted_seconds - start_seconds,
-                labelled=labelled_seconds - start_seconds,
-                sent=served.sent_seconds - start_seconds,
-                served=served.first_byte_seconds - start_seconds,
-            )
+            try:
+                async with asyncio.timeout(DEADLINE_SECONDS):
+                    flip, what = await _flip(cluster, RATIOS[number % len(RATIOS)], pods, ratios, probes)
+            except TimeoutError:
+                raise TimeoutError(f"flip {number + 1} was not seen within {DEADLINE_SECONDS:g} s") from None
             measured.append(flip)
             print(
-                f"{number + 1:3d}  {worker} -> {role:7}  accepted {flip.accepted * 1000:5.0f} ms  labelled "
+                f"{number + 1:3d}  {what:28}  accepted {flip.accepted * 1000:5.0f} ms  labelled "
                 f"{flip.labelled * 1000:5.0f} ms  served {flip.served * 1000:5.0f} ms",
                 flush=True,
             )
     return measured, probes.problems
 
 
-async def _flipped(watch: Watch, since: int, roles: dict[str, str]) -> tuple[float, str, str]:
-    """When which worker got which other role."""
-    while True:
-        at_seconds, line = await watch.first(since)
-        if len(line) == 2 and line[1] in {"prefill", "decode"} and roles.get(line[0]) != line[1]:
-            return at_seconds, line[0], line[1]
-        since += 1
+async def _flip(
+    cluster: Cluster, ratio: tuple[int, int], pods: Watch, ratios: Watch, probes: Probes
+) -> tuple[Flip, str]:
+    roles = {name: role for _, name, role in pods.seen}
+    pods_before, ratios_before, probes_before = len(pods.seen), len(ratios.seen), len(probes.served)
+    wanted = tuple(map(str, ratio))
+    patch = json.dumps({"spec": {"balance": {"ratio": {"prefill": ratio[0], "decode": ratio[1]}}}})
+    arguments = ["-n", cluster.namespace, "patch", "ic", cluster.name, "--type", "merge", "-p", patch]
+    start_seconds = perf_counter()
+    kubectl = await asyncio.create_subprocess_exec(
+        str(BIN / "kubectl"), *arguments, env=cluster.env, stdout=asyncio.subprocess.DEVNULL
+    )
+    accepted_seconds, *_ = await ratios.first(ratios_before, lambda *now: now == wanted)
+    labelled_seconds, worker, role = await pods.first(
+        pods_before, lambda name, role: role in {"prefill", "decode"} and roles[name] != role
+    )
+    served = await probes.first(probes_before, worker, role)
+    await kubectl.wait()
+    flip = Flip(
+        accepted=accepted_seconds - start_seconds,
+        labelled=labelled_seconds - start_seconds,
+        sent=served.sent_seconds - start_seconds,
+        served=served.first_byte_seconds - start_seconds,
+    )
+    return flip, f"{worker} -> {role}"
+
+
+def _name_and_role(pod: Any) -> tuple[str, str]:
+    return pod.metadata.name, pod.metadata.labels.get("fulcrum.dev/role", "")
+
+
+def _ratio(cluster: Any) -> tuple[str, str]:
+    ratio = cluster["spec"]["balance"].get("ratio", {})
+    return str(ratio.get("prefill")), str(ratio.get("decode"))
 
 
 def show(name: str, seconds: Sequence[float]) -> None:
