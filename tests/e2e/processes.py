@@ -13,12 +13,12 @@ def processes(cluster: Cluster, *, pod: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             environment = process.environ()
-            if environment.get("POD_NAME") == pod and environment.get("KUBECONFIG", "").startswith(home):
+            if environment.get("POD_NAME") == pod and environment.get("FULCRUM_NODE_STATE", "").startswith(home):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     pids = {process.pid for process in found}
     found.sort(key=lambda process: process.ppid() in pids)
     if not found:
-        raise AssertionError(f"no process has POD_NAME={pod} and a kubeconfig under {home}")
+        raise AssertionError(f"no process has POD_NAME={pod} and its node's state under {home}")
     return found
