@@ -63,6 +63,9 @@ class SteadyLoad:
     def count(self, outcome: Outcome) -> int:
         return sum(answered.outcome is outcome for answered in self.answered)
 
+    def has(self, answered: int) -> bool:
+        return len(self.answered) >= answered
+
     def summary(self) -> str:
         """For a failing assertion: how often what happened."""
         kinds = Counter(

@@ -31,9 +31,9 @@ def test_a_hundred_flips_under_load_lose_nothing(whole: Cluster, questions: list
             whole.patch_ratio(prefill, decode)
             wanted = {"prefill": prefill, "decode": decode}
             wait_until(f"flip {number}: {wanted}", partial(has_roles, whole, wanted), seconds=20)
+            wait_until("answers in the new roles", partial(load.has, len(load.answered) + 2), seconds=20)
     assert whole.flips() - flips_before == FLIPS
     assert {worker.name: (worker.uid, worker.restarts) for worker in whole.workers()} == before
-    assert len(load.answered) > FLIPS, "there was hardly any load"
     assert load.count(Outcome.OK) == len(load.answered), load.summary()
     assert all(answered.right for answered in load.answered), load.summary()
     assert whole.condition("Available") == "True"
