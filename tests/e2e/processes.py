@@ -22,3 +22,12 @@ def processes(cluster: Cluster, *, pod: str) -> list[psutil.Process]:
     if not found:
         raise AssertionError(f"no process has POD_NAME={pod} and its node's state under {home}")
     return found
+
+
+def engine_core(agent: psutil.Process) -> psutil.Process:
+    """The process that runs the model, below an agent."""
+    for process in agent.children(recursive=True):
+        # It renames itself, which also overwrites the environment that `processes` looks for.
+        if "EngineCore" in " ".join(process.cmdline()):
+            return process
+    raise AssertionError(f"no EngineCore runs below {agent}")

@@ -8,7 +8,7 @@ import pytest
 from answers import Question
 from load import Answered, SteadyLoad
 from local_cluster import Cluster, wait_until
-from processes import processes
+from processes import engine_core, processes
 
 from fulcrum.replay import Outcome
 
@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 OPERATOR_NAMESPACE = "fulcrum-system"
 
 
-def load_around(cluster: Cluster, questions: list[Question], pod: str, *, child: bool = False) -> SteadyLoad:
-    """Load before, during and after the kill of the Pod's main process, or of a process below it."""
-    found = processes(cluster, pod=pod)
-    victim = found[-1] if child else found[0]
+def load_around(cluster: Cluster, questions: list[Question], pod: str, *, engine: bool = False) -> SteadyLoad:
+    """Load before, during and after the kill of the Pod's main process, or of the engine below it."""
+    main = processes(cluster, pod=pod)[0]
+    victim = engine_core(main) if engine else main
     restarts_before = restarts(cluster, pod)
     with SteadyLoad(cluster.endpoint(), questions, rate=4) as load:
         wait_until("answers before the kill", lambda: load.count(Outcome.OK) >= 8, seconds=30)
@@ -61,10 +61,10 @@ def clean(answered: Answered) -> bool:
     return answered.outcome is Outcome.REJECTED or "error in the stream" in answered.detail
 
 
-@pytest.mark.parametrize(("role", "child"), [("prefill", False), ("decode", True)], ids=["agent", "engine"])
-def test_worker(whole: Cluster, questions: list[Question], role: str, child: bool) -> None:
+@pytest.mark.parametrize(("role", "engine"), [("prefill", False), ("decode", True)], ids=["agent", "engine"])
+def test_worker(whole: Cluster, questions: list[Question], role: str, engine: bool) -> None:
     victim = next(worker for worker in whole.workers() if worker.role == role)
-    load = load_around(whole, questions, victim.name, child=child)
+    load = load_around(whole, questions, victim.name, engine=engine)
     assert not any(answered.wrong for answered in load.answered), load.summary()
     assert all(answered.right or clean(answered) for answered in load.answered), load.summary()
 
