@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fulcrum.local.apiserver.authorization import missing_rules
@@ -132,6 +132,8 @@ def test_objects_are_decoded_as_go_would() -> None:
 
 
 @given(st.binary(max_size=200))
+@example(b"\x08\x00")  # a number where a message belongs
+@example(b"\x0a\x0d\x0a\x02v1\x12\x07ServiceX\x12\x00")
 def test_damaged_protobuf_is_refused(raw: bytes) -> None:
     for content in (raw, b"k8s\x00" + raw):
         assert _code(lambda content=content: decode_protobuf(content)) in (200, 400, 415)  # type: ignore[misc]

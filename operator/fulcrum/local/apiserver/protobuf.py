@@ -117,7 +117,8 @@ def decode_protobuf(raw: bytes) -> Json:
         if model is None or kind not in _FIELDS:
             raise unsupported_media_type(["application/json"])
         return {"apiVersion": api_version, "kind": kind, **_message(envelope.get(2, b""), model)}
-    except (IndexError, UnicodeDecodeError, AttributeError, ValueError) as error:
+    except (IndexError, TypeError, AttributeError, ValueError, OverflowError, OSError) as error:
+        # Protobuf says no types: a number where bytes belong, or a time out of range, shows only when it is used.
         raise bad_request(f"error decoding protobuf: {error}") from None
 
 
