@@ -62,3 +62,6 @@ def test_an_unchanged_cluster_is_left_alone(whole: Cluster) -> None:
     # It did look: a change is acted upon.
     whole.patch_ratio(3, 1)
     wait_until("3P:1D", lambda: whole.roles() == {"prefill": 3, "decode": 1}, seconds=30)
+    written = writes(whole) - before
+    assert ("PATCH", "inferenceclusters", "") in written, "kubectl's own patch was not counted"
+    assert ("PATCH", "pods", "") in written, f"the flip was not counted: {written}"
