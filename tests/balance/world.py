@@ -162,7 +162,9 @@ class World:
         """Let everything go well until the plan is empty; returns the rounds that took."""
         for round_number in range(rounds):
             actions = [a for a in self.plan().actions if not isinstance(a, TellRole)]
-            if not actions and all(w.ready and not w.deleting for w in self.workers.values()):
+            # A plan that only waits for a drain has no actions, either, but is not at its end.
+            resting = (w.ready and not w.deleting and w.role is not Role.DRAINING for w in self.workers.values())
+            if not actions and all(resting):
                 return round_number
             for action in actions:
                 self.do(action)
