@@ -23,6 +23,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     served_name: str
     model: str
     max_model_len: int | None = None
+    slo_ttft_seconds: float | None = None
+    slo_tpot_seconds: float | None = None
+    """The promise that answers are measured against; None: nothing is counted as inside or outside."""
     limits: GatewayLimits = GatewayLimits()
     shutdown_grace_seconds: float = 120.0
     """How long SIGTERM waits for streams that are under way."""

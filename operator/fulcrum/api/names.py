@@ -28,6 +28,8 @@ LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 
 ANNOTATION_ROLE_EPOCH: Final = f"{GROUP}/role-epoch"
+ANNOTATION_ROLE_SINCE: Final = f"{GROUP}/role-since"
+"""When the worker was last flipped (RFC 3339): dwell times survive a restart of the operator."""
 ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
 """Hash of the part of the spec that a worker Pod was made from; another hash means another revision."""
 ANNOTATION_ENGINE_ERROR: Final = f"{GROUP}/engine-error"

@@ -21,6 +21,9 @@ class Reason(StrEnum):
     WORKER_UNSCHEDULABLE = "WorkerUnschedulable"
     INVALID_SPEC = "InvalidSpec"
     RECONCILE_FAILED = "ReconcileFailed"
+    METRICS_UNKNOWN = "MetricsUnknown"
+    OVER_CAPACITY = "OverCapacity"
+    OBSERVING = "Observing"
 
     # Actions and events.
     WORKER_CREATED = "WorkerCreated"
@@ -30,6 +33,11 @@ class Reason(StrEnum):
     WORKER_REMOVED = "WorkerRemoved"
     DRAIN_TIMED_OUT = "DrainTimedOut"
     ROLE_FLIPPED = "RoleFlipped"
+    LOAD_FORECAST = "LoadForecast"
+    LOAD_SHIFTED = "LoadShifted"
+    LOAD_FELL = "LoadFell"
+    QUEUE_GROWING = "QueueGrowing"
+    ATTAINMENT_FALLING = "AttainmentFalling"
 
     # Rejections at the gateway (x-fulcrum-rejected, metric label).
     NO_WORKER = "NoWorker"

@@ -88,6 +88,10 @@ class ForecastStatus(ApiStruct, frozen=True, kw_only=True):
     error: Annotated[
         float | None, Meta(description="Recent error of the forecast, as a share of the load (weighted MAPE).")
     ] = None
+    error_against_last_value: Annotated[
+        float | None, Meta(description="The same error as a share of last value's; below 1 is better than last value.")
+    ] = None
+    horizon: Annotated[Duration | None, Meta(description="How far ahead the plan looks.")] = None
 
 
 class Decision(ApiStruct, frozen=True, kw_only=True):

@@ -66,6 +66,23 @@ class SpeedCoefficients(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     decode_c: float
 
 
+class WorkCounters(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the engine has done since its start, from vLLM's own histograms; they begin again at 0 with the engine."""
+
+    prompts: int
+    """Prompts that were prefilled."""
+    prompt_tokens: int
+    """Their tokens, those from the prefix cache included."""
+    cached_tokens: int
+    """Prompt tokens that the prefix cache answered."""
+    prefill_seconds: float
+    """Summed time from scheduling to first token."""
+    decode_tokens: int
+    """Tokens after the first of their request."""
+    decode_seconds: float
+    """Summed times between tokens, over all requests."""
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero."""
 
@@ -85,6 +102,11 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     kv_capacity_tokens: int | None = None
     speed: SpeedCoefficients | None = None
     """None until the engine has been measured."""
+    work: WorkCounters | None = None
+    max_batch: int | None = None
+    """Most requests in one engine step (vLLM's `max_num_seqs`)."""
+    max_batched_tokens: int | None = None
+    """Token budget of one engine step (vLLM's `max_num_batched_tokens`)."""
 
     @property
     def idle(self) -> bool:

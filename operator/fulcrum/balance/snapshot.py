@@ -10,6 +10,7 @@ from enum import StrEnum
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, LoadReport
+from fulcrum.balance.outlook import Outlook
 
 ENGINE_EXIT_CODES = frozenset({EXIT_BAD_CONFIG, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_DIED})
 
@@ -66,6 +67,11 @@ class Worker:
     termination: Termination | None = None
     unschedulable: str | None = None
     """The scheduler's message while no node fits; None when there is none."""
+    role_since: datetime | None = None
+    """When the worker was last given another role; None when it never was, or nobody wrote it down."""
+    created: datetime | None = None
+    ready_since: datetime | None = None
+    """When it last became ready; None while it is not."""
     draining_since: datetime | None = None
     draining_from: Role | None = None
     """The role that a draining worker had."""
@@ -119,6 +125,8 @@ class Snapshot:
     status: InferenceClusterStatus = field(default_factory=InferenceClusterStatus)
     """The status as it stands; only conditions' transition times and the last decision are carried over from it."""
     paused: bool = False
+    outlook: Outlook = field(default_factory=Outlook)
+    """Load, latency and speed; read in modes Auto and Observe."""
 
     def in_pool(self, pool: str) -> tuple[Worker, ...]:
         """Every Pod of a pool, terminating ones included, by ordinal."""

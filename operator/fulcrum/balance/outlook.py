@@ -1,0 +1,51 @@
+"""What the balance knows about load, latency and speed. An absent part is unknown, which is never zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.forecast.result import Forecast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What arrived at all gateways over the last seconds, and how it was served."""
+
+    window_seconds: float
+    rate: float
+    """Requests per second that arrived, those that were turned away included."""
+    isl_tokens: float | None = None
+    """Mean prompt tokens; None while no request was seen in the window."""
+    osl_tokens: float | None = None
+    isl_cv2: float | None = None
+    """Squared coefficient of variation of the prompt lengths."""
+    osl_cv2: float | None = None
+    prefix_hit: float | None = None
+    """Share of prompt tokens that prefix caches answered, 0 to 1."""
+    attainment: float | None = None
+    """Share of requests inside their SLO, 0 to 1 (turned away and failed ones are outside)."""
+    ttft_p50_seconds: float | None = None
+    ttft_p90_seconds: float | None = None
+    tpot_p50_seconds: float | None = None
+    tpot_p90_seconds: float | None = None
+    rejected: float | None = None
+    """Share of requests that were turned away, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Input of an automatic decision."""
+
+    traffic: Traffic | None = None
+    """None: the source of metrics is down, slow, empty or partial; the decision holds what there is."""
+    forecast: Forecast | None = None
+    speeds: Mapping[str, WorkerSpeed] = field(default_factory=dict)
+    """By pool; a pool without one is unknown."""
+    start_seconds: float | None = None
+    """Measured time from the creation of a Pod to its readiness."""
+    peak_rate: float | None = None
+    """Highest rate over `balance.scaleDown.stabilization`; None while the history does not reach back that far."""
+    unknown: str | None = None
+    """Why traffic is unknown, for people: names the source and what to look at."""

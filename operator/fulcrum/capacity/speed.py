@@ -1,0 +1,51 @@
+"""How fast one worker is: the contract between `capacity` and everybody who asks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fulcrum.api.worker import SpeedCoefficients
+
+
+class SpeedSource(StrEnum):
+    """Where coefficients come from, in rising order of trust."""
+
+    ROOFLINE = "roofline"
+    PROFILE = "profile"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpeed:
+    """Speed and room of one worker (one engine with all its GPUs). Workers of a pool are alike.
+
+    `prefill_seconds = a + b * sum(l) + c * sum(l^2)` and `decode_step_seconds = a + b * batch + c * sum(context)`
+    (the form of DistServe, arXiv 2401.09670, section 4).
+    """
+
+    coefficients: SpeedCoefficients
+    kv_capacity_tokens: int
+    """Tokens that the KV cache of one worker holds."""
+    max_batch: int = 256
+    """Most requests in one engine step (vLLM's `max_num_seqs`)."""
+    max_batched_tokens: int = 8192
+    """Token budget of one engine step (vLLM's `max_num_batched_tokens`): prompts beyond it are prefilled in chunks."""
+    transfer_base_seconds: float = 0.0
+    transfer_seconds_per_token: float = 0.0
+    """KV transfer of one request from prefill to decode: base + per prompt token."""
+    source: SpeedSource = SpeedSource.MEASURED
+
+    def prefill_seconds(self, tokens: float, squared_tokens: float) -> float:
+        """Seconds of one prefill step over prompts with summed lengths `tokens` and summed squares `squared_tokens`."""
+        k = self.coefficients
+        return k.prefill_a + k.prefill_b * tokens + k.prefill_c * squared_tokens
+
+    def decode_step_seconds(self, batch: float, context_tokens: float) -> float:
+        """Seconds of one decode step of `batch` requests whose contexts sum up to `context_tokens`."""
+        k = self.coefficients
+        return k.decode_a + k.decode_b * batch + k.decode_c * context_tokens
+
+    def transfer_seconds(self, tokens: float) -> float:
+        """Seconds that the KV of a prompt of `tokens` takes from a prefill to a decode worker."""
+        return self.transfer_base_seconds + self.transfer_seconds_per_token * tokens
