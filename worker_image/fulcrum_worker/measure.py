@@ -23,7 +23,11 @@ from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed
 logger = logging.getLogger(__name__)
 
 BUDGET_SECONDS: Final = 3.0
-"""Readiness waits this long at most; a slow engine is measured with fewer and shorter prompts."""
+"""Readiness waits about this long; a slow engine is measured with fewer and shorter prompts."""
+PATIENCE_SECONDS: Final = 60.0
+"""How long an engine that is too slow for the budget is waited for, until a fit is possible at all."""
+ENOUGH_SAMPLES: Final = 2
+"""Samples of either kind without which there is no fit."""
 _PREFILL_TOKENS: Final = (16, 64, 256, 1024, 4096, 16384)
 _PREFILL_SHARE: Final = 0.6
 _DECODE_SHAPES: Final = ((1, 16), (4, 16), (16, 16), (4, 128), (16, 96))
@@ -44,12 +48,17 @@ class _Engine:
     session: aiohttp.ClientSession
     url: str
     model: str
+    soft_deadline: float
     deadline: float
     random_ids: random.Random = field(default_factory=random.Random)
 
     @property
-    def seconds_left(self) -> float:
-        return self.deadline - time.monotonic()
+    def budget_left_seconds(self) -> float:
+        return self.soft_deadline - time.monotonic()
+
+    @property
+    def timeout(self) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=max(0.05, self.deadline - time.monotonic()))
 
     async def generate(self, *, batch: int, prompt_tokens: int, output_tokens: int) -> None:
         """Runs one batch to its end. Raises on any failure, and when the time is over."""
@@ -60,15 +69,13 @@ class _Engine:
             "temperature": 0,
             "ignore_eos": True,
         }
-        timeout = aiohttp.ClientTimeout(total=max(0.05, self.seconds_left))
-        async with self.session.post(f"{self.url}/v1/completions", json=body, timeout=timeout) as response:
+        async with self.session.post(f"{self.url}/v1/completions", json=body, timeout=self.timeout) as response:
             response.raise_for_status()
             await response.read()
 
     async def histogram(self, names: tuple[str, ...]) -> tuple[float, float]:
         """Count and summed seconds of the first of these histograms that vLLM has. Raises LookupError without one."""
-        timeout = aiohttp.ClientTimeout(total=max(0.05, self.seconds_left))
-        async with self.session.get(f"{self.url}/metrics", timeout=timeout) as response:
+        async with self.session.get(f"{self.url}/metrics", timeout=self.timeout) as response:
             text = await response.text()
         totals = metric_totals(text, [f"{name}_{part}" for name in names for part in ("count", "sum")])
         for name in names:
@@ -95,14 +102,25 @@ async def measure_engine(
     *,
     max_model_len: int | None,
     budget_seconds: float = BUDGET_SECONDS,
+    patience_seconds: float = PATIENCE_SECONDS,
 ) -> SpeedCoefficients | None:
-    """Fitted speed of an idle engine after about `budget_seconds`; None when the time did not suffice."""
+    """Fitted speed of an idle engine after about `budget_seconds`.
+
+    Where that is too short for a fit (a busy machine), it goes on until one is possible, up to `patience_seconds`;
+    None only after that, or when the engine refuses.
+    """
     started = time.monotonic()
-    engine = _Engine(session=session, url=engine_url, model=model, deadline=started + budget_seconds)
+    engine = _Engine(
+        session=session,
+        url=engine_url,
+        model=model,
+        soft_deadline=started + budget_seconds,
+        deadline=started + patience_seconds,
+    )
     prefills: list[PrefillSample] = []
     decodes: list[DecodeSample] = []
     try:
-        async with asyncio.timeout(budget_seconds):
+        async with asyncio.timeout(patience_seconds):
             await engine.generate(batch=1, prompt_tokens=8, output_tokens=2)  # the first one pays for lazy set-up
             await _measure_prefills(engine, prefills, budget_seconds * _PREFILL_SHARE, max_model_len)
             await _measure_decodes(engine, prefills, decodes)
@@ -123,14 +141,14 @@ async def measure_engine(
 async def _measure_prefills(
     engine: _Engine, samples: list[PrefillSample], budget_seconds: float, max_model_len: int | None
 ) -> None:
-    """Longer and longer prompts, until the next one would not fit into the time (or the model)."""
-    decode_seconds = engine.seconds_left - budget_seconds
+    """Longer and longer prompts, until there are enough and the next one would not fit into the time (or the model)."""
+    decode_seconds = engine.budget_left_seconds - budget_seconds
     for prompt_tokens in _PREFILL_TOKENS:
         if max_model_len is not None and prompt_tokens >= max_model_len:
             break
-        if samples:
+        if len(samples) >= ENOUGH_SAMPLES:
             growth = prompt_tokens / samples[-1].prompt_tokens
-            if samples[-1].seconds * growth > engine.seconds_left - decode_seconds:
+            if samples[-1].seconds * growth > engine.budget_left_seconds - decode_seconds:
                 break
         try:
             seconds = await engine.timed(_PREFILL_TIME, batch=1, prompt_tokens=prompt_tokens, output_tokens=1)
@@ -140,12 +158,14 @@ async def _measure_prefills(
 
 
 async def _measure_decodes(engine: _Engine, prefills: list[PrefillSample], samples: list[DecodeSample]) -> None:
-    """Batches of several sizes and contexts, as long as the next one fits into the time; none has to be cut off."""
+    """Batches of several sizes and contexts, until there are enough and the next one would not fit into the time."""
     prefill_seconds_per_token = prefills[-1].seconds / prefills[-1].prompt_tokens if prefills else 0.0
     for batch, prompt_tokens in _DECODE_SHAPES:
-        step_seconds = 2 * samples[-1].seconds if samples else 0.0
-        if batch * prompt_tokens * prefill_seconds_per_token + _DECODE_STEPS * step_seconds > engine.seconds_left:
-            break
+        if len(samples) >= ENOUGH_SAMPLES:
+            step_seconds = 2 * samples[-1].seconds
+            expected_seconds = batch * prompt_tokens * prefill_seconds_per_token + _DECODE_STEPS * step_seconds
+            if expected_seconds > engine.budget_left_seconds:
+                break
         seconds = await engine.timed(
             _STEP_TIME, batch=batch, prompt_tokens=prompt_tokens, output_tokens=_DECODE_STEPS + 1
         )
