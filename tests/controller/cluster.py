@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -124,11 +125,12 @@ class ApiServer:
 
 
 class Operator:
-    """`fulcrum operator` as a process."""
+    """`fulcrum operator` as a process; alone unless it is told a Lease."""
 
-    def __init__(self, server: ApiServer, *arguments: str) -> None:
+    def __init__(self, server: ApiServer, *arguments: str, pod: str = "alone") -> None:
         self._server = server
-        self._arguments = arguments
+        self._pod = pod
+        self._arguments = arguments if "--lease-duration" in arguments else (*arguments, "--no-leader-election")
         self.log = server.folder / f"operator-{random.getrandbits(32):08x}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -136,7 +138,7 @@ class Operator:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [BIN / "fulcrum", "operator", "--health-address", "127.0.0.1:0", *self._arguments],
-                env={**os.environ, "KUBECONFIG": str(self._server.operator_kubeconfig)},
+                env={**os.environ, "KUBECONFIG": str(self._server.operator_kubeconfig), "POD_NAME": self._pod},
                 stdout=log,
                 stderr=log,
             )
@@ -153,10 +155,27 @@ class Operator:
         return process.wait(15)
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait for it to end by itself; returns the exit code."""
+        assert self._process is not None
+        code = self._process.wait(15)
+        self._process = None
+        return code
+
+    def metrics(self) -> str:
+        """Its metrics page."""
+        found = re.search(r"health=(\S+)", self.log.read_text())
+        assert found is not None, "not started yet"
+        with urllib.request.urlopen(f"http://{found[1]}/metrics", timeout=5) as answer:
+            text: str = answer.read().decode()
+        return text
 
 
 class Agent:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from fulcrum.controller.leader import Election
 
 
 @click.command("operator")
@@ -17,25 +22,64 @@ import click
     metavar="HOST:PORT",
     help="Where /healthz and /metrics are served.  [default: $POD_IP:8081, or 127.0.0.1:8081]",
 )
+@click.option(
+    "--leader-election/--no-leader-election",
+    default=True,
+    show_default=True,
+    help="Act only while holding a Lease. Without it nothing keeps two operators from acting on the same clusters.",
+)
+@click.option(
+    "--lease",
+    metavar="NAMESPACE/NAME",
+    help="The Lease.  [default: $POD_NAMESPACE/fulcrum-operator, or fulcrum-system/fulcrum-operator]",
+)
+@click.option(
+    "--lease-duration",
+    default="15s",
+    show_default=True,
+    help="How long the Lease must have stood unchanged before another operator takes over; whole seconds.",
+)
+@click.option(
+    "--renew-deadline", default="10s", show_default=True, help="How long this one acts without having renewed it."
+)
+@click.option(
+    "--retry-period", default="2s", show_default=True, help="Time between attempts to renew the Lease or to get it."
+)
 @click.option("--verbose", is_flag=True, help="Log more.")
-def command(kubeconfig: str | None, namespaces: tuple[str, ...], health_address: str | None, verbose: bool) -> None:
+def command(
+    *,
+    kubeconfig: str | None,
+    namespaces: tuple[str, ...],
+    health_address: str | None,
+    leader_election: bool,
+    lease: str | None,
+    lease_duration: str,
+    renew_deadline: str,
+    retry_period: str,
+    verbose: bool,
+) -> None:
     """Run the operator against a Kubernetes API server.
 
     It watches InferenceClusters and keeps their workers, gateways and status as their specs say. It keeps no state:
-    it may be stopped and started at any time.
+    it may be stopped and started at any time. Of several operators the one that holds the Lease acts, and the others
+    wait; one that loses it ends with exit code 1.
 
     \b
     Examples:
       fulcrum operator
-      fulcrum operator --kubeconfig ~/.kube/config --namespace default
-      fulcrum operator --health-address 127.0.0.1:0
+      fulcrum operator --kubeconfig ~/.kube/config --namespace default --lease default/fulcrum-operator
+      fulcrum operator --health-address 127.0.0.1:0 --no-leader-election
     """
     import asyncio
     import logging
     import os
+    import socket
+    import sys
 
     import uvloop
 
+    from fulcrum.api.names import ENV_POD_NAME
+    from fulcrum.controller.leader import LeaseLostError
     from fulcrum.controller.run import run_operator
 
     if kubeconfig is not None:
@@ -48,8 +92,50 @@ def command(kubeconfig: str | None, namespaces: tuple[str, ...], health_address:
         # Both log every request; our own lines say what was done and why.
         for name in ("kopf", "httpx2"):
             logging.getLogger(name).setLevel(logging.WARNING)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run_operator(namespaces=namespaces, health_host=host, health_port=port))
+    identity = os.environ.get(ENV_POD_NAME) or f"{socket.gethostname()}_{os.getpid()}"
+    election = _election(identity, lease, lease_duration, renew_deadline, retry_period) if leader_election else None
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(
+                run_operator(
+                    identity=identity, namespaces=namespaces, health_host=host, health_port=port, election=election
+                )
+            )
+    except LeaseLostError as error:
+        logging.getLogger(__name__).error("leader_lost error=%r", str(error))  # noqa: TRY400 (nothing is broken)
+        sys.exit(1)
+
+
+def _election(
+    identity: str, lease: str | None, lease_duration: str, renew_deadline: str, retry_period: str
+) -> Election:
+    import os
+
+    from fulcrum.api.durations import seconds
+    from fulcrum.api.errors import InvalidValueError
+    from fulcrum.api.names import ENV_POD_NAMESPACE, OPERATOR_NAME, OPERATOR_NAMESPACE
+    from fulcrum.controller.leader import Election
+
+    namespace, _, name = (
+        lease or f"{os.environ.get(ENV_POD_NAMESPACE) or OPERATOR_NAMESPACE}/{OPERATOR_NAME}"
+    ).rpartition("/")
+    if not namespace or not name:
+        raise click.BadParameter(f"{lease} is not NAMESPACE/NAME", param_hint="--lease")
+    try:
+        if seconds(lease_duration) != int(seconds(lease_duration)):
+            raise click.BadParameter(
+                f"{lease_duration} is not a whole number of seconds", param_hint="--lease-duration"
+            )
+        return Election(
+            namespace=namespace,
+            name=name,
+            identity=identity,
+            lease_seconds=int(seconds(lease_duration)),
+            renew_deadline_seconds=seconds(renew_deadline),
+            retry_seconds=seconds(retry_period),
+        )
+    except InvalidValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

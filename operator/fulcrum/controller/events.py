@@ -14,8 +14,8 @@ from fulcrum.controller.children import Manifest, Owner
 _WARNINGS = frozenset({Reason.DRAIN_TIMED_OUT})
 
 
-def event_of_action(owner: Owner, done: Done, now: datetime) -> Manifest:
-    """Return the event of an action that was carried out."""
+def event_of_action(owner: Owner, done: Done, now: datetime, *, by: str) -> Manifest:
+    """Return the event of an action that was carried out; `by` is the operator's Pod."""
     action = done.action
     match action:
         case CreateWorker():
@@ -30,12 +30,12 @@ def event_of_action(owner: Owner, done: Done, now: datetime) -> Manifest:
             message = action.name
     epoch = getattr(action, "epoch", "")
     subject = f"{type(action).__name__}/{done.uid}/{epoch}"
-    return _event(owner, action.reason, message, subject=subject, warning=action.reason in _WARNINGS, now=now)
+    return _event(owner, action.reason, message, subject=subject, warning=action.reason in _WARNINGS, now=now, by=by)
 
 
-def event_of_state(owner: Owner, event: PlanEvent, now: datetime) -> Manifest:
+def event_of_state(owner: Owner, event: PlanEvent, now: datetime, *, by: str) -> Manifest:
     """Return the event of a change in the cluster's state."""
-    return _event(owner, event.reason, event.message, subject=event.subject, warning=event.warning, now=now)
+    return _event(owner, event.reason, event.message, subject=event.subject, warning=event.warning, now=now, by=by)
 
 
 _WHY_DELETED = {
@@ -46,7 +46,9 @@ _WHY_DELETED = {
 }
 
 
-def _event(owner: Owner, reason: Reason, message: str, *, subject: str, warning: bool, now: datetime) -> Manifest:
+def _event(
+    owner: Owner, reason: Reason, message: str, *, subject: str, warning: bool, now: datetime, by: str
+) -> Manifest:
     digest = hashlib.sha256(f"{owner.uid}/{reason.value}/{subject}".encode()).hexdigest()[:16]
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -68,5 +70,5 @@ def _event(owner: Owner, reason: Reason, message: str, *, subject: str, warning:
         "count": 1,
         "source": {"component": FIELD_MANAGER},
         "reportingComponent": FIELD_MANAGER,
-        "reportingInstance": "",
+        "reportingInstance": by,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -41,6 +41,7 @@ DEPLOYMENT: Final = _resource("apps", "v1", "Deployment", "deployments")
 ROLE: Final = _resource("rbac.authorization.k8s.io", "v1", "Role", "roles")
 ROLE_BINDING: Final = _resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
 DISRUPTION_BUDGET: Final = _resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+LEASE: Final = _resource("coordination.k8s.io", "v1", "Lease", "leases")
 
 CHILD_RESOURCES: Final = {
     resource.__name__: resource
@@ -58,6 +59,10 @@ class _InferenceClusterStatus(GenericNamespacedStatus):
     )
 
 
+class NotLeadingError(Exception):
+    """A write was held back: another operator may be acting by now."""
+
+
 class Kube:
     """An API client. Use as an async context manager.
 
@@ -65,9 +70,14 @@ class Kube:
     and is no error to change or delete, one that exists already (409) is no error to create.
     """
 
-    def __init__(self, client: AsyncClient, metrics: Metrics) -> None:
+    def __init__(self, client: AsyncClient, metrics: Metrics, *, may_write: Callable[[], bool] = lambda: True) -> None:
         self._client = client
         self._metrics = metrics
+        self._may_write = may_write
+
+    def fenced(self, may_write: Callable[[], bool]) -> Kube:
+        """Return the same client, whose writes raise NotLeadingError, unsent, once `may_write` says no."""
+        return Kube(self._client, self._metrics, may_write=may_write)
 
     @classmethod
     def from_environment(cls, metrics: Metrics) -> Kube:
@@ -98,22 +108,33 @@ class Kube:
 
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest | None:
         """Create an object in the namespace of its metadata and return it; None when the name is taken."""
+        self._check_fence()
         made: Any = resource.from_dict(manifest)
         call: Awaitable[Manifest] = self._client.create(made)
         return await self._call("create", resource, call, absent=(409,))
 
+    async def replace(self, resource: Resource, manifest: Manifest) -> Manifest | None:
+        """Replace the object that `manifest` was read as; None when it is gone or was changed meanwhile."""
+        self._check_fence()
+        changed: Any = resource.from_dict(manifest)
+        call: Awaitable[Manifest] = self._client.replace(changed)
+        return await self._call("update", resource, call, absent=(404, 409))
+
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Manifest) -> Manifest | None:
         """Merge `patch` into an object; None when it is gone, or is another one than the patch's uid names."""
+        self._check_fence()
         call = self._client.patch(resource, name, patch, namespace=namespace, patch_type=PatchType.MERGE)
         return await self._call("patch", resource, call, absent=(404, 409))
 
     async def apply(self, resource: Resource, namespace: str, name: str, manifest: Manifest) -> Manifest | None:
         """Apply `manifest` (server-side), taking over fields that others hold; None when its parent is gone."""
+        self._check_fence()
         call = self._client.patch(resource, name, manifest, namespace=namespace, patch_type=PatchType.APPLY, force=True)
         return await self._call("apply", resource, call)
 
     async def apply_status(self, namespace: str, name: str, status: Manifest) -> Manifest | None:
         """Apply the whole status of an InferenceCluster; None when it is gone."""
+        self._check_fence()
         manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": {"name": name}, "status": status}
         call = self._client.patch(
             _InferenceClusterStatus, name, manifest, namespace=namespace, patch_type=PatchType.APPLY, force=True
@@ -122,7 +143,12 @@ class Kube:
 
     async def delete(self, resource: Resource, namespace: str, name: str) -> None:
         """Delete an object, which may be gone already."""
+        self._check_fence()
         await self._call("delete", resource, self._client.delete(resource, name, namespace=namespace), absent=(404,))
+
+    def _check_fence(self) -> None:
+        if not self._may_write():
+            raise NotLeadingError("the lease is not held")
 
     async def _call(
         self, verb: str, resource: Resource, call: Awaitable[_T], *, absent: tuple[int, ...] = ()

@@ -35,6 +35,9 @@ class Metrics:
             registry=self._registry,
         )
         self._clusters = Gauge("fulcrum_operator_clusters", "InferenceClusters under control.", registry=self._registry)
+        self._leader = Gauge(
+            "fulcrum_operator_leader", "1 while this process acts, 0 while another may.", registry=self._registry
+        )
 
     def reconcile(self, result: str, seconds: float) -> None:
         """Count a reconcile: `ok`, `failed` or `gone`."""
@@ -53,6 +56,10 @@ class Metrics:
     def clusters(self, count: int) -> None:
         """Say how many clusters are known."""
         self._clusters.set(count)
+
+    def leads(self, *, leads: bool) -> None:
+        """Say whether this process acts."""
+        self._leader.set(int(leads))
 
     def page(self) -> bytes:
         """Return the text that Prometheus scrapes."""

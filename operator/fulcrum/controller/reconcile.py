@@ -80,11 +80,13 @@ class Reconciler:
         agents: Agents,
         metrics: Metrics,
         *,
+        identity: str,
         now: Callable[[], datetime],
     ) -> None:
         self._kube = kube
         self._agents = agents
         self._metrics = metrics
+        self._identity = identity
         self._now = now
         self._child_sync = ChildSync(kube)
         self._memories: dict[ClusterKey, _Memory] = {}
@@ -202,8 +204,8 @@ class Reconciler:
         return []
 
     async def _post_events(self, turn: _Turn, outcome: Outcome) -> None:
-        events = [event_of_action(turn.owner, done, turn.now) for done in outcome.done]
-        events += [event_of_state(turn.owner, event, turn.now) for event in turn.plan.events]
+        events = [event_of_action(turn.owner, done, turn.now, by=self._identity) for done in outcome.done]
+        events += [event_of_state(turn.owner, event, turn.now, by=self._identity) for event in turn.plan.events]
         for event in events:
             try:
                 await self._kube.create(EVENT, event)

@@ -1,11 +1,12 @@
-"""The operator process: event intake, queue, reconciler and health endpoints in one event loop."""
+"""The operator process: election, event intake, queue, reconciler and health endpoints in one event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -14,6 +15,7 @@ import kopf
 from fulcrum.controller.handlers import make_registry, make_settings
 from fulcrum.controller.health import serve_health
 from fulcrum.controller.kube import Kube
+from fulcrum.controller.leader import Election, Leadership
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.queue import KeyedQueue
 from fulcrum.controller.reconcile import ClusterKey, Reconciler
@@ -24,40 +26,96 @@ logger = logging.getLogger(__name__)
 STOP_SECONDS: Final = 5.0
 
 
-async def run_operator(*, namespaces: Sequence[str], health_host: str, health_port: int) -> None:
-    """Run until SIGTERM or SIGINT. No namespaces means all of them."""
+async def run_operator(
+    *, identity: str, namespaces: Sequence[str], health_host: str, health_port: int, election: Election | None
+) -> None:
+    """Run until SIGTERM or SIGINT. No namespaces means all of them; no election, that nobody else acts.
+
+    `identity` is what events name as their author.
+    Errors: LeaseLostError when another operator leads, or may soon; nothing was written after that.
+    """
     metrics = Metrics()
+    stop = asyncio.Event()
     async with (
         Kube.from_environment(metrics) as kube,
         Agents() as agents,
         serve_health(health_host, health_port, metrics) as port,
     ):
-        reconciler = Reconciler(kube, agents, metrics, now=lambda: datetime.now(UTC))
-        queue: KeyedQueue[ClusterKey] = KeyedQueue(reconciler.reconcile, jitter=random.random)
-        working = asyncio.create_task(queue.run(), name="queue")
-        # kopf takes every task that is younger than itself for its own, and waits for it at the end.
-        await asyncio.sleep(0)
-        listening = asyncio.create_task(
-            kopf.operator(
-                registry=make_registry(queue.add),
-                settings=make_settings(all_namespaces=not namespaces),
-                standalone=True,
-                clusterwide=not namespaces,
-                namespaces=list(namespaces),
-            ),
-            name="kopf",
-        )
+        _on_signals(stop.set)
         logger.info("operator_started namespaces=%s health=%s:%d", ",".join(namespaces) or "*", health_host, port)
-        try:
-            # Neither ends by itself: kopf ends on a signal, and the queue only by a defect, which must not go unseen.
-            await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            # What was begun is finished: a decision without its event and status would be hard to understand.
-            queue.stop()
-            await asyncio.wait({working}, timeout=STOP_SECONDS)
-            for task in (listening, working):
-                task.cancel()
-            for result in await asyncio.gather(listening, working, return_exceptions=True):
-                if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
-                    raise result
-            logger.info("operator_stopped")
+        if election is None:
+            metrics.leads(leads=True)
+            await _act(Reconciler(kube, agents, metrics, identity=identity, now=_now), namespaces, stop)
+        else:
+            leadership = Leadership(kube, metrics, election)
+            reconciler = Reconciler(kube.fenced(leadership.leads), agents, metrics, identity=identity, now=_now)
+            await _act_while_leading(leadership, lambda: _act(reconciler, namespaces, stop), stop)
+        logger.info("operator_stopped")
+
+
+async def _act_while_leading(
+    leadership: Leadership, act: Callable[[], Coroutine[None, None, None]], stop: asyncio.Event
+) -> None:
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    acquiring = asyncio.create_task(leadership.acquire(), name="acquire")
+    await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not acquiring.done():
+        await _cancelled(acquiring)
+        return
+    acquiring.result()
+    holding = asyncio.create_task(leadership.hold(), name="hold")
+    acting = asyncio.create_task(act(), name="act")
+    await asyncio.wait({holding, acting}, return_when=asyncio.FIRST_COMPLETED)
+    if holding.done():
+        # What is under way is cut off, not finished: the next leader decides anew from what it sees.
+        await _cancelled(acting)
+        holding.result()
+    await _cancelled(holding)
+    await leadership.release()
+    await acting
+
+
+async def _act(reconciler: Reconciler, namespaces: Sequence[str], stop: asyncio.Event) -> None:
+    """Reconcile until `stop`; what was begun is finished then, and cut off when this is cancelled."""
+    queue: KeyedQueue[ClusterKey] = KeyedQueue(reconciler.reconcile, jitter=random.random)
+    working = asyncio.create_task(queue.run(), name="queue")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.sleep(0)
+    # kopf takes every task that is younger than itself for its own, and waits for it at the end.
+    ours = asyncio.all_tasks()
+    roots = await kopf.spawn_tasks(
+        registry=make_registry(queue.add),
+        settings=make_settings(all_namespaces=not namespaces),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=list(namespaces),
+    )
+    # kopf has put its own handlers there, which would end the intake before what was taken in is worked off.
+    _on_signals(stop.set)
+    listening = asyncio.create_task(kopf.run_tasks(roots, ignored=ours), name="kopf")
+    try:
+        # Neither ends by itself but by a defect, which must not go unseen.
+        await asyncio.wait({working, listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        # What was begun is finished: a decision without its event and status would be hard to understand.
+        queue.stop()
+        await asyncio.wait({working}, timeout=STOP_SECONDS)
+    finally:
+        for task in (working, listening, stopping):
+            task.cancel()
+        for result in await asyncio.gather(working, listening, stopping, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def _on_signals(call: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, call)
