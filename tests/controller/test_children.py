@@ -223,7 +223,14 @@ def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
     assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     pod = deployment["template"]["spec"]
     config = msgspec.json.decode(pod["containers"][0]["env"][0]["value"], type=GatewayConfig)
-    assert config == GatewayConfig(cluster="chat", served_name="chat", model="m", max_model_len=4096)
+    assert config == GatewayConfig(
+        cluster="chat",
+        served_name="chat",
+        model="m",
+        max_model_len=4096,
+        slo_ttft_seconds=2.0,
+        slo_tpot_seconds=0.1,
+    )
     assert pod["terminationGracePeriodSeconds"] == 135
     assert pod["containers"][0]["command"] == ["fulcrum", "gateway"]
     assert deployment["selector"]["matchLabels"].items() <= deployment["template"]["metadata"]["labels"].items()

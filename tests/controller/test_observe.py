@@ -130,6 +130,18 @@ def test_since_when_a_worker_drains(text: str, moment: datetime | None) -> None:
     assert read(manifest).draining_since == moment
 
 
+def test_since_when_a_worker_is_what_it_is() -> None:
+    manifest = pod(conditions=[{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:01:00Z"}])
+    manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    manifest["metadata"]["annotations"]["fulcrum.dev/role-since"] = "2026-01-01T00:02:00.5+00:00"
+    worker = read(manifest)
+    assert worker.created == datetime(2026, 1, 1, tzinfo=UTC)
+    assert worker.ready_since == datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
+    assert worker.role_since == datetime(2026, 1, 1, 0, 2, 0, 500_000, tzinfo=UTC)
+    manifest["status"]["conditions"][0]["status"] = "False"
+    assert read(manifest).ready_since is None
+
+
 @pytest.mark.parametrize(
     ("annotations", "paused"),
     [

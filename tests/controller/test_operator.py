@@ -69,6 +69,8 @@ async def test_a_new_ratio_patches_the_labels_of_the_fewest_workers_and_restarts
         epochs = {name: pod["metadata"]["annotations"]["fulcrum.dev/role-epoch"] for name, pod in after.items()}
         assert epochs == {"c-p-0": "0", "c-p-1": "1", "c-p-2": "1", "c-p-3": "1"}
         assert after["c-p-1"]["metadata"]["labels"]["llm-d.ai/role"] == "decode"
+        dated = {name for name, pod in after.items() if "fulcrum.dev/role-since" in pod["metadata"]["annotations"]}
+        assert dated == {"c-p-1", "c-p-2", "c-p-3"}
         flips = [message for reason, message in await cluster.events() if reason == "RoleFlipped"]
         assert sorted(flips) == [
             "Worker c-p-1: prefill -> decode (epoch 1).",

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
-from fulcrum.api.names import ANNOTATION_ROLE_EPOCH, Role
+from fulcrum.api.names import ANNOTATION_ROLE_EPOCH, ANNOTATION_ROLE_SINCE, Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole
 from fulcrum.controller.children import Manifest, Owner, role_labels, worker_pod
@@ -44,23 +45,25 @@ class Applier:
         self._owner = owner
         self._spec = spec
 
-    async def carry_out(self, actions: Iterable[Action], *, changed: Callable[[Action], None]) -> Outcome:
+    async def carry_out(
+        self, actions: Iterable[Action], *, now: datetime, changed: Callable[[Action], None]
+    ) -> Outcome:
         """Carry out `actions`, flips first: requests wait for nothing else. `changed` is called after each write."""
         todo = [action for action in actions if not isinstance(action, TellRole)]
         urgent = [action for action in todo if isinstance(action, SetRole)]
         others = [action for action in todo if not isinstance(action, SetRole)]
         results = [
-            *await asyncio.gather(*(self._one(action, changed) for action in urgent)),
-            *await asyncio.gather(*(self._one(action, changed) for action in others)),
+            *await asyncio.gather(*(self._one(action, now, changed) for action in urgent)),
+            *await asyncio.gather(*(self._one(action, now, changed) for action in others)),
         ]
         return Outcome(
             done=tuple(result for result in results if isinstance(result, Done)),
             failures=tuple(result for result in results if isinstance(result, str)),
         )
 
-    async def _one(self, action: Action, changed: Callable[[Action], None]) -> Done | str | None:
+    async def _one(self, action: Action, now: datetime, changed: Callable[[Action], None]) -> Done | str | None:
         try:
-            uid = await self._write(action)
+            uid = await self._write(action, now)
         except ApiFailure as error:
             logger.warning("action_failed cluster=%s action=%r error=%r", self._owner.name, action, error)
             return f"{action.name}: {error}"
@@ -79,7 +82,7 @@ class Applier:
         changed(action)
         return Done(action=action, uid=uid)
 
-    async def _write(self, action: Action) -> str | None:
+    async def _write(self, action: Action, now: datetime) -> str | None:
         """Write one action; returns the Pod's uid, None when there was nothing to write any more."""
         namespace = self._owner.namespace
         match action:
@@ -90,6 +93,7 @@ class Applier:
                 return None if created is None else str(created["metadata"]["uid"])
             case SetRole():
                 patch = _role_patch(action.uid, action.role, action.epoch, since=None, was=None)
+                patch["metadata"]["annotations"][ANNOTATION_ROLE_SINCE] = now.isoformat()
                 return _uid(await self._kube.merge(POD, namespace, action.name, patch))
             case StartDrain():
                 patch = _role_patch(

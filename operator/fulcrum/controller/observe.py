@@ -11,8 +11,11 @@ from typing import Any, Final
 from fulcrum.api.names import (
     ANNOTATION_PAUSED,
     ANNOTATION_ROLE_EPOCH,
+    ANNOTATION_ROLE_SINCE,
     ANNOTATION_SPEC_HASH,
     GROUP,
+    LABEL_CLUSTER,
+    LABEL_COMPONENT,
     LABEL_POOL,
     LABEL_ROLE,
     Role,
@@ -21,8 +24,8 @@ from fulcrum.api.names import (
 )
 from fulcrum.api.types import InferenceCluster
 from fulcrum.balance import GatewayState, Snapshot, Termination, Worker, WorkerPhase
-from fulcrum.controller.children import Manifest, Owner
-from fulcrum.controller.children.owner import WORKER
+from fulcrum.controller.children import Manifest
+from fulcrum.controller.children.owner import GATEWAY, WORKER
 from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, POD, SERVICE, Kube
 
 logger = logging.getLogger(__name__)
@@ -37,22 +40,45 @@ class Observed:
 
     cluster: Manifest
     pods: tuple[Manifest, ...]
+    """Of workers."""
     deployment: Manifest | None
     service: Manifest | None
+    gateways: tuple[Manifest, ...] = ()
+    """Pods of gateways."""
 
 
 async def observe(kube: Kube, namespace: str, name: str) -> Observed | None:
     """Read everything that a decision needs, at once; None when the InferenceCluster is gone."""
-    selector = Owner(name=name, namespace=namespace, uid="").selector(WORKER)
     cluster, pods, deployment, service = await asyncio.gather(
         kube.get(INFERENCE_CLUSTER, namespace, name),
-        kube.list(POD, namespace, selector),
+        kube.list(POD, namespace, {LABEL_CLUSTER: name}),
         kube.get(DEPLOYMENT, namespace, gateway_name(name)),
         kube.get(SERVICE, namespace, gateway_name(name)),
     )
     if cluster is None:
         return None
-    return Observed(cluster=cluster, pods=tuple(pods), deployment=deployment, service=service)
+    return Observed(
+        cluster=cluster,
+        pods=_of_component(pods, WORKER),
+        deployment=deployment,
+        service=service,
+        gateways=_of_component(pods, GATEWAY),
+    )
+
+
+def _of_component(pods: list[Manifest], component: str) -> tuple[Manifest, ...]:
+    return tuple(pod for pod in pods if (pod["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == component)
+
+
+def gateway_addresses(observed: Observed) -> tuple[str, ...]:
+    """Return the addresses of the gateways that run; one that is not ready has served requests, too."""
+    return tuple(
+        sorted(
+            status["podIP"]
+            for pod in observed.gateways
+            if (status := pod.get("status") or {}).get("podIP") and status.get("phase") == "Running"
+        )
+    )
 
 
 def make_snapshot(observed: Observed, cluster: InferenceCluster, told: frozenset[tuple[str, int, int]]) -> Snapshot:
@@ -89,7 +115,8 @@ def read_worker(pod: Manifest, cluster: InferenceCluster, told: frozenset[tuple[
         (c for c in status.get("containerStatuses") or [] if c.get("name") == "worker"), {}
     )
     conditions = {c.get("type"): c for c in status.get("conditions") or []}
-    scheduled = conditions.get("PodScheduled", {})
+    scheduled, readiness = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
+    ready = readiness.get("status") == "True"
     restarts = int(container.get("restartCount") or 0)
     epoch = _integer(annotations.get(ANNOTATION_ROLE_EPOCH))
     phase = status.get("phase")
@@ -102,7 +129,7 @@ def read_worker(pod: Manifest, cluster: InferenceCluster, told: frozenset[tuple[
         role_epoch=epoch,
         spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
         phase=WorkerPhase(phase) if phase in set(WorkerPhase) else WorkerPhase.PENDING,
-        ready=conditions.get("Ready", {}).get("status") == "True",
+        ready=ready,
         deleting="deletionTimestamp" in metadata or not _is_owned(metadata, cluster.metadata.uid),
         pod_ip=status.get("podIP") or None,
         restarts=restarts,
@@ -113,6 +140,9 @@ def read_worker(pod: Manifest, cluster: InferenceCluster, told: frozenset[tuple[
             if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
             else None
         ),
+        role_since=_time(annotations.get(ANNOTATION_ROLE_SINCE)),
+        created=_time(metadata.get("creationTimestamp")),
+        ready_since=_time(readiness.get("lastTransitionTime")) if ready else None,
         draining_since=_time(annotations.get(ANNOTATION_DRAINING_SINCE)),
         draining_from=_role(annotations.get(ANNOTATION_DRAINING_FROM)),
         role_told=(uid, restarts, epoch) in told,

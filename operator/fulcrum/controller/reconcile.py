@@ -144,7 +144,7 @@ class Reconciler:
             if isinstance(action, TellRole):
                 tell(action)
         applier = Applier(self._kube, self._metrics, turn.owner, turn.cluster.spec)
-        outcome = await applier.carry_out(turn.plan.actions, changed=tell)
+        outcome = await applier.carry_out(turn.plan.actions, now=turn.now, changed=tell)
         failures = list(outcome.failures)
         if not turn.snapshot.paused:
             failures += await self._sync_children(turn)

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from fulcrum.api.durations import seconds
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, gateway_name
 from fulcrum.api.types import InferenceClusterSpec
@@ -32,6 +33,8 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         served_name=spec.model.served_name or owner.name,
         model=spec.model.name,
         max_model_len=spec.model.max_model_len,
+        slo_ttft_seconds=seconds(spec.slo.ttft),
+        slo_tpot_seconds=seconds(spec.slo.tpot),
     )
 
 
