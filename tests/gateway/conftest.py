@@ -250,10 +250,16 @@ class Site:
         client.get(path)
         return await client.answer()
 
-    async def metric(self, line: str) -> float:
+    async def metric(self, series: str) -> float:
+        """Sum of the samples of `name` that have all labels of `name{label="value",...}`."""
+        name, _, labels = series.rstrip("}").partition("{")
+        wanted = labels.split(",") if labels else []
         text = (await self.get("/metrics")).body.decode()
-        values = [float(each.rsplit(" ", 1)[1]) for each in text.splitlines() if each.startswith(line)]
-        return sum(values)
+        return sum(
+            float(each.rsplit(" ", 1)[1])
+            for each in text.splitlines()
+            if each.startswith((name + "{", name + " ")) and all(label in each for label in wanted)
+        )
 
 
 async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -271,13 +277,17 @@ async def make_site() -> AsyncIterator[MakeSite]:
     sites: list[Site] = []
 
     async def make(
-        *engines: Engine, limits: GatewayLimits | None = None, grace_seconds: float = 5.0, **settings: Any
+        *engines: Engine,
+        limits: GatewayLimits | None = None,
+        grace_seconds: float = 5.0,
+        slo_seconds: tuple[float | None, float | None] = (None, None),
+        **settings: Any,
     ) -> Site:
         for engine in engines:
             await engine.start()
         config = GatewayConfig(
             cluster="c", served_name="m", model="org/m", limits=limits or GatewayLimits(),
-            shutdown_grace_seconds=grace_seconds,
+            shutdown_grace_seconds=grace_seconds, slo_ttft_seconds=slo_seconds[0], slo_tpot_seconds=slo_seconds[1],
         )  # fmt: skip
         merged: dict[str, Any] = {"prewarm": False, "lame_duck_seconds": 0.0, **settings}
         gateway = Gateway(

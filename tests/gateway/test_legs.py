@@ -279,7 +279,7 @@ async def test_a_client_that_leaves_cancels_the_leg(make_site: MakeSite, engine:
     client.close()
     await eventually(lambda: hanging.gone == 1)
     await eventually(lambda: all(worker.in_flight == 0 for worker in site.gateway.view.workers))
-    assert await site.metric('fulcrum_gateway_requests_total{code="499"') == 1
+    assert await site.metric('fulcrum_gateway_requests_total{code="499"}') == 1
 
 
 async def test_a_request_that_takes_too_long_is_a_504(make_site: MakeSite) -> None:

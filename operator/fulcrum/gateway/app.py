@@ -15,16 +15,18 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
 from fulcrum.gateway import metrics as metrics_module
 from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.errors import RequestError, shutting_down
 from fulcrum.gateway.legs import Inference
-from fulcrum.gateway.metrics import Metrics, gauge
+from fulcrum.gateway.metrics import DEFAULT_CLASS, Metrics, gauge
 from fulcrum.gateway.prewarm import Prewarmer
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
 from fulcrum.gateway.server import ClientConnection
+from fulcrum.gateway.slo import SloOutcome
 from fulcrum.gateway.workers import WorkerView
 from fulcrum.routing import usable_path
 
@@ -48,7 +50,10 @@ class Gateway:
         self.max_connections = settings.max_connections
         self.connections: set[ClientConnection] = set()
         self.closing = False
-        self.metrics = Metrics()
+        self.metrics = Metrics(
+            model=settings.config.served_name,
+            labels={"fulcrum_cluster": settings.config.cluster, "fulcrum_namespace": settings.namespace},
+        )
         self.view = WorkerView(self.metrics)
         self.prewarmer = Prewarmer(self.view, self.metrics, settings.config.served_name)
         self.watch_connected = False
@@ -59,8 +64,7 @@ class Gateway:
         self._server: asyncio.Server | None = None
         self._stop = asyncio.Event()
         self._inference = Inference(
-            served_name=settings.config.served_name,
-            request_timeout_seconds=self.limits.request_timeout_seconds,
+            config=settings.config,
             view=self.view,
             metrics=self.metrics,
             loop=loop,
@@ -101,7 +105,14 @@ class Gateway:
         return self._inference.serve(_path(request.target), request, reply)
 
     def refused(self, error: RequestError) -> None:
-        self.metrics.requests["", error.status.value, error.reason.value if error.reason else ""] += 1
+        reason = error.reason.value if error.reason is not None else ""
+        self.metrics.requests["", error.status.value, reason, DEFAULT_CLASS] += 1
+        if error.reason is Reason.OVERLOADED:
+            # Nobody has read it, but it is load all the same.
+            counts = self.metrics.of_class(DEFAULT_CLASS)
+            counts.arrivals += 1
+            if self._inference.has_slo:
+                counts.slo[SloOutcome.REJECTED] += 1
 
     # Routes that need no worker.
 
@@ -155,6 +166,8 @@ class Gateway:
     def _gauges(self) -> Iterator[Metric]:
         workers = self.view.workers
         by_role = [((role.value,), float(sum(worker.role is role for worker in workers))) for role in Role]
+        info = ((self.settings.config.served_name, self.settings.pod_name), 1.0)
+        yield gauge("info", "1 for each gateway that is scraped.", ("model", "pod"), [info])
         yield gauge("workers", "Usable workers.", ("role",), by_role)
         in_flight = [((worker.name, worker.role.value), float(worker.in_flight)) for worker in workers]
         yield gauge("worker_in_flight", "Legs under way on each worker.", ("worker", "role"), in_flight)

@@ -21,6 +21,7 @@ _PREFILL_PARAMS: Final = Raw(
 )
 _ONE: Final = Raw(b"1")
 _FALSE: Final = Raw(b"false")
+_EMPTY: Final = Raw(b"")
 # Connector fields name a peer to read KV from: from a client they would read someone's KV, or any host.
 _CONNECTOR_FIELDS: Final = frozenset(("kv_transfer_params", "ec_transfer_params", "vllm_xargs"))
 _WHOLE_WHEN_SET: Final = (
@@ -51,6 +52,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     whole: bool
     """The two-leg protocol cannot carry it: prefill and decode on one worker."""
+
+    @property
+    def prompt(self) -> Raw:
+        """What the prompt is made of, undecoded; empty for a prompt that came as embeddings."""
+        return self.fields.get("messages" if self.path == CHAT_PATH else "prompt") or _EMPTY
 
     def whole_body(self) -> bytes:
         """Body of a request in one leg."""

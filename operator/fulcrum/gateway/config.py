@@ -26,6 +26,7 @@ class Settings:
     host: str
     port: int = names.PORT_GATEWAY
     namespace: str = "default"
+    pod_name: str = ""
     static_workers: tuple[WorkerRecord, ...] = ()
     """Instead of a Pod watch."""
     max_connections: int = 16_384
@@ -69,6 +70,7 @@ def read_settings(
         host=host or environment.get(names.ENV_POD_IP) or "127.0.0.1",
         port=names.PORT_GATEWAY if port is None else port,
         namespace=namespace or environment.get(names.ENV_POD_NAMESPACE) or "default",
+        pod_name=environment.get(names.ENV_POD_NAME, ""),
         static_workers=tuple(static_worker(text, number) for number, text in enumerate(static_workers)),
         max_connections=max_connections,
         lame_duck_seconds=lame_duck_seconds,

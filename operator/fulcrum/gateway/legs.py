@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
+from fulcrum.api.gateway import GatewayConfig
 from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError
-from fulcrum.gateway.body import Job, Usage, read_answer, read_job
+from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH, Job, Usage, read_answer, read_job
 from fulcrum.gateway.errors import SERVER_ERROR, RequestError, no_worker, upstream_failed
-from fulcrum.gateway.metrics import Metrics
+from fulcrum.gateway.metrics import DEFAULT_CLASS, ClassMetrics, Metrics
+from fulcrum.gateway.prompt_estimate import PromptEstimate
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
+from fulcrum.gateway.slo import judge_latency, judge_refusal
+from fulcrum.gateway.stream_usage import UsageTail, asks_for_usage
 from fulcrum.gateway.workers import Worker, WorkerView
 from fulcrum.routing import NobodyThere, OneLeg, TwoLegs, plan
 
@@ -23,6 +27,7 @@ _MAX_ATTEMPTS: Final = 3
 # Plain numbers: looking up a member of HTTPStatus costs half a microsecond.
 _OK: Final = 200
 _SERVER_ERRORS: Final = 500
+_UNBOUNDED: Final = 1 << 62
 _READ_USAGE_BYTES: Final = 256 * 1024
 CLIENT_CLOSED: Final = 499
 """Code in metrics and logs of a request whose client left."""
@@ -45,16 +50,20 @@ class _Call:
     reply: Reply
     started_at: float
     deadline: float
+    qos_class: str = DEFAULT_CLASS
+    job: Job | None = None
+    """None while (and if never) the body could be read."""
     attempts: int = 0
     path: str = "-"
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    first_byte_at: float = 0.0
+    first_token_at: float = 0.0
+    """Loop time; 0 while unknown."""
 
     def note_usage(self, usage: Usage | None, *, output: bool) -> None:
         if usage is not None:
             self.prompt_tokens = usage.prompt_tokens
-            if output:
+            if output and usage.completion_tokens is not None:
                 self.output_tokens = usage.completion_tokens
 
 
@@ -64,20 +73,24 @@ class Inference:
     def __init__(
         self,
         *,
-        served_name: str,
-        request_timeout_seconds: float,
+        config: GatewayConfig,
         view: WorkerView,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
         access_log: bool,
     ) -> None:
-        self._served_name = served_name
-        self._request_timeout_seconds = request_timeout_seconds
+        self._served_name = config.served_name
+        self._request_timeout_seconds = config.limits.request_timeout_seconds
+        self._max_model_len = config.max_model_len or _UNBOUNDED
+        self._slo_ttft_seconds = config.slo_ttft_seconds
+        self._slo_tpot_seconds = config.slo_tpot_seconds
+        self.has_slo = self._slo_ttft_seconds is not None or self._slo_tpot_seconds is not None
         self._view = view
         self._metrics = metrics
         self._loop = loop
         self._access_log = access_log
         self._turn = 0
+        self._prompts = {CHAT_PATH: PromptEstimate(), COMPLETIONS_PATH: PromptEstimate()}
 
     async def serve(self, route: str, request: Request, reply: Reply) -> None:
         """Answer one request; raises nothing. A cancelled one is answered with `reply.verdict`, if there is one."""
@@ -85,7 +98,9 @@ class Inference:
         call = _Call(route=route, reply=reply, started_at=now, deadline=now + self._request_timeout_seconds)
         error: RequestError | None = None
         try:
-            await self._attempts(call, read_job(route, request.body, self._served_name))
+            job = call.job = read_job(route, request.body, self._served_name)
+            self._metrics.of_class(call.qos_class).arrivals += 1
+            await self._attempts(call, job)
         except RequestError as refused:
             error = refused
         except asyncio.CancelledError:
@@ -104,6 +119,7 @@ class Inference:
         while True:
             self._turn += 1
             call.attempts += 1
+            call.first_token_at = 0.0  # of an attempt that failed
             path = plan(self._view.workers, whole=job.whole, exclude=tried, turn=self._turn)
             try:
                 if isinstance(path, TwoLegs):
@@ -147,7 +163,10 @@ class Inference:
         if answer.status != _OK:
             call.reply.send(answer.status, answer.content_type, answer.body)
             return
-        self._metrics.prefill_leg_seconds.observe(self._loop.time() - started_at)
+        prefilled_at = self._loop.time()
+        self._metrics.prefill_leg_seconds.observe(prefilled_at - started_at)
+        if not job.stream:
+            call.first_token_at = prefilled_at
         prefilled = read_answer(answer.body)
         kv = prefilled.usable_kv if prefilled is not None else None
         if prefilled is not None:
@@ -162,14 +181,18 @@ class Inference:
         reply.path_headers = b"x-fulcrum-path: %b\r\n" % call.path.encode()
         worker.decode_legs += 1
         try:
-            sink = reply if job.stream else None
-            answer = await self._leg(call, job, worker, leg, body, deadline=call.deadline, sink=sink)
+            sink: StreamSink | None = reply if job.stream else None
+            # Only where the prompt's length would have to be guessed: it costs a call for each piece of the stream.
+            tail = UsageTail(reply) if sink and call.prompt_tokens is None and asks_for_usage(job) else None
+            answer = await self._leg(call, job, worker, leg, body, deadline=call.deadline, sink=tail or sink)
         finally:
             worker.decode_legs -= 1
         if answer.streamed:
             reply.stream_end()
-            call.first_byte_at = answer.first_byte_at
+            call.first_token_at = answer.first_byte_at
             call.output_tokens = max(answer.events - 1, 0)  # the last event is [DONE]
+            if tail is not None:
+                call.note_usage(tail.usage(), output=True)
             return
         reply.send(answer.status, answer.content_type, answer.body)
         if answer.status == _OK and len(answer.body) <= _READ_USAGE_BYTES:
@@ -208,21 +231,19 @@ class Inference:
         return LegFailedError(worker, leg, failure)
 
     def _account(self, call: _Call, error: RequestError | None) -> None:
-        metrics = self._metrics
-        now = self._loop.time()
-        duration_seconds = now - call.started_at
+        duration_seconds = self._loop.time() - call.started_at
         reason = error.reason.value if error is not None and error.reason is not None else ""
         code = error.status.value if error is not None else int(call.reply.status)
-        metrics.requests[call.route, code, reason] += 1
+        metrics = self._metrics
+        metrics.requests[call.route, code, reason, call.qos_class] += 1
         metrics.duration_seconds.observe(duration_seconds)
-        if call.prompt_tokens is not None:
-            metrics.prompt_tokens.observe(call.prompt_tokens)
-        if call.output_tokens is not None:
-            metrics.output_tokens.observe(call.output_tokens)
-        if call.first_byte_at:
-            metrics.ttft_seconds.observe(call.first_byte_at - call.started_at)
-            if call.output_tokens is not None and call.output_tokens > 1:
-                metrics.tpot_seconds.observe((now - call.first_byte_at) / (call.output_tokens - 1))
+        counts = metrics.of_class(call.qos_class)
+        if call.job is not None:
+            self._account_prompt(call, call.job, counts)
+            if error is None and code == _OK:
+                self._account_answer(call, call.job, counts, duration_seconds)
+            elif self.has_slo and (refused := judge_refusal(code, reason)) is not None:
+                counts.slo[refused] += 1
         level = logging.WARNING if code >= _SERVER_ERRORS else logging.INFO
         if self._access_log or level > logging.INFO:
             logger.log(
@@ -232,3 +253,34 @@ class Inference:
                 call.reply.request_id.decode(), call.route, code, reason or "-", call.path, call.attempts,
                 duration_seconds, call.prompt_tokens, call.output_tokens,
             )  # fmt: skip
+
+    def _account_prompt(self, call: _Call, job: Job, counts: ClassMetrics) -> None:
+        """Prompt length of any request that could be read: those that were turned away are load too."""
+        estimate = self._prompts[job.path]
+        if call.prompt_tokens is None:
+            call.prompt_tokens = min(estimate.tokens(job.prompt), self._max_model_len)
+        else:
+            estimate.learn(job.prompt, call.prompt_tokens)
+        counts.prompt_tokens.observe(call.prompt_tokens)
+
+    def _account_answer(self, call: _Call, job: Job, counts: ClassMetrics, duration_seconds: float) -> None:
+        output_tokens = call.output_tokens
+        ttft_seconds = tpot_seconds = None
+        if output_tokens is not None:
+            counts.output_tokens.observe(output_tokens)
+        if call.first_token_at:
+            ttft_seconds = call.first_token_at - call.started_at
+            counts.ttft_seconds.observe(ttft_seconds)
+            # Several sequences in one answer (`whole`) share their time: nothing is known of each one's pace.
+            if output_tokens is not None and output_tokens > 1 and not job.whole:
+                tpot_seconds = (duration_seconds - ttft_seconds) / (output_tokens - 1)
+                counts.tpot_seconds.observe(tpot_seconds)
+        if self.has_slo:
+            outcome = judge_latency(
+                ttft_seconds=ttft_seconds,
+                tpot_seconds=tpot_seconds,
+                slo_ttft_seconds=self._slo_ttft_seconds,
+                slo_tpot_seconds=self._slo_tpot_seconds,
+            )
+            if outcome is not None:
+                counts.slo[outcome] += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,13 +16,25 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from fulcrum.gateway.slo import SloOutcome
+
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "fulcrum_gateway_"
+DEFAULT_CLASS: Final = "default"
+"""QoS class of a request that belongs to no other."""
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-_TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0)
+# Quantiles are read from these two by interpolation, so their buckets are narrower.
+_FIRST_TOKEN_SECONDS: Final = (
+    0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0,
+    30.0, 60.0, 120.0, 300.0, 600.0,
+)  # fmt: skip
+_TOKEN_SECONDS: Final = (
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15, 0.2, 0.3,
+    0.5, 1.0, 2.0, 5.0,
+)  # fmt: skip
 _LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
-_TOKENS: Final = tuple(float(1 << power) for power in range(18))
+_TOKENS: Final = tuple(float(1 << power) for power in range(21))
 
 
 class Histogram:
@@ -39,22 +51,50 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def family(self, name: str, documentation: str) -> HistogramMetricFamily:
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
         """As Prometheus wants it."""
         total = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
             buckets.append((bound, float(total)))
-        return HistogramMetricFamily(_PREFIX + name, documentation, buckets=buckets, sum_value=self._sum)
+        family.add_metric(labels, buckets, self._sum)
+
+    def family(self, name: str, documentation: str) -> HistogramMetricFamily:
+        """The only one of its name."""
+        family = HistogramMetricFamily(_PREFIX + name, documentation, labels=())
+        self.add_to(family, ())
+        return family
+
+
+class ClassMetrics:
+    """What is counted of the requests of one QoS class."""
+
+    __slots__ = ("arrivals", "output_tokens", "prompt_tokens", "slo", "tpot_seconds", "ttft_seconds")
+
+    def __init__(self) -> None:
+        self.arrivals = 0
+        """Requests that came and could be read, those that were turned away included."""
+        self.slo = dict.fromkeys(SloOutcome, 0)
+        self.ttft_seconds = Histogram(_FIRST_TOKEN_SECONDS)
+        self.tpot_seconds = Histogram(_TOKEN_SECONDS)
+        self.prompt_tokens = Histogram(_TOKENS)
+        self.output_tokens = Histogram(_TOKENS)
 
 
 class Metrics:
-    """Everything that is counted; `gauges` of the moment are added by the caller of `render`."""
+    """Everything that is counted; `gauges` of the moment are added by the caller of `render`.
 
-    def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int, str]] = Counter()
-        """By route, code and reason (empty when served)."""
+    `labels` stand on every `fulcrum_gateway_` series, so that a cluster's series are found however they are scraped.
+    """
+
+    def __init__(self, *, model: str = "", labels: Mapping[str, str] | None = None) -> None:
+        self._model = model
+        self._labels = dict(labels or {})
+        self.requests: Counter[tuple[str, int, str, str]] = Counter()
+        """By route, code, reason (empty when served) and class."""
+        # There from the start: a counter that appears with its first request hides that request from `increase()`.
+        self.classes: dict[str, ClassMetrics] = {DEFAULT_CLASS: ClassMetrics()}
         self.legs: Counter[tuple[str, str]] = Counter()
         """By leg (`prefill`, `decode`, `whole`) and outcome."""
         self.retries: Counter[str] = Counter()
@@ -64,21 +104,27 @@ class Metrics:
         self.watch_restarts: Counter[str] = Counter()
         self.duration_seconds = Histogram(_SECONDS)
         self.prefill_leg_seconds = Histogram(_SECONDS)
-        self.ttft_seconds = Histogram(_SECONDS)
-        self.tpot_seconds = Histogram(_TOKEN_SECONDS)
-        self.prompt_tokens = Histogram(_TOKENS)
-        self.output_tokens = Histogram(_TOKENS)
         self.role_change_lag_seconds = Histogram(_LAG_SECONDS)
+
+    def of_class(self, name: str) -> ClassMetrics:
+        """Counts of one class; a new name begins at zero."""
+        found = self.classes.get(name)
+        if found is None:
+            found = self.classes[name] = ClassMetrics()
+        return found
 
     def render(self, gauges: Iterable[Metric]) -> bytes:
         """Prometheus text exposition."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Once([*self._families(), *gauges]))
+        families = [*self._families(), *self._class_families(), *gauges]
+        for family in families:
+            family.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in family.samples]
+        registry.register(_Once(families))
         ProcessCollector(registry=registry)
         return generate_latest(registry)
 
     def _families(self) -> Iterator[Metric]:
-        yield _counter("requests", "Requests answered.", ("route", "code", "reason"), self.requests.items())
+        yield _counter("requests", "Requests answered.", ("route", "code", "reason", "class"), self.requests.items())
         yield _counter("legs", "Requests sent to workers.", ("leg", "outcome"), self.legs.items())
         yield _counter("retries", "Attempts repeated on another worker.", ("leg",), _single(self.retries))
         yield _counter("role_changes", "Role changes of workers seen.", ("from", "to"), self.role_changes.items())
@@ -88,17 +134,39 @@ class Metrics:
         )
         yield self.duration_seconds.family("request_duration_seconds", "From a complete request to its answer's end.")
         yield self.prefill_leg_seconds.family("prefill_leg_seconds", "Time of the prefill leg.")
-        yield self.ttft_seconds.family("time_to_first_token_seconds", "Streams: from a whole request to first bytes.")
-        yield self.tpot_seconds.family(
-            "time_per_output_token_seconds", "Streams: time between events, which mostly carry one token each."
-        )
-        yield self.prompt_tokens.family("prompt_tokens", "Prompt length, as the prefill engine counted it.")
-        yield self.output_tokens.family(
-            "output_tokens", "Output length: as the engine counted it; of streams, the number of events."
-        )
         yield self.role_change_lag_seconds.family(
             "role_change_lag_seconds", "From a seen role change to the first request that is sent by it."
         )
+
+    def _class_families(self) -> Iterator[Metric]:
+        model = self._model
+        labels = ("class", "model")
+        arrivals = [((name, model), counts.arrivals) for name, counts in self.classes.items()]
+        yield _counter("arrivals", "Requests that came, those that were turned away included.", labels, arrivals)
+        slo = [
+            ((name, model, outcome.value), count)
+            for name, counts in self.classes.items()
+            for outcome, count in counts.slo.items()
+        ]
+        yield _counter("slo", "Requests by how they fared against the promise.", (*labels, "outcome"), slo)
+        for attribute, name, documentation in _CLASS_HISTOGRAMS:
+            family = HistogramMetricFamily(_PREFIX + name, documentation, labels=labels)
+            for class_name, counts in self.classes.items():
+                histogram: Histogram = getattr(counts, attribute)
+                histogram.add_to(family, (class_name, model))
+            yield family
+
+
+_CLASS_HISTOGRAMS: Final = (
+    (
+        "ttft_seconds",
+        "time_to_first_token_seconds",
+        "From a whole request to its first token: of streams, to the first bytes; else to the end of the prefill leg.",
+    ),
+    ("tpot_seconds", "time_per_output_token_seconds", "Time per output token after the first, mean of each request."),
+    ("prompt_tokens", "prompt_tokens", "Prompt length: as the engine counted it, else estimated from its bytes."),
+    ("output_tokens", "output_tokens", "Output length: as the engine counted it; of streams, the number of events."),
+)
 
 
 def gauge(

@@ -1,0 +1,53 @@
+"""One answered request against the promise (metric label `outcome` of `fulcrum_gateway_slo_total`)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Final
+
+from fulcrum.api.reasons import Reason
+
+_REJECTIONS: Final = frozenset((Reason.NO_WORKER.value, Reason.OVERLOADED.value))
+_SERVER_ERRORS: Final = 500
+
+
+class SloOutcome(StrEnum):
+    """How a request fared."""
+
+    MET = "met"
+    TTFT = "ttft"
+    """The first token came too late."""
+    TPOT = "tpot"
+    """The tokens after it came too slowly."""
+    BOTH = "both"
+    REJECTED = "rejected"
+    """Turned away without any work."""
+    FAILED = "failed"
+    """Broken off by a server's fault or by a time-out."""
+
+
+def judge_latency(
+    *,
+    ttft_seconds: float | None,
+    tpot_seconds: float | None,
+    slo_ttft_seconds: float | None,
+    slo_tpot_seconds: float | None,
+) -> SloOutcome | None:
+    """Judge an answer by what is known and promised of it; None when that is nothing."""
+    ttft_judged = ttft_seconds is not None and slo_ttft_seconds is not None
+    tpot_judged = tpot_seconds is not None and slo_tpot_seconds is not None
+    if not ttft_judged and not tpot_judged:
+        return None
+    late = ttft_seconds is not None and slo_ttft_seconds is not None and ttft_seconds > slo_ttft_seconds
+    slow = tpot_seconds is not None and slo_tpot_seconds is not None and tpot_seconds > slo_tpot_seconds
+    if late:
+        return SloOutcome.BOTH if slow else SloOutcome.TTFT
+    return SloOutcome.TPOT if slow else SloOutcome.MET
+
+
+def judge_refusal(code: int, reason: str) -> SloOutcome | None:
+    """Judge an answer other than 200; None for what is the client's own fault (4xx, and 499: it left)."""
+    if code == HTTPStatus.TOO_MANY_REQUESTS or reason in _REJECTIONS:
+        return SloOutcome.REJECTED
+    return SloOutcome.FAILED if code >= _SERVER_ERRORS else None
