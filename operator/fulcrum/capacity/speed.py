@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from fulcrum.api.worker import SpeedCoefficients
 
@@ -14,6 +15,31 @@ class SpeedSource(StrEnum):
     ROOFLINE = "roofline"
     PROFILE = "profile"
     MEASURED = "measured"
+
+
+class Speed(Protocol):
+    """What planners and the simulator ask of a worker; `WorkerSpeed` and `profile.PiecewiseSpeed` answer it."""
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that the KV cache of one worker holds."""
+
+    @property
+    def max_batch(self) -> int:
+        """Most requests in one engine step."""
+
+    @property
+    def max_batched_tokens(self) -> int:
+        """Token budget of one engine step."""
+
+    def prefill_seconds(self, tokens: float, squared_tokens: float) -> float:
+        """Seconds of one prefill step over prompts with summed lengths `tokens` and summed squares `squared_tokens`."""
+
+    def decode_step_seconds(self, batch: float, context_tokens: float) -> float:
+        """Seconds of one decode step of `batch` requests whose contexts sum up to `context_tokens`."""
+
+    def transfer_seconds(self, tokens: float) -> float:
+        """Seconds that the KV of a prompt of `tokens` takes from a prefill to a decode worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

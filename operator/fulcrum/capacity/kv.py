@@ -1,0 +1,137 @@
+"""Size of the KV cache, how many tokens of it fit, and how long it takes to move."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from fulcrum.capacity.engine import EngineShape, EngineShapeError
+from fulcrum.capacity.model import ModelConfig
+from fulcrum.capacity.precision import Precision
+
+BLOCK_TOKENS: Final = 16
+"""vLLM's KV block."""
+COLLATED_TOKENS: Final = 128
+"""Tokens that one transfer descriptor should cover (AI Systems Performance Engineering, ch. 18)."""
+DESCRIPTOR_SECONDS: Final = (0.020 - 0.008) / (7500 / BLOCK_TOKENS - 7500 / COLLATED_TOKENS)
+"""Cost of one descriptor: the book's 7,500 tokens take 20 ms in blocks of 16 and 8 ms in blocks of 128."""
+TRANSFER_BUFFER_BYTES: Final = 256 * 2**20
+"""Transfer buffers come in multiples of this (same chapter)."""
+TRANSFER_BASE_SECONDS: Final = 2e-3
+"""Handing over one request: answer of the prefill leg, block look-up, notification. A guess; the first handshake of a
+pair of engines is extra."""
+_LINK_EFFICIENCY: Final = 0.7
+"""Share of a link's rate that large RDMA reads reach. A guess."""
+_RUNTIME_BYTES: Final = int(0.75 * 2**30)
+"""CUDA context, kernels and allocator slack of one GPU."""
+_COLLECTIVE_BYTES: Final = int(0.75 * 2**30)
+"""NCCL buffers of one GPU of a group, and CUDA graphs."""
+
+
+class Link(StrEnum):
+    """What lies between a prefill and a decode worker."""
+
+    NVLINK = "nvlink"
+    PCIE = "pcie"
+    NETWORK = "network"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferCost:
+    """Moving the KV of one request takes `base_seconds + seconds_per_token * tokens`."""
+
+    base_seconds: float
+    seconds_per_token: float
+
+    def seconds(self, tokens: float) -> float:
+        """Seconds for the KV of `tokens`."""
+        return self.base_seconds + self.seconds_per_token * tokens
+
+
+def kv_bytes_per_token(model: ModelConfig, kv: Precision) -> float:
+    """Bytes that one token takes in the cache, over all layers and ranks, without replicas.
+
+    Grouped queries: 2 * layers * KV heads * head size * bytes (AI Systems Performance Engineering, ch. 18). MLA: layers
+    * (latent rank + rotary size) * bytes (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). Layers with a sliding window
+    count fully, because an engine may keep them whole.
+    """
+    if model.mla is not None:
+        return model.layers * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * kv.bytes
+    return 2 * model.layers * model.kv_heads * model.head_dim * kv.bytes
+
+
+def kv_bytes_per_token_and_gpu(shape: EngineShape) -> float:
+    """Bytes that one token takes on each GPU of the engine."""
+    return kv_bytes_per_token(shape.model, shape.kv) / (shape.kv_split * shape.pipeline)
+
+
+def weight_bytes_per_gpu(shape: EngineShape) -> float:
+    """Bytes of weights on each GPU; stages are taken as alike."""
+    return shape.model.weight_bytes(shape.weights) / (shape.tensor * shape.pipeline)
+
+
+def activation_bytes_per_gpu(shape: EngineShape) -> float:
+    """Peak of what one engine step needs beside weights and cache: hidden states, feed-forward part, logits."""
+    model = shape.model
+    width = model.intermediate
+    if model.moe is not None:
+        width = model.moe.active_experts * model.moe.expert_intermediate + model.moe.shared_intermediate
+    per_token = 6 * model.hidden + 3 * width / shape.tensor
+    hidden = shape.max_batched_tokens * per_token * Precision.BF16.bytes
+    return hidden + shape.max_batch * model.vocab * 4
+
+
+def kv_memory_bytes_per_gpu(shape: EngineShape) -> float:
+    """Memory of one GPU that is left for the cache; negative when the weights do not fit."""
+    collectives = _COLLECTIVE_BYTES if shape.tensor * shape.pipeline > 1 else 0
+    usable = shape.accelerator.memory_bytes * shape.memory_utilization
+    return usable - weight_bytes_per_gpu(shape) - activation_bytes_per_gpu(shape) - _RUNTIME_BYTES - collectives
+
+
+def kv_capacity_tokens(shape: EngineShape, *, kv_memory_bytes: int | None = None) -> int:
+    """Tokens that fit into the cache of one engine, in whole blocks.
+
+    `kv_memory_bytes` is a size of the cache per GPU that was set by hand (`engine.kvCache.memory`).
+
+    Raises:
+        EngineShapeError: the weights leave no room for a single block.
+    """
+    room = kv_memory_bytes if kv_memory_bytes is not None else kv_memory_bytes_per_gpu(shape)
+    blocks = math.floor(room / (kv_bytes_per_token_and_gpu(shape) * BLOCK_TOKENS))
+    if blocks < 1:
+        gpus = shape.tensor * shape.pipeline
+        raise EngineShapeError(
+            f"{shape.model.name} in {shape.weights} does not fit on {gpus} x {shape.accelerator.name}: each would hold "
+            f"{weight_bytes_per_gpu(shape) / 1e9:.1f} GB of weights in {shape.accelerator.memory_bytes / 1e9:.1f} GB. "
+            "Use more GPUs (tensor or pipeline parallelism), smaller weights, or another accelerator."
+        )
+    return blocks * BLOCK_TOKENS
+
+
+def transfer_buffer_bytes(model: ModelConfig, kv: Precision, tokens: int) -> int:
+    """Bytes of the buffer that the KV of `tokens` is staged in: whole units of 256 MiB."""
+    return math.ceil(tokens * kv_bytes_per_token(model, kv) / TRANSFER_BUFFER_BYTES) * TRANSFER_BUFFER_BYTES
+
+
+def transfer_cost(
+    shape: EngineShape, link: Link = Link.NETWORK, *, block_tokens: int = COLLATED_TOKENS
+) -> TransferCost:
+    """Time to move KV between two engines of this shape; their ranks move their parts side by side.
+
+    `block_tokens` is what one descriptor covers: `BLOCK_TOKENS` when KV blocks are not collated.
+
+    Raises:
+        EngineShapeError: the accelerator has no such link.
+    """
+    gpu = shape.accelerator
+    rates = {
+        Link.NVLINK: gpu.nvlink_bytes_per_second,
+        Link.PCIE: gpu.pcie_bytes_per_second,
+        Link.NETWORK: gpu.network_bytes_per_second,
+    }
+    if (rate := rates[link]) is None:
+        raise EngineShapeError(f"{gpu.name} has no {link}; it has pcie and network")
+    wire = kv_bytes_per_token_and_gpu(shape) / (rate * _LINK_EFFICIENCY)
+    return TransferCost(base_seconds=TRANSFER_BASE_SECONDS, seconds_per_token=wire + DESCRIPTOR_SECONDS / block_tokens)

@@ -1,0 +1,196 @@
+"""Speed that follows what workers report: least squares with forgetting, around a prior.
+
+Each row pulls the coefficients by its *relative* error; old rows fade; a row that is far off pulls no harder than a
+moderately wrong one (Huber). What the rows do not say (all of one batch size, say) stays with the prior, in which all
+coefficients move together first: a machine that is twice as slow as thought is likely so in everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.nonnegative import minimise_quadratic
+from fulcrum.capacity.rows import DecodeRow, PrefillRow
+from fulcrum.capacity.speed import SpeedSource
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FORGETTING: Final = 0.96
+"""Weight of a row against the next one of its kind: 25 rows are remembered."""
+NOISE: Final = 0.1
+"""Relative error of a usual row."""
+_COMMON_DEVIATION: Final = 1.0
+"""How far all coefficients may be off together, relatively, in a prior of trust 1."""
+_OWN_DEVIATION: Final = 0.5
+"""How far each of them may be off on its own."""
+_LEAST_SHARE: Final = 0.05
+"""A coefficient that the prior has as zero could still make up this share of a typical step."""
+_HUBER: Final = 2.0
+"""Errors beyond this many usual ones pull no harder."""
+_ERROR_MEMORY: Final = 0.8
+_ERROR_STEP: Final = 3.0
+"""One row changes the usual error by at most this factor's share, so that one outlier does not open the door."""
+_LEAST_SECONDS: Final = 1e-6
+
+TRUST: Final = {SpeedSource.ROOFLINE: 1.0, SpeedSource.PROFILE: 2.0, SpeedSource.MEASURED: 2.0}
+"""How firmly a prior holds against rows, by where it comes from."""
+
+_TYPICAL_PREFILL: Final = (1.0, 1024.0, 1024.0**2)
+_TYPICAL_DECODE: Final = (1.0, 32.0, 32 * 1024.0)
+"""Steps in which a coefficient's share says how much it matters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fit:
+    """Three non-negative coefficients, as shares of a typical step, and the rows so far as a quadratic."""
+
+    unit: NDArray[np.float64]
+    """Coefficient = share * unit."""
+    prior: NDArray[np.float64]
+    """Shares that the prior has."""
+    prior_information: NDArray[np.float64]
+    """Inverse of the prior's covariance."""
+    information: NDArray[np.float64]
+    """Faded sum of x x^T over rows."""
+    evidence: NDArray[np.float64]
+    """Faded sum of x y over rows."""
+    shares: NDArray[np.float64]
+    error: float
+    """Usual relative error of a row."""
+    rows: int = 0
+
+    @classmethod
+    def start(cls, coefficients: tuple[float, ...], typical: tuple[float, ...], trust: float) -> Self:
+        import numpy as np
+
+        features = np.asarray(typical)
+        contributions = np.maximum(np.asarray(coefficients), 0.0) * features
+        whole = max(float(contributions.sum()), _LEAST_SECONDS)
+        shares = contributions / whole
+        own = (_OWN_DEVIATION * np.maximum(shares, _LEAST_SHARE)) ** 2
+        covariance = (_COMMON_DEVIATION**2 * np.outer(shares, shares) + np.diag(own)) / trust
+        return cls(
+            unit=whole / features,
+            prior=shares,
+            prior_information=np.linalg.inv(covariance),
+            information=np.zeros((3, 3)),
+            evidence=np.zeros(3),
+            shares=shares,
+            error=NOISE,
+        )
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        return tuple(float(each) for each in self.shares * self.unit)
+
+    @property
+    def confidence(self) -> float:
+        """Share of what the coefficients say that comes from rows and not from the prior, 0 to 1."""
+        import numpy as np
+
+        left = np.linalg.solve(self.information + self.prior_information, self.prior_information)
+        return float(min(1.0, max(0.0, 1.0 - np.trace(left) / 3)))
+
+    def updated(self, features: tuple[float, ...], seconds: float, forgetting: float) -> Self:
+        import numpy as np
+
+        expected = max(float(np.asarray(features) @ (self.shares * self.unit)), _LEAST_SECONDS)
+        row = np.asarray(features) * self.unit / expected
+        target = seconds / expected
+        off = abs(target - 1.0)
+        weight = min(1.0, _HUBER * self.error / off) if off > 0 else 1.0
+        weight /= NOISE**2
+        information = forgetting * self.information + weight * np.outer(row, row)
+        evidence = forgetting * self.evidence + weight * target * row
+        shares = minimise_quadratic(
+            information + self.prior_information, evidence + self.prior_information @ self.prior
+        )
+        seen = min(off, _ERROR_STEP * max(self.error, NOISE))
+        return dataclasses.replace(
+            self,
+            information=information,
+            evidence=evidence,
+            shares=shares,
+            error=_ERROR_MEMORY * self.error + (1 - _ERROR_MEMORY) * seen,
+            rows=self.rows + 1,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnlineSpeed:
+    """Coefficients of one worker, or a pool of alike ones, that follow reported rows. A value: updates give new ones."""
+
+    _prefill: _Fit
+    _decode: _Fit
+    _forgetting: float
+
+    @classmethod
+    def start(cls, prior: SpeedCoefficients, *, trust: float = 1.0, forgetting: float = FORGETTING) -> Self:
+        """Begins at a roofline, a profile or what was measured at start; `TRUST` has a weight for each.
+
+        Raises:
+            ValueError: trust is not positive, or forgetting not in (0, 1].
+        """
+        if not trust > 0 or not 0 < forgetting <= 1:
+            raise ValueError("trust must be positive, and forgetting above 0 and at most 1")
+        return cls(
+            _prefill=_Fit.start((prior.prefill_a, prior.prefill_b, prior.prefill_c), _TYPICAL_PREFILL, trust),
+            _decode=_Fit.start((prior.decode_a, prior.decode_b, prior.decode_c), _TYPICAL_DECODE, trust),
+            _forgetting=forgetting,
+        )
+
+    def updated(self, rows: Iterable[PrefillRow | DecodeRow]) -> Self:
+        """The same with these rows learnt, in order. Rows with impossible numbers are passed over."""
+        prefill, decode = self._prefill, self._decode
+        for row in rows:
+            if not row.usable:
+                continue
+            if isinstance(row, PrefillRow):
+                prefill = prefill.updated(row.features, row.seconds, self._forgetting)
+            else:
+                decode = decode.updated(row.features, row.seconds_per_step, self._forgetting)
+        return dataclasses.replace(self, _prefill=prefill, _decode=decode)
+
+    @property
+    def coefficients(self) -> SpeedCoefficients:
+        """What is known now; never negative."""
+        prefill, decode = self._prefill.coefficients, self._decode.coefficients
+        return SpeedCoefficients(
+            prefill_a=prefill[0],
+            prefill_b=prefill[1],
+            prefill_c=prefill[2],
+            decode_a=decode[0],
+            decode_b=decode[1],
+            decode_c=decode[2],
+        )
+
+    @property
+    def confidence(self) -> float:
+        """How far the coefficients rest on rows: 0 only on the prior, towards 1 all six on rows. The lesser of both."""
+        return min(self._prefill.confidence, self._decode.confidence)
+
+    @property
+    def prefill_error(self) -> float:
+        """Usual relative error of recent prefill rows, before they were learnt."""
+        return self._prefill.error
+
+    @property
+    def decode_error(self) -> float:
+        """Usual relative error of recent decode rows, before they were learnt."""
+        return self._decode.error
+
+    @property
+    def prefill_rows(self) -> int:
+        """Prefill rows learnt so far."""
+        return self._prefill.rows
+
+    @property
+    def decode_rows(self) -> int:
+        """Decode rows learnt so far."""
+        return self._decode.rows

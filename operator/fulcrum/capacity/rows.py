@@ -1,0 +1,106 @@
+"""What a worker reports about its speed, one row per interval."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from fulcrum.api.worker import LoadReport
+
+_MOST_PREFILL_SHARE: Final = 0.2
+"""Prefill beyond this share of an interval stretches the steps between tokens: they are no decode steps any more."""
+
+
+class PrefillRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Prompts that were prefilled one after the other, summed."""
+
+    prompts: int
+    tokens: float
+    """Summed prompt tokens, those from a prefix cache left out."""
+    squared_tokens: float
+    """Summed squares of the prompt lengths."""
+    seconds: float
+    """Summed prefill time."""
+
+    @property
+    def features(self) -> tuple[float, float, float]:
+        """What prefill_a, prefill_b and prefill_c are multiplied with to give `seconds`."""
+        return float(self.prompts), self.tokens, self.squared_tokens
+
+    @property
+    def usable(self) -> bool:
+        """Whether all numbers make sense."""
+        return _usable(*self.features, self.seconds)
+
+
+class DecodeRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Decode steps of an interval, on average."""
+
+    batch: float
+    context_tokens: float
+    """Summed over the batch."""
+    seconds_per_step: float
+
+    @property
+    def features(self) -> tuple[float, float, float]:
+        """What decode_a, decode_b and decode_c are multiplied with to give `seconds_per_step`."""
+        return 1.0, self.batch, self.context_tokens
+
+    @property
+    def usable(self) -> bool:
+        """Whether all numbers make sense."""
+        return _usable(*self.features, self.seconds_per_step)
+
+
+def _usable(count: float, first: float, second: float, seconds: float) -> bool:
+    return count > 0 and seconds > 0 and first > 0 and second >= 0 and math.isfinite(first + second + seconds)
+
+
+def rows_between(
+    before: LoadReport, after: LoadReport, *, seconds: float, isl_cv2: float = 1.0
+) -> tuple[PrefillRow | None, DecodeRow | None]:
+    """What a worker did in the `seconds` between two of its reports, as far as they say it without doubt.
+
+    None for a part that did not happen, is unknown, or cannot be told apart: vLLM books a prompt's time from its
+    scheduling, so while prompts overlap (more than a second of it per second) their times are not their own; and tokens
+    between which prompts were prefilled took longer than a decode step. Squares of lengths follow from `isl_cv2`;
+    contexts from the KV usage.
+    """
+    if before.work is None or after.work is None or seconds <= 0:
+        return None, None
+    prompts = after.work.prompts - before.work.prompts
+    read = after.work.prompt_tokens - before.work.prompt_tokens
+    tokens = read - (after.work.cached_tokens - before.work.cached_tokens)
+    prefill_seconds = after.work.prefill_seconds - before.work.prefill_seconds
+    steps = after.work.decode_tokens - before.work.decode_tokens
+    decode_seconds = after.work.decode_seconds - before.work.decode_seconds
+    if min(prompts, tokens, prefill_seconds, steps, decode_seconds) < 0:
+        return None, None  # the engine started again in between
+    prefill = None
+    if prompts > 0 and tokens > 0 and 0 < prefill_seconds <= seconds:
+        squared = tokens * tokens / prompts * (1 + max(0.0, isl_cv2))
+        prefill = PrefillRow(prompts=prompts, tokens=tokens, squared_tokens=squared, seconds=prefill_seconds)
+    decode = None
+    if steps > 0 and decode_seconds > 0 and prefill_seconds <= _MOST_PREFILL_SHARE * seconds:
+        decode = _decode_row(before, after, steps=steps, decode_seconds=decode_seconds, seconds=seconds)
+    return prefill, decode
+
+
+def _decode_row(
+    before: LoadReport, after: LoadReport, *, steps: int, decode_seconds: float, seconds: float
+) -> DecodeRow | None:
+    if not before.running or not after.running:
+        return None  # idle in between, nobody knows for how long
+    usages = [report.kv_usage for report in (before, after) if report.kv_usage is not None]
+    if not usages or after.kv_capacity_tokens is None:
+        return None
+    per_step = decode_seconds / steps
+    # Every token of a step takes the whole step, so the seconds between tokens add up to batch * time.
+    batch = max(1.0, decode_seconds / seconds)
+    return DecodeRow(
+        batch=batch,
+        context_tokens=sum(usages) / len(usages) * after.kv_capacity_tokens,
+        seconds_per_step=per_step,
+    )

@@ -1,0 +1,100 @@
+"""Which speed to believe: measured before profile before roofline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from fulcrum.api.worker import LoadReport, SpeedCoefficients
+from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelerator
+from fulcrum.capacity.engine import EngineShapeError
+from fulcrum.capacity.known_models import UnknownModelError, known_model
+from fulcrum.capacity.model import ModelConfig
+from fulcrum.capacity.precision import Precision
+from fulcrum.capacity.roofline import worker_speed
+from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
+
+_TYPICAL_TOKENS: Final = 1024.0
+_TYPICAL_BATCH: Final = 16.0
+
+
+def roofline_speed(
+    model: str | ModelConfig,
+    accelerator_name: str,
+    *,
+    tensor: int = 1,
+    pipeline: int = 1,
+    kv: Precision = Precision.FP8,
+    kv_memory_bytes: int | None = None,
+) -> WorkerSpeed | None:
+    """The roofline where one can be had: None for an unknown model or accelerator, a shape that cannot be, and a CPU.
+
+    On a CPU only what was measured counts: how many cores a worker gets is not in its name.
+    """
+    try:
+        config = model if isinstance(model, ModelConfig) else known_model(model)
+        chosen = accelerator(accelerator_name)
+        if chosen is CPU:
+            return None
+        return worker_speed(config, chosen, tensor=tensor, pipeline=pipeline, kv=kv, kv_memory_bytes=kv_memory_bytes)
+    except (UnknownModelError, UnknownAcceleratorError, EngineShapeError):
+        return None
+
+
+def measured_speed(report: LoadReport, *, prior: WorkerSpeed | None = None) -> WorkerSpeed | None:
+    """What a worker's agent reports; None until it has measured its engine, or while the size of its cache is unknown.
+
+    `prior` (profile or roofline) gives what an agent cannot know: the time of transfers. Without one they cost nothing.
+    """
+    if report.speed is None:
+        return None
+    room = report.kv_capacity_tokens or (prior.kv_capacity_tokens if prior else None)
+    if room is None:
+        return None
+    base = prior or WorkerSpeed(coefficients=report.speed, kv_capacity_tokens=room)
+    return dataclasses.replace(
+        base,
+        coefficients=report.speed,
+        kv_capacity_tokens=room,
+        max_batch=report.max_batch or base.max_batch,
+        max_batched_tokens=report.max_batched_tokens or base.max_batched_tokens,
+        source=SpeedSource.MEASURED,
+    )
+
+
+def pool_speed(
+    measured: Sequence[WorkerSpeed],
+    *,
+    profile: WorkerSpeed | None = None,
+    roofline: WorkerSpeed | None = None,
+) -> WorkerSpeed | None:
+    """The speed of a pool's workers, from the best source there is; None when there is none.
+
+    Of several measured workers the middle one counts, for prefill and for decode apart (the slower of two in the
+    middle), so that one disturbed measurement moves nothing and coefficients that belong together stay together.
+    """
+    if not measured:
+        return profile or roofline
+    prefill = _middle(measured, lambda each: each.prefill_seconds(_TYPICAL_TOKENS, _TYPICAL_TOKENS**2))
+    decode = _middle(measured, lambda each: each.decode_step_seconds(_TYPICAL_BATCH, _TYPICAL_BATCH * _TYPICAL_TOKENS))
+    room = _middle(measured, lambda each: -each.kv_capacity_tokens)
+    return dataclasses.replace(
+        prefill,
+        coefficients=_joined(prefill, decode),
+        kv_capacity_tokens=room.kv_capacity_tokens,
+        max_batch=_middle(measured, lambda each: -each.max_batch).max_batch,
+        max_batched_tokens=_middle(measured, lambda each: -each.max_batched_tokens).max_batched_tokens,
+        source=SpeedSource.MEASURED,
+    )
+
+
+def _middle(workers: Sequence[WorkerSpeed], cost: Callable[[WorkerSpeed], float]) -> WorkerSpeed:
+    return sorted(workers, key=cost)[len(workers) // 2]
+
+
+def _joined(prefill: WorkerSpeed, decode: WorkerSpeed) -> SpeedCoefficients:
+    first, second = prefill.coefficients, decode.coefficients
+    return msgspec.structs.replace(first, decode_a=second.decode_a, decode_b=second.decode_b, decode_c=second.decode_c)
