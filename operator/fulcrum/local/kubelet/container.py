@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from fulcrum.local.kubelet import probers
 from fulcrum.local.kubelet.backoff import Backoff
+from fulcrum.local.kubelet.environment import quantity
 from fulcrum.local.kubelet.events import Report
 from fulcrum.local.kubelet.logs import termination_message
 from fulcrum.local.kubelet.probers import Target
@@ -117,7 +118,9 @@ class Container:
         self._forget_old_runs()
         started_at = _timestamp()
         try:
-            shim = Shim.start(directory, argv, target.env, target.cwd, log_bytes)
+            shim = Shim.start(
+                directory, argv, target.env, target.cwd, log_bytes=log_bytes, cpu_limit=_cpu_limit(self.spec)
+            )
         except OSError as error:
             self._ended(None, error=str(error), started_at=started_at)
             return
@@ -269,3 +272,9 @@ def _timestamp() -> str:
 def _seconds(stamp: str) -> str:
     """An RFC 3339 time without its fraction, as Kubernetes' Time type is."""
     return stamp[:19] + "Z"
+
+
+def _cpu_limit(spec: Json) -> float | None:
+    """Cores that a container may use (`resources.limits.cpu`); None when it says nothing."""
+    limits = (spec.get("resources") or {}).get("limits") or {}
+    return quantity(limits["cpu"]) if limits.get("cpu") is not None else None

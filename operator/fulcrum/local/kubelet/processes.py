@@ -101,8 +101,20 @@ class Shim:
         self._popen = popen
 
     @classmethod
-    def start(cls, directory: Path, argv: list[str], env: dict[str, str], cwd: str, log_bytes: int) -> Shim:
-        """Start `argv` below a new shim whose files go to `directory`. Errors: OSError when no process can be made."""
+    def start(
+        cls,
+        directory: Path,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: str,
+        *,
+        log_bytes: int,
+        cpu_limit: float | None = None,
+    ) -> Shim:
+        """Start `argv` below a new shim whose files go to `directory`; `cpu_limit` is in cores.
+
+        Errors: OSError when no process can be made.
+        """
         popen = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SHIM)],
             stdin=subprocess.PIPE,
@@ -123,7 +135,8 @@ class Shim:
         record = {"pid": identity.pid, "ticks": identity.ticks}
         write_private(directory / "shim.json", json.dumps(record))
         assert popen.stdin is not None
-        config = {"directory": str(directory), "argv": argv, "env": env, "cwd": cwd, "logBytes": log_bytes}
+        config: dict[str, Any] = {"directory": str(directory), "argv": argv, "env": env, "cwd": cwd}
+        config |= {"logBytes": log_bytes, "cpuLimit": cpu_limit}
         popen.stdin.write(json.dumps(config).encode())
         popen.stdin.close()
         return cls(identity, popen)

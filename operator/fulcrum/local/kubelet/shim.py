@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -19,6 +20,10 @@ import signal
 import sys
 import time
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fulcrum.local.kubelet.cpu_limit import CpuLimit
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -152,18 +157,35 @@ def _exec(config: dict[str, object], libc: ctypes.CDLL, parent: int, pipes: Pipe
         os._exit(127)
 
 
-def _serve(log: Log, streams: dict[int, bytes], pidfd: int) -> None:
+def _cpu_limit(main: int, config: dict[str, object]) -> CpuLimit | None:
+    cores = config.get("cpuLimit")
+    if not isinstance(cores, int | float):
+        return None
+    sys.path.insert(0, os.path.dirname(__file__))  # noqa: PTH120 - as above; isolated mode leaves our own folder out
+    limit: CpuLimit = importlib.import_module("cpu_limit").CpuLimit(main, cores)
+    return limit
+
+
+def _serve(log: Log, streams: dict[int, bytes], pidfd: int, limit: CpuLimit | None) -> None:
     """Copy output to the log until the main process has ended and what it wrote is read."""
     poll = select.poll()
     for fd in (*streams, pidfd):
         poll.register(fd, select.POLLIN)
     ended = False
+    tick_at = time.monotonic()
     while not ended:
-        for fd, _ in poll.poll():
+        wait_seconds: float | None = None
+        if limit is not None:
+            if (now := time.monotonic()) >= tick_at:
+                tick_at = now + limit.tick()
+            wait_seconds = tick_at - now
+        for fd, _ in poll.poll(None if wait_seconds is None else max(0.0, wait_seconds) * 1000):
             if fd == pidfd:
                 ended = True
             elif not _copy(log, fd, streams[fd]):
                 poll.unregister(fd)
+    if limit is not None:
+        limit.release()
 
 
 def _copy(log: Log, fd: int, stream: bytes) -> bool:
@@ -203,12 +225,12 @@ def _install_signals(main: list[int]) -> set[signal.Signals]:
     return waiting
 
 
-def _run(log: Log, pipes: Pipes, main: list[int]) -> dict[str, object]:
+def _run(log: Log, pipes: Pipes, main: list[int], config: dict[str, object]) -> dict[str, object]:
     """From the running program to the end of everything below it."""
     streams = {pipes.out[0]: b"stdout", pipes.err[0]: b"stderr"}
     for fd in streams:
         os.set_blocking(fd, False)
-    _serve(log, streams, os.pidfd_open(main[0]))
+    _serve(log, streams, os.pidfd_open(main[0]), _cpu_limit(main[0], config))
     finished_at = _now().decode()
     _kill_tree(main[0])  # before it is reaped: until then its group id cannot be anybody else's
     _, wait_status = os.waitpid(main.pop(), 0)
@@ -247,7 +269,7 @@ def main() -> int:
         os.dup2(null, 1)
         main.append(child)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, waiting)
-        record = _run(Log(f"{directory}/log", int(config["logBytes"])), pipes, main)
+        record = _run(Log(f"{directory}/log", int(config["logBytes"])), pipes, main, config)
     _save(directory, "exit.json", {**record, "startedAt": started_at})
     return 0
 

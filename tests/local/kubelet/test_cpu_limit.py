@@ -1,0 +1,82 @@
+"""A container with `limits.cpu` gets that much, and still hears its signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from fulcrum.local.kubelet.processes import Shim, read_json
+
+pytestmark = pytest.mark.integration
+
+SPIN = "while True: pass"
+SPIN_BELOW = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {SPIN!r}])"
+MEASURED_SECONDS = 2.0
+
+
+def used_seconds(pid: int) -> float:
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+async def until(condition: Callable[[], bool], *, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def container(directory: Path, program: str, cpu_limit: float | None) -> AsyncIterator[tuple[Shim, int]]:
+    argv = [sys.executable, "-S", "-c", program]
+    shim = Shim.start(directory, argv, dict(os.environ), "/", log_bytes=1 << 20, cpu_limit=cpu_limit)
+    assert await shim.started()
+    begun = read_json(directory / "started.json")
+    assert begun is not None
+    try:
+        yield shim, int(begun["pid"])
+    finally:
+        shim.kill()
+        await asyncio.wait_for(shim.ended(), 5)
+
+
+def child_of(pid: int) -> int | None:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return int(text[0]) if text else None
+
+
+@pytest.mark.parametrize("program", [SPIN, SPIN_BELOW], ids=["main", "child"])
+async def test_no_more_than_the_limit(tmp_path: Path, program: str) -> None:
+    async with container(tmp_path, program, 0.25) as (_, main):
+        pid = main
+        if program is SPIN_BELOW:
+            await until(lambda: child_of(main) is not None)
+            pid = child_of(main) or 0
+        await until(lambda: used_seconds(pid) > 0.3)
+        before, began = used_seconds(pid), time.monotonic()
+        await until(lambda: time.monotonic() - began >= MEASURED_SECONDS)
+        share = (used_seconds(pid) - before) / (time.monotonic() - began)
+    assert share < 0.35
+    assert share > 0.05, "a limited container still runs"
+
+
+async def test_sigterm_reaches_a_stopped_container(tmp_path: Path) -> None:
+    async with container(tmp_path, SPIN, 0.05) as (shim, pid):
+        await until(lambda: used_seconds(pid) > 0.05)
+        shim.terminate()
+        await asyncio.wait_for(shim.ended(), 5)
+    ended = read_json(tmp_path / "exit.json")
+    assert ended is not None
+    assert ended["signal"] == 15
+
+
+async def test_without_a_limit_nothing_is_held_back(tmp_path: Path) -> None:
+    async with container(tmp_path, SPIN, None) as (_, pid):
+        began = used_seconds(pid)
+        await until(lambda: used_seconds(pid) - began > 0.5)
