@@ -21,15 +21,20 @@ class FakeAgent:
     def __init__(self) -> None:
         self.asked: list[RoleRequest] = []
         self.answer = "report"
+        self.pod_name = ""
+        self.connections: set[object] = set()
         self.port = 0
+        self.runner: web.AppRunner | None = None
 
-    async def load(self, _: web.Request) -> web.Response:
+    async def load(self, request: web.Request) -> web.Response:
+        self.connections.add(request.transport)
         if self.answer == "slow":
             await asyncio.sleep(5)
         if self.answer == "error":
             return web.Response(status=500)
         body = b"{" if self.answer == "garbage" else msgspec.json.encode(REPORT)
-        return web.Response(body=body, content_type="application/json")
+        headers = {"x-fulcrum-pod": self.pod_name} if self.pod_name else None
+        return web.Response(body=body, content_type="application/json", headers=headers)
 
     async def role(self, request: web.Request) -> web.Response:
         asked = msgspec.json.decode(await request.read(), type=RoleRequest)
@@ -47,6 +52,7 @@ async def agent() -> AsyncIterator[FakeAgent]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     agent.port = runner.addresses[0][1]
+    agent.runner = runner
     yield agent
     await runner.cleanup()
 
@@ -73,3 +79,36 @@ async def test_a_role_is_told(agent: FakeAgent) -> None:
         assert await agents.tell_role("127.0.0.1", Role.PREFILL, 1)  # it knows a newer one
         assert not await agents.tell_role("127.99.99.99", Role.PREFILL, 5)
     assert agent.asked[0] == RoleRequest(role=Role.PREFILL, role_epoch=5)
+
+
+async def test_an_answer_of_another_pod_is_unknown(agent: FakeAgent) -> None:
+    agent.pod_name = "a"
+    async with Agents(port=agent.port) as agents:
+        assert await agents.loads({"a": "127.0.0.1"}) == {"a": REPORT}
+        assert await agents.loads({"b": "127.0.0.1"}) == {"b": None}
+
+
+async def test_connections_are_kept(agent: FakeAgent) -> None:
+    async with Agents(port=agent.port) as agents:
+        for _ in range(5):
+            assert await agents.loads({"a": "127.0.0.1"}) == {"a": REPORT}
+    assert len(agent.connections) == 1
+
+
+async def test_a_thousand_workers_are_asked_in_turns(agent: FakeAgent) -> None:
+    assert agent.runner is not None
+    await web.TCPSite(agent.runner, "0.0.0.0", 0).start()
+    workers = {f"w{number}": f"127.0.{number // 250}.{number % 250 + 1}" for number in range(1000)}
+    async with Agents(port=agent.runner.addresses[-1][1], deadline_seconds=5.0) as agents:
+        for _ in range(2):
+            loads = await agents.loads(workers)
+            assert all(report == REPORT for report in loads.values())
+    assert len(agent.connections) == 1000
+
+
+async def test_many_dead_workers_do_not_hide_the_living(agent: FakeAgent) -> None:
+    agent.answer = "report"
+    dead = {f"dead{number}": f"127.99.0.{number}" for number in range(1, 200)}
+    async with Agents(port=agent.port, at_once=8) as agents:
+        loads = await agents.loads({**dead, "a": "127.0.0.1"})
+    assert loads["a"] == REPORT

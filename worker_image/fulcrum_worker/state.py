@@ -26,6 +26,8 @@ class WorkerState:
     engine_url: str
     side_channel: tuple[str, int]
     role: WorkerRole
+    pod_name: str = ""
+    """Empty: nobody can check that an answer comes from the Pod that was meant."""
     engine_alive: bool = False
     engine_start_seconds: float | None = None
     """From starting vLLM to its first healthy answer."""
@@ -79,4 +81,7 @@ class WorkerState:
             kv_held_for_peers=metrics.kv_held_for_peers,
             kv_capacity_tokens=metrics.kv_capacity_tokens,
             speed=self.speed,
+            work=metrics.work,
+            max_batch=metrics.max_batch,
+            max_batched_tokens=metrics.max_batched_tokens,
         )

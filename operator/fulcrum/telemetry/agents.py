@@ -18,24 +18,38 @@ logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS: Final = 0.3
 """A dead worker must not hold up decisions about the living."""
+_AT_ONCE: Final = 64
+"""Calls under way together: so many that dead workers do not hold up the living (1,000 dead ones take 5 s), and so few
+that a call's deadline is not spent on waiting for this process."""
+_IDLE_SECONDS: Final = 30.0
+_POD_HEADER: Final = "x-fulcrum-pod"
+"""Name of the Pod that answers (`fulcrum_worker.server`)."""
 
 _LOAD: Final = msgspec.json.Decoder(LoadReport)
 _FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError)
 
 
 class Agents:
-    """One HTTP session for all agents. Use as an async context manager."""
+    """One HTTP session for all agents. Use as an async context manager.
 
-    def __init__(self, *, port: int = PORT_AGENT, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+    Connections are kept between calls. An address may belong to another Pod by the next one, so an answer counts only
+    when it names the Pod that was meant (agents that name none are believed).
+    """
+
+    def __init__(
+        self, *, port: int = PORT_AGENT, deadline_seconds: float = DEADLINE_SECONDS, at_once: int = _AT_ONCE
+    ) -> None:
         self._port = port
         self._deadline_seconds = deadline_seconds
+        self._turns = asyncio.Semaphore(at_once)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        # Connections are not kept: an address may belong to another Pod by the next call.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=256, force_close=True),
+            # Turns are what bounds the calls; each worker's connection stays open.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=self._deadline_seconds),
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         return self
 
@@ -48,28 +62,37 @@ class Agents:
 
     async def loads(self, pod_ips: Mapping[str, str]) -> dict[str, LoadReport | None]:
         """Return the load report of each worker by name, None where there was none within the deadline."""
-        reports = await asyncio.gather(*(self._load(pod_ip) for pod_ip in pod_ips.values()))
+        reports = await asyncio.gather(*(self._load(name, pod_ip) for name, pod_ip in pod_ips.items()))
         return dict(zip(pod_ips, reports, strict=True))
 
-    async def tell_role(self, pod_ip: str, role: Role, epoch: int) -> bool:
-        """Tell an agent its role; report whether it knows it now (409 means it knows a newer one)."""
+    async def tell_role(self, pod_ip: str, role: Role, epoch: int, *, pod_name: str | None = None) -> bool:
+        """Tell an agent its role; report whether it knows it now (409 means it knows a newer one).
+
+        With `pod_name`, an agent of another Pod refuses.
+        """
         body = msgspec.json.encode(RoleRequest(role=role, role_epoch=epoch))
+        headers = {"Content-Type": "application/json"}
+        if pod_name is not None:
+            headers[_POD_HEADER] = pod_name
         try:
-            async with self._open.post(
-                self._url(pod_ip, "role"), data=body, headers={"Content-Type": "application/json"}
-            ) as response:
+            async with self._turns, self._open.post(self._url(pod_ip, "role"), data=body, headers=headers) as response:
                 return response.status in (200, 409)
         except _FAILURES as error:
             logger.debug("role_not_told pod_ip=%s error=%r", pod_ip, error)
             return False
 
-    async def _load(self, pod_ip: str) -> LoadReport | None:
+    async def _load(self, name: str, pod_ip: str) -> LoadReport | None:
         try:
-            async with self._open.get(self._url(pod_ip, "load")) as response:
-                return _LOAD.decode(await response.read()) if response.status == 200 else None
+            async with self._turns, self._open.get(self._url(pod_ip, "load")) as response:
+                report = _LOAD.decode(await response.read()) if response.status == 200 else None
+                answerer = response.headers.get(_POD_HEADER, "")
         except _FAILURES as error:
             logger.debug("load_unknown pod_ip=%s error=%r", pod_ip, error)
             return None
+        if answerer not in ("", name):
+            logger.info("load_misdirected pod_ip=%s meant=%s answered=%s", pod_ip, name, answerer)
+            return None
+        return report
 
     @property
     def _open(self) -> aiohttp.ClientSession:
