@@ -124,7 +124,7 @@ class _Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OnlineSpeed:
-    """Coefficients of one worker, or a pool of alike ones, that follow reported rows. A value: updates give new ones."""
+    """Coefficients of a worker, or of a pool of alike ones, that follow reported rows. A value that updates replace."""
 
     _prefill: _Fit
     _decode: _Fit
