@@ -1,0 +1,4 @@
+"""Discrete-event simulation of a cluster, driven by the production decisions: no network, no wall clock.
+
+`engine.simulate(workload, cluster, policy, slo=...)` returns a `Result`.
+"""

@@ -1,0 +1,107 @@
+"""What is simulated: pools of workers, the links between them, and how long things take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from fulcrum.simulation.speed import Speed
+
+NVLINK_BYTES_PER_SECOND: Final = 450e9
+"""H100 SXM, one direction."""
+INFINIBAND_BYTES_PER_SECOND: Final = 50e9
+"""NDR, 400 Gbit/s."""
+ETHERNET_BYTES_PER_SECOND: Final = 3.125e9
+"""25 Gbit/s, as between the nodes of DistServe's cluster."""
+
+
+class Sharing(StrEnum):
+    """How the transfers of one worker's link share it."""
+
+    SERIAL = "serial"
+    """One after the other, in the order of the pulls, over the sender's and the receiver's link."""
+    PARALLEL = "parallel"
+    """Each as if it were alone."""
+
+
+class FirstToken(StrEnum):
+    """Which leg answers with the first token."""
+
+    DECODE = "decode"
+    """The two-leg protocol over vLLM: the client sees the first token from the decode worker."""
+    PREFILL = "prefill"
+    """As DistServe counts: TTFT ends with prefill, the transfer belongs to the next token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """KV transfer. Without `bytes_per_second` it takes what the prefill worker's speed says."""
+
+    sharing: Sharing = Sharing.SERIAL
+    bytes_per_second: float | None = None
+    latency_seconds: float = 0.0
+    """Paid once per transfer, without occupying the link; only with `bytes_per_second`."""
+    kv_bytes_per_token: float = 0.0
+    overlapped_layers: int = 0
+    """Above 0: the KV of each of so many layers leaves as soon as it is computed, so that only the last layer's, or
+    what the link did not manage during the prefill, is left to wait for."""
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_second is not None and not (self.bytes_per_second > 0 and self.kv_bytes_per_token > 0):
+            raise ValueError("bytes_per_second and kv_bytes_per_token must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolModel:
+    """Workers that are alike."""
+
+    name: str
+    speed: Speed
+    gpus_per_worker: int = 1
+    start_seconds: float = 60.0
+    """From the creation of a Pod to its readiness."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterModel:
+    """A cluster to simulate."""
+
+    pools: tuple[PoolModel, ...]
+    links: Links = Links()
+    first_token: FirstToken = FirstToken.DECODE
+    block_tokens: int = 16
+    """Tokens per KV block; divides 512 (the blocks of prefix ids)."""
+    leg_seconds: float = 0.0
+    """Time of each leg outside of the engine: gateway, HTTP, tokenizer."""
+    flip_seconds: float = 0.1
+    """From the write of a role label until gateways route by it."""
+    stop_seconds: float = 1.0
+    """From the end of a deleted worker's work to the release of its GPUs."""
+    drain_timeout_seconds: float = 120.0
+    """A deleted worker stops after this long, also with work on it."""
+    restart: bool = True
+    """A worker that died comes back after `start_seconds`."""
+    lease_seconds: float = 30.0
+    """How long KV is kept for a decode worker that does not pull it (vLLM's `kv_lease_duration`)."""
+    max_attempts: int = 3
+    """As the gateway: a request whose answer has not begun is tried elsewhere when its worker is lost."""
+
+    def __post_init__(self) -> None:
+        if not self.pools or len({pool.name for pool in self.pools}) != len(self.pools):
+            raise ValueError("pools: at least one, with unique names")
+        if 512 % self.block_tokens:
+            raise ValueError(f"block_tokens must divide 512, got {self.block_tokens}")
+
+    def pool(self, name: str) -> PoolModel:
+        """Return a pool by name."""
+        return next(pool for pool in self.pools if pool.name == name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A worker dies at once, as after a SIGKILL or an Xid error."""
+
+    at_seconds: float
+    worker: str
+    """Name of the worker."""

@@ -1,0 +1,351 @@
+"""The simulation: arrivals and events in order of time, requests on their way through workers that a policy chooses."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from heapq import heappop
+from typing import Final
+
+import numpy as np
+
+from fulcrum.api.reasons import Reason
+from fulcrum.balance.demand import Slo
+from fulcrum.routing import OneLeg, TwoLegs
+from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill
+from fulcrum.simulation.fleet import Fleet, Pod
+from fulcrum.simulation.job import Job, Leg
+from fulcrum.simulation.outcome import Ledger, Outcome
+from fulcrum.simulation.policy import Policy
+from fulcrum.simulation.result import Result
+from fulcrum.simulation.speed import StepTimes
+from fulcrum.simulation.timeline import Timeline
+from fulcrum.simulation.transfers import Transfers
+from fulcrum.simulation.view import View, tpot_seconds
+from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.workload import Workload
+
+_CHUNK: Final = 65_536
+_NAN: Final = float("nan")
+
+
+def simulate(
+    workload: Workload,
+    cluster: ClusterModel,
+    policy: Policy,
+    *,
+    slo: Slo,
+    kills: Sequence[Kill] = (),
+    tail_seconds: float = 3600.0,
+) -> Result:
+    """Run `workload` through `cluster` under `policy`. The same input gives the same result, bit by bit.
+
+    `slo` is what the policy aims at. Requests that have not ended `tail_seconds` after the last arrival are pending.
+    """
+    return Simulation(workload, cluster, policy, slo=slo, kills=kills, tail_seconds=tail_seconds).run()
+
+
+class _Alarm:
+    """Calls a method of the simulation."""
+
+    __slots__ = ("event", "fire")
+
+    def __init__(self, fire: Callable[[float], None]) -> None:
+        self.event = -1
+        self.fire = fire
+
+
+class Simulation:
+    """One run."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: ClusterModel,
+        policy: Policy,
+        *,
+        slo: Slo,
+        kills: Sequence[Kill] = (),
+        tail_seconds: float = 3600.0,
+    ) -> None:
+        self._workload, self._cluster, self._policy = workload, cluster, policy
+        self._kills, self._tail_seconds = kills, tail_seconds
+        self._timeline = Timeline()
+        self._ledger = Ledger(len(workload))
+        self._times = {pool.name: StepTimes(pool.speed) for pool in cluster.pools}
+        self._transfers = Transfers(cluster.links)
+        self._fleet = Fleet(
+            cluster=cluster, timeline=self._timeline, make_worker=self._make_worker, stopped=self._engine_stopped
+        )
+        self._view = View(workload=workload, cluster=cluster, slo=slo, fleet=self._fleet, ledger=self._ledger)
+        self._leases: deque[Job] = deque()
+        self._lease_alarm = _Alarm(self._leases_due)
+        self._tick_alarm = _Alarm(self._tick)
+        self._live: dict[int, Job] = {}
+        self._engines: list[Worker] = []
+        self._events = 0
+        self._leg_seconds = cluster.leg_seconds
+        self._first_by_prefill = cluster.first_token is FirstToken.PREFILL
+
+    def run(self) -> Result:
+        """Run to the end."""
+        self._fleet.begin(self._policy.initial())
+        for kill in self._kills:
+            self._timeline.plan(kill.at_seconds, _Alarm(partial(self._fleet.kill, kill.worker)))
+        self._tick(0.0)
+        queue, view, live = self._timeline.queue, self._view, self._live
+        deadline = self._workload.duration_seconds + self._tail_seconds
+        arrivals = self._arrivals()
+        coming = next(arrivals, None)
+        events = 0
+        while True:
+            if coming is not None and (not queue or coming.arrival_seconds <= queue[0][0]):
+                events += 1
+                view.now = coming.arrival_seconds
+                view.arrived += 1
+                self._arrive(coming, view.now)
+                coming = next(arrivals, None)
+                continue
+            if not queue or (coming is None and not live) or queue[0][0] > deadline:
+                break
+            now, number, target = heappop(queue)
+            if target.event == number:
+                events += 1
+                view.now = now
+                target.fire(now)
+        self._events = events
+        return self._result()
+
+    def _arrivals(self) -> Iterator[Job]:
+        load = self._workload
+        classes, ids, due = load.classes, load.prefix_ids, self._hop_over
+        for start in range(0, len(load), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            rows = zip(
+                load.arrival_seconds[part].tolist(),
+                load.prompt_tokens[part].tolist(),
+                load.output_tokens[part].tolist(),
+                load.qos_class[part].tolist(),
+                strict=True,
+            )
+            for index, (arrival_seconds, prompt, output, qos_class) in enumerate(rows, start):
+                yield Job(
+                    index=index,
+                    arrival_seconds=arrival_seconds,
+                    prompt=prompt,
+                    output=output,
+                    qos_class=classes[qos_class],
+                    prefix_ids=ids[index] if ids is not None else (),
+                    due=due,
+                )
+
+    # Requests
+
+    def _arrive(self, job: Job, now: float) -> None:
+        self._live[job.index] = job
+        reason = self._policy.admit(job, self._view)
+        if reason is not None:
+            self._reject(job, reason, now)
+            return
+        self._attempt(job, now)
+
+    def _attempt(self, job: Job, now: float) -> None:
+        view = self._view
+        view.turn += 1
+        job.attempts += 1
+        path = self._policy.route(job, view)
+        if type(path) is TwoLegs:
+            prefill, decode = path.prefill, path.decode
+            if not (prefill.fits(job) and decode.fits(job)):
+                self._close(job, Outcome.FAILED, now)
+                return
+            job.prefill, job.decode, job.leg = prefill, decode, Leg.PREFILL
+            prefill.prefill_legs += 1
+            decode.decode_legs += 1
+            self._hop(job, now)
+        elif type(path) is OneLeg:
+            worker = path.worker
+            if not worker.fits(job):
+                self._close(job, Outcome.FAILED, now)
+                return
+            job.prefill, job.decode, job.leg = None, worker, Leg.WHOLE
+            worker.decode_legs += 1
+            self._hop(job, now)
+        elif job.tried:
+            self._close(job, Outcome.FAILED, now)
+        else:
+            self._reject(job, Reason.NO_WORKER, now)
+
+    def _hop(self, job: Job, now: float) -> None:
+        """Send a leg to its worker."""
+        if self._leg_seconds:
+            job.due = self._hop_over
+            self._timeline.plan(now + self._leg_seconds, job)
+        else:
+            self._hop_over(job, now)
+
+    def _hop_over(self, job: Job, now: float) -> None:
+        worker = job.prefill if job.leg is Leg.PREFILL else job.decode
+        assert worker is not None
+        if worker.stopped:
+            self._lost(job, worker, now)
+        else:
+            worker.submit(job, now)
+
+    def prefilled(self, job: Job, worker: Worker, now: float) -> None:
+        """Hand a prefilled job over to its decode worker."""
+        worker.prefill_legs -= 1
+        job.prefill = None
+        decode = job.decode
+        assert decode is not None
+        if self._first_by_prefill:
+            job.first_token_seconds = now
+            job.left -= 1
+            job.context += 1
+            if not job.left:
+                worker.release(job, now)
+                self.finished(job, decode, now)
+                return
+        reason = self._policy.admit_decode(job, self._view)
+        if reason is not None:
+            worker.release(job, now)
+            decode.decode_legs -= 1
+            self._reject(job, reason, now)
+            return
+        job.leg = Leg.DECODE
+        job.lease_until = now + self._cluster.lease_seconds
+        self._leases.append(job)
+        if len(self._leases) == 1:
+            self._timeline.plan(job.lease_until, self._lease_alarm)
+        self._hop(job, now)
+
+    def pull(self, job: Job, worker: Worker, now: float) -> None:
+        """Start a KV transfer."""
+        source = job.held_by
+        assert source is not None
+        job.loading = True
+        job.due = self._pulled
+        self._timeline.plan(self._transfers.end_seconds(job, source, worker, now), job)
+
+    def _pulled(self, job: Job, now: float) -> None:
+        job.loading = False
+        source, worker = job.held_by, job.decode
+        assert source is not None
+        assert worker is not None
+        source.release(job, now)
+        if worker.stopped:
+            self._lost(job, worker, now)
+        else:
+            worker.loaded(job, now)
+
+    def finished(self, job: Job, worker: Worker, now: float) -> None:
+        """The last token of a job is out."""
+        worker.decode_legs -= 1
+        self._close(job, Outcome.SERVED, now)
+
+    def _reject(self, job: Job, reason: Reason, now: float) -> None:
+        rejections = self._ledger.rejections
+        rejections[reason] = rejections.get(reason, 0) + 1
+        self._close(job, Outcome.REJECTED, now)
+
+    def _close(self, job: Job, outcome: Outcome, now: float) -> None:
+        del self._live[job.index]
+        first = job.first_token_seconds
+        ttft = first - job.arrival_seconds if 0 <= first <= now else _NAN
+        self._ledger.close(job.index, outcome, now, ttft, job.computed)
+
+    # Workers
+
+    def _make_worker(self, pod: Pod) -> Worker:
+        worker = Worker(
+            name=pod.name,
+            pool=pod.pool.name,
+            role=pod.role,
+            speed=pod.pool.speed,
+            times=self._times[pod.pool.name],
+            block_tokens=self._cluster.block_tokens,
+            cached=self._workload.prefix_ids is not None,
+            timeline=self._timeline,
+            host=self,
+        )
+        self._engines.append(worker)
+        return worker
+
+    def _engine_stopped(self, worker: Worker, now: float) -> None:
+        """What was on a worker is lost; KV that it held for others has to be computed again."""
+        for job in worker.held_jobs:
+            worker.release(job, now)
+            decode = job.decode
+            assert decode is not None
+            if job.loading:
+                job.loading = False
+                job.event = -1
+                decode.forget(job, now)
+            elif not decode.stopped and job in decode.waiting:
+                decode.kv_lost(job)
+        for job in worker.stop():
+            self._lost(job, worker, now)
+
+    def _lost(self, job: Job, worker: Worker, now: float) -> None:
+        """A leg failed: try elsewhere unless the answer has begun."""
+        if job.held_by is not None:
+            job.held_by.release(job, now)
+        if job.leg is Leg.PREFILL:
+            worker.prefill_legs -= 1
+            assert job.decode is not None
+            job.decode.decode_legs -= 1
+        else:
+            worker.decode_legs -= 1
+        if 0 <= job.first_token_seconds <= now or job.attempts >= self._cluster.max_attempts:
+            self._close(job, Outcome.FAILED, now)
+            return
+        job.first_token_seconds = -1.0
+        job.tried = (*job.tried, worker.name)
+        job.restart()
+        self._attempt(job, now)
+
+    def _leases_due(self, now: float) -> None:
+        """Free KV that nobody pulled in time. Leases are all of one length, so they end in the order they began."""
+        leases = self._leases
+        while leases and (leases[0].lease_until <= now or leases[0].held_by is None):
+            job = leases.popleft()
+            if job.held_by is None or job.loading or job.lease_until > now:
+                continue
+            job.held_by.release(job, now)
+            if job.decode is not None and job in job.decode.waiting:
+                job.decode.kv_lost(job)
+        if leases:
+            self._timeline.plan(leases[0].lease_until, self._lease_alarm)
+
+    def _tick(self, now: float) -> None:
+        turn = self._policy.on_tick(self._view)
+        for action in turn.actions:
+            self._fleet.apply(action, now)
+        if turn.again_seconds is not None:
+            self._timeline.plan(now + turn.again_seconds, self._tick_alarm)
+
+    def _result(self) -> Result:
+        ledger, load = self._ledger, self._workload
+        everyone = np.arange(len(load), dtype=np.int64)
+        tpot = tpot_seconds(load, ledger, everyone)
+        tpot[ledger.outcome != Outcome.SERVED] = np.nan
+        ends = ledger.end_seconds[~np.isnan(ledger.end_seconds)]
+        end = float(ends.max()) if len(ends) == len(load) and len(load) else self._view.now
+        return Result(
+            policy=self._policy.name,
+            workload=load,
+            ttft_seconds=ledger.ttft_seconds,
+            tpot_seconds=tpot,
+            end_seconds=ledger.end_seconds,
+            outcome=ledger.outcome,
+            computed_tokens=ledger.computed_tokens,
+            rejections=dict(ledger.rejections),
+            fleet=tuple(self._fleet.samples),
+            flips=self._fleet.flips,
+            pods_started=self._fleet.started,
+            gpu_seconds=self._fleet.gpu_seconds_until(end),
+            preemptions=sum(worker.preemptions for worker in self._engines),
+            events=self._events,
+            end_of_run_seconds=end,
+        )

@@ -1,0 +1,112 @@
+"""One request under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fulcrum.simulation.worker import Worker
+
+
+class Leg(IntEnum):
+    """What a worker is asked to do for a request."""
+
+    WHOLE = 0
+    PREFILL = 1
+    DECODE = 2
+
+
+class Job:
+    """A request from its arrival to its end."""
+
+    __slots__ = (
+        "arrival_seconds",
+        "attempts",
+        "cached",
+        "computed",
+        "context",
+        "decode",
+        "done",
+        "due",
+        "event",
+        "first_token_seconds",
+        "held_by",
+        "held_pins",
+        "index",
+        "joined_step",
+        "lease_until",
+        "left",
+        "leg",
+        "loading",
+        "output",
+        "pinned",
+        "prefill",
+        "prefill_seconds",
+        "prefix_ids",
+        "prompt",
+        "qos_class",
+        "started_seconds",
+        "tried",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        arrival_seconds: float,
+        prompt: int,
+        output: int,
+        qos_class: str | None,
+        prefix_ids: tuple[int, ...],
+        due: Callable[[Job, float], None],
+    ) -> None:
+        self.index = index
+        self.arrival_seconds = arrival_seconds
+        self.prompt = prompt
+        """Prompt tokens."""
+        self.qos_class = qos_class
+        self.prefix_ids = prefix_ids
+        self.output = output
+        """Output tokens. A policy that reads this knows the future."""
+        self.due = due
+        """What its next event (a hop, a transfer) does."""
+        self.event = -1
+        self.attempts = 0
+        self.tried: tuple[str, ...] = ()
+        """Workers that lost it."""
+        self.leg = Leg.WHOLE
+        self.prefill: Worker | None = None
+        self.decode: Worker | None = None
+        self.first_token_seconds = -1.0
+        """Below 0 until it is known."""
+        self.computed = 0
+        """Prompt tokens that were computed for it, all attempts together."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew: nothing is computed, nothing is held."""
+        self.context = self.prompt
+        """Tokens that the next decode step attends to; while waiting for prefill, the tokens to prefill."""
+        self.left = self.output
+        """Tokens that are still to come, as of `joined_step`."""
+        self.done = 0
+        """Tokens of the prefill whose KV is there."""
+        self.cached = 0
+        """Tokens that the prefix cache of the worker had."""
+        self.pinned = 0
+        """Leading prefix ids in use on the worker."""
+        self.joined_step = 0
+        self.started_seconds = 0.0
+        self.prefill_seconds = 0.0
+        """From its first chunk to the end of its last."""
+        self.held_by: Worker | None = None
+        """The worker that keeps the prompt's KV until it is pulled."""
+        self.held_pins = 0
+        self.lease_until = 0.0
+        self.loading = False
+
+    def fire(self, now: float) -> None:
+        """Its own event is due."""
+        self.due(self, now)

@@ -1,0 +1,21 @@
+"""A fixed number of prefill and decode workers: what a cluster without a planner does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fulcrum.api.names import Role
+from fulcrum.simulation.policy import Policy
+
+
+class StaticSplit(Policy):
+    """P prefill and D decode workers of one pool, for ever."""
+
+    def __init__(self, *, pool: str, prefill: int, decode: int) -> None:
+        if prefill < 1 or decode < 1:
+            raise ValueError("a static split needs at least one worker of each role")
+        self.name = f"static {prefill}P:{decode}D"
+        self._workers = [(pool, Role.PREFILL)] * prefill + [(pool, Role.DECODE)] * decode
+
+    def initial(self) -> Sequence[tuple[str, Role]]:
+        return self._workers

@@ -1,0 +1,38 @@
+"""KV on its way: when a pull that begins now ends."""
+
+from __future__ import annotations
+
+from fulcrum.simulation.cluster import Links, Sharing
+from fulcrum.simulation.job import Job
+from fulcrum.simulation.worker import Worker
+
+
+class Transfers:
+    """State of the links: until when each worker's sending and receiving side is taken."""
+
+    __slots__ = ("_links", "_receiving", "_sending")
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._sending: dict[str, float] = {}
+        self._receiving: dict[str, float] = {}
+
+    def end_seconds(self, job: Job, source: Worker, target: Worker, now: float) -> float:
+        """Return when the KV of `job`, pulled from now on, has arrived; takes the links until then."""
+        links = self._links
+        tokens = max(0, job.prompt - job.cached)
+        if links.bytes_per_second is None:
+            latency_seconds = source.speed.transfer_seconds(0)
+            seconds = source.speed.transfer_seconds(tokens) - latency_seconds
+        else:
+            latency_seconds = links.latency_seconds
+            seconds = tokens * links.kv_bytes_per_token / links.bytes_per_second
+        if links.overlapped_layers:
+            # The prefill's own time has passed already while the first layers moved.
+            seconds = max(seconds / links.overlapped_layers, seconds - job.prefill_seconds)
+        if links.sharing is Sharing.PARALLEL:
+            return now + seconds + latency_seconds
+        start = max(now, self._sending.get(source.name, 0.0), self._receiving.get(target.name, 0.0))
+        end = start + seconds
+        self._sending[source.name] = self._receiving[target.name] = end
+        return end + latency_seconds

@@ -1,0 +1,129 @@
+"""What a policy may see: the fleet, and the telemetry that production would have of it at the same moment."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fulcrum.balance.demand import Slo
+from fulcrum.balance.outlook import Traffic
+from fulcrum.forecast.series import LoadSeries
+from fulcrum.simulation.cluster import ClusterModel
+from fulcrum.simulation.fleet import Fleet, Pod
+from fulcrum.simulation.outcome import Ledger, Outcome
+from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.workload import Workload
+
+
+class View:
+    """The state of a simulation as of `now`. It never shows what has not happened yet."""
+
+    def __init__(self, *, workload: Workload, cluster: ClusterModel, slo: Slo, fleet: Fleet, ledger: Ledger) -> None:
+        self._workload = workload
+        self._fleet = fleet
+        self._ledger = ledger
+        self.cluster = cluster
+        self.slo = slo
+        self.now = 0.0
+        self.turn = 0
+        """Grows with each choice, so that ties rotate."""
+        self.arrived = 0
+        """Requests so far."""
+        self.workers: list[Worker] = fleet.workers
+        """What gateways choose from."""
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """Every Pod."""
+        return tuple(self._fleet.pods.values())
+
+    def traffic(self, window_seconds: float) -> Traffic:
+        """What arrived and ended over the last `window_seconds`, as telemetry reports it."""
+        window_seconds = min(window_seconds, self.now) or window_seconds
+        since = self.now - window_seconds
+        load, ledger = self._workload, self._ledger
+        first = int(np.searchsorted(load.arrival_seconds[: self.arrived], since, side="right"))
+        prompts = load.prompt_tokens[first : self.arrived]
+        ended = self._ended_since(since)
+        outcomes = ledger.outcome[ended]
+        served = ended[outcomes == Outcome.SERVED]
+        outputs = load.output_tokens[served]
+        ttft, tpot = ledger.ttft_seconds[served], tpot_seconds(load, ledger, served)
+        within = (ttft <= self.slo.ttft_seconds) & ~(tpot > self.slo.tpot_seconds)
+        prefilled = int(load.prompt_tokens[served].sum())
+        computed = int(ledger.computed_tokens[served].sum())
+        measured = tpot[~np.isnan(tpot)]
+        return Traffic(
+            window_seconds=window_seconds,
+            rate=len(prompts) / window_seconds,
+            isl_tokens=float(prompts.mean()) if len(prompts) else None,
+            osl_tokens=float(outputs.mean()) if len(outputs) else None,
+            isl_cv2=_cv2(prompts),
+            osl_cv2=_cv2(outputs),
+            prefix_hit=max(0.0, 1 - computed / prefilled) if prefilled else None,
+            attainment=float(within.sum()) / len(ended) if len(ended) else None,
+            ttft_p50_seconds=_quantile(ttft, 0.5),
+            ttft_p90_seconds=_quantile(ttft, 0.9),
+            tpot_p50_seconds=_quantile(measured, 0.5),
+            tpot_p90_seconds=_quantile(measured, 0.9),
+            rejected=float((outcomes == Outcome.REJECTED).sum()) / len(ended) if len(ended) else None,
+        )
+
+    def series(self, interval_seconds: float, *, since_seconds: float = 0.0) -> LoadSeries:
+        """Load per interval from `since_seconds` to the end of the last full interval."""
+        start = int(since_seconds // interval_seconds)
+        count = max(0, int(self.now // interval_seconds) - start)
+        edges = (start + np.arange(count + 1)) * interval_seconds
+        load = self._workload
+        arrivals = np.searchsorted(load.arrival_seconds[: self.arrived], edges, side="right")
+        if count and start == 0:
+            arrivals[0] = 0  # a request at second 0 belongs to the first interval
+        requests = np.diff(arrivals)
+        order = self._ledger.order[: self._ledger.ended]
+        served = order[self._ledger.outcome[order] == Outcome.SERVED]
+        ends = np.searchsorted(self._ledger.end_seconds[served], edges, side="right")
+        return LoadSeries(
+            interval_seconds=interval_seconds,
+            end_seconds=float(edges[-1]),
+            rate=requests / interval_seconds,
+            isl_tokens=_means(load.prompt_tokens, arrivals),
+            osl_tokens=_means(load.output_tokens[served], ends),
+        )
+
+    def _ended_since(self, since_seconds: float) -> NDArray[np.int64]:
+        """Requests that ended after `since_seconds`; found from the back, so that the past costs nothing."""
+        ledger = self._ledger
+        low, high = 0, ledger.ended
+        while low < high:
+            middle = (low + high) // 2
+            if ledger.end_seconds[ledger.order[middle]] > since_seconds:
+                high = middle
+            else:
+                low = middle + 1
+        return ledger.order[low : ledger.ended]
+
+
+def tpot_seconds(load: Workload, ledger: Ledger, requests: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mean time per output token after the first; NaN where there is only one."""
+    gaps = load.output_tokens[requests].astype(np.float64) - 1
+    gaps[gaps == 0] = np.nan
+    first = load.arrival_seconds[requests] + ledger.ttft_seconds[requests]
+    spread: NDArray[np.float64] = (ledger.end_seconds[requests] - first) / gaps
+    return spread
+
+
+def _means(values: NDArray[np.int32], edges: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mean of the values between neighbouring edges; NaN where there are none."""
+    sums = np.concatenate([[0.0], np.cumsum(values[: edges[-1]], dtype=np.float64)]) if len(edges) else np.zeros(1)
+    counts = np.diff(edges).astype(np.float64)
+    counts[counts == 0] = np.nan
+    means: NDArray[np.float64] = np.diff(sums[edges]) / counts
+    return means
+
+
+def _cv2(lengths: NDArray[np.int32]) -> float | None:
+    return float(lengths.var() / lengths.mean() ** 2) if len(lengths) > 1 else None
+
+
+def _quantile(values: NDArray[np.float64], quantile: float) -> float | None:
+    return float(np.quantile(values, quantile)) if len(values) else None
