@@ -7,7 +7,6 @@ fitted once to published measurements (`benchmarks/capacity.py`).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,26 +26,28 @@ from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 class Efficiency:
     """What an engine reaches of the peaks, and what it pays per step."""
 
-    bf16_flops: float = 0.70
+    bf16_flops: float = 0.78
     """Share of peak FLOP/s in linear layers."""
-    fp8_flops: float = 0.50
-    expert_flops: float = 0.6
+    fp8_flops: float = 0.53
+    expert_flops: float = 0.28
     """Factor on the above in mixtures of experts."""
     attention_flops: float = 0.45
     """Share of peak BF16 FLOP/s in prefill attention."""
-    weight_bandwidth: float = 0.80
+    weight_bandwidth: float = 0.9
     """Share of peak memory bandwidth while reading weights."""
-    kv_bandwidth: float = 0.70
+    kv_bandwidth: float = 0.9
     """The same for the KV cache, whose blocks are scattered."""
-    link_bandwidth: float = 0.6
+    link_bandwidth: float = 0.65
     """Share of a link's rate in large all-reduces."""
-    step_seconds: float = 1.2e-3
+    step_seconds: float = 0.5e-3
     """Scheduling, sampling and launch of one step."""
-    layer_seconds: float = 12e-6
-    """Gaps between the kernels of one layer."""
-    request_seconds: float = 10e-6
+    layer_seconds: float = 38e-6
+    """Small kernels of one layer (norms, rotary, quantization, routing) and the gaps between all of them."""
+    host_layer_seconds: float = 0.0
+    """What the host takes to launch one layer, while the GPU works: the longer of the two counts."""
+    request_seconds: float = 20e-6
     """Sampling and bookkeeping of one request in a step."""
-    all_reduce_seconds: float = 9e-6
+    all_reduce_seconds: float = 6e-6
     """Latency of one all-reduce inside a machine, per doubling of the group."""
     network_seconds: float = 25e-6
     """Latency that an all-reduce over machines, or a hop between pipeline stages, adds."""
@@ -54,11 +55,22 @@ class Efficiency:
 
 GRAPHS: Final = Efficiency()
 """Engines of today: CUDA graphs, overlapped scheduling. Fitted to the H100 rows of silicon_h100.csv."""
-EAGER: Final = dataclasses.replace(GRAPHS)
+EAGER: Final = Efficiency(
+    bf16_flops=0.65,
+    fp8_flops=0.45,
+    attention_flops=0.16,
+    weight_bandwidth=0.7,
+    link_bandwidth=0.24,
+    layer_seconds=22e-6,
+    host_layer_seconds=380e-6,
+    request_seconds=310e-6,
+    all_reduce_seconds=42e-6,
+)
 """Engines that launch every kernel from Python (`--enforce-eager`, all of 2023). Fitted to splitwise_perf_model.csv."""
 
 _PROMPTS: Final = ((128,), (512,), (1024,), (2048,), (4096,), (8192,), (512,) * 4, (1024,) * 8)
-_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_BATCHES: Final = (8, 16, 32, 64, 128, 256, 512, 1024)
+"""A worker under load; a mixture of experts with fewer requests reads fewer experts and is quicker than the line says."""
 _CONTEXTS: Final = (256, 1024, 4096)
 
 
@@ -109,7 +121,9 @@ class Roofline:
             [(1.0, float(sum(each)), float(sum(length * length for length in each))) for each in lengths],
             [self.prefill_seconds(each) for each in lengths],
         )
-        points = [(batch, batch * each) for batch in _BATCHES if batch <= self.shape.max_batch for each in _CONTEXTS]
+        points = [
+            (batch, batch * each) for batch in _BATCHES if batch <= max(8, self.shape.max_batch) for each in _CONTEXTS
+        ]
         decode = fit_relative(
             [(1.0, float(batch), float(context)) for batch, context in points],
             [self.decode_step_seconds(batch, context) for batch, context in points],
@@ -143,7 +157,8 @@ class Roofline:
             share *= spent.expert_flops
         computing = flops / (shape.tensor * shape.compute_flops * share)
         launching = spent.step_seconds + model.layers * spent.layer_seconds + heads * spent.request_seconds
-        return max(reading, computing) + launching + self._all_reduces_seconds(tokens)
+        busy = max(reading, computing) + launching + self._all_reduces_seconds(tokens)
+        return max(busy, model.layers * spent.host_layer_seconds)
 
     def _attention_seconds(self, pairs: float, windowed_pairs: float) -> float:
         shape, model = self.shape, self.shape.model
