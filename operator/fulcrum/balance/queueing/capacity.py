@@ -52,20 +52,20 @@ def decode_capacity_rate(demand: Demand, stations: Stations, *, tpot_seconds: fl
 def mixed_capacity_rate(demand: Demand, stations: Stations, slo: Slo, *, extra_seconds: float = 0.0) -> float:
     """Return the highest rate (requests/s) at which the joint attainment of mixed workers reaches the SLO's; or 0."""
     return _highest_rate(
-        lambda rate: mixed_attainment(
-            replace(demand, rate=rate),
-            stations,
-            ttft_seconds=slo.ttft_seconds,
-            tpot_seconds=slo.tpot_seconds,
-            extra_seconds=extra_seconds,
-        ).joint,
+        lambda rate: (
+            mixed_attainment(
+                replace(demand, rate=rate),
+                stations,
+                ttft_seconds=slo.ttft_seconds,
+                tpot_seconds=slo.tpot_seconds,
+                extra_seconds=extra_seconds,
+            ).joint
+        ),
         slo.attainment,
     )
 
 
-def goodput(
-    demand: Demand, slo: Slo, *, prefill: Stations, decode: Stations, handover_seconds: float = 0.0
-) -> float:
+def goodput(demand: Demand, slo: Slo, *, prefill: Stations, decode: Stations, handover_seconds: float = 0.0) -> float:
     """Return the requests/s inside the SLO when what cannot be served in time is turned away before it costs work.
 
     The best of `rate * joint_attainment(rate)` over admitted rates up to `demand.rate`, so that overload and an
@@ -82,13 +82,15 @@ def goodput(
 def mixed_goodput(demand: Demand, slo: Slo, stations: Stations, *, extra_seconds: float = 0.0) -> float:
     """Return `goodput` of workers that do both roles."""
     return _best_goodput(
-        lambda rate: mixed_attainment(
-            replace(demand, rate=rate),
-            stations,
-            ttft_seconds=slo.ttft_seconds,
-            tpot_seconds=slo.tpot_seconds,
-            extra_seconds=extra_seconds,
-        ).joint,
+        lambda rate: (
+            mixed_attainment(
+                replace(demand, rate=rate),
+                stations,
+                ttft_seconds=slo.ttft_seconds,
+                tpot_seconds=slo.tpot_seconds,
+                extra_seconds=extra_seconds,
+            ).joint
+        ),
         demand.rate,
     )
 

@@ -3,44 +3,184 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import erfc, exp, log, log1p, sqrt
+from dataclasses import dataclass, replace
+from math import sqrt
 
 import numpy as np
 
 from fulcrum.balance.demand import Demand
+from fulcrum.balance.queueing.lengths import Floats, length_points
+from fulcrum.balance.queueing.waiting import Service, Waiting, inverse_erlang_b, waiting
 from fulcrum.capacity.speed import WorkerSpeed
 
 Stations = Sequence[tuple[WorkerSpeed, int]]
 """Pools of one role: (speed of one worker, number of workers)."""
 
 
-def prefill_attainment(
-    demand: Demand, stations: Stations, *, ttft_seconds: float, extra_seconds: float = 0.0
-) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTime:
+    """Seconds for a prompt of `l` tokens: `constant * max(1, l * chunks) + linear * l + square * l^2`.
+
+    A long prompt is prefilled in chunks of the step's token budget and pays the constant for each.
+    """
+
+    constant: float
+    chunks: float
+    """Steps per token of a prompt that is longer than the budget of one step."""
+    linear: float
+    square: float
+
+    def seconds(self, lengths: Floats) -> Floats:
+        """Return the time of each length, alone on a worker."""
+        chunked: Floats = self.constant * np.maximum(1.0, lengths * self.chunks)
+        chunked += self.linear * lengths + self.square * lengths * lengths
+        return chunked
+
+    def longest(self, seconds: float) -> float:
+        """Return the longest prompt (tokens) that takes at most `seconds`; may be infinite, 0 when there is none."""
+        if seconds < self.constant:
+            return 0.0
+        short = _root(self.square, self.linear, seconds - self.constant)
+        if short * self.chunks <= 1.0:
+            return short
+        return _root(self.square, self.linear + self.constant * self.chunks, seconds)
+
+
+def prompt_time(speed: WorkerSpeed, *, constant: float, prefix_hit: float, budget_tokens: float) -> PromptTime:
+    """Return the seconds that a worker takes for a prompt; what the prefix cache answers costs only attention to it."""
+    computed = 1.0 - min(max(prefix_hit, 0.0), 1.0)
+    k = speed.coefficients
+    return PromptTime(
+        constant=constant,
+        chunks=computed / max(budget_tokens, 1.0),
+        linear=k.prefill_b * computed,
+        # A computed token attends to those before it, cached ones too: (l^2 - (hit l)^2).
+        square=k.prefill_c * computed * (2.0 - computed),
+    )
+
+
+def prefill_attainment(demand: Demand, stations: Stations, *, ttft_seconds: float, extra_seconds: float = 0.0) -> float:
     """Return the share of requests whose wait + prefill + KV transfer + `extra_seconds` is at most `ttft_seconds`.
 
     `extra_seconds` is what comes on top of it: hand-over and first decode step. At rate 0 this is the best that any number
-    of workers can do: prompts that take too long on an idle worker are outside.
+    of workers can do: prompts that take too long on an idle worker are outside. Pools are taken fastest first, and
+    one that would do harm is taken as not used.
     """
-    total = sum(count for _, count in stations)
-    if total <= 0:
-        return 0.0
-    sigma = sqrt(log1p(max(demand.isl_cv2, 0.0)))
-    z = np.linspace(-4, 4, 65)
-    weight = np.exp(-z * z / 2)
-    weight /= weight.sum()
-    lengths = demand.isl_tokens * np.exp(sigma * z - sigma * sigma / 2)
-    speed = stations[0][0]
-    service = np.asarray(speed.prefill_seconds(1.0, 0.0)) + 0 * lengths
-    service = speed.coefficients.prefill_a + speed.coefficients.prefill_b * lengths * (1 - demand.prefix_hit) + (
-        speed.coefficients.prefill_c * lengths**2 * (1 - demand.prefix_hit**2)
+    lanes = [
+        Lane(
+            time=prompt_time(
+                speed,
+                constant=speed.coefficients.prefill_a,
+                prefix_hit=demand.prefix_hit,
+                budget_tokens=speed.max_batched_tokens,
+            ),
+            workers=workers,
+            most_sharing=speed.max_batch,
+            transfer_base=speed.transfer_base_seconds + extra_seconds,
+            transfer_per_token=speed.transfer_seconds_per_token,
+        )
+        for speed, workers in stations
+        if workers > 0
+    ]
+    return lanes_attainment(demand, lanes, seconds=ttft_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A pool as a prompt sees it."""
+
+    time: PromptTime
+    workers: int
+    most_sharing: float
+    """Most prompts in one step, whatever their length."""
+    transfer_base: float
+    transfer_per_token: float
+    """Seconds after the prefill, in which the worker is free again."""
+
+    def longest(self, seconds: float) -> float:
+        """Return the longest prompt whose prefill and transfer take at most `seconds` without any wait."""
+        whole = replace(self.time, linear=self.time.linear + self.transfer_per_token)
+        return whole.longest(seconds - self.transfer_base)
+
+
+def lanes_attainment(demand: Demand, lanes: Sequence[Lane], *, seconds: float) -> float:
+    """Return the share of prompts that are through in `seconds`, by the best use of `lanes`."""
+    if demand.isl_tokens < 1.0:
+        demand = replace(demand, isl_tokens=1.0)
+    lengths, weights = length_points(demand.isl_tokens, demand.isl_cv2)
+    known = sorted(((float(weights @ lane.time.seconds(lengths)), lane) for lane in lanes), key=lambda each: each[0])
+    best = 0.0
+    for used in range(1, len(known) + 1):
+        best = max(best, _attainment(demand, [lane for _, lane in known[:used]], seconds, lengths, weights))
+    return best
+
+
+def _attainment(demand: Demand, lanes: list[Lane], seconds: float, lengths: Floats, weights: Floats) -> float:
+    """Return the share of prompts in time when all `lanes` (fastest first) are used."""
+    times = [lane.time.seconds(lengths) for lane in lanes]
+    means = [float(weights @ time) for time in times]
+    shares = _shares(demand.rate, means, [lane.workers for lane in lanes])
+    wait = _wait(demand, lanes, shares, times, lengths, weights)
+    inside = 0.0
+    for share, lane, time in zip(shares, lanes, times, strict=True):
+        own_lengths, own_weights = length_points(demand.isl_tokens, demand.isl_cv2, longest=lane.longest(seconds))
+        if share <= 0.0 or not own_weights.any():
+            continue
+        rooms = seconds - lane.time.seconds(own_lengths) - lane.transfer_base - lane.transfer_per_token * own_lengths
+        missed = wait.missed(np.maximum(rooms, 0.0), time, weights)
+        inside += share * float(own_weights @ (1.0 - missed))
+    return min(max(inside, 0.0), 1.0)
+
+
+def _shares(rate: float, means: list[float], workers: list[int]) -> list[float]:
+    """Return which share of the requests each pool serves: what finds the faster ones full goes on (Erlang's B)."""
+    left, shares = 1.0, []
+    for mean, count in zip(means[:-1], workers[:-1], strict=True):
+        load = left * rate * mean
+        overflow = 1.0 / inverse_erlang_b(count, load) if load > 0.0 else 0.0
+        shares.append(left * (1.0 - overflow))
+        left *= overflow
+    return [*shares, left]
+
+
+def _wait(
+    demand: Demand,
+    lanes: list[Lane],
+    shares: list[float],
+    times: list[Floats],
+    lengths: Floats,
+    weights: Floats,
+) -> Waiting:
+    """Return the waiting in front of all lanes together, as in one pool of servers with their average service."""
+    parts = list(zip(shares, lanes, times, strict=True))
+    mean = sum(share * float(weights @ time) for share, _, time in parts)
+    square = sum(share * float(weights @ (time * time)) for share, _, time in parts)
+    # The constant of a prompt that is alone, and of one in steps that are full to the brim.
+    alone = sum(share * lane.time.constant * float(weights @ _steps(lane.time, lengths)) for share, lane, _ in parts)
+    full = sum(
+        share * lane.time.constant * max(demand.isl_tokens * lane.time.chunks, 1.0 / max(lane.most_sharing, 1.0))
+        for share, lane, _ in parts
     )
-    mean = float(weight @ service)
-    load = demand.rate * mean / total
-    if load >= 1.0:
-        return 0.0
-    room = ttft_seconds - extra_seconds - service - speed.transfer_base_seconds - speed.transfer_seconds_per_token * lengths
-    second = float(weight @ service**2) / mean / 2
-    busy = load ** sqrt(2 * (total + 1) - 1)
-    tail = np.exp(-np.maximum(room, 0) * total * (1 - load) / second)
-    return float(weight @ np.where(room >= 0, 1 - busy * tail, 0.0))
+    return waiting(
+        demand.rate,
+        sum(lane.workers for lane in lanes),
+        Service(
+            constant=min(alone, mean),
+            own=max(mean - alone, 0.0),
+            cv2=max(square / (mean * mean) - 1.0, 0.0) if mean > 0.0 else 0.0,
+            most_sharing=max(alone / full, 1.0) if full > 0.0 else 1.0,
+        ),
+    )
+
+
+def _steps(time: PromptTime, lengths: Floats) -> Floats:
+    """Return how many steps a prompt takes alone, on average over where the last one ends."""
+    steps: Floats = np.maximum(1.0, lengths * time.chunks)
+    return steps
+
+
+def _root(square: float, linear: float, value: float) -> float:
+    """Return the x >= 0 with `square x^2 + linear x = value`; infinite when both are 0."""
+    if linear <= 0.0 and square <= 0.0:
+        return float("inf")
+    return 2.0 * value / (linear + sqrt(linear * linear + 4.0 * square * value)) if value > 0.0 else 0.0

@@ -1,0 +1,155 @@
+"""Waiting in a pool of servers that serve in batches, behind a router that joins the shortest queue.
+
+Three known results are put together, and checked against a simulation (`benchmarks/queueing.py`):
+
+- How many are in the pool is a birth-death process: below one per server each has its own (as in M/G/infinite and
+  M/M/k); above, a server's next step takes what waits for it, so that its constant is shared and it gets faster.
+- A request waits when nobody is idle. With one common queue that is Erlang's C. A router that counts requests and
+  then commits behaves between that and a loss system that carries the same load (Erlang's B), whose blocked arrivals
+  prolong the busy periods they join; the geometric mean of the two is within a few points of simulated pools of 1
+  to 64.
+- Who waits, waits for what is left of the step under way (its residual life) and, in heavy traffic, for the
+  backlog of the whole pool, which spreads with (1 + cv^2)/2 (Lee and Longton 1959; Allen and Cunneen). Where
+  one step serves everything that waits, requests behind one's own hold it up as well: half as much again
+  (exact for one server: (1 + 2 rho)/(1 + rho)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, inf, isfinite, sqrt
+
+import numpy as np
+
+from fulcrum.balance.queueing.lengths import Floats
+
+_CELLS = 192
+_GROWTH = 1.05
+_WIDTHS = _GROWTH ** np.arange(_CELLS)
+_STARTS = np.concatenate(([0.0], np.cumsum(_WIDTHS)[:-1]))
+
+_FOUND_PER_SHARING = 1.3
+"""Requests per server of the birth-death process for each one that shares a step. Fitted to simulated pools."""
+_RESIDUAL_POWER = 0.6
+"""Residual life against mean service, to this power: the least loaded worker is not a random one. Fitted likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What a pool of alike servers does with one request."""
+
+    constant: float
+    """Seconds of a step, shared by all requests in it."""
+    own: float
+    """Mean seconds that a request adds to a step."""
+    cv2: float
+    """Squared coefficient of variation of `constant + own`."""
+    most_sharing: float
+    """Most requests that share one step, on average; at least 1."""
+
+    @property
+    def alone(self) -> float:
+        """Mean seconds of a request that has a step for itself."""
+        return self.constant + self.own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How long a request waits beyond its own service."""
+
+    chance: float
+    """Probability that it waits at all."""
+    residual: float
+    """Factor on a size-biased service times a uniform variable: the residual of the step under way."""
+    backlog_chance: float
+    """Probability that one who waits finds a backlog too."""
+    backlog: float
+    """Mean seconds of that backlog, exponentially distributed; infinite in overload."""
+
+    def missed(self, rooms: Floats, services: Floats, weights: Floats) -> Floats:
+        """Return the probability of waiting longer than each of `rooms` (seconds, not negative).
+
+        `services` and `weights` are the service times of those under way: points and probabilities.
+        """
+        if self.backlog == inf:
+            return np.ones_like(rooms)
+        biased = weights * services
+        longest = np.maximum(self.residual * services, 1e-12)
+        room = rooms[:, None]
+        backlog = max(self.backlog, 1e-12)
+        # The residual is uniform below `longest`, so that both integrals over it are closed.
+        late = np.maximum(1.0 - room / longest, 0.0)
+        gone = np.exp(-np.maximum(room - longest, 0.0) / backlog) - np.exp(-room / backlog)
+        late += self.backlog_chance * (backlog / longest) * gone
+        return np.asarray(self.chance * (late @ (biased / biased.sum())))
+
+
+def waiting(rate: float, servers: int, service: Service) -> Waiting:
+    """Return the waiting of `rate` requests/s in a pool of `servers` alike servers; all wait for ever in overload."""
+    if rate <= 0.0:
+        return Waiting(chance=0.0, residual=1.0, backlog_chance=0.0, backlog=0.0)
+    alone = service.alone
+    load = rate * alone
+    best = service.constant / service.most_sharing + service.own
+    if rate * best >= servers:
+        return Waiting(chance=1.0, residual=1.0, backlog_chance=1.0, backlog=inf)
+    # Above one request per server, in cells that grow: within one, the odds of one more stay the same.
+    first = max(1.0, servers / 32)
+    widths, starts = first * _WIDTHS, first * _STARTS
+    found = (servers + starts + widths / 2) / servers
+    sharing = np.clip(found / _FOUND_PER_SHARING, 1.0, service.most_sharing)
+    rates = servers * sharing / (service.constant + sharing * service.own)
+    odds = rate / rates
+    odds = np.where(np.abs(odds - 1.0) < 1e-9, 1.0 - 1e-9, odds)
+    steps = widths * np.log(odds)
+    logs = np.concatenate(([0.0], np.cumsum(steps)[:-1]))
+    top = max(float(logs.max()), 0.0)
+    mass = np.exp(logs - top) * np.expm1(np.minimum(steps, 700.0)) / (odds - 1.0)
+    above = float(mass.sum())
+    below = (inverse_erlang_b(servers, load) - 1.0) * exp(-top)
+    if not isfinite(below):
+        return Waiting(chance=0.0, residual=1.0, backlog_chance=0.0, backlog=0.0)
+    common = above / (above + below)
+    inside = np.minimum((widths - 1.0) / 2, np.where(odds < 1.0, odds / np.abs(1.0 - odds), inf))
+    queued = float(mass @ (starts + inside)) / above
+    flow = float(mass @ rates) / (above + below)
+    busy = max(0.0, alone * (rate - flow)) + servers * common
+    busy = min(busy / servers, 1.0 - 1e-9)
+    chance = sqrt(common * _blocking_at(servers, busy * servers))
+    spread = (1.0 + service.cv2) / 2
+    gated = 1.5 - 0.5 / service.most_sharing
+    return Waiting(
+        chance=chance,
+        residual=spread ** (_RESIDUAL_POWER - 1.0),
+        backlog_chance=busy,
+        backlog=gated * spread * min(chance / busy, 1.0) * queued / rate,
+    )
+
+
+def inverse_erlang_b(servers: int, load: float) -> float:
+    """Return 1 / (Erlang's blocking probability) of `load` erlangs; may be infinite. Sum over the states below."""
+    ratios = np.arange(servers, 0, -1) / load
+    with np.errstate(over="ignore"):
+        return 1.0 + float(np.cumprod(ratios).sum())
+
+
+def _blocking_at(servers: int, carried: float) -> float:
+    """Return the blocking probability of a loss system that carries `carried` erlangs (below `servers`). Newton."""
+    offered = carried / sqrt(max(1.0 - carried / servers, 1e-12))
+    low, high = carried, inf
+    blocking = 0.0
+    for _ in range(50):
+        blocking = 1.0 / inverse_erlang_b(servers, offered)
+        excess = offered * (1.0 - blocking) - carried
+        if excess < 0.0:
+            low = offered
+        else:
+            high = offered
+        slope = 1.0 - blocking - offered * blocking * (servers / offered - 1.0 + blocking)
+        step = offered - excess / slope if slope > 0.0 else inf
+        if not low <= step <= high or step == inf:
+            step = (low + high) / 2 if high < inf else 2.0 * low
+        if abs(step - offered) < 1e-3 * offered:
+            break
+        offered = step
+    return blocking
