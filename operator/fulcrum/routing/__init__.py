@@ -1,9 +1,43 @@
-"""Which worker serves a request: filter -> score -> pick, pure.
+"""Which workers serve a request: filter -> score -> pick, pure.
 
-`choose` picks one worker; `plan` picks the workers of a whole request (a prefill and a decode worker, or one for both).
+`route` picks a path by predicted latency over a `ClusterView`; `plan` and `choose` pick by the number of legs.
 """
 
 from fulcrum.routing._choice import Candidate, Chosen, NobodyFits, NobodyThere, choose
 from fulcrum.routing._paths import OneLeg, TwoLegs, plan, usable_path
+from fulcrum.routing.affinity import BYTE_ENDS, AffinityMemory, prefix_keys, token_ends
+from fulcrum.routing.breaker import Breaker, BreakerState
+from fulcrum.routing.flight import Flight, Incoming, Route
+from fulcrum.routing.latency import HandOver
+from fulcrum.routing.outliers import OutlierEjector, OutlierRule
+from fulcrum.routing.route import NoPool, route
+from fulcrum.routing.view import ClusterView
+from fulcrum.routing.worker import WorkerView
 
-__all__ = ["Candidate", "Chosen", "NobodyFits", "NobodyThere", "OneLeg", "TwoLegs", "choose", "plan", "usable_path"]
+__all__ = [
+    "BYTE_ENDS",
+    "AffinityMemory",
+    "Breaker",
+    "BreakerState",
+    "Candidate",
+    "Chosen",
+    "ClusterView",
+    "Flight",
+    "HandOver",
+    "Incoming",
+    "NoPool",
+    "NobodyFits",
+    "NobodyThere",
+    "OneLeg",
+    "OutlierEjector",
+    "OutlierRule",
+    "Route",
+    "TwoLegs",
+    "WorkerView",
+    "choose",
+    "plan",
+    "prefix_keys",
+    "route",
+    "token_ends",
+    "usable_path",
+]

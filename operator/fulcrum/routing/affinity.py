@@ -1,0 +1,136 @@
+"""Who has which prompt prefix in its KV cache: a bounded memory of what was sent where."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+_FIRST_BYTES: Final = 512
+_PER_DOUBLING: Final = 8
+_LONGEST_BYTES: Final = 4 * 1024 * 1024
+_MAX_HOLDERS: Final = 8
+_RESIDENT: Final = 0.8
+"""Share of a worker's KV cache behind which a prefix is taken for evicted: running requests need room, too."""
+
+
+def _byte_ends() -> tuple[int, ...]:
+    # Eight boundaries for every doubling: a long prompt has few keys, and a match is at most an eighth too short.
+    ends = [_FIRST_BYTES * (number + 1) for number in range(_PER_DOUBLING)]
+    while ends[-1] < _LONGEST_BYTES:
+        base, step = ends[-1], ends[-1] // _PER_DOUBLING
+        ends.extend(base + step * (number + 1) for number in range(_PER_DOUBLING))
+    return tuple(ends)
+
+
+BYTE_ENDS: Final = _byte_ends()
+"""Prefix lengths in bytes at which prompts are compared."""
+
+
+def token_ends(block_tokens: int, blocks: int) -> tuple[int, ...]:
+    """Prefix lengths in tokens for keys that come with a trace: one per block of `block_tokens`."""
+    return tuple(block_tokens * (number + 1) for number in range(blocks))
+
+
+def prefix_keys(prompt: bytes) -> tuple[int, ...]:
+    """Keys of `prompt`'s prefixes at `BYTE_ENDS`, shortest first; equal prefixes have equal keys within a process.
+
+    Python's keyed hash: nobody outside can make prompts that collide.
+    """
+    size = len(prompt)
+    keys = []
+    key = begin = 0
+    for end in BYTE_ENDS:
+        if end > size:
+            break
+        key = hash((key, prompt[begin:end]))
+        keys.append(key)
+        begin = end
+    return tuple(keys)
+
+
+class AffinityMemory:
+    """Prefix keys and who holds them, at most `capacity` keys, least recently used first out.
+
+    A holder is forgotten once it was sent more new tokens than its KV cache keeps.
+    """
+
+    def __init__(self, capacity: int = 65_536, ends: Sequence[int] = BYTE_ENDS) -> None:
+        if capacity < 1:
+            raise ValueError("capacity must be at least 1")
+        self.capacity = capacity
+        self._ends = ends
+        self._holders: OrderedDict[int, dict[int, float]] = OrderedDict()
+        self._sent: dict[int, float] = {}
+        """Units of prompt that each worker was sent and did not hold, ever."""
+        self._room: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def join(self, worker: int, room_units: float) -> None:
+        """A worker (a number that is never reused) keeps prefixes of `room_units` in all, in the units of `ends`."""
+        self._sent.setdefault(worker, 0.0)
+        self._room[worker] = room_units * _RESIDENT
+
+    def leave(self, worker: int) -> None:
+        """The worker is gone; its entries go when they are met or when they are old."""
+        self._sent.pop(worker, None)
+        self._room.pop(worker, None)
+
+    def match(self, keys: Sequence[int]) -> tuple[int, list[int]]:
+        """Longest prefix that somebody holds, in units, and its holders; (0, []) when there is none."""
+        holders = self._holders
+        # Keys live longer the shorter their prefix (see `record`), so those that are there come first.
+        low, high = 0, min(len(keys), len(self._ends))
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in holders:
+                low = middle + 1
+            else:
+                high = middle
+        while low:
+            present = [worker for worker, sent in holders[keys[low - 1]].items() if self._resident(worker, sent)]
+            if present:
+                return self._ends[low - 1], present
+            low -= 1
+            while low and keys[low - 1] not in holders:
+                low -= 1
+        return 0, []
+
+    def held(self, keys: Sequence[int], worker: int) -> int:
+        """Longest prefix that `worker` holds, in units."""
+        low, high = 0, min(len(keys), len(self._ends))
+        while low < high:
+            middle = (low + high) // 2
+            holders = self._holders.get(keys[middle])
+            sent = None if holders is None else holders.get(worker)
+            if sent is not None and self._resident(worker, sent):
+                low = middle + 1
+            else:
+                high = middle
+        return self._ends[low - 1] if low else 0
+
+    def record(self, keys: Sequence[int], worker: int, new_units: float) -> None:
+        """`worker` was sent a prompt with these prefixes, of which it did not hold `new_units`."""
+        if worker not in self._sent:
+            return
+        sent = self._sent[worker] = self._sent[worker] + new_units
+        holders = self._holders
+        # Longest first, so that the shorter ones are younger and a chain is forgotten from its end.
+        for key in reversed(keys[: len(self._ends)]):
+            entry = holders.get(key)
+            if entry is None:
+                holders[key] = {worker: sent}
+                continue
+            holders.move_to_end(key)
+            entry.pop(worker, None)
+            if len(entry) >= _MAX_HOLDERS:
+                del entry[next(iter(entry))]
+            entry[worker] = sent
+        while len(holders) > self.capacity:
+            holders.popitem(last=False)
+
+    def _resident(self, worker: int, sent: float) -> bool:
+        total = self._sent.get(worker)
+        return total is not None and total - sent <= self._room[worker]

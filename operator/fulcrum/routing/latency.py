@@ -1,0 +1,111 @@
+"""What a worker's decode batch will look like when a request is handed over to it.
+
+A fluid model, O(1) for each worker: of the running requests, a share that falls exponentially with time is still there,
+because output lengths are not known beforehand (an exponential is the guess that assumes least about them); those in
+prefill that were promised to the worker arrive; more keep joining at the rate of the last seconds.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import NamedTuple
+
+from fulcrum.routing.worker import RATE_SECONDS, WorkerView
+
+_MOST_PREFILL = 0.8
+"""Share of a worker's time that prefill is believed to take from its decoding, at most."""
+
+
+class HandOver(NamedTuple):
+    """A decode worker with the new request in its batch."""
+
+    step_seconds: float
+    """One step at hand-over, all those promised to it included: what its residents will feel."""
+    tpot_seconds: float
+    """Average over the new request's life: some leave, others join, contexts grow."""
+    kv_tokens: float
+    """KV cache in use at its fullest: at hand-over, and half of what the others are yet to make."""
+    slot_seconds: float
+    """Wait for a place in the batch."""
+    own_step_seconds: float
+    """One step of the new request alone."""
+    life_seconds: float
+    """Mean time that its residents still stay."""
+
+
+def hand_over(
+    worker: WorkerView, now_seconds: float, delay_seconds: float, prompt_tokens: float, output_tokens: float
+) -> HandOver:
+    """Predict `worker` at `now + delay`, with a request of these lengths added."""
+    a, b, c = worker.decode_a, worker.decode_b, worker.decode_c
+    running, context, left = worker.running, 0.0, 1.0
+    if running:
+        worker.advance(now_seconds)
+        context = worker.context_tokens
+        left = worker.left_tokens
+    others, others_context = running + worker.foreign_running, context + worker.foreign_context
+    stay_tokens = left
+    if running:
+        step = a + b * others + c * others_context
+        if delay_seconds > 0:
+            made = delay_seconds / step
+            stay = exp(-made / left)
+            others += running * stay - running
+            others_context += stay * (context + running * made) - context
+            running_then = running * stay
+        else:
+            running_then = float(running)
+    else:
+        running_then = 0.0
+    pending = worker.pending
+    growth = running_then * left
+    if pending:
+        others += pending
+        others_context += worker.pending_context
+        growth += worker.pending_output
+        stay_tokens = growth / (running_then + pending)
+    elif worker.foreign_running and not running:
+        stay_tokens = output_tokens
+
+    own = a + b + c * prompt_tokens
+    step = own + b * others + c * others_context
+    life = stay_tokens * step
+    slot = 0.0
+    if others + 1 > worker.max_batch:
+        slot = (others + 1 - worker.max_batch) / worker.max_batch * life
+        step -= b * (others + 1 - worker.max_batch)
+
+    # Over its own life of `output_tokens` steps the others fade out while new ones come in (Little: rate * stay).
+    mean = others
+    if output_tokens > 1:
+        own_life = output_tokens * step
+        faded = life / own_life * (1 - exp(-own_life / life))
+        rate = worker.join_rate
+        if rate:
+            rate *= exp(-max(now_seconds - worker.joined_at, 0.0) / RATE_SECONDS)
+        mean = others * faded + rate * life * (1 - faded)
+    each = others_context / others if others > 0 else prompt_tokens
+    tpot = own + c * output_tokens / 2 + mean * (b + c * each)
+    kv = prompt_tokens + output_tokens + others_context + growth / 2
+    if worker.legs or worker.foreign_seconds or worker.prefill_rate:
+        step, tpot = _beside_prefill(worker, now_seconds, step, tpot, output_tokens)
+    return HandOver(step, tpot, kv, slot, own, life)
+
+
+def _beside_prefill(
+    worker: WorkerView, now_seconds: float, step: float, tpot: float, output_tokens: float
+) -> tuple[float, float]:
+    """A worker that also prefills: its decode steps are longer by what is prefilled between them."""
+    backlog = worker.backlog_seconds(now_seconds)
+    rate = worker.prefill_rate * exp(-max(now_seconds - worker.used_at, 0.0) / RATE_SECONDS)
+    slower = 1 / (1 - min(rate, _MOST_PREFILL))
+    queued = backlog / max(output_tokens, 1.0)
+    return max(step * slower, step + queued), max(tpot * slower, tpot + queued)
+
+
+def chunk_seconds(worker: WorkerView, prompt_tokens: float) -> float:
+    """What running decodes add to the prefill of `prompt_tokens`, and of what is queued before it."""
+    if not (worker.running or worker.foreign_running):
+        return 0.0
+    chunks = 1 + (worker.queued_tokens + prompt_tokens) // worker.chunk_tokens
+    return chunks * (worker.step_seconds() - worker.decode_a)

@@ -1,0 +1,199 @@
+"""One request looking at the workers at one instant: what each of the few that can be best would mean for it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from fulcrum.routing.flight import Incoming, Route
+from fulcrum.routing.lanes import Group, Lane
+from fulcrum.routing.latency import HandOver, chunk_seconds, hand_over
+from fulcrum.routing.worker import WorkerView
+
+if TYPE_CHECKING:
+    from fulcrum.routing.view import ClusterView
+
+_WORK_WEIGHT: Final = 1.0
+"""Prefill time taken from others, against waiting time of the request itself."""
+_MISS: Final = 10.0
+"""Score of missing a promise by as much again."""
+_SUSPECT: Final = 1000.0
+_SAME_NODE: Final = 0.1
+"""What the same node is worth, as a share of the promise: KV stays off the network."""
+_PROMPT_ERROR: Final = 0.8
+"""Prompt lengths may be estimates: one is too long only when it is so even at this share."""
+
+_by_prefill: Final[Callable[[WorkerView], float]] = attrgetter("prefill_key")
+_by_decode: Final[Callable[[WorkerView], float]] = attrgetter("decode_key")
+
+
+class Prefill(msgspec.Struct, frozen=True):
+    """A worker, and what its prefill would mean."""
+
+    worker: WorkerView
+    cached_tokens: float
+    wait_seconds: float
+    work_seconds: float
+    cost_seconds: float
+
+
+class Search:
+    """A request at an instant."""
+
+    __slots__ = ("held", "held_tokens", "incoming", "now_seconds", "tpot_seconds", "ttft_seconds", "view")
+
+    def __init__(self, incoming: Incoming, view: ClusterView, now_seconds: float) -> None:
+        self.incoming = incoming
+        self.view = view
+        self.now_seconds = now_seconds
+        self.ttft_seconds = min(view.ttft_seconds, incoming.ttft_seconds)
+        self.tpot_seconds = min(view.tpot_seconds, incoming.tpot_seconds)
+        self.held: list[WorkerView] = []
+        """Workers with the longest known prefix of the prompt."""
+        self.held_tokens = 0.0
+        if incoming.prefix:
+            units, indices = view.affinity.match(incoming.prefix)
+            if units:
+                self.held_tokens = max(min(units / incoming.units_per_token, incoming.prompt_tokens - 1), 0.0)
+                self.held = [worker for index in indices if (worker := view.by_index.get(index)) is not None]
+
+    def admits(self, group: Group) -> bool:
+        """Whether a pool takes the request, by its `admits` and by the size of its KV cache."""
+        tokens = self.incoming.prompt_tokens
+        if not group.min_prompt_tokens <= tokens <= group.max_prompt_tokens:
+            return False
+        if group.classes is not None and self.incoming.qos not in group.classes:
+            return False
+        return not 0 < group.kv_capacity < tokens * _PROMPT_ERROR
+
+    def allowed(self, group: Group) -> Sequence[WorkerView]:
+        """Workers of a pool that may be taken."""
+        if not self.admits(group):
+            return ()
+        exclude = self.incoming.exclude
+        return [worker for worker in group.workers if worker.name not in exclude] if exclude else group.workers
+
+    def cached(self, worker: WorkerView) -> float:
+        """Prompt tokens that `worker` holds."""
+        if not self.held:
+            return 0.0
+        if worker in self.held:
+            return self.held_tokens
+        units = self.view.affinity.held(self.incoming.prefix, worker.index)
+        return min(units / self.incoming.units_per_token, self.held_tokens)
+
+    def queued(self, worker: WorkerView) -> Prefill:
+        """The prefill on `worker`."""
+        prompt_tokens = self.incoming.prompt_tokens
+        cached = self.cached(worker) if self.held else 0.0
+        wait = worker.backlog_seconds(self.now_seconds)
+        work = worker.work_seconds(prompt_tokens, cached)
+        if worker.running or worker.foreign_running:
+            wait += chunk_seconds(worker, prompt_tokens - cached)
+        return Prefill(worker, cached, wait, work, wait + (1 + _WORK_WEIGHT) * work)
+
+    def prefill(self, groups: Sequence[Group]) -> Prefill | None:
+        """The prefill that is done soonest, counting what it takes from others."""
+        best: Prefill | None = None
+        for group in groups:
+            workers = self.allowed(group)
+            if not workers:
+                continue
+            worker = min(workers, key=_by_prefill) if len(workers) > 1 else workers[0]
+            if worker.legs and worker.overdue(self.now_seconds):
+                # It hangs: its key cannot be believed, and so cannot those of others.
+                worker = min(workers, key=lambda one: one.backlog_seconds(self.now_seconds))
+            candidate = self.queued(worker)
+            if best is None or candidate.cost_seconds < best.cost_seconds:
+                best = candidate
+            for holder in self.held:
+                if holder is not worker and holder in group.members and holder.name not in self.incoming.exclude:
+                    candidate = self.queued(holder)
+                    if candidate.cost_seconds < best.cost_seconds:
+                        best = candidate
+        return best
+
+    def calmest(self, groups: Sequence[Group]) -> WorkerView | None:
+        """The worker with the least to decode."""
+        best: WorkerView | None = None
+        for group in groups:
+            workers = self.allowed(group)
+            if workers:
+                worker = min(workers, key=_by_decode) if len(workers) > 1 else workers[0]
+                if best is None or worker.decode_key < best.decode_key:
+                    best = worker
+        return best
+
+    def pair(self, prefill: Prefill, lane: Lane) -> Route | None:
+        """The best decode worker for a prefill."""
+        node = prefill.worker.node
+        best: Route | None = None
+        for group in lane.decode:
+            workers = self.allowed(group)
+            if not workers:
+                continue
+            worker = min(workers, key=_by_decode) if len(workers) > 1 else workers[0]
+            candidate = self._two_legs(prefill, worker, lane)
+            if best is None or candidate.score < best.score:
+                best = candidate
+            if worker.node != node and node in group.by_node:
+                near = [one for one in group.by_node[node] if one.name not in self.incoming.exclude]
+                if near:
+                    candidate = self._two_legs(prefill, min(near, key=_by_decode), lane)
+                    if candidate.score < best.score:
+                        best = candidate
+        return best
+
+    def _two_legs(self, prefill: Prefill, decode: WorkerView, lane: Lane) -> Route:
+        incoming, worker = self.incoming, prefill.worker
+        transfer = worker.transfer_base + worker.transfer_per_token * incoming.prompt_tokens
+        delay = prefill.wait_seconds + worker.prefill_a + prefill.work_seconds + transfer
+        there = hand_over(decode, self.now_seconds, delay, incoming.prompt_tokens, incoming.output_tokens)
+        ttft = delay + there.slot_seconds + there.step_seconds
+        score = self._score(ttft, there, decode, prefill.work_seconds)
+        if worker.node and worker.node == decode.node:
+            score -= _SAME_NODE
+        return _route(prefill, decode, ttft, there, score + _SUSPECT * lane.suspect)
+
+    def whole(self, prefill: Prefill, lane: Lane) -> Route:
+        """Both legs on the worker of `prefill`."""
+        incoming, worker = self.incoming, prefill.worker
+        delay = prefill.wait_seconds + worker.prefill_a + prefill.work_seconds
+        there = hand_over(worker, self.now_seconds, delay, incoming.prompt_tokens, incoming.output_tokens)
+        if worker.running:
+            # Its prefill stands between the steps of those that decode here.
+            there = there._replace(step_seconds=there.step_seconds + prefill.work_seconds / worker.left_tokens)
+        ttft = delay + there.slot_seconds
+        score = self._score(ttft, there, worker, prefill.work_seconds)
+        return _route(prefill, worker, ttft, there, score + _SUSPECT * lane.suspect)
+
+    def _score(self, ttft: float, there: HandOver, decode: WorkerView, work: float) -> float:
+        """Lower is better: both latencies in units of their promise, and much more for a promise that is missed."""
+        ttft_part = ttft / self.ttft_seconds
+        tpot_part = max(there.step_seconds, there.tpot_seconds) / self.tpot_seconds
+        score = ttft_part + tpot_part + work / self.view.ttft_seconds
+        if ttft_part > 1:
+            score += _MISS * (ttft_part - 1)
+        if tpot_part > 1:
+            score += _MISS * (tpot_part - 1)
+        if 0 < decode.kv_capacity < there.kv_tokens:
+            score += _MISS * (there.kv_tokens / decode.kv_capacity - 1)
+        return score
+
+
+def _route(prefill: Prefill, decode: WorkerView, ttft_seconds: float, there: HandOver, score: float) -> Route:
+    worker = prefill.worker
+    return Route(
+        worker,
+        decode,
+        prefill.cached_tokens,
+        prefill.wait_seconds,
+        prefill.work_seconds,
+        ttft_seconds,
+        there,
+        worker.known and decode.known,
+        score,
+    )

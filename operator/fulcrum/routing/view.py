@@ -1,0 +1,273 @@
+"""All workers of a cluster as one gateway (or the simulator) knows them, kept up to date event by event. Pure.
+
+A request: `start` -> `prefill_done` -> any number of `progress` -> `finish`, from any stage. A worker: `put`, `remove`,
+`set_speed`, `report`, `failed`, `worked`. `tick` now and then lets time-outs pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from fulcrum.api.names import Role
+from fulcrum.api.pool_types import PoolAdmits
+from fulcrum.api.worker import LoadReport
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.routing.affinity import AffinityMemory
+from fulcrum.routing.breaker import BreakerState
+from fulcrum.routing.flight import DECODING, ENDED, PREFILLING, Flight, Incoming, Route
+from fulcrum.routing.lanes import Lane, make_lanes
+from fulcrum.routing.worker import WorkerView
+
+DEFAULT_TTFT_SECONDS: Final = 2.0
+DEFAULT_TPOT_SECONDS: Final = 0.1
+_STALE_SECONDS: Final = 15.0
+"""A report that was not followed by another says nothing any more."""
+_USUAL_PROMPT_TOKENS: Final = 1000.0
+
+
+class ClusterView:
+    """Workers, what is under way on them, and who holds which prefix."""
+
+    def __init__(
+        self,
+        *,
+        class_names: Sequence[str] = ("default",),
+        ttft_seconds: float = DEFAULT_TTFT_SECONDS,
+        tpot_seconds: float = DEFAULT_TPOT_SECONDS,
+        affinity: AffinityMemory | None = None,
+        units_per_token: float = 4.0,
+    ) -> None:
+        self.class_names = tuple(class_names)
+        self.ttft_seconds = ttft_seconds
+        self.tpot_seconds = tpot_seconds
+        self.affinity = affinity or AffinityMemory()
+        self.units_per_token = units_per_token
+        """Units of the affinity memory per token, as a guess of how much of them a KV cache holds."""
+        self.workers: dict[str, WorkerView] = {}
+        self.by_index: dict[int, WorkerView] = {}
+        self.lanes: tuple[Lane, ...] = ()
+        """Workers that may get requests, by revision."""
+        self.fallback_lanes: tuple[Lane, ...] = ()
+        """The same with suspects, when there are any: for requests that nobody else can take."""
+        self.trials = False
+        """Some breaker is half open: the next request on its worker is the trial."""
+        self.prefill_workers = 1
+        self.decode_workers = 1
+        """Workers that do this kind of work, at least 1."""
+        self.prefill_use = [0.0] * len(self.class_names)
+        """Seconds of queued prefill, by class."""
+        self.decode_use = [0.0] * len(self.class_names)
+        """Shares of decode workers that are promised or in use, by class."""
+        self.mean_prompt_tokens = _USUAL_PROMPT_TOKENS
+        self._admits: Mapping[str, PoolAdmits] = {}
+        self._speeds: dict[str, WorkerSpeed] = {}
+        self._joined = 0
+
+    @property
+    def every_lane(self) -> tuple[Lane, ...]:
+        """Lanes with all workers in a role, suspects included."""
+        return self.fallback_lanes or self.lanes
+
+    # Workers.
+
+    def put(
+        self, name: str, role: Role, *, pool: str = "", revision: str = "", node: str = "", incarnation: str = ""
+    ) -> WorkerView:
+        """A worker is usable, or changed; another `incarnation` is another process, which knows nothing of the old."""
+        worker = self.workers.get(name)
+        if worker is not None and (worker.pool, worker.revision, worker.node, worker.incarnation) != (
+            pool, revision, node, incarnation,
+        ):  # fmt: skip
+            self._forget(worker)
+            worker = None
+        if worker is None:
+            self._joined += 1
+            worker = WorkerView(index=self._joined, name=name, role=role, pool=pool, revision=revision, node=node)
+            worker.incarnation = incarnation
+            worker.set_speed(self._speeds.get(pool))
+            self.workers[name] = self.by_index[worker.index] = worker
+            self._make_room(worker)
+        worker.role = role
+        self._rebuild()
+        return worker
+
+    def remove(self, name: str) -> None:
+        """A worker gets no more requests; what is under way on it finishes."""
+        worker = self.workers.pop(name, None)
+        if worker is not None:
+            self._forget(worker)
+            self._rebuild()
+
+    def set_pools(self, admits: Mapping[str, PoolAdmits | None]) -> None:
+        """Which requests each pool takes; pools that are not named, or None, take every one."""
+        self._admits = {pool: rule for pool, rule in admits.items() if rule is not None}
+        self._rebuild()
+
+    def set_speed(self, pool: str, speed: WorkerSpeed) -> None:
+        """How fast the workers of `pool` are."""
+        if self._speeds.get(pool) == speed:
+            return
+        self._speeds[pool] = speed
+        for worker in self.workers.values():
+            if worker.pool == pool:
+                worker.set_speed(speed)
+                self._make_room(worker)
+        self._rebuild()
+
+    def failed(self, worker: WorkerView, now_seconds: float) -> None:
+        """A request failed on `worker` in a way that is the worker's fault."""
+        before = worker.breaker.available
+        worker.breaker.failed(now_seconds)
+        self._moved(worker, before)
+
+    def worked(self, worker: WorkerView) -> None:
+        """`worker` answered a request."""
+        if not worker.breaker.spotless:
+            before = worker.breaker.available
+            worker.breaker.worked()
+            self._moved(worker, before)
+
+    def eject(self, worker: WorkerView, now_seconds: float, seconds: float) -> None:
+        """`worker` is an outlier: leave it alone for a while."""
+        before = worker.breaker.available
+        worker.breaker.eject(now_seconds, seconds)
+        self._moved(worker, before)
+
+    def tick(self, now_seconds: float) -> None:
+        """Time went by: call it a few times a second."""
+        moved = False
+        for worker in self.workers.values():
+            if not worker.breaker.available:
+                worker.breaker.tick(now_seconds)
+                moved = moved or worker.breaker.available
+            if worker.foreign and now_seconds - worker.reported_at > _STALE_SECONDS:
+                worker.set_foreign(now_seconds, seconds=0.0, running=0.0, context_tokens=0.0)
+        if moved:
+            self._rebuild()
+
+    def report(self, name: str, load: LoadReport, now_seconds: float) -> None:
+        """A worker's own report: what it has beyond what was started here came from other gateways."""
+        worker = self.workers.get(name)
+        if worker is None or load.running is None or load.waiting is None:
+            return
+        beyond = max(load.running + load.waiting - worker.in_flight, 0)
+        decoding = 0.0
+        if worker.role is Role.DECODE:
+            decoding = float(beyond)
+        elif worker.role is Role.MIXED:
+            decoding = float(min(beyond, load.running))
+        tokens = (beyond - decoding) * self.mean_prompt_tokens
+        if load.queued_prompt_tokens is not None and worker.role is not Role.DECODE:
+            tokens = max(load.queued_prompt_tokens - worker.queued_tokens, tokens if load.queued_prompt_tokens else 0.0)
+        mean = worker.context_tokens / worker.running if worker.running else self.mean_prompt_tokens
+        context = decoding * mean
+        if decoding and load.kv_usage is not None and worker.kv_capacity:
+            context = max(load.kv_usage * worker.kv_capacity - worker.context_tokens, 0.0)
+        worker.set_foreign(
+            now_seconds,
+            seconds=worker.work_seconds(tokens, 0.0) if tokens else 0.0,
+            running=decoding,
+            context_tokens=context,
+        )
+
+    # Requests.
+
+    def start(self, incoming: Incoming, route: Route, now_seconds: float) -> Flight:
+        """The request is sent on its way."""
+        flight = Flight(incoming, route, now_seconds)
+        prefill, decode = flight.prefill, flight.decode
+        flight.share = decode_share(decode, incoming.prompt_tokens, incoming.output_tokens, self.tpot_seconds)
+        prefill.queue(flight, now_seconds)
+        decode.promise(flight)
+        self.prefill_use[flight.qos] += flight.work_seconds
+        self.decode_use[flight.qos] += flight.share
+        self.mean_prompt_tokens += 0.01 * (incoming.prompt_tokens - self.mean_prompt_tokens)
+        if self.trials:
+            self._taken(prefill, now_seconds)
+            self._taken(decode, now_seconds)
+        if flight.prefix:
+            new = (incoming.prompt_tokens - route.cached_tokens) * incoming.units_per_token
+            self.affinity.record(flight.prefix, prefill.index, new)
+        return flight
+
+    def prefill_done(self, flight: Flight, now_seconds: float, *, prompt_tokens: float | None = None) -> None:
+        """The prefill leg was answered, or the first token of a whole request came; with `prompt_tokens` if known."""
+        if flight.phase != PREFILLING:
+            return
+        flight.phase = DECODING
+        decode = flight.decode
+        flight.prefill.unqueue(flight, now_seconds, done=True)
+        self._unuse_prefill(flight)
+        decode.unpromise(flight)
+        if prompt_tokens is not None:
+            flight.prompt_tokens = prompt_tokens
+        decode.join(flight, now_seconds)
+        if flight.prefix and decode is not flight.prefill:
+            # The KV that it pulled stays with it, too.
+            held = self.affinity.held(flight.prefix, decode.index)
+            new = max(flight.prompt_tokens * self.units_per_token - held, 0.0)
+            self.affinity.record(flight.prefix, decode.index, new)
+
+    def progress(self, flight: Flight, output_tokens: float, now_seconds: float) -> None:
+        """Optional: the request has made `output_tokens` so far. Without it, progress is what the model says."""
+        if flight.phase == DECODING:
+            flight.decode.progress(flight, output_tokens, now_seconds)
+
+    def finish(self, flight: Flight, now_seconds: float) -> None:
+        """The request is over, for whatever cause and from any stage; a second time does nothing."""
+        if flight.phase == ENDED:
+            return
+        decode = flight.decode
+        if flight.phase == PREFILLING:
+            flight.prefill.unqueue(flight, now_seconds, done=False)
+            self._unuse_prefill(flight)
+            decode.unpromise(flight)
+        else:
+            decode.leave(flight, now_seconds)
+        flight.phase = ENDED
+        decode.release(flight)
+        self.decode_use[flight.qos] = max(self.decode_use[flight.qos] - flight.share, 0.0)
+
+    def _unuse_prefill(self, flight: Flight) -> None:
+        self.prefill_use[flight.qos] = max(self.prefill_use[flight.qos] - flight.work_seconds, 0.0)
+
+    def _taken(self, worker: WorkerView, now_seconds: float) -> None:
+        before = worker.breaker.available
+        worker.breaker.taken(now_seconds)
+        self._moved(worker, before)
+
+    def _moved(self, worker: WorkerView, before: bool) -> None:
+        if worker.breaker.available != before:
+            self._rebuild()
+
+    def _make_room(self, worker: WorkerView) -> None:
+        capacity = worker.kv_capacity or 1e6
+        self.affinity.join(worker.index, capacity * self.units_per_token)
+
+    def _forget(self, worker: WorkerView) -> None:
+        self.by_index.pop(worker.index, None)
+        self.affinity.leave(worker.index)
+
+    def _rebuild(self) -> None:
+        workers = self.workers.values()
+        self.lanes = make_lanes((one for one in workers if one.breaker.available), self._admits, self.class_names)
+        self.trials = any(one.breaker.state is BreakerState.HALF_OPEN for one in workers)
+        self.fallback_lanes = ()
+        if any(not one.breaker.available for one in workers):
+            self.fallback_lanes = make_lanes(workers, self._admits, self.class_names, suspect=True)
+        roles = [one.role for one in workers]
+        mixed = roles.count(Role.MIXED)
+        self.prefill_workers = max(roles.count(Role.PREFILL) + mixed, 1)
+        self.decode_workers = max(roles.count(Role.DECODE) + mixed, 1)
+
+
+def decode_share(worker: WorkerView, prompt_tokens: float, output_tokens: float, tpot_seconds: float) -> float:
+    """Part of a decode worker that a request takes: of its step time, its batch or its KV cache, whichever is more."""
+    context = prompt_tokens + output_tokens / 2
+    room = tpot_seconds - worker.decode_a
+    time = (worker.decode_b + worker.decode_c * context) / room if room > 0 else 1.0
+    share = max(time, 1 / worker.max_batch)
+    if worker.kv_capacity:
+        share = max(share, context / worker.kv_capacity)
+    return min(share, 1.0)

@@ -1,0 +1,346 @@
+"""One worker as routing sees it: what is queued, what runs, what will come; kept in O(1) per event. Pure.
+
+Times are the caller's clock in seconds; nothing here reads one.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import TYPE_CHECKING, Final
+
+from fulcrum.api.names import Role
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
+from fulcrum.routing.breaker import Breaker
+
+if TYPE_CHECKING:
+    from fulcrum.routing.flight import Flight
+
+NOMINAL_SPEED: Final = WorkerSpeed(
+    coefficients=SpeedCoefficients(
+        prefill_a=0.01, prefill_b=1e-4, prefill_c=0.0, decode_a=0.02, decode_b=1e-4, decode_c=1e-7
+    ),
+    kv_capacity_tokens=0,
+    source=SpeedSource.ROOFLINE,
+)
+"""Stands in while a worker's speed is unknown: enough to compare workers by, never to promise anything by."""
+
+UNBOUNDED: Final = float("inf")
+RATE_SECONDS: Final = 10.0
+"""Memory of the rates at which work joins a worker."""
+_IDLE: Final = -1e12
+"""Idle workers come before busy ones, the one that is idle for longest first."""
+_TIE: Final = 1e-9
+
+
+class WorkerView:
+    """A worker and the work on it: own (started here) and foreign (reported by the worker, started elsewhere)."""
+
+    __slots__ = (
+        "anchor",
+        "breaker",
+        "chunk_tokens",
+        "decode_a",
+        "decode_at",
+        "decode_b",
+        "decode_c",
+        "decode_key",
+        "decode_share",
+        "expected_tokens",
+        "foreign_context",
+        "foreign_running",
+        "foreign_seconds",
+        "incarnation",
+        "index",
+        "join_rate",
+        "joined_at",
+        "joined_steps",
+        "joins",
+        "known",
+        "kv_capacity",
+        "legs",
+        "max_batch",
+        "name",
+        "node",
+        "own_seconds",
+        "pending",
+        "pending_context",
+        "pending_output",
+        "pool",
+        "prefill_a",
+        "prefill_b",
+        "prefill_c",
+        "prefill_key",
+        "prefill_rate",
+        "prompt_tokens",
+        "queued_tokens",
+        "reported_at",
+        "revision",
+        "role",
+        "running",
+        "speed",
+        "steps",
+        "tight_tpot_seconds",
+        "tights",
+        "transfer_base",
+        "transfer_per_token",
+        "used_at",
+    )
+
+    def __init__(self, *, index: int, name: str, role: Role, pool: str, revision: str, node: str) -> None:
+        self.index = index
+        """Never used again for another worker, nor for another process of this one."""
+        self.name = name
+        self.role = role
+        self.pool = pool
+        self.revision = revision
+        self.node = node
+        self.incarnation = ""
+        self.breaker = Breaker()
+
+        # Prefill: legs in the order of their start, their summed time, and when that sum was last known to be right.
+        self.legs: dict[Flight, None] = {}
+        self.own_seconds = 0.0
+        self.foreign_seconds = 0.0
+        self.queued_tokens = 0.0
+        self.anchor = 0.0
+        self.prefill_key = _IDLE
+        self.prefill_rate = 0.0
+        self.used_at = 0.0
+
+        # Decode: `steps` counts the engine's steps, so a request's progress is a difference of two counts, and the
+        # sums over all requests (prompts, steps at joining, expected outputs) give contexts and what is left.
+        self.running = 0
+        self.prompt_tokens = 0.0
+        self.joined_steps = 0.0
+        self.expected_tokens = 0.0
+        self.steps = 0.0
+        self.decode_at = 0.0
+        self.pending = 0
+        """Requests that will decode here and are still in prefill."""
+        self.pending_context = 0.0
+        self.pending_output = 0.0
+        self.decode_share = 0.0
+        self.decode_key = 0.0
+        self.join_rate = 0.0
+        self.joined_at = 0.0
+        self.joins = 0
+        self.tights: dict[float, int] = {}
+        self.tight_tpot_seconds = UNBOUNDED
+        """The tightest TPOT that a request here was promised beyond the cluster's."""
+
+        self.foreign_running = 0.0
+        self.foreign_context = 0.0
+        self.reported_at = -RATE_SECONDS
+        self.set_speed(None)
+
+    def set_speed(self, speed: WorkerSpeed | None) -> None:
+        """How fast it is; None: unknown."""
+        self.known = speed is not None
+        self.speed = speed = speed or NOMINAL_SPEED
+        # Copied: these are read several times for each request.
+        k = speed.coefficients
+        self.prefill_a, self.prefill_b, self.prefill_c = k.prefill_a, k.prefill_b, k.prefill_c
+        self.decode_a, self.decode_b, self.decode_c = k.decode_a, k.decode_b, k.decode_c
+        self.kv_capacity = float(speed.kv_capacity_tokens)
+        self.max_batch = float(speed.max_batch)
+        self.chunk_tokens = float(speed.max_batched_tokens)
+        self.transfer_base = speed.transfer_base_seconds
+        self.transfer_per_token = speed.transfer_seconds_per_token
+
+    # What can be asked.
+
+    @property
+    def in_flight(self) -> int:
+        """Own legs under way on it."""
+        return len(self.legs) + self.running
+
+    @property
+    def suspect(self) -> bool:
+        """It failed a moment ago: taken only when nobody else fits."""
+        return not self.breaker.available
+
+    @property
+    def foreign(self) -> bool:
+        """Others have work on it."""
+        return bool(self.foreign_running or self.foreign_seconds)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is queued, runs, or will come, as far as is known."""
+        return not (self.legs or self.running or self.pending or self.foreign_running or self.foreign_seconds)
+
+    def work_seconds(self, prompt_tokens: float, cached_tokens: float) -> float:
+        """Time that a prompt takes of a busy worker: short prompts share a step, so each bears its part of the base."""
+        new_tokens = prompt_tokens - cached_tokens
+        return new_tokens * (
+            self.prefill_a / self.chunk_tokens + self.prefill_b + self.prefill_c * (prompt_tokens + cached_tokens)
+        )
+
+    def backlog_seconds(self, now_seconds: float) -> float:
+        """Time until a prompt that is queued now gets its turn."""
+        total = self.own_seconds + self.foreign_seconds
+        if total <= 0:
+            return 0.0
+        credit = now_seconds - self.anchor
+        limit = self.foreign_seconds
+        for head in self.legs:
+            limit += head.work_seconds
+            break
+        if credit > limit:
+            # Overdue: nobody has seen it end. The longer it hangs, the longer it will go on to.
+            return total - limit + (credit - limit) / 2
+        return total - max(credit, 0.0)
+
+    def overdue(self, now_seconds: float) -> bool:
+        """Its prefill is behind what was predicted by more than an ordinary error."""
+        return bool(self.legs) and self.backlog_seconds(now_seconds) > self.own_seconds + self.foreign_seconds
+
+    def step_seconds(self) -> float:
+        """One decode step of what runs now."""
+        return (
+            self.decode_a
+            + self.decode_b * (self.running + self.foreign_running)
+            + self.decode_c * (self.context_tokens + self.foreign_context)
+        )
+
+    @property
+    def context_tokens(self) -> float:
+        """Summed contexts of own running requests, as of the last event."""
+        return max(self.prompt_tokens + self.running * self.steps - self.joined_steps, 0.0)
+
+    @property
+    def left_tokens(self) -> float:
+        """Output tokens that an own running request still has to make, on average; at least 1."""
+        if not self.running:
+            return 1.0
+        left = self.expected_tokens - (self.running * self.steps - self.joined_steps)
+        # Requests that outlive their estimate have pulled the sum down: then the rest is a guess.
+        return max(left, 0.1 * self.expected_tokens, self.running) / self.running
+
+    # What happens. Only `ClusterView` calls these.
+
+    def queue(self, flight: Flight, now_seconds: float) -> None:
+        """A prefill leg was sent to it."""
+        if self.own_seconds + self.foreign_seconds <= 0:
+            self.anchor = now_seconds
+        self.legs[flight] = None
+        self.own_seconds += flight.work_seconds
+        self.queued_tokens += flight.prompt_tokens
+        gone = now_seconds - self.used_at
+        self.prefill_rate = self.prefill_rate * exp(-max(gone, 0.0) / RATE_SECONDS) + flight.work_seconds / RATE_SECONDS
+        self.used_at = now_seconds
+        self._set_prefill_key(now_seconds)
+
+    def unqueue(self, flight: Flight, now_seconds: float, *, done: bool) -> None:
+        """A prefill leg ended: it was answered (`done`), or it was taken away."""
+        del self.legs[flight]
+        self.own_seconds -= flight.work_seconds
+        self.queued_tokens -= flight.prompt_tokens
+        if done:
+            # What was neither spent on this leg nor waited for belonged to somebody else's.
+            spare = now_seconds - self.anchor - flight.work_seconds
+            self.foreign_seconds = max(self.foreign_seconds - max(spare, 0.0), 0.0)
+            self.anchor = now_seconds
+        if not self.legs:
+            self.own_seconds = self.queued_tokens = 0.0
+        self._set_prefill_key(now_seconds)
+
+    def promise(self, flight: Flight) -> None:
+        """A request will decode here after its prefill."""
+        self.pending += 1
+        self.pending_context += flight.prompt_tokens
+        self.pending_output += flight.output_tokens
+        self.decode_share += flight.share
+        self.joins += 1
+        if flight.tight_tpot_seconds < UNBOUNDED:
+            self._tighten(flight.tight_tpot_seconds)
+        self._set_decode_key()
+
+    def unpromise(self, flight: Flight) -> None:
+        """A promised request no longer waits for its prefill: it joins now, or it is over."""
+        self.pending -= 1
+        self.pending_context = self.pending_context - flight.prompt_tokens if self.pending else 0.0
+        self.pending_output = self.pending_output - flight.output_tokens if self.pending else 0.0
+
+    def join(self, flight: Flight, now_seconds: float) -> None:
+        """A request decodes."""
+        self.advance(now_seconds)
+        self.running += 1
+        self.prompt_tokens += flight.prompt_tokens
+        self.expected_tokens += flight.output_tokens
+        self.joined_steps += self.steps
+        flight.joined_steps = self.steps
+        gone = now_seconds - self.joined_at
+        self.join_rate = self.join_rate * exp(-max(gone, 0.0) / RATE_SECONDS) + 1 / RATE_SECONDS
+        self.joined_at = now_seconds
+
+    def progress(self, flight: Flight, output_tokens: float, now_seconds: float) -> None:
+        """A running request is known to have made `output_tokens`."""
+        self.advance(now_seconds)
+        joined = self.steps - output_tokens
+        self.joined_steps += joined - flight.joined_steps
+        flight.joined_steps = joined
+        if output_tokens > flight.output_tokens:
+            self.expected_tokens += output_tokens - flight.output_tokens
+            flight.output_tokens = output_tokens
+
+    def leave(self, flight: Flight, now_seconds: float) -> None:
+        """A request no longer decodes."""
+        self.advance(now_seconds)
+        self.running -= 1
+        if self.running:
+            self.prompt_tokens -= flight.prompt_tokens
+            self.expected_tokens -= flight.output_tokens
+            self.joined_steps -= flight.joined_steps
+        else:
+            self.prompt_tokens = self.expected_tokens = self.joined_steps = self.steps = 0.0
+
+    def release(self, flight: Flight) -> None:
+        """The room that was promised to a request is free again."""
+        busy = self.running or self.pending
+        self.decode_share = self.decode_share - flight.share if busy else 0.0
+        if flight.tight_tpot_seconds < UNBOUNDED:
+            self._loosen(flight.tight_tpot_seconds)
+        self._set_decode_key()
+
+    def advance(self, now_seconds: float) -> None:
+        """Time went by: every running request has made a token for each step."""
+        gone = now_seconds - self.decode_at
+        if gone <= 0:
+            return
+        self.decode_at = now_seconds
+        if self.running:
+            self.steps += gone / self.step_seconds()
+
+    def set_foreign(self, now_seconds: float, *, seconds: float, running: float, context_tokens: float) -> None:
+        """Work on it that was not started here, by its own report."""
+        if self.own_seconds + self.foreign_seconds <= 0 or not self.legs:
+            self.anchor = now_seconds
+        self.advance(now_seconds)
+        self.foreign_seconds = seconds
+        self.foreign_running = running
+        self.foreign_context = context_tokens
+        self.reported_at = now_seconds
+        self._set_prefill_key(now_seconds)
+        self._set_decode_key()
+
+    def _set_prefill_key(self, now_seconds: float) -> None:
+        total = self.own_seconds + self.foreign_seconds
+        # When its queue will be empty; for an idle one, since when it is.
+        self.prefill_key = self.anchor + total if total > 0 else _IDLE + now_seconds
+
+    def _set_decode_key(self) -> None:
+        # The one that got least so far comes first among equals.
+        self.decode_key = self.decode_share + self.foreign_running / self.max_batch + _TIE * self.joins
+
+    def _tighten(self, tpot_seconds: float) -> None:
+        self.tights[tpot_seconds] = self.tights.get(tpot_seconds, 0) + 1
+        self.tight_tpot_seconds = min(self.tight_tpot_seconds, tpot_seconds)
+
+    def _loosen(self, tpot_seconds: float) -> None:
+        if self.tights[tpot_seconds] > 1:
+            self.tights[tpot_seconds] -= 1
+        else:
+            del self.tights[tpot_seconds]
+            self.tight_tpot_seconds = min(self.tights, default=UNBOUNDED)
