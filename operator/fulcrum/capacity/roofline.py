@@ -70,7 +70,7 @@ EAGER: Final = Efficiency(
 
 _PROMPTS: Final = ((128,), (512,), (1024,), (2048,), (4096,), (8192,), (512,) * 4, (1024,) * 8)
 _BATCHES: Final = (8, 16, 32, 64, 128, 256, 512, 1024)
-"""A worker under load; a mixture of experts with fewer requests reads fewer experts and is quicker than the line says."""
+"""A worker under load; a mixture of experts with fewer requests reads fewer experts and is quicker than this line."""
 _CONTEXTS: Final = (256, 1024, 4096)
 
 
