@@ -1,0 +1,222 @@
+"""Forecasts of one cluster's load, from a history that grows interval by interval."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from fulcrum.api.types import ForecastMethod
+from fulcrum.forecast.arima import fit_arima
+from fulcrum.forecast.backtest import Backtest
+from fulcrum.forecast.band import upper
+from fulcrum.forecast.baseline import fit_last_value, fit_seasonal_naive
+from fulcrum.forecast.holt_winters import fit_holt_winters
+from fulcrum.forecast.intervals import cleaned, new_intervals
+from fulcrum.forecast.lengths import expected_tokens
+from fulcrum.forecast.model import Budget, Fit, FitError, Floats, Model
+from fulcrum.forecast.result import Forecast
+from fulcrum.forecast.scale import LogScale
+from fulcrum.forecast.selection import best_method
+from fulcrum.forecast.series import LoadSeries
+
+_FITS: Final[dict[ForecastMethod, Fit]] = {
+    ForecastMethod.ARIMA: fit_arima,
+    ForecastMethod.HOLT_WINTERS: fit_holt_winters,
+    ForecastMethod.SEASONAL_NAIVE: fit_seasonal_naive,
+    ForecastMethod.LAST_VALUE: fit_last_value,
+}
+_KEPT: Final[dict[ForecastMethod, tuple[ForecastMethod, ...]]] = {
+    ForecastMethod.AUTO: tuple(_FITS),
+    ForecastMethod.ARIMA: (ForecastMethod.ARIMA, ForecastMethod.HOLT_WINTERS, ForecastMethod.LAST_VALUE),
+    ForecastMethod.HOLT_WINTERS: (ForecastMethod.HOLT_WINTERS, ForecastMethod.LAST_VALUE),
+    ForecastMethod.SEASONAL_NAIVE: (ForecastMethod.SEASONAL_NAIVE, ForecastMethod.LAST_VALUE),
+    ForecastMethod.LAST_VALUE: (ForecastMethod.LAST_VALUE,),
+}
+"""What each choice keeps ready, the first that is available is used (auto: the best)."""
+_AGELESS: Final = frozenset({ForecastMethod.LAST_VALUE, ForecastMethod.SEASONAL_NAIVE})
+_MOST_STEPS: Final = 1440
+_ORIGINS: Final = 360
+"""Origins that errors are taken over."""
+_REPLAYED_ORIGINS: Final = 120
+"""Origins that a fresh start back-tests on the history, beyond the horizon's length."""
+_REPLAY_FITS: Final = 2
+"""Such a back-test may take as long as this many fits."""
+_MOST_GROWTH: Final = 4.0
+"""No forecast is above this multiple of the highest rate of the history: an extrapolated exponential soon is absurd."""
+_REFIT_SHARE: Final = 8
+_REFIT_INTERVALS: Final = (6, 120)
+"""A model is fitted again after an eighth of what it was fitted on has come, within these bounds."""
+
+
+class Forecaster:
+    """Keeps fitted models and their back-test for one cluster; give it the history each interval.
+
+    `update` advances the models by what is new in the series (the window may move), fits at most one of them again
+    when it is due, and starts afresh when the series is not the continuation of the one before.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: ForecastMethod = ForecastMethod.AUTO,
+        season_seconds: float = 86_400.0,
+        quantile: float = 0.9,
+        clock: Callable[[], float],
+        fit_seconds: float = 0.3,
+    ) -> None:
+        """`clock` is any monotonic one in seconds (in a simulation: `lambda: 0.0`, then no fit is ever cut short).
+
+        `fit_seconds` bounds each fit. Raises ValueError for a season, quantile or bound out of range.
+        """
+        if not (season_seconds > 0 and 0 < quantile < 1 and fit_seconds > 0):
+            raise ValueError(
+                "season_seconds and fit_seconds must be above 0 and quantile between 0 and 1, got "
+                f"{season_seconds=}, {fit_seconds=}, {quantile=}"
+            )
+        self.fallbacks: Counter[str] = Counter()
+        """Fits that failed or took too long, by method; another method was used, or the older fit."""
+        self.last_fallback: str | None = None
+        """Method and cause of the last of them."""
+        self._method = method
+        self._methods = _KEPT[method]
+        self._season_seconds = season_seconds
+        self._quantile = quantile
+        self._clock = clock
+        self._fit_seconds = fit_seconds
+        self._series: LoadSeries | None = None
+        self._season_intervals = 0.0
+        self._highest = 0.0
+        self._models: dict[ForecastMethod, Model] = {}
+        self._fitted: dict[ForecastMethod, tuple[int, int]] = {}
+        """By method, of the last fit or attempt: intervals taken in till then, and length of its history."""
+        self._taken = 0
+        self._backtest = Backtest(methods=self._methods, steps=1, origins=_ORIGINS)
+        self._in_use = ForecastMethod.LAST_VALUE
+
+    def update(self, series: LoadSeries, *, horizon_seconds: float) -> Forecast | None:
+        """The forecast from the end of `series` over at least `horizon_seconds` (at most 1,440 intervals).
+
+        None while no rate was ever measured. `error` and `error_against_last_value` are at the horizon's end. The
+        expected rate is the models' median; `upper_rate` is made from the errors of the method's back-test.
+        """
+        rate = cleaned(series.rate)
+        if not np.isfinite(rate).any():
+            self._series = None
+            return None
+        steps = int(np.clip(np.ceil(horizon_seconds / series.interval_seconds - 1e-9), 1, _MOST_STEPS))
+        self._highest = float(np.nanmax(rate))
+        self._season_intervals = self._season_seconds / series.interval_seconds
+        new = None if self._series is None else new_intervals(self._series, series)
+        if new is None or steps > self._backtest.reach:
+            self._start(rate, steps)
+        else:
+            for value in rate[len(rate) - new :]:
+                self._advance(float(value))
+            if new:
+                self._fit_one_that_is_due(rate)
+        self._series = series
+        return self._forecast(series, rate, steps)
+
+    def _start(self, rate: Floats, steps: int) -> None:
+        """Fit on the older part of the history and forecast the newer one, as if it came now."""
+        self._backtest = Backtest(methods=self._methods, steps=steps, origins=_ORIGINS)
+        self._models.clear()
+        self._fitted.clear()
+        self._taken = len(rate) - min(len(rate) // 2, _REPLAYED_ORIGINS + steps)
+        before = rate[: self._taken]
+        for method in self._methods:
+            self._fit(method, before)
+        self._record()
+        started_seconds = self._clock()
+        for value in rate[len(before) :]:
+            # On a machine that is too slow for a back-test now, the models still have to see all.
+            self._advance(float(value), record=self._clock() - started_seconds <= _REPLAY_FITS * self._fit_seconds)
+        for method in self._methods:
+            if method not in self._models:
+                self._fit(method, rate)
+
+    def _advance(self, rate: float, *, record: bool = True) -> None:
+        self._backtest.observe(rate)
+        for model in self._models.values():
+            model.advance(rate)
+        self._taken += 1
+        if record:
+            self._record()
+
+    def _record(self) -> None:
+        paths: dict[ForecastMethod, Floats] = {}
+        for method, model in tuple(self._models.items()):
+            path = np.minimum(model.path(self._backtest.reach), _MOST_GROWTH * self._highest)
+            if np.isfinite(path).all():
+                paths[method] = path
+            else:
+                self._fell_back(method, "its forecast is not finite")
+                del self._models[method]
+        self._backtest.record(paths)
+
+    def _fit_one_that_is_due(self, rate: Floats) -> None:
+        """Fit the most overdue model, one at a time so that no update takes long."""
+        due, most = None, 1.0
+        for method in self._methods:
+            taken, length = self._fitted[method]
+            # The baselines hold nothing that ages.
+            if method in _AGELESS and method in self._models:
+                continue
+            overdue = (self._taken - taken) / float(np.clip(length / _REFIT_SHARE, *_REFIT_INTERVALS))
+            if overdue >= most:
+                due, most = method, overdue
+        if due is not None:
+            self._fit(due, rate)
+
+    def _fit(self, method: ForecastMethod, rate: Floats) -> None:
+        """Fit to the history; a fit that fails leaves the older one."""
+        self._fitted[method] = self._taken, len(rate)
+        if not np.isfinite(rate).any():
+            return
+        budget = Budget(clock=self._clock, deadline_seconds=self._clock() + self._fit_seconds)
+        try:
+            model = _FITS[method](rate, season_intervals=self._season_intervals, budget=budget)
+        except FitError as error:
+            self._fell_back(method, str(error))
+            return
+        if model is not None:
+            self._models[method] = model
+
+    def _fell_back(self, method: ForecastMethod, why: str) -> None:
+        self.fallbacks[method.value] += 1
+        self.last_fallback = f"{method.value}: {why}"
+
+    def _forecast(self, series: LoadSeries, rate: Floats, steps: int) -> Forecast:
+        column = self._backtest.column(steps)
+        if self._method is ForecastMethod.AUTO:
+            method = best_method(self._backtest, tuple(self._models), column, in_use=self._in_use)
+        else:
+            method = next(method for method in self._methods if method in self._models)
+        self._in_use = method
+        path = np.minimum(self._models[method].path(steps), _MOST_GROWTH * self._highest)
+        upper_path = upper(
+            path,
+            self._backtest,
+            method,
+            quantile=self._quantile,
+            scale=LogScale.of(rate),
+            interval_seconds=series.interval_seconds,
+        )
+        isl_tokens = expected_tokens(series.isl_tokens, rate, step=steps)
+        osl_tokens = expected_tokens(series.osl_tokens, rate, step=steps)
+        error = self._backtest.scores(method, column, like=ForecastMethod.LAST_VALUE).wape
+        last_error = self._backtest.scores(ForecastMethod.LAST_VALUE, column, like=method).wape
+        return Forecast(
+            method=method,
+            interval_seconds=series.interval_seconds,
+            quantile=self._quantile,
+            rate=tuple(path.tolist()),
+            upper_rate=tuple(upper_path.tolist()),
+            isl_tokens=None if isl_tokens is None else (isl_tokens,) * steps,
+            osl_tokens=None if osl_tokens is None else (osl_tokens,) * steps,
+            error=error,
+            error_against_last_value=error / last_error if error is not None and last_error else None,
+        )
