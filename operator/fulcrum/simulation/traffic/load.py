@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
-from fulcrum.simulation.traffic import azure, mooncake
+from fulcrum.simulation.traffic import azure, burstgpt, mooncake
 from fulcrum.simulation.traffic.trace import Request, TraceError
-
-_READERS: Final = {".csv": azure.read, ".jsonl": mooncake.read}
 
 
 def load_trace(path: Path) -> tuple[Request, ...]:
     """Requests of a trace file by arrival, the first at second 0.
 
-    `.csv` is read as an Azure LLM inference trace, `.jsonl` as a Mooncake trace. Raises TraceError.
+    `.csv` is read as a BurstGPT trace if its columns are those, otherwise as an Azure LLM inference trace; `.jsonl` as
+    a Mooncake trace. Raises TraceError.
     """
-    reader = _READERS.get(path.suffix)
-    if reader is None:
-        raise TraceError(path, 0, "file name", "must end in .csv (Azure) or .jsonl (Mooncake)")
-    requests = sorted(reader(path), key=lambda request: request.arrival_seconds)
+    requests = sorted(_read(path), key=lambda request: request.arrival_seconds)
     if not requests:
         raise TraceError(path, 1, "file", "holds no requests")
     first = requests[0].arrival_seconds
     return tuple(replace(request, arrival_seconds=request.arrival_seconds - first) for request in requests)
+
+
+def _read(path: Path) -> Iterator[Request]:
+    if path.suffix == ".jsonl":
+        return mooncake.read(path)
+    if path.suffix == ".csv":
+        return burstgpt.read(path) if _is_burstgpt(path) else azure.read(path)
+    raise TraceError(path, 0, "file name", "must end in .csv (Azure) or .jsonl (Mooncake); BurstGPT is .csv, too")
+
+
+def _is_burstgpt(path: Path) -> bool:
+    with path.open(encoding="utf-8") as file:
+        columns = file.readline().strip().split(",")
+    return set(burstgpt.FIELDS) <= set(columns)
 
 
 def prepared(
