@@ -1,7 +1,8 @@
 """Which share of requests stays inside the SLO, waiting included: analytic estimates for sizing a role.
 
-`Stations` are pools of one role: (speed of one worker, number of workers). Every estimate lies in [0, 1], falls with the
-rate and the lengths and rises with workers. `docs/concepts/sizing.md` says which approximations these are and how good.
+`Stations` are pools of one role: (speed of one worker, number of workers). Every estimate lies in [0, 1], falls with
+the rate and the lengths, and rises with workers. `docs/concepts/sizing.md` says which approximations these are, and how
+good.
 """
 
 from fulcrum.balance.queueing.capacity import (

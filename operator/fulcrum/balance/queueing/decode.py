@@ -2,31 +2,84 @@
 
 from __future__ import annotations
 
-from math import erfc, inf, sqrt
+from math import exp
+
+import numpy as np
 
 from fulcrum.balance.demand import Demand
+from fulcrum.balance.queueing.batch import Batches, BatchLane, Context, batch_lane, batches, normal
+from fulcrum.balance.queueing.lengths import Floats, log_spread
 from fulcrum.balance.queueing.prefill import Stations
+
+_CLASSES, _CLASS_WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
+_CLASS_WEIGHTS = _CLASS_WEIGHTS / _CLASS_WEIGHTS.sum()
 
 
 def decode_step(demand: Demand, stations: Stations) -> float:
     """Return the seconds of an average decode step at this load; infinite when the workers cannot keep up."""
-    total = sum(count for _, count in stations)
-    if total <= 0:
-        return inf
-    k = stations[0][0].coefficients
-    context = demand.isl_tokens + demand.osl_tokens * (1 + demand.osl_cv2) / 2
-    load = demand.rate / total * demand.osl_tokens * (k.decode_b + k.decode_c * context)
-    return k.decode_a / (1 - load) if load < 1 else inf
+    return _pool(demand, stations)[0].step
 
 
-def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float) -> float:
-    """Return the share of requests that find room at once and whose mean time per output token is at most `tpot_seconds`."""
-    step = decode_step(demand, stations)
-    if step == inf:
-        return 0.0
-    return 0.5 * erfc(-(tpot_seconds - step) / (0.1 * step) / sqrt(2))
+def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float, wait_seconds: float = 0.0) -> float:
+    """Return the share of requests that find room in time and whose mean time per output token is inside the SLO.
+
+    Room (a place in the batch and KV memory) must be there within `wait_seconds` of the hand-over.
+    """
+    pool, lanes = _pool(demand, stations)
+    inside = tpot_inside(demand, pool, lanes, tpot_seconds=tpot_seconds)
+    if wait_seconds <= 0.0 or inside <= 0.0 or pool.waiting <= 0.0:
+        return inside
+    # Who waits starts on a pool that is full.
+    full = max(lane.idle + lane.per_request * lane.room for lane in lanes)
+    late = exp(-pool.spare_rate * wait_seconds)
+    return inside + (pool.waiting * (1.0 - late) if full <= tpot_seconds else 0.0)
 
 
 def decode_wait(demand: Demand, stations: Stations, *, seconds: float = 0.0) -> float:
     """Return the probability that a request waits longer than `seconds` for a place in a batch and its KV memory."""
-    return 0.0 if decode_step(demand, stations) < inf else 1.0
+    pool, _ = _pool(demand, stations)
+    return pool.waiting * exp(-pool.spare_rate * seconds) if seconds > 0.0 else pool.waiting
+
+
+def _pool(demand: Demand, stations: Stations) -> tuple[Batches, list[BatchLane]]:
+    context = Context.of(demand)
+    lanes = [batch_lane(speed, workers, context) for speed, workers in stations if workers > 0]
+    return batches(demand.rate, max(demand.osl_tokens, 1.0), lanes, context), lanes
+
+
+def tpot_inside(
+    demand: Demand, pool: Batches, lanes: list[BatchLane], *, tpot_seconds: float, jitter: float = 0.0
+) -> float:
+    """Return the share of requests that find room and average at most `tpot_seconds` per token.
+
+    A request averages over its own residence, in which the number of others moves: around its mean as an
+    Ornstein-Uhlenbeck process that forgets at the rate (1 - elasticity) / residence, which leaves
+    2 (x - 1 + e^-x) / x^2 of the variance for a residence of x times that. Short outputs see a moment, long ones the
+    average. The contexts of the others are averaged in the same way. `jitter` is the variance (s^2) that a single
+    step's other work adds, averaged over the tokens.
+    """
+    if pool.waiting >= 1.0:
+        return 0.0
+    sigma = log_spread(demand.osl_cv2)
+    relative = np.exp(sigma * _CLASSES - sigma * sigma / 2)
+    kept = np.sqrt(_averaged((1.0 - pool.elasticity) * relative))
+    mean = float(pool.shares @ pool.steps) / (1.0 - pool.waiting)
+    # Below the mean the threshold stays, so that the share falls with the load everywhere.
+    threshold = np.where(tpot_seconds >= mean, mean + (tpot_seconds - mean) / kept, tpot_seconds)
+    held = sum(lane.held(tpot_seconds) for lane in lanes)
+    workers = sum(lane.workers for lane in lanes)
+    per_context = max(lane.per_context for lane in lanes)
+    others = per_context * per_context * Context.of(demand).variance * max(held / workers, 1.0)
+    spread = others * _averaged(relative)
+    distance = threshold[:, None] - pool.steps
+    steady = np.sqrt(spread)[:, None] + 1e-9
+    moved = np.sqrt(spread + jitter / np.maximum(relative * demand.osl_tokens, 1.0))[:, None] + 1e-9
+    inside = normal(distance / np.where(distance < 0.0, steady, moved)) @ pool.shares
+    return min(max(float(_CLASS_WEIGHTS @ inside), 0.0), 1.0)
+
+
+def _averaged(spans: Floats) -> Floats:
+    """Return which part of the variance is left after averaging over a span, in times of the process' memory."""
+    x = np.maximum(spans, 1e-4)
+    left: Floats = 2.0 * (x - 1.0 + np.exp(-x)) / (x * x)
+    return left

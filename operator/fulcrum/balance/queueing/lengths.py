@@ -24,8 +24,8 @@ def log_spread(cv2: float) -> float:
 def length_points(mean: float, cv2: float, *, longest: float = inf) -> tuple[Floats, Floats]:
     """Return lengths and their probabilities: Gauss-Legendre on the logarithm, 32 points.
 
-    With `longest`, only lengths up to it are covered, and the probabilities sum up to the share that they are: a threshold
-    then falls between no two points, and an estimate is smooth in it.
+    With `longest`, only lengths up to it are covered, and the probabilities sum up to the share that they are: a
+    threshold then falls between no two points, and an estimate is smooth in it.
     """
     sigma = log_spread(cv2)
     top = SPREAD

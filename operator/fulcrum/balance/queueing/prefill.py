@@ -62,9 +62,9 @@ def prompt_time(speed: WorkerSpeed, *, constant: float, prefix_hit: float, budge
 def prefill_attainment(demand: Demand, stations: Stations, *, ttft_seconds: float, extra_seconds: float = 0.0) -> float:
     """Return the share of requests whose wait + prefill + KV transfer + `extra_seconds` is at most `ttft_seconds`.
 
-    `extra_seconds` is what comes on top of it: hand-over and first decode step. At rate 0 this is the best that any number
-    of workers can do: prompts that take too long on an idle worker are outside. Pools are taken fastest first, and
-    one that would do harm is taken as not used.
+    `extra_seconds` is what comes on top of it: hand-over and first decode step. At rate 0 this is the best that any
+    number of workers can do: prompts that take too long on an idle worker are outside. Pools are taken fastest first,
+    and one that would do harm is taken as not used.
     """
     lanes = [
         Lane(

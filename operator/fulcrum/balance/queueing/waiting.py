@@ -117,7 +117,7 @@ def waiting(rate: float, servers: int, service: Service) -> Waiting:
     busy = min(busy / servers, 1.0 - 1e-9)
     chance = sqrt(common * _blocking_at(servers, busy * servers))
     spread = (1.0 + service.cv2) / 2
-    gated = 1.5 - 0.5 / service.most_sharing
+    gated = 1.5 - 0.3 / service.most_sharing
     return Waiting(
         chance=chance,
         residual=spread ** (_RESIDUAL_POWER - 1.0),

@@ -1,0 +1,188 @@
+"""How many requests generate at once in a pool with continuous batching, and how long its steps then take.
+
+A decode worker shares its steps among all its requests: a processor-sharing queue whose speed depends on how many there
+are. Its stationary distribution is insensitive to the distribution of output lengths (Cohen 1979; Baskett, Chandy,
+Muntz and Palacios 1975; Kleinrock 1967 for one speed): with N requests, pi(N) is proportional to the product over
+i <= N of rate * tokens * step(i) / i. A router that keeps workers equally full makes one such queue of the whole pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor, inf, sqrt
+
+import numpy as np
+
+from fulcrum.balance.demand import Demand
+from fulcrum.balance.queueing.lengths import Floats
+from fulcrum.capacity.speed import WorkerSpeed
+
+_CELLS = 160
+_REACH = 7.0
+"""States further than this many standard deviations from the middle are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Tokens in KV memory of one request that generates, at a random moment."""
+
+    mean: float
+    variance: float
+    prompt: float
+    """Mean tokens with which a request comes."""
+
+    @classmethod
+    def of(cls, demand: Demand) -> Context:
+        """Return prompt + what is generated so far: long outputs are met more often (size bias), halfway on average."""
+        spread = 1.0 + max(demand.osl_cv2, 0.0)
+        isl, osl = demand.isl_tokens, demand.osl_tokens
+        age = osl * spread / 2
+        return cls(
+            mean=isl + age,
+            variance=isl * isl * max(demand.isl_cv2, 0.0) + max(osl * osl * spread**3 / 3 - age * age, 0.0),
+            prompt=isl,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLane:
+    """A pool whose workers step in `idle + per_request * n` seconds with n requests each, n up to `room`."""
+
+    idle: float
+    per_request: float
+    room: float
+    workers: int
+    per_context: float
+    """Seconds that one more token of context adds to a step."""
+    kv_tokens: float
+
+    def held(self, step: float) -> float:
+        """Return how many requests all its workers hold when their steps take `step` seconds."""
+        if self.per_request <= 0.0:
+            return self.workers * self.room if step >= self.idle else 0.0
+        return self.workers * min(max((step - self.idle) / self.per_request, 0.0), self.room)
+
+    def roomy(self, steps: Floats, context: Context) -> Floats:
+        """Return the probability that one worker's KV memory takes one more prompt, by the seconds that its steps take.
+
+        The router counts requests and not tokens, so that contexts add up differently from worker to worker.
+        """
+        if self.per_request > 0.0:
+            each = np.clip((steps - self.idle) / self.per_request, 0.0, self.room)
+        else:
+            each = np.full_like(steps, self.room)
+        spread = np.sqrt(each * context.variance) + 1e-9
+        return normal((self.kv_tokens - each * context.mean - context.prompt) / spread)
+
+
+def batch_lane(speed: WorkerSpeed, workers: int, context: Context, *, stretch: float = 1.0) -> BatchLane:
+    """Return the decode side of a pool. `stretch` is by how much other work in its steps prolongs them."""
+    k = speed.coefficients
+    return BatchLane(
+        idle=k.decode_a * stretch,
+        per_request=(k.decode_b + k.decode_c * context.mean) * stretch,
+        room=max(min(float(speed.max_batch), speed.kv_capacity_tokens / max(context.mean, 1.0)), 0.0),
+        workers=workers,
+        per_context=k.decode_c * stretch,
+        kv_tokens=float(speed.kv_capacity_tokens),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """The stationary state of a pool."""
+
+    step: float
+    """Seconds of a step in the middle of the distribution; infinite when the pool cannot keep up."""
+    elasticity: float
+    """By how many percent a step gets longer with 1 % more requests, 0 to 1."""
+    steps: Floats
+    """Seconds of a step that a newcomer sees, by state."""
+    shares: Floats
+    """Probability of each state; what is missing to 1 is the probability that there is no room."""
+    waiting: float
+    """Probability that there is no room."""
+    spare_rate: float
+    """Requests/s that the full pool could do beyond those that arrive: how fast a queue for room gets shorter."""
+
+
+OVERLOADED = Batches(
+    step=inf,
+    elasticity=1.0,
+    steps=np.zeros(1),
+    shares=np.zeros(1),
+    waiting=1.0,
+    spare_rate=0.0,
+)
+
+
+def batches(rate: float, tokens: float, lanes: Sequence[BatchLane], context: Context) -> Batches:
+    """Return the state of `lanes` that take `rate` requests/s of `tokens` output tokens each.
+
+    The router fills them so that steps take the same time everywhere: the quick ones first.
+    """
+    lanes = [lane for lane in lanes if lane.workers > 0 and lane.room > 0.0]
+    if not lanes:
+        return OVERLOADED
+    # A step takes as long as there are requests for: a line through these knots.
+    knots = sorted({lane.idle for lane in lanes} | {lane.idle + lane.per_request * lane.room for lane in lanes})
+    held = [sum(lane.held(step) for lane in lanes) for step in knots]
+    offered, room = rate * tokens, held[-1]
+    if offered * knots[-1] >= room:
+        return OVERLOADED
+    least = min(lane.idle + lane.per_request * min(1.0, lane.room) for lane in lanes)
+    middle, slope = _middle(offered, knots, held)
+    step = max(middle / offered if offered > 0.0 else 0.0, least)
+    elasticity = min(max(slope * middle / step, 0.0), 1.0 - 1e-9)
+
+    def steps_at(states: Floats) -> Floats:
+        return np.maximum(np.interp(states, held, knots), least)
+
+    deviation = sqrt((middle + 1.0) / (1.0 - elasticity))
+    lowest = max(0.0, floor(middle - _REACH * deviation))
+    highest = min(middle + _REACH * deviation + 8.0, room)
+    width = max(1.0, (highest - lowest) / _CELLS)
+    states: Floats = lowest + width * np.arange(int((highest - lowest) / width) + 1, dtype=np.float64)
+    between: Floats = np.maximum(states - (width - 1.0) / 2, 1.0)
+    logs = np.cumsum(width * np.log(np.maximum(offered * steps_at(between) / between, 1e-300)))
+    mass = np.exp(logs - logs.max())
+    # Beyond the last state they queue, and the pool gets no faster.
+    full = offered * knots[-1] / room
+    beyond = float(mass[-1]) / (1.0 - full) / width if highest >= room else 0.0
+    if highest >= room:
+        mass, states = mass[:-1], states[:-1]
+    steps = steps_at(states + 1.0)
+    held_now = [max(lane.held(step), 1e-9) for lane in lanes]
+    roomy = np.zeros_like(steps)
+    for lane, weight in zip(lanes, held_now, strict=True):
+        roomy += weight / sum(held_now) * lane.roomy(steps, context)
+    shares = mass * roomy / (mass.sum() + beyond)
+    return Batches(
+        step=step,
+        elasticity=elasticity,
+        steps=steps,
+        shares=shares,
+        waiting=min(max(1.0 - float(shares.sum()), 0.0), 1.0),
+        spare_rate=rate / full - rate if full > 0.0 else inf,
+    )
+
+
+def _middle(offered: float, knots: Sequence[float], held: Sequence[float]) -> tuple[float, float]:
+    """Return the number of requests at which as many tokens leave as arrive, and how a step grows with it there."""
+    count, step = 0.0, knots[0]
+    for next_step, next_count in zip(knots, held, strict=True):
+        if offered * next_step <= next_count:
+            gain = next_count - count
+            slope = (next_step - step) / gain if gain > 0.0 else 0.0
+            # Between two knots a step grows evenly: middle = offered * (step + slope * (middle - count)).
+            return offered * (step - slope * count) / (1.0 - offered * slope), slope
+        count, step = next_count, next_step
+    return count, 0.0
+
+
+def normal(z: Floats) -> Floats:
+    """Return the normal distribution function, to 0.0002 (Page 1977)."""
+    cut = np.clip(z, -6.0, 6.0)
+    values: Floats = 1.0 / (1.0 + np.exp(-1.5976 * cut - 0.070566 * cut**3))
+    return values
