@@ -9,7 +9,7 @@ from typing import Any, Final
 import kopf
 
 from fulcrum.api.names import GROUP, LABEL_CLUSTER, PLURAL, VERSION
-from fulcrum.controller.reconcile import ClusterKey
+from fulcrum.controller.outlook import ClusterKey
 
 WATCHED_CHILDREN: Final = (("", "v1", "pods"), ("apps", "v1", "deployments"), ("", "v1", "services"))
 

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.process_collector import ProcessCollector
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 15.0)
+_PLAN_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 
 class Metrics:
@@ -39,6 +40,34 @@ class Metrics:
             "fulcrum_operator_leader", "1 while this process acts, 0 while another may.", registry=self._registry
         )
 
+        self._decisions = Counter(
+            "fulcrum_operator_decisions",
+            "Plans that changed something, by mode and the reason of the first change.",
+            ["mode", "reason"],
+            registry=self._registry,
+        )
+        self._plan_seconds = Histogram(
+            "fulcrum_operator_plan_seconds", "Time of one plan.", buckets=_PLAN_SECONDS, registry=self._registry
+        )
+        self._forecast_error = Gauge(
+            "fulcrum_operator_forecast_error_ratio",
+            "Recent error of the forecast as a share of the load (weighted MAPE), by the method in use.",
+            ["namespace", "cluster", "method"],
+            registry=self._registry,
+        )
+        self._forecast_fallbacks = Counter(
+            "fulcrum_operator_forecast_fallbacks",
+            "Fits that failed or took too long, so that another method or an older fit was used.",
+            ["method"],
+            registry=self._registry,
+        )
+        self._unknown = Counter(
+            "fulcrum_operator_telemetry_unknown",
+            "Questions without an answer, by source (prometheus, scrape, agent) and what was asked.",
+            ["source", "asked"],
+            registry=self._registry,
+        )
+
     def reconcile(self, result: str, seconds: float) -> None:
         """Count a reconcile: `ok`, `failed` or `gone`."""
         self._reconciles.labels(result).inc()
@@ -60,6 +89,32 @@ class Metrics:
     def leads(self, *, leads: bool) -> None:
         """Say whether this process acts."""
         self._leader.set(int(leads))
+
+    def decision(self, mode: str, reason: str) -> None:
+        """Count a plan that changed something."""
+        self._decisions.labels(mode, reason).inc()
+
+    def plan(self, seconds: float) -> None:
+        """Count a plan by its time."""
+        self._plan_seconds.observe(seconds)
+
+    def forecast_error(self, namespace: str, cluster: str, method: str, error: float | None) -> None:
+        """Say how far off the forecast was lately; None takes the figure away."""
+        self._forecast_error.remove_by_labels({"namespace": namespace, "cluster": cluster})
+        if error is not None:
+            self._forecast_error.labels(namespace, cluster, method).set(error)
+
+    def forecast_fallback(self, method: str, count: int) -> None:
+        """Count fits that failed or took too long."""
+        self._forecast_fallbacks.labels(method).inc(count)
+
+    def telemetry_unknown(self, source: str, asked: str, count: int = 1) -> None:
+        """Count questions that a source could not answer."""
+        self._unknown.labels(source, asked).inc(count)
+
+    def forget(self, namespace: str, cluster: str) -> None:
+        """Take away what is said about a cluster."""
+        self._forecast_error.remove_by_labels({"namespace": namespace, "cluster": cluster})
 
     def page(self) -> bytes:
         """Return the text that Prometheus scrapes."""

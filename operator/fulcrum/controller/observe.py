@@ -70,15 +70,15 @@ def _of_component(pods: list[Manifest], component: str) -> tuple[Manifest, ...]:
     return tuple(pod for pod in pods if (pod["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == component)
 
 
-def gateway_addresses(observed: Observed) -> tuple[str, ...]:
-    """Return the addresses of the gateways that run; one that is not ready has served requests, too."""
-    return tuple(
-        sorted(
-            status["podIP"]
-            for pod in observed.gateways
-            if (status := pod.get("status") or {}).get("podIP") and status.get("phase") == "Running"
-        )
-    )
+def gateway_addresses(observed: Observed) -> dict[str, str]:
+    """Return the address of each ready gateway, by the name of its Pod."""
+    return {
+        pod["metadata"]["name"]: status["podIP"]
+        for pod in observed.gateways
+        if (status := pod.get("status") or {}).get("podIP")
+        and any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or [])
+        and "deletionTimestamp" not in pod["metadata"]
+    }
 
 
 def make_snapshot(observed: Observed, cluster: InferenceCluster, told: frozenset[tuple[str, int, int]]) -> Snapshot:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import msgspec
 
 from fulcrum.api.errors import InvalidValueError
 from fulcrum.api.names import Role, gateway_name
-from fulcrum.api.objects import load_inference_cluster, to_dict
+from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.types import InferenceCluster, InferenceClusterStatus
+from fulcrum.api.worker import LoadReport
 from fulcrum.balance import (
     Action,
     Plan,
@@ -23,24 +24,23 @@ from fulcrum.balance import (
     StartDrain,
     TellRole,
     Worker,
-    invalid_status,
     plan,
     with_failure,
 )
 from fulcrum.balance.plan import RESYNC_SECONDS
 from fulcrum.controller.apply import Applier, Outcome
 from fulcrum.controller.child_sync import ChildSync
-from fulcrum.controller.children import Manifest, Owner, children
-from fulcrum.controller.events import event_of_action, event_of_state
-from fulcrum.controller.kube import EVENT, ApiFailure, Kube
+from fulcrum.controller.children import Owner, children
+from fulcrum.controller.cluster_watch import Sight
+from fulcrum.controller.kube import ApiFailure, Kube
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.observe import Observed, make_snapshot, observe
+from fulcrum.controller.observe import Observed, gateway_addresses, make_snapshot, observe
+from fulcrum.controller.outlook import ClusterKey, OutlookKeeper
+from fulcrum.controller.published import keeping_measurements, with_measurements
+from fulcrum.controller.reporting import Reporter
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)
-
-ClusterKey = tuple[str, str]
-"""Namespace and name."""
 
 
 class ReconcileError(Exception):
@@ -51,6 +51,7 @@ class ReconcileError(Exception):
 class _Memory:
     """What is only remembered to save work; with all of it lost the same decisions follow."""
 
+    uid: str = ""
     told: set[tuple[str, int, int]] = field(default_factory=set)
     """(uid, restarts, epoch) that the agent is known to know."""
     verified: tuple[str, int] | None = None
@@ -69,6 +70,8 @@ class _Turn:
     plan: Plan
     memory: _Memory
     now: datetime
+    settled: bool
+    """Whether unknown figures are more than not yet known."""
 
 
 class Reconciler:
@@ -78,6 +81,7 @@ class Reconciler:
         self,
         kube: Kube,
         agents: Agents,
+        outlooks: OutlookKeeper,
         metrics: Metrics,
         *,
         identity: str,
@@ -85,8 +89,9 @@ class Reconciler:
     ) -> None:
         self._kube = kube
         self._agents = agents
+        self._outlooks = outlooks
         self._metrics = metrics
-        self._identity = identity
+        self._reporter = Reporter(kube, identity=identity)
         self._now = now
         self._child_sync = ChildSync(kube)
         self._memories: dict[ClusterKey, _Memory] = {}
@@ -108,27 +113,55 @@ class Reconciler:
         observed = await observe(self._kube, *key)
         if observed is None or "deletionTimestamp" in observed.cluster["metadata"]:
             # What belongs to the cluster goes with it: that is the garbage collector's part.
-            self._memories.pop(key, None)
+            self._forget(key)
             return None
         memory = self._memories.setdefault(key, _Memory())
+        memory.uid = observed.cluster["metadata"]["uid"]
         try:
             cluster = load_inference_cluster(observed.cluster)
         except InvalidValueError as error:
-            await self._say_invalid(key, observed.cluster, str(error))
+            await self._reporter.say_invalid(key[0], observed.cluster, str(error), self._now())
             return RESYNC_SECONDS
-        owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
-        now = self._now()
         snapshot = make_snapshot(observed, cluster, frozenset(memory.told))
-        decided = plan(snapshot, now)
+        sight = Sight(
+            namespace=key[0],
+            name=key[1],
+            spec=cluster.spec,
+            status=cluster.status,
+            gateways=gateway_addresses(observed),
+            workers=snapshot.workers,
+        )
+        outlook, loads, settled = self._outlooks.look(sight)
+        snapshot = replace(snapshot, outlook=outlook).with_loads({**loads}, frozenset(memory.told))
+        now, decided = self._plan(snapshot)
         if not any(isinstance(action, SetRole) for action in decided.actions):
             # Flips do not wait for agents; everything that depends on load comes in a turn without flips.
-            snapshot = await self._with_loads(snapshot, memory)
-            now = self._now()
-            decided = plan(snapshot, now)
-        turn = _Turn(
-            owner=owner, observed=observed, cluster=cluster, snapshot=snapshot, plan=decided, memory=memory, now=now
+            snapshot = await self._with_loads(snapshot, loads, memory)
+            now, decided = self._plan(snapshot)
+        return await self._apply(
+            _Turn(
+                owner=Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid),
+                observed=observed,
+                cluster=cluster,
+                snapshot=snapshot,
+                plan=decided,
+                memory=memory,
+                now=now,
+                settled=settled,
+            )
         )
-        return await self._apply(turn)
+
+    def _plan(self, snapshot: Snapshot) -> tuple[datetime, Plan]:
+        now, began = self._now(), time.perf_counter()
+        decided = plan(snapshot, now)
+        self._metrics.plan(time.perf_counter() - began)
+        return now, decided
+
+    def _forget(self, key: ClusterKey) -> None:
+        memory = self._memories.pop(key, None)
+        if memory is not None:
+            self._reporter.forget(memory.uid)
+        self._outlooks.forget(key)
 
     async def _apply(self, turn: _Turn) -> float:
         workers = {worker.uid: worker for worker in turn.snapshot.workers}
@@ -148,14 +181,16 @@ class Reconciler:
         failures = list(outcome.failures)
         if not turn.snapshot.paused:
             failures += await self._sync_children(turn)
-        await self._post_events(turn, outcome)
-        await self._write_status(turn.owner, turn.cluster.status, _final_status(turn, outcome, failures))
+        if outcome.done:
+            self._metrics.decision(turn.cluster.spec.balance.mode.value, outcome.done[0].action.reason.value)
+        await self._reporter.post_events(turn.owner, outcome.done, turn.plan.events, turn.now)
+        await self._reporter.write_status(turn.owner, turn.cluster.status, _final_status(turn, outcome, failures))
         if failures:
             raise ReconcileError("; ".join(failures))
         return turn.plan.requeue_after_seconds
 
-    async def _with_loads(self, snapshot: Snapshot, memory: _Memory) -> Snapshot:
-        """Return the snapshot with the load reports that a decision may depend on, and no others."""
+    async def _with_loads(self, snapshot: Snapshot, known: Mapping[str, LoadReport], memory: _Memory) -> Snapshot:
+        """Return the snapshot with `known` loads, and fresh ones where a decision rests on what is so right now."""
         asked = [
             worker
             for worker in snapshot.workers
@@ -172,11 +207,11 @@ class Reconciler:
                 memory.told.add((worker.uid, worker.restarts, worker.role_epoch))
         living = {worker.uid for worker in snapshot.workers}
         memory.told = {entry for entry in memory.told if entry[0] in living}
-        return snapshot.with_loads(loads, frozenset(memory.told))
+        return snapshot.with_loads({**known, **loads}, frozenset(memory.told))
 
     def _tell_later(self, memory: _Memory, worker: Worker, role: Role, epoch: int) -> None:
         async def tell(pod_ip: str) -> None:
-            if await self._agents.tell_role(pod_ip, role, epoch):
+            if await self._agents.tell_role(pod_ip, role, epoch, pod_name=worker.name):
                 memory.told.add((worker.uid, worker.restarts, epoch))
 
         if worker.pod_ip is not None:
@@ -203,41 +238,17 @@ class Reconciler:
             memory.verified, memory.verified_at = version, time.monotonic()
         return []
 
-    async def _post_events(self, turn: _Turn, outcome: Outcome) -> None:
-        events = [event_of_action(turn.owner, done, turn.now, by=self._identity) for done in outcome.done]
-        events += [event_of_state(turn.owner, event, turn.now, by=self._identity) for event in turn.plan.events]
-        for event in events:
-            try:
-                await self._kube.create(EVENT, event)
-            except ApiFailure as error:
-                # An event that cannot be posted is no reason to repeat what it is about.
-                logger.warning("event_not_posted cluster=%s event=%s error=%r", turn.owner.name, event["reason"], error)
-
-    async def _write_status(
-        self, owner: Owner, standing: InferenceClusterStatus, status: InferenceClusterStatus
-    ) -> None:
-        if status != standing:
-            await self._kube.apply_status(owner.namespace, owner.name, to_dict(status))
-
-    async def _say_invalid(self, key: ClusterKey, document: Manifest, message: str) -> None:
-        try:
-            standing = msgspec.convert(document.get("status") or {}, InferenceClusterStatus)
-        except msgspec.ValidationError:
-            standing = InferenceClusterStatus()
-        metadata = document["metadata"]
-        status = invalid_status(
-            message, status=standing, generation=int(metadata.get("generation") or 0), now=self._now()
-        )
-        logger.warning("spec_invalid namespace=%s cluster=%s error=%s", *key, message)
-        owner = Owner(name=key[1], namespace=key[0], uid=metadata["uid"])
-        await self._write_status(owner, standing, status)
-
 
 def _final_status(turn: _Turn, outcome: Outcome, failures: list[str]) -> InferenceClusterStatus:
-    """Return the planned status, corrected by what came of the plan."""
-    decided = turn.plan
+    """Return the planned status with what was measured, corrected by what came of the plan."""
+    decided, standing = turn.plan, turn.cluster.status
     if failures:
         decided = with_failure(decided, "; ".join(failures), snapshot=turn.snapshot, now=turn.now)
+    status = (
+        with_measurements(decided.status, turn.snapshot.outlook)
+        if turn.settled
+        else keeping_measurements(decided.status, standing)
+    )
     if outcome.done:
-        return decided.status
-    return msgspec.structs.replace(decided.status, last_decision=turn.cluster.status.last_decision)
+        return status
+    return msgspec.structs.replace(status, last_decision=standing.last_decision)

@@ -17,8 +17,9 @@ from fulcrum.controller.health import serve_health
 from fulcrum.controller.kube import Kube
 from fulcrum.controller.leader import Election, Leadership
 from fulcrum.controller.metrics import Metrics
+from fulcrum.controller.outlook import ClusterKey, OutlookKeeper
 from fulcrum.controller.queue import KeyedQueue
-from fulcrum.controller.reconcile import ClusterKey, Reconciler
+from fulcrum.controller.reconcile import Reconciler
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)
@@ -45,11 +46,11 @@ async def run_operator(
         logger.info("operator_started namespaces=%s health=%s:%d", ",".join(namespaces) or "*", health_host, port)
         if election is None:
             metrics.leads(leads=True)
-            await _act(Reconciler(kube, agents, metrics, identity=identity, now=_now), namespaces, stop)
+            await _Acting(kube, agents, metrics, identity, namespaces).run(stop)
         else:
             leadership = Leadership(kube, metrics, election)
-            reconciler = Reconciler(kube.fenced(leadership.leads), agents, metrics, identity=identity, now=_now)
-            await _act_while_leading(leadership, lambda: _act(reconciler, namespaces, stop), stop)
+            acting = _Acting(kube.fenced(leadership.leads), agents, metrics, identity, namespaces)
+            await _act_while_leading(leadership, lambda: acting.run(stop), stop)
         logger.info("operator_stopped")
 
 
@@ -75,36 +76,52 @@ async def _act_while_leading(
     await acting
 
 
-async def _act(reconciler: Reconciler, namespaces: Sequence[str], stop: asyncio.Event) -> None:
-    """Reconcile until `stop`; what was begun is finished then, and cut off when this is cancelled."""
-    queue: KeyedQueue[ClusterKey] = KeyedQueue(reconciler.reconcile, jitter=random.random)
-    working = asyncio.create_task(queue.run(), name="queue")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.sleep(0)
-    # kopf takes every task that is younger than itself for its own, and waits for it at the end.
-    ours = asyncio.all_tasks()
-    roots = await kopf.spawn_tasks(
-        registry=make_registry(queue.add),
-        settings=make_settings(all_namespaces=not namespaces),
-        standalone=True,
-        clusterwide=not namespaces,
-        namespaces=list(namespaces),
-    )
-    # kopf has put its own handlers there, which would end the intake before what was taken in is worked off.
-    _on_signals(stop.set)
-    listening = asyncio.create_task(kopf.run_tasks(roots, ignored=ours), name="kopf")
-    try:
-        # Neither ends by itself but by a defect, which must not go unseen.
-        await asyncio.wait({working, listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        # What was begun is finished: a decision without its event and status would be hard to understand.
-        queue.stop()
-        await asyncio.wait({working}, timeout=STOP_SECONDS)
-    finally:
-        for task in (working, listening, stopping):
-            task.cancel()
-        for result in await asyncio.gather(working, listening, stopping, return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
-                raise result
+class _Acting:
+    """Event intake, queue and reconciler of a process that acts."""
+
+    def __init__(self, kube: Kube, agents: Agents, metrics: Metrics, identity: str, namespaces: Sequence[str]) -> None:
+        self._namespaces = list(namespaces)
+        self._outlooks = OutlookKeeper(agents, metrics, wake=self._wake)
+        reconciler = Reconciler(kube, agents, self._outlooks, metrics, identity=identity, now=_now)
+        self._queue: KeyedQueue[ClusterKey] = KeyedQueue(reconciler.reconcile, jitter=random.random)
+
+    def _wake(self, key: ClusterKey) -> None:
+        self._queue.add(key)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Reconcile until `stop`; what was begun is finished then, and cut off when this is cancelled."""
+        async with self._outlooks:
+            await self._run(stop)
+
+    async def _run(self, stop: asyncio.Event) -> None:
+        working = asyncio.create_task(self._queue.run(), name="queue")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        await asyncio.sleep(0)
+        # kopf takes every task that is younger than itself for its own, and waits for it at the end.
+        ours = asyncio.all_tasks()
+        roots = await kopf.spawn_tasks(
+            registry=make_registry(self._queue.add),
+            settings=make_settings(all_namespaces=not self._namespaces),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+        )
+        # kopf has put its own handlers there, which would end the intake before what was taken in is worked off.
+        _on_signals(stop.set)
+        listening = asyncio.create_task(kopf.run_tasks(roots, ignored=ours), name="kopf")
+        try:
+            # Neither ends by itself but by a defect, which must not go unseen.
+            await asyncio.wait({working, listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            # What was begun is finished: a decision without its event and status would be hard to understand.
+            self._queue.stop()
+            await asyncio.wait({working}, timeout=STOP_SECONDS)
+            await self._outlooks.stop()
+        finally:
+            for task in (working, listening, stopping):
+                task.cancel()
+            for result in await asyncio.gather(working, listening, stopping, return_exceptions=True):
+                if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                    raise result
 
 
 def _now() -> datetime:

@@ -105,11 +105,11 @@ class Source:
             components.get(labels(pod).get(LABEL_COMPONENT, ""), []).append(pod)
         workers, gateways = components[COMPONENT_WORKER], components[COMPONENT_GATEWAY]
         loads, counts = await asyncio.gather(
-            self._agents.loads({pod["metadata"]["uid"]: ip for pod in workers if (ip := _address(pod))}),
+            self._agents.loads({pod["metadata"]["name"]: ip for pod in workers if (ip := _address(pod))}),
             self._gateway_counts(gateways),
         )
         now, at = datetime.now(UTC), self._clock()
-        lines = tuple(self._worker(pod, loads.get(pod["metadata"]["uid"]), now=now, at=at) for pod in workers)
+        lines = tuple(self._worker(pod, loads.get(pod["metadata"]["name"]), now=now, at=at) for pod in workers)
         uid = cluster["metadata"]["uid"]
         return View(
             now=now,

@@ -1,0 +1,286 @@
+"""One cluster's load, followed in the background, so that no decision waits for a source of metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fulcrum.api.durations import seconds
+from fulcrum.api.names import Role
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.api.worker import LoadReport, WorkerConfig
+from fulcrum.balance import Worker
+from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.controller.metrics import Metrics
+from fulcrum.controller.published import PUBLISH_SECONDS, same_measurements
+from fulcrum.controller.sources import TICK_SECONDS, Sources, decides, name_of, pace_of
+from fulcrum.controller.speeds import PoolSpeeds
+from fulcrum.controller.start_times import StartTimes
+from fulcrum.forecast.forecaster import Forecaster
+from fulcrum.forecast.result import Forecast
+from fulcrum.telemetry import Agents
+from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown, peak_rate
+
+logger = logging.getLogger(__name__)
+
+SOURCE_SECONDS: Final = 8.0
+"""A source keeps a deadline of its own; this is for one that does not."""
+FRESH_SECONDS: Final = 15.0
+"""Older answers are unknown: one lost answer is bridged, an outage is not."""
+LOAD_FRESH_SECONDS: Final = 3 * TICK_SECONDS
+STALE_INTERVALS: Final = 3
+"""A forecast may be this many intervals old before it counts for nothing."""
+RETRY_SECONDS: Final = 10.0
+MOST_INTERVALS: Final = 4320
+SEASONS: Final = 3
+"""History that is asked for: seasons, at most MOST_INTERVALS intervals."""
+DEFAULT_START_SECONDS: Final = WorkerConfig(
+    cluster="", pool="", model="", served_name="", accelerator=""
+).start_timeout_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What the last turn saw of a cluster."""
+
+    namespace: str
+    name: str
+    spec: InferenceClusterSpec
+    status: InferenceClusterStatus
+    gateways: Mapping[str, str]
+    """Address of each ready gateway Pod, by name."""
+    workers: tuple[Worker, ...]
+
+    @property
+    def ref(self) -> ClusterRef:
+        """The cluster as sources know it."""
+        return ClusterRef(namespace=self.namespace, name=self.name, gateways=len(self.gateways))
+
+
+class ClusterWatch:
+    """Follows one cluster. What it remembers may be lost at any time."""
+
+    def __init__(
+        self,
+        sight: Sight,
+        sources: Sources,
+        agents: Agents,
+        metrics: Metrics,
+        *,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self.sight = sight
+        self._sources = sources
+        self._agents = agents
+        self._metrics = metrics
+        self._wake = wake
+        self._clock = clock
+        self._unix_time = unix_time
+        self._started_at = self._woke_at = clock()
+        self._traffic: tuple[float, Traffic] | None = None
+        self._asked_at = float("-inf")
+        self._unknown: str | None = None
+        self._loads: dict[str, tuple[float, LoadReport]] = {}
+        """By uid of the Pod."""
+        self._speeds = PoolSpeeds()
+        self._starts = StartTimes()
+        self._forecaster: tuple[object, Forecaster] | None = None
+        self._forecasting: asyncio.Task[None] | None = None
+        self._forecast: tuple[float, Forecast] | None = None
+        self._forecast_due_at = float("-inf")
+        self._peak_rate: float | None = None
+        self._fallbacks: Counter[str] = Counter()
+
+    # What a turn reads; nothing here waits.
+
+    @property
+    def settled(self) -> bool:
+        """Report whether something is known about traffic, or was long enough asked for to call it unknown."""
+        return self._traffic is not None or (
+            self._unknown is not None and self._clock() - self._started_at > 2 * pace_of(self.sight.spec).window_seconds
+        )
+
+    def outlook(self) -> Outlook:
+        """Return what is known now; parts that are too old are unknown."""
+        now, spec = self._clock(), self.sight.spec
+        traffic = None
+        if self._traffic is not None and now - self._traffic[0] <= FRESH_SECONDS + pace_of(spec).every_seconds:
+            traffic = self._traffic[1]
+        if not decides(spec):
+            return Outlook(traffic=traffic)
+        self._starts.observe(self.sight.workers)
+        forecast = None
+        if self._forecast is not None:
+            made_at, latest = self._forecast
+            forecast = latest if now - made_at <= STALE_INTERVALS * latest.interval_seconds else None
+        return Outlook(
+            traffic=dataclasses.replace(traffic, prefix_hit=self._speeds.prefix_hit) if traffic is not None else None,
+            forecast=forecast,
+            speeds=self._speeds.speeds(),
+            start_seconds=self._start_seconds,
+            peak_rate=self._peak_rate if forecast is not None else None,
+            unknown=None if traffic is not None else self._unknown or "The load has not been read yet.",
+        )
+
+    def loads(self) -> dict[str, LoadReport]:
+        """Return the latest load of each worker by name; not of draining ones, whose end must not rest on old news."""
+        now = self._clock()
+        return {
+            worker.name: found[1]
+            for worker in self.sight.workers
+            if worker.role is not Role.DRAINING
+            and (found := self._loads.get(worker.uid)) is not None
+            and now - found[0] <= LOAD_FRESH_SECONDS
+        }
+
+    # What runs in the background.
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled."""
+        try:
+            while True:
+                began = self._clock()
+                try:
+                    await self._tick()
+                except Exception:
+                    # A defect here must not stop what is known from becoming old, nor take the operator along.
+                    logger.exception("watch_failed namespace=%s cluster=%s", self.sight.namespace, self.sight.name)
+                every = TICK_SECONDS if decides(self.sight.spec) else pace_of(self.sight.spec).every_seconds
+                await asyncio.sleep(max(0.1, every - (self._clock() - began)))
+        finally:
+            if self._forecasting is not None:
+                self._forecasting.cancel()
+
+    async def _tick(self) -> None:
+        sight = self.sight
+        source = await self._sources.of(sight.spec)
+        if not decides(sight.spec):
+            await self._read_traffic(sight, source)
+            self._wake_if_changed()
+            return
+        await asyncio.gather(self._read_traffic(sight, source), self._read_loads(sight))
+        if self._forecasting is None and self._clock() >= self._forecast_due_at:
+            self._forecasting = asyncio.create_task(
+                self._make_forecast(sight, source), name=f"forecast-{sight.namespace}-{sight.name}"
+            )
+            self._forecasting.add_done_callback(self._forecast_done)
+
+    async def _read_traffic(self, sight: Sight, source: TelemetrySource) -> None:
+        pace = pace_of(sight.spec)
+        if self._clock() - self._asked_at < pace.every_seconds - TICK_SECONDS / 2:
+            return
+        self._asked_at, now = self._clock(), self._unix_time()
+        try:
+            async with asyncio.timeout(SOURCE_SECONDS):
+                if source is self._sources.scrape:
+                    await self._sources.scrape.scrape(sight.ref, sight.gateways, now)
+                answer = await source.traffic(sight.ref, window_seconds=pace.window_seconds, now=now)
+        except TimeoutError:
+            answer = Unknown(f"The source of metrics did not answer within {SOURCE_SECONDS:g} s.")
+        if isinstance(answer, Unknown):
+            self._metrics.telemetry_unknown(name_of(sight.spec), "traffic")
+            if self._unknown is None:
+                logger.warning("traffic_unknown namespace=%s cluster=%s why=%r", *sight.ref.key, answer.reason)
+            self._unknown = answer.reason
+            return
+        if self._unknown is not None:
+            logger.info("traffic_known namespace=%s cluster=%s rate=%.3g", *sight.ref.key, answer.rate)
+        self._traffic, self._unknown = (self._clock(), answer), None
+
+    async def _read_loads(self, sight: Sight) -> None:
+        asked = {w.name: w for w in sight.workers if w.pod_ip is not None and w.ready and not w.deleting}
+        reports = await self._agents.loads({name: worker.pod_ip or "" for name, worker in asked.items()})
+        at = self._clock()
+        uids = {worker.uid for worker in sight.workers}
+        self._loads = {uid: entry for uid, entry in self._loads.items() if uid in uids}
+        for name, report in reports.items():
+            if report is not None:
+                self._loads[asked[name].uid] = (at, report)
+        silent = sum(report is None for report in reports.values())
+        if silent:
+            self._metrics.telemetry_unknown("agent", "load", silent)
+        variation = self._traffic[1].isl_cv2 if self._traffic is not None else None
+        self._speeds.learn(
+            cluster=sight.name,
+            spec=sight.spec,
+            workers=sight.workers,
+            loads=reports,
+            at=at,
+            isl_cv2=1.0 if variation is None else variation,
+        )
+
+    async def _make_forecast(self, sight: Sight, source: TelemetrySource) -> None:
+        wanted = sight.spec.balance.forecast
+        interval_seconds, season_seconds = seconds(wanted.interval), seconds(wanted.seasonality)
+        now = self._unix_time()
+        series = await source.load_series(
+            sight.ref,
+            interval_seconds=interval_seconds,
+            history_seconds=min(SEASONS * season_seconds, MOST_INTERVALS * interval_seconds),
+            now=now,
+        )
+        if isinstance(series, Unknown):
+            self._metrics.telemetry_unknown(name_of(sight.spec), "series")
+            self._forecast_due_at = self._clock() + min(RETRY_SECONDS, interval_seconds)
+            return
+        self._peak_rate = peak_rate(series, seconds(sight.spec.balance.scale_down.stabilization))
+        forecaster = self._forecaster_for(sight.spec, season_seconds)
+        async with self._sources.forecasts:
+            forecast = await asyncio.to_thread(
+                forecaster.update, series, horizon_seconds=self._horizon_seconds(sight.spec)
+            )
+        # The next one when the interval that runs now is over, and its last scrape is in.
+        left_seconds = interval_seconds - self._unix_time() % interval_seconds
+        self._forecast_due_at = self._clock() + left_seconds + TICK_SECONDS
+        for method, count in (forecaster.fallbacks - self._fallbacks).items():
+            self._metrics.forecast_fallback(method, count)
+            logger.warning(
+                "forecast_fell_back namespace=%s cluster=%s why=%r", *sight.ref.key, forecaster.last_fallback
+            )
+        self._fallbacks = Counter(forecaster.fallbacks)
+        if forecast is not None:
+            self._forecast = (self._clock(), forecast)
+            self._metrics.forecast_error(*sight.ref.key, forecast.method.value, forecast.error)
+
+    def _forecast_done(self, task: asyncio.Task[None]) -> None:
+        self._forecasting = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._forecast_due_at = self._clock() + RETRY_SECONDS
+            logger.error(
+                "forecast_failed namespace=%s cluster=%s", self.sight.namespace, self.sight.name, exc_info=error
+            )
+
+    def _forecaster_for(self, spec: InferenceClusterSpec, season_seconds: float) -> Forecaster:
+        wanted = spec.balance.forecast
+        made_for = (wanted.method, wanted.interval, season_seconds, wanted.quantile, spec.metrics)
+        if self._forecaster is None or self._forecaster[0] != made_for:
+            forecaster = Forecaster(
+                method=wanted.method, season_seconds=season_seconds, quantile=wanted.quantile, clock=self._clock
+            )
+            self._forecaster, self._fallbacks = (made_for, forecaster), Counter()
+        return self._forecaster[1]
+
+    @property
+    def _start_seconds(self) -> float:
+        measured = self._starts.typical_seconds
+        return DEFAULT_START_SECONDS if measured is None else measured
+
+    def _horizon_seconds(self, spec: InferenceClusterSpec) -> float:
+        horizon = spec.balance.forecast.horizon
+        return self._start_seconds + TICK_SECONDS if horizon == "auto" else seconds(horizon)
+
+    def _wake_if_changed(self) -> None:
+        """In Manual only the status follows from traffic: a turn is worth its while only when that changes."""
+        if not self.settled or self._clock() - self._woke_at < PUBLISH_SECONDS:
+            return
+        if not same_measurements(self.sight.status, self.outlook().traffic):
+            self._woke_at = self._clock()
+            self._wake()

@@ -1,0 +1,73 @@
+"""What is known about the load of every cluster: kept up in the background, handed out at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from fulcrum.api.worker import LoadReport
+from fulcrum.balance.outlook import Outlook
+from fulcrum.controller.cluster_watch import ClusterWatch, Sight
+from fulcrum.controller.metrics import Metrics
+from fulcrum.controller.sources import Sources
+from fulcrum.telemetry import Agents
+from fulcrum.telemetry.source import ClusterRef
+
+ClusterKey = tuple[str, str]
+"""Namespace and name."""
+_CLOSE_SECONDS: Final = 2.0
+
+
+class OutlookKeeper:
+    """Follows every cluster that it was shown until told to forget it. Use as an async context manager.
+
+    `wake` asks for a turn of a cluster whose status should say something else.
+    """
+
+    def __init__(self, agents: Agents, metrics: Metrics, *, wake: Callable[[ClusterKey], None]) -> None:
+        self._agents = agents
+        self._metrics = metrics
+        self._wake = wake
+        self._sources = Sources()
+        self._watches: dict[ClusterKey, tuple[ClusterWatch, asyncio.Task[None]]] = {}
+        self._stopped: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._sources.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+        await self._sources.__aexit__(kind, error, trace)
+
+    def look(self, sight: Sight) -> tuple[Outlook, dict[str, LoadReport], bool]:
+        """Return what is known now, the loads by worker, and whether unknown traffic is more than not yet known."""
+        key = sight.ref.key
+        if key not in self._watches:
+            watch = ClusterWatch(sight, self._sources, self._agents, self._metrics, wake=lambda: self._wake(key))
+            self._watches[key] = (watch, asyncio.create_task(watch.run(), name=f"watch-{key[0]}-{key[1]}"))
+        watch, _ = self._watches[key]
+        watch.sight = sight
+        return watch.outlook(), watch.loads(), watch.settled
+
+    def forget(self, key: ClusterKey) -> None:
+        """Stop following a cluster that is gone."""
+        found = self._watches.pop(key, None)
+        if found is None:
+            return
+        found[1].cancel()
+        self._stopped.add(found[1])
+        found[1].add_done_callback(self._stopped.discard)
+        self._sources.scrape.forget(ClusterRef(namespace=key[0], name=key[1]))
+        self._metrics.forget(*key)
+
+    async def stop(self) -> None:
+        """Stop following anything."""
+        for key in list(self._watches):
+            self.forget(key)
+        if self._stopped:
+            await asyncio.wait(set(self._stopped), timeout=_CLOSE_SECONDS)

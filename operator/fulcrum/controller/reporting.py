@@ -1,0 +1,70 @@
+"""What a turn says about itself: status and events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+
+from fulcrum.api.objects import to_dict
+from fulcrum.api.types import InferenceClusterStatus
+from fulcrum.balance import PlanEvent, invalid_status
+from fulcrum.controller.apply import Done
+from fulcrum.controller.children import Manifest, Owner
+from fulcrum.controller.events import event_of_action, event_of_state
+from fulcrum.controller.kube import EVENT, ApiFailure, Kube
+from fulcrum.controller.published import PUBLISH_SECONDS, keeping_measurements
+
+logger = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Writes status and events. Remembers only when it last wrote figures that change all the time."""
+
+    def __init__(self, kube: Kube, *, identity: str) -> None:
+        self._kube = kube
+        self._identity = identity
+        self._published_at: dict[str, float] = {}
+
+    async def post_events(self, owner: Owner, done: Iterable[Done], stated: Iterable[PlanEvent], now: datetime) -> None:
+        """Post an event for each action that was carried out, and each change of state."""
+        events = [event_of_action(owner, each, now, by=self._identity) for each in done]
+        events += [event_of_state(owner, each, now, by=self._identity) for each in stated]
+        for event in events:
+            try:
+                await self._kube.create(EVENT, event)
+            except ApiFailure as error:
+                # An event that cannot be posted is no reason to repeat what it is about.
+                logger.warning("event_not_posted cluster=%s event=%s error=%r", owner.name, event["reason"], error)
+
+    async def write_status(
+        self, owner: Owner, standing: InferenceClusterStatus, status: InferenceClusterStatus
+    ) -> None:
+        """Write the status if it says something new; figures alone are no news until PUBLISH_SECONDS have passed."""
+        if status == standing:
+            return
+        now = time.monotonic()
+        recent = now - self._published_at.get(owner.uid, float("-inf")) < PUBLISH_SECONDS
+        if recent and keeping_measurements(status, standing) == standing:
+            return
+        await self._kube.apply_status(owner.namespace, owner.name, to_dict(status))
+        self._published_at[owner.uid] = now
+
+    async def say_invalid(self, namespace: str, document: Manifest, message: str, now: datetime) -> None:
+        """Say in the status that the spec cannot be used."""
+        try:
+            standing = msgspec.convert(document.get("status") or {}, InferenceClusterStatus)
+        except msgspec.ValidationError:
+            standing = InferenceClusterStatus()
+        metadata = document["metadata"]
+        status = invalid_status(message, status=standing, generation=int(metadata.get("generation") or 0), now=now)
+        logger.warning("spec_invalid namespace=%s cluster=%s error=%s", namespace, metadata["name"], message)
+        owner = Owner(name=metadata["name"], namespace=namespace, uid=metadata["uid"])
+        await self.write_status(owner, standing, status)
+
+    def forget(self, uid: str) -> None:
+        """Drop what is remembered of a cluster that is gone."""
+        self._published_at.pop(uid, None)

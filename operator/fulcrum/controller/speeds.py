@@ -1,0 +1,141 @@
+"""How fast the workers of a cluster are, learnt from their load reports. All of it may be lost: it is learnt again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fulcrum.api.names import Role
+from fulcrum.api.quantities import number_of_bytes
+from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.api.worker import LoadReport
+from fulcrum.balance import Worker, worker_revision
+from fulcrum.capacity.online import TRUST, OnlineSpeed
+from fulcrum.capacity.precision import Precision
+from fulcrum.capacity.rows import rows_between
+from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
+from fulcrum.capacity.trust import measured_speed, pool_speed, roofline_speed
+
+ROW_SECONDS: Final = 10.0
+"""Shortest time between the two reports that a row is made from: over less, one request more or less is much."""
+_HIT_MEMORY: Final = 0.9
+_RANKS: Final = {source: rank for rank, source in enumerate(SpeedSource)}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pool:
+    revision: str
+    base: WorkerSpeed
+    online: OnlineSpeed
+
+    @property
+    def speed(self) -> WorkerSpeed:
+        return dataclasses.replace(self.base, coefficients=self.online.coefficients)
+
+
+class PoolSpeeds:
+    """The speeds of one cluster's pools."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, _Pool] = {}
+        self._reports: dict[str, tuple[float, LoadReport]] = {}
+        """By uid: the report that the next row begins at, and when it came."""
+        self._rooflines: dict[str, tuple[str, WorkerSpeed | None]] = {}
+        self._hit_tokens = 0.0
+        self._prompt_tokens = 0.0
+
+    @property
+    def prefix_hit(self) -> float | None:
+        """Share of prompt tokens that prefix caches answered lately; None while nothing was prefilled."""
+        return min(1.0, self._hit_tokens / self._prompt_tokens) if self._prompt_tokens > 0 else None
+
+    def speeds(self) -> dict[str, WorkerSpeed]:
+        """Return the speed of the workers of each pool, without the pools that nobody knows anything about."""
+        return {name: pool.speed for name, pool in self._pools.items()}
+
+    def learn(
+        self,
+        *,
+        cluster: str,
+        spec: InferenceClusterSpec,
+        workers: tuple[Worker, ...],
+        loads: Mapping[str, LoadReport | None],
+        at: float,
+        isl_cv2: float,
+    ) -> None:
+        """Take in the reports that came at `at` (any monotonic clock, seconds)."""
+        living = {worker.uid for worker in workers}
+        self._reports = {uid: entry for uid, entry in self._reports.items() if uid in living}
+        self._pools = {pool.name: self._pools[pool.name] for pool in spec.pools if pool.name in self._pools}
+        for pool in spec.pools:
+            revision = worker_revision(cluster=cluster, spec=spec, pool=pool)
+            # Workers of an older revision may be slower or faster ones.
+            reports = {
+                worker: report
+                for worker in workers
+                if worker.pool == pool.name
+                and worker.spec_hash == revision
+                and (report := loads.get(worker.name)) is not None
+            }
+            known = self._begin(spec, pool, revision, tuple(reports.values()))
+            if known is not None:
+                for worker, report in reports.items():
+                    known.online = self._follow(known.online, worker, report, at, isl_cv2)
+
+    def _begin(
+        self, spec: InferenceClusterSpec, pool: Pool, revision: str, reports: tuple[LoadReport, ...]
+    ) -> _Pool | None:
+        """Return what is known of a pool, begun anew when there is a better source than before."""
+        known = self._pools.get(pool.name)
+        if known is not None and known.revision != revision:
+            del self._pools[pool.name]
+            known = None
+        roofline = self._roofline(spec, pool, revision)
+        measured = [speed for report in reports if (speed := measured_speed(report, prior=roofline)) is not None]
+        base = pool_speed(measured, roofline=roofline)
+        if base is None or (known is not None and _RANKS[base.source] < _RANKS[known.base.source]):
+            return known  # nobody reports right now
+        if known is None or _RANKS[base.source] > _RANKS[known.base.source]:
+            online = OnlineSpeed.start(base.coefficients, trust=TRUST[base.source])
+            known = self._pools[pool.name] = _Pool(revision=revision, base=base, online=online)
+        known.base = base
+        return known
+
+    def _follow(
+        self, online: OnlineSpeed, worker: Worker, report: LoadReport, at: float, isl_cv2: float
+    ) -> OnlineSpeed:
+        before_at, before = self._reports.setdefault(worker.uid, (at, report))
+        if at - before_at < ROW_SECONDS:
+            return online
+        self._reports[worker.uid] = (at, report)
+        self._count_hits(before, report)
+        rows = rows_between(before, report, seconds=at - before_at, isl_cv2=isl_cv2)
+        return online.updated(row for row in rows if row is not None)
+
+    def _count_hits(self, before: LoadReport, after: LoadReport) -> None:
+        # What a decode worker is sent comes from its peer, whatever its own cache says.
+        if before.work is None or after.work is None or after.role not in (Role.PREFILL, Role.MIXED):
+            return
+        prompt_tokens = after.work.prompt_tokens - before.work.prompt_tokens
+        hit_tokens = after.work.cached_tokens - before.work.cached_tokens
+        if prompt_tokens > 0 and 0 <= hit_tokens <= prompt_tokens:
+            self._prompt_tokens = _HIT_MEMORY * self._prompt_tokens + prompt_tokens
+            self._hit_tokens = _HIT_MEMORY * self._hit_tokens + hit_tokens
+
+    def _roofline(self, spec: InferenceClusterSpec, pool: Pool, revision: str) -> WorkerSpeed | None:
+        if pool.name not in self._rooflines or self._rooflines[pool.name][0] != revision:
+            tensor, pipeline = pool.parallelism.tensor, pool.parallelism.pipeline
+            cache = spec.engine.kv_cache
+            memory = number_of_bytes(cache.memory) // (tensor * pipeline) if cache.memory is not None else None
+            speed = roofline_speed(
+                spec.model.name,
+                pool.accelerator,
+                tensor=tensor,
+                pipeline=pipeline,
+                kv=Precision.FP8 if cache.dtype.value == Precision.FP8 else Precision.BF16,
+                kv_memory_bytes=memory,
+            )
+            self._rooflines[pool.name] = (revision, speed)
+        return self._rooflines[pool.name][1]
