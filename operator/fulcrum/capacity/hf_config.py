@@ -164,11 +164,28 @@ def _weights(document: Mapping[str, Any]) -> Precision:
     if not isinstance(quantization, Mapping):
         return Precision.BF16  # engines load float32 checkpoints as 16 bits too
     method = str(quantization.get("quant_method", "")).lower()
-    if method in _FOUR_BIT or quantization.get("bits") == 4:
+    bits = _bits(quantization)
+    if bits == 4 or (bits is None and method in _FOUR_BIT):
         return Precision.FP4
-    if method in _EIGHT_BIT or quantization.get("bits") == 8:
+    if bits == 8 or (bits is None and method in _EIGHT_BIT):
         return Precision.FP8
     raise ModelConfigError(
         "quantization_config.quant_method",
         f"is {method!r}, which is not known; known are {', '.join(sorted(_FOUR_BIT | _EIGHT_BIT))}",
     )
+
+
+def _bits(quantization: Mapping[str, Any]) -> int | None:
+    """Bits per weight where the method leaves them open."""
+    if quantization.get("load_in_8bit"):
+        return 8
+    if "FP4" in str(quantization.get("quant_algo", "")).upper():
+        return 4
+    found = quantization.get("bits")
+    groups = quantization.get("config_groups")  # compressed-tensors
+    if found is None and isinstance(groups, Mapping):
+        for group in groups.values():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            if isinstance(weights, Mapping):
+                found = weights.get("num_bits")
+    return found if isinstance(found, int) else None

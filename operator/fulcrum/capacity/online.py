@@ -1,8 +1,8 @@
 """Speed that follows what workers report: least squares with forgetting, around a prior.
 
 Each row pulls the coefficients by its *relative* error; old rows fade; a row that is far off pulls no harder than a
-moderately wrong one (Huber). What the rows do not say (all of one batch size, say) stays with the prior, in which all
-coefficients move together first: a machine that is twice as slow as thought is likely so in everything.
+moderately wrong one (Huber). What the rows do not say (all of one batch size, say) stays with the prior, after one
+factor for all its coefficients: a machine that is twice as slow as thought is likely so in everything.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FORGETTING: Final = 0.96
 NOISE: Final = 0.1
 """Relative error of a usual row."""
 _COMMON_DEVIATION: Final = 1.0
-"""How far all coefficients may be off together, relatively, in a prior of trust 1."""
-_OWN_DEVIATION: Final = 0.5
-"""How far each of them may be off on its own."""
+"""How far the factor for all coefficients may be from 1."""
+_OWN_DEVIATION: Final = 1.0
+"""How far each of them may be off on its own, relatively, in a prior of trust 1."""
 _LEAST_SHARE: Final = 0.05
 """A coefficient that the prior has as zero could still make up this share of a typical step."""
 _HUBER: Final = 2.0
@@ -54,8 +54,7 @@ class _Fit:
     """Coefficient = share * unit."""
     prior: NDArray[np.float64]
     """Shares that the prior has."""
-    prior_information: NDArray[np.float64]
-    """Inverse of the prior's covariance."""
+    trust: float
     information: NDArray[np.float64]
     """Faded sum of x x^T over rows."""
     evidence: NDArray[np.float64]
@@ -73,12 +72,10 @@ class _Fit:
         contributions = np.maximum(np.asarray(coefficients), 0.0) * features
         whole = max(float(contributions.sum()), _LEAST_SECONDS)
         shares = contributions / whole
-        own = (_OWN_DEVIATION * np.maximum(shares, _LEAST_SHARE)) ** 2
-        covariance = (_COMMON_DEVIATION**2 * np.outer(shares, shares) + np.diag(own)) / trust
         return cls(
             unit=whole / features,
             prior=shares,
-            prior_information=np.linalg.inv(covariance),
+            trust=trust,
             information=np.zeros((3, 3)),
             evidence=np.zeros(3),
             shares=shares,
@@ -94,8 +91,19 @@ class _Fit:
         """Share of what the coefficients say that comes from rows and not from the prior, 0 to 1."""
         import numpy as np
 
-        left = np.linalg.solve(self.information + self.prior_information, self.prior_information)
+        _, held = self._scaled_prior()
+        left = np.linalg.solve(self.information + held, held)
         return float(min(1.0, max(0.0, 1.0 - np.trace(left) / 3)))
+
+    def _scaled_prior(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The prior times the factor that fits the rows best, and how firmly it holds (inverse of its covariance)."""
+        import numpy as np
+
+        known = 1 / _COMMON_DEVIATION**2
+        agreeing = max(float(self.prior @ self.evidence), 0.0)
+        factor = (agreeing + known) / (float(self.prior @ self.information @ self.prior) + known)
+        deviation = _OWN_DEVIATION * factor * np.maximum(self.prior, _LEAST_SHARE)
+        return factor * self.prior, np.diag(self.trust / deviation**2)
 
     def updated(self, features: tuple[float, ...], seconds: float, forgetting: float) -> Self:
         import numpy as np
@@ -104,18 +112,19 @@ class _Fit:
         row = np.asarray(features) * self.unit / expected
         target = seconds / expected
         off = abs(target - 1.0)
-        weight = min(1.0, _HUBER * self.error / off) if off > 0 else 1.0
+        usual = max(self.error, NOISE)
+        weight = min(1.0, _HUBER * usual / off) if off > 0 else 1.0
         weight /= NOISE**2
-        information = forgetting * self.information + weight * np.outer(row, row)
-        evidence = forgetting * self.evidence + weight * target * row
-        shares = minimise_quadratic(
-            information + self.prior_information, evidence + self.prior_information @ self.prior
-        )
-        seen = min(off, _ERROR_STEP * max(self.error, NOISE))
-        return dataclasses.replace(
+        learnt = dataclasses.replace(
             self,
-            information=information,
-            evidence=evidence,
+            information=forgetting * self.information + weight * np.outer(row, row),
+            evidence=forgetting * self.evidence + weight * target * row,
+        )
+        prior, held = learnt._scaled_prior()
+        shares = minimise_quadratic(learnt.information + held, learnt.evidence + held @ prior)
+        seen = min(off, _ERROR_STEP * usual)
+        return dataclasses.replace(
+            learnt,
             shares=shares,
             error=_ERROR_MEMORY * self.error + (1 - _ERROR_MEMORY) * seen,
             rows=self.rows + 1,

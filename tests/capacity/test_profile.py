@@ -1,0 +1,155 @@
+"""Profiles: documents of ours, and DistServe's fits with their published numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.profile import ProfileError, distserve_speed, parse_profile, profile_speed
+from fulcrum.capacity.speed import Speed, SpeedSource
+
+REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
+COEFFICIENTS = SpeedCoefficients(
+    prefill_a=0.004, prefill_b=2e-5, prefill_c=1e-9, decode_a=0.007, decode_b=1e-5, decode_c=3e-8
+)
+FITTED: dict[str, Any] = {
+    "model": "m",
+    "accelerator": "H100-SXM-80GB",
+    "kvCapacityTokens": 440_000,
+    "coefficients": {
+        "prefillA": 0.004,
+        "prefillB": 2e-5,
+        "prefillC": 1e-9,
+        "decodeA": 0.007,
+        "decodeB": 1e-5,
+        "decodeC": 3e-8,
+    },
+}
+# Made-up numbers of round size, in the form of DistServe's repository.
+DISTSERVE: dict[str, Any] = {
+    "facebook/opt-13b": {
+        "2": {
+            "decoding_large_small_bs_threshold": 95,
+            "prefill": [18.0, 0.1, 7e-6],
+            "decoding_smallbs": [20.0, 0.0006, 0.04],
+            "decoding_largebs": [7.0, 0.0005, 0.16],
+        }
+    }
+}
+
+
+def document(**change: Any) -> str:
+    return json.dumps({name: each for name, each in (FITTED | change).items() if each is not None})
+
+
+def samples() -> dict[str, Any]:
+    k = COEFFICIENTS
+    return {
+        "prefill": [
+            {
+                "prompts": 1,
+                "tokens": length,
+                "squaredTokens": length**2,
+                "seconds": k.prefill_a + k.prefill_b * length + k.prefill_c * length**2,
+            }
+            for length in (128, 1024, 4096, 16384)
+        ],
+        "decode": [
+            {
+                "batch": batch,
+                "contextTokens": batch * context,
+                "secondsPerStep": k.decode_a + k.decode_b * batch + k.decode_c * batch * context,
+            }
+            for batch in (1, 8, 64)
+            for context in (128, 4096)
+        ],
+    }
+
+
+def test_coefficients_are_taken_as_they_are() -> None:
+    speed = profile_speed(parse_profile(document(maxBatch=64, transferBaseSeconds=0.001)))
+    assert speed.coefficients == COEFFICIENTS
+    assert (speed.kv_capacity_tokens, speed.max_batch, speed.source) == (440_000, 64, SpeedSource.PROFILE)
+    assert speed.transfer_seconds(1000) == 0.001
+
+
+def test_measurements_are_fitted() -> None:
+    speed = profile_speed(parse_profile(document(coefficients=None, **samples())))
+    assert speed.prefill_seconds(2048, 2048**2) == pytest.approx(0.004 + 2e-5 * 2048 + 1e-9 * 2048**2, rel=1e-6)
+    assert speed.decode_step_seconds(16, 16_000) == pytest.approx(0.007 + 1e-5 * 16 + 3e-8 * 16_000, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{", "not JSON"),
+        (b"\xff", "not JSON"),
+        ("[]", "schema"),
+        (document(kvCapacityTokens="many"), r"kvCapacityTokens"),
+        (document(kvCapacityTokens=0), "at least 1"),
+        (document(typo=1), "typo"),
+        (document(transferSecondsPerToken=-1), "must not be negative"),
+        (document(coefficients=FITTED["coefficients"] | {"decodeA": -1}), "must not be negative"),
+        (document(coefficients=None), "two prompt lengths"),
+        (document(coefficients=None, prefill=samples()["prefill"]), "two batch sizes"),
+        (
+            document(
+                coefficients=None,
+                prefill=samples()["prefill"],
+                decode=[
+                    {"batch": 1, "contextTokens": 1, "secondsPerStep": 0},
+                    {"batch": 2, "contextTokens": 1, "secondsPerStep": 1},
+                ],
+            ),
+            "positive",
+        ),
+    ],
+)
+def test_a_bad_profile_says_what_is_wrong(text: str | bytes, what: str) -> None:
+    with pytest.raises(ProfileError, match=what):
+        parse_profile(text)
+
+
+def test_distserve_prefill_and_decode() -> None:
+    speed: Speed = distserve_speed(DISTSERVE, "facebook/opt-13b", tensor=2, kv_capacity_tokens=163_008)
+    lengths = (100, 300)
+    tokens, squares = sum(lengths), sum(length**2 for length in lengths)
+    assert speed.prefill_seconds(tokens, squares) == pytest.approx((18 + 0.1 * 400 + 7e-6 * 100_000 + 1) / 1e3)
+    assert speed.decode_step_seconds(94, 20_000) == pytest.approx((20 + 0.0006 * 20_000 + 0.04 * 94) / 1e3)
+    assert speed.decode_step_seconds(95, 20_000) == pytest.approx((7 + 0.0005 * 20_000 + 0.16 * 95) / 1e3)
+    assert speed.kv_capacity_tokens == 163_008
+
+
+def test_distserve_pipeline_divides_and_adds_a_millisecond_per_stage() -> None:
+    one, three = (
+        distserve_speed(DISTSERVE, "facebook/opt-13b", tensor=2, pipeline=stages, kv_capacity_tokens=1)
+        for stages in (1, 3)
+    )
+    assert three.prefill_seconds(512, 512**2) - 0.003 == pytest.approx((one.prefill_seconds(512, 512**2) - 0.001) / 3)
+    for batch in (10, 200):
+        assert three.decode_step_seconds(batch, 10_000) == pytest.approx(one.decode_step_seconds(batch, 10_000) / 3)
+
+
+@pytest.mark.parametrize(("model", "tensor"), [("facebook/opt-13b", 4), ("facebook/opt-66b", 2)])
+def test_a_fit_that_is_not_there(model: str, tensor: int) -> None:
+    with pytest.raises(ProfileError, match=f"{model} at tensor parallelism {tensor}"):
+        distserve_speed(DISTSERVE, model, tensor=tensor, kv_capacity_tokens=1)
+
+
+@pytest.mark.parametrize("name", ["distserve_profile_a100.json", "distserve_profile_a100_vllm.json"])
+def test_published_fits_are_read(name: str) -> None:
+    path = REFERENCE / name
+    if not path.is_file():
+        pytest.skip("no reference data")
+    published = json.loads(path.read_text())
+    for model, by_tensor in published.items():
+        for tensor, fit in by_tensor.items():
+            speed = distserve_speed(published, model, tensor=int(tensor), kv_capacity_tokens=10_000)
+            a, b, c = fit["prefill"]
+            assert speed.prefill_seconds(512, 512**2) * 1e3 == pytest.approx(a + b * 512 + c * 512**2 + 1)
+            a, b, c = fit["decoding_smallbs"]
+            assert speed.decode_step_seconds(32, 9600) * 1e3 == pytest.approx(a + b * 9600 + c * 32)
