@@ -42,6 +42,13 @@ class Reason(StrEnum):
     # Rejections at the gateway (x-fulcrum-rejected, metric label).
     NO_WORKER = "NoWorker"
     OVERLOADED = "Overloaded"
+    TTFT_UNREACHABLE = "TtftUnreachable"
+    TPOT_UNREACHABLE = "TpotUnreachable"
+    KV_EXHAUSTED = "KvExhausted"
+    QUEUE_FULL = "QueueFull"
+    CLASS_SHARE = "ClassShare"
+    PREEMPTED = "Preempted"
+    NEVER_FITS = "NeverFits"
     UPSTREAM_FAILED = "UpstreamFailed"
     TIMED_OUT = "TimedOut"
     SHUTTING_DOWN = "ShuttingDown"

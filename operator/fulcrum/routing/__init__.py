@@ -11,7 +11,7 @@ from fulcrum.routing.flight import Flight, Incoming, Route
 from fulcrum.routing.latency import HandOver
 from fulcrum.routing.outliers import OutlierEjector, OutlierRule
 from fulcrum.routing.route import NoPool, route
-from fulcrum.routing.view import ClusterView
+from fulcrum.routing.view import ClusterView, decode_share
 from fulcrum.routing.worker import WorkerView
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "TwoLegs",
     "WorkerView",
     "choose",
+    "decode_share",
     "plan",
     "prefix_keys",
     "route",

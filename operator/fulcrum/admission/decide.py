@@ -1,0 +1,203 @@
+"""Accept a request or turn it away, at its arrival, by what is predicted for it and for those already accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fulcrum.admission.classes import ClassTable
+from fulcrum.admission.limits import Over, ThresholdLimits, over_kv, over_threshold, over_tpot, over_ttft
+from fulcrum.admission.outcome import Admit, Preempt, Reject, Tally
+from fulcrum.admission.predict import Margin, OutputLengths, TokenRatio
+from fulcrum.admission.shares import Shares
+from fulcrum.api.reasons import Reason
+from fulcrum.api.serving_types import AdmissionPolicy, QosClass
+from fulcrum.routing import (
+    AffinityMemory,
+    ClusterView,
+    Flight,
+    Incoming,
+    NobodyFits,
+    NobodyThere,
+    NoPool,
+    Route,
+    route,
+)
+
+_SOONEST_SECONDS = 0.05
+_UNBOUNDED = float("inf")
+
+
+class Admission:
+    """Admission of one cluster: its policy, its classes, and what was learned so far."""
+
+    def __init__(
+        self,
+        policy: AdmissionPolicy,
+        classes: Sequence[QosClass] = (),
+        *,
+        ttft_seconds: float = 2.0,
+        tpot_seconds: float = 0.1,
+        attainment: float = 0.95,
+        gateways: int = 1,
+        limits: ThresholdLimits | None = None,
+    ) -> None:
+        """`gateways`: replicas that share the traffic evenly."""
+        self.policy = policy
+        self.classes = ClassTable(classes)
+        self.ttft_seconds = ttft_seconds
+        self.tpot_seconds = tpot_seconds
+        self.tokens = TokenRatio()
+        self.outputs = OutputLengths(self.classes.names)
+        self.ttft_margin = Margin(attainment)
+        self.tpot_margin = Margin(attainment)
+        self.admitted = [0] * len(self.classes)
+        """Admitted requests, by class."""
+        self.rejected: dict[tuple[str, Reason], Tally] = {}
+        """Rejected (and preempted) requests, by class and reason."""
+        self._limits = limits or ThresholdLimits()
+        self._shares = Shares(self.classes, gateways=gateways)
+
+    def new_view(self, affinity: AffinityMemory | None = None, units_per_token: float = 4.0) -> ClusterView:
+        """A view that speaks of the same classes and promises."""
+        return ClusterView(
+            class_names=self.classes.names,
+            ttft_seconds=self.ttft_seconds,
+            tpot_seconds=self.tpot_seconds,
+            affinity=affinity,
+            units_per_token=units_per_token,
+        )
+
+    def incoming(
+        self,
+        *,
+        prompt_bytes: float = 0.0,
+        prompt_tokens: float | None = None,
+        max_tokens: float | None = None,
+        qos: int = 0,
+        prefix: tuple[int, ...] = (),
+        units_per_token: float | None = None,
+        ttft_seconds: float = _UNBOUNDED,
+        tpot_seconds: float = _UNBOUNDED,
+        whole: bool = False,
+    ) -> Incoming:
+        """A request with what is not known of it estimated; `prefix` is of bytes unless `units_per_token` is given."""
+        if prompt_tokens is None:
+            prompt_tokens = self.tokens.tokens(prompt_bytes)
+        return Incoming(
+            prompt_tokens=prompt_tokens,
+            output_tokens=self.outputs.expect(qos, prompt_tokens, max_tokens),
+            qos=qos,
+            # A request may ask for more than is promised to all, never for less.
+            ttft_seconds=ttft_seconds if ttft_seconds < self.ttft_seconds else _UNBOUNDED,
+            tpot_seconds=tpot_seconds if tpot_seconds < self.tpot_seconds else _UNBOUNDED,
+            prefix=prefix,
+            units_per_token=self.tokens.bytes_per_token if units_per_token is None else units_per_token,
+            whole=whole,
+        )
+
+    def decide(self, incoming: Incoming, view: ClusterView, now_seconds: float) -> Admit | Preempt | Reject:
+        """Whether, and where, to serve a request. Changes counters and demand only; `view.start` sends it on its way."""
+        found = route(incoming, view, now_seconds)
+        if not isinstance(found, Route):
+            return self._turn_away(incoming, _unserved(found))
+        if self.policy is AdmissionPolicy.OFF:
+            return self._let_in(incoming, found)
+        self._shares.offered(incoming, found, view, now_seconds)
+        # Nobody is helped by turning a request away from workers that have nothing to do.
+        if found.idle:
+            return self._let_in(incoming, found)
+        rooms = self._shares.room(incoming.qos, view, now_seconds)
+        over = self._over(incoming, found, view, rooms)
+        if not over:
+            return self._let_in(incoming, found)
+        worst = max(over, key=lambda one: one.after_seconds)
+        if all(one.excess_seconds for one in over):
+            victims = self._victims(incoming, found, view, worst.excess_seconds)
+            if victims:
+                return self._preempt(incoming, found, victims, worst.after_seconds)
+        reason = worst.reason
+        if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0)):
+            reason = Reason.CLASS_SHARE
+        elif reason is Reason.TTFT_UNREACHABLE:
+            self.ttft_margin.rejected()
+        elif reason is Reason.TPOT_UNREACHABLE:
+            self.tpot_margin.rejected()
+        after_seconds = max(worst.after_seconds, _SOONEST_SECONDS)
+        return self._turn_away(incoming, Reject(reason, after_seconds, found))
+
+    def learn(
+        self,
+        flight: Flight,
+        *,
+        ttft_seconds: float | None = None,
+        tpot_seconds: float | None = None,
+        output_tokens: float | None = None,
+    ) -> None:
+        """A request was served: what became of its predictions. Leave out what is not known."""
+        found = flight.route
+        if output_tokens is not None and output_tokens > 0:
+            self.outputs.learn(flight.qos, flight.prompt_tokens, output_tokens)
+        if not found.known:
+            return
+        if ttft_seconds is not None:
+            self.ttft_margin.learn(found.ttft_seconds, ttft_seconds, self.ttft_seconds)
+        if tpot_seconds is not None:
+            self.tpot_margin.learn(found.tpot_seconds, tpot_seconds, self.tpot_seconds)
+
+    def _over(self, incoming: Incoming, found: Route, view: ClusterView, rooms: tuple[float, float]) -> list[Over]:
+        """Limits that the path is over, when others keep all but `rooms`."""
+        if self.policy is AdmissionPolicy.THRESHOLD or not found.known:
+            return over_threshold(incoming, found, self._limits, rooms)
+        checks = (
+            over_ttft(incoming, found, view, self.ttft_margin, rooms[0]),
+            over_tpot(incoming, found, view, self.tpot_margin, rooms[1]),
+            over_kv(incoming, found, rooms[1]),
+        )
+        return [one for one in checks if one is not None]
+
+    def _victims(self, incoming: Incoming, found: Route, view: ClusterView, excess_seconds: float) -> list[Flight]:
+        """Queued prefills of lower classes on the path's worker, the lowest and newest first; [] if too few."""
+        priorities = self.classes.priorities
+        own = priorities[incoming.qos]
+        # The first one is being computed: what was spent on it would be lost.
+        queued = [leg for leg in list(found.prefill.legs)[1:] if priorities[leg.qos] < own]
+        queued.reverse()
+        queued.sort(key=lambda leg: priorities[leg.qos])
+        victims: list[Flight] = []
+        taken = [0.0] * len(priorities)
+        for leg in queued:
+            if excess_seconds <= 0:
+                break
+            less = taken[leg.qos] + leg.work_seconds
+            if self._shares.above_reserve(leg.qos, view, less):
+                taken[leg.qos] = less
+                excess_seconds -= leg.work_seconds
+                victims.append(leg)
+        return victims if excess_seconds <= 0 else []
+
+    def _let_in(self, incoming: Incoming, found: Route) -> Admit:
+        self.admitted[incoming.qos] += 1
+        return Admit(found)
+
+    def _preempt(self, incoming: Incoming, found: Route, victims: list[Flight], after_seconds: float) -> Preempt:
+        self.admitted[incoming.qos] += 1
+        for victim in victims:
+            self._count(victim.qos, Reason.PREEMPTED, victim.prompt_tokens, victim.output_tokens)
+        return Preempt(found, tuple(victims), max(after_seconds + found.work_seconds, _SOONEST_SECONDS))
+
+    def _turn_away(self, incoming: Incoming, rejection: Reject) -> Reject:
+        self._count(incoming.qos, rejection.reason, incoming.prompt_tokens, incoming.output_tokens)
+        return rejection
+
+    def _count(self, qos: int, reason: Reason, prompt_tokens: float, output_tokens: float) -> None:
+        key = (self.classes.names[qos], reason)
+        tally = self.rejected.get(key)
+        if tally is None:
+            tally = self.rejected[key] = Tally()
+        tally.requests += 1
+        tally.prompt_tokens += prompt_tokens
+        tally.output_tokens += output_tokens
+
+
+def _unserved(found: NobodyThere | NobodyFits | NoPool) -> Reject:
+    return Reject(Reason.NEVER_FITS if isinstance(found, NoPool) else Reason.NO_WORKER)

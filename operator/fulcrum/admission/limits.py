@@ -1,0 +1,98 @@
+"""Checks of a path: is it within what was promised, and if not, when would it be?"""
+
+from __future__ import annotations
+
+from math import log
+from typing import Final
+
+import msgspec
+
+from fulcrum.admission.predict import Margin
+from fulcrum.api.reasons import Reason
+from fulcrum.routing import ClusterView, Incoming, Route
+
+_KV_FULL: Final = 0.97
+"""Share of the KV cache that may be planned with: blocks are filled in part."""
+_EMPTY: Final = 3.0
+"""Mean lives after which a batch is taken for empty."""
+
+
+class Over(msgspec.Struct, frozen=True):
+    """A limit that the path is over."""
+
+    reason: Reason
+    after_seconds: float
+    """Time until it no longer would be, if nothing else came."""
+    excess_seconds: float = 0.0
+    """Prefill that would have to go from the queue; 0 when that would not help."""
+
+
+class ThresholdLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the policy Threshold, for each worker. They need no prediction."""
+
+    queued_prompt_tokens: float = 32_768.0
+    kv_usage: float = 0.9
+    """Share of the KV cache, 0 to 1, that prompts and expected outputs may take."""
+    batch: float = 1.0
+    """Share of the engine's `max_num_seqs`."""
+
+
+def over_ttft(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:
+    """TTFT: of what is left of the promise after its own prefill, the queue may take the part `room`."""
+    allowed = margin.allowed_seconds(min(view.ttft_seconds, incoming.ttft_seconds))
+    left = allowed - (found.ttft_seconds - found.wait_seconds)
+    if left < 0:
+        return Over(Reason.TTFT_UNREACHABLE, _until_idle(found))
+    excess = found.wait_seconds - room * left
+    return Over(Reason.TTFT_UNREACHABLE, excess, excess) if excess > 0 else None
+
+
+def over_tpot(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:
+    """TPOT: the batch at hand-over must suit the new request, and all that are or will be in it."""
+    worker, there = found.decode, found.hand_over
+    promise = min(view.tpot_seconds, incoming.tpot_seconds, worker.tight_tpot_seconds)
+    allowed = margin.allowed_seconds(promise)
+    if allowed > worker.decode_a:
+        allowed = worker.decode_a + room * (allowed - worker.decode_a)
+    if there.step_seconds <= allowed:
+        return None
+    return Over(Reason.TPOT_UNREACHABLE, _until(found, there.step_seconds, there.own_step_seconds, allowed))
+
+
+def over_kv(incoming: Incoming, found: Route, room: float, full: float = _KV_FULL) -> Over | None:
+    """KV cache of the decode worker."""
+    capacity = found.decode.kv_capacity
+    used, allowed = found.hand_over.kv_tokens, room * full * capacity
+    if capacity <= 0 or used <= allowed:
+        return None
+    own = incoming.prompt_tokens + incoming.output_tokens
+    return Over(Reason.KV_EXHAUSTED, _until(found, used, own, allowed))
+
+
+def over_threshold(incoming: Incoming, found: Route, limits: ThresholdLimits, rooms: tuple[float, float]) -> list[Over]:
+    """Queue, batch and KV cache against fixed limits."""
+    prefill, decode = found.prefill, found.decode
+    over = []
+    queue = rooms[0] * limits.queued_prompt_tokens
+    # A prompt that is longer than the limit may still come when nothing is before it.
+    if prefill.legs and prefill.queued_tokens + incoming.prompt_tokens > queue:
+        share = min((prefill.queued_tokens + incoming.prompt_tokens - queue) / prefill.queued_tokens, 1.0)
+        over.append(Over(Reason.QUEUE_FULL, share * found.wait_seconds, share * found.wait_seconds))
+    batch = decode.running + decode.pending + decode.foreign_running + 1
+    if batch > rooms[1] * limits.batch * decode.max_batch:
+        over.append(Over(Reason.QUEUE_FULL, found.hand_over.life_seconds))
+    kv = over_kv(incoming, found, rooms[1], limits.kv_usage)
+    if kv is not None:
+        over.append(kv)
+    return over
+
+
+def _until(found: Route, total: float, own: float, allowed: float) -> float:
+    """Time until `total` has sunk to `allowed`; all but the part `own` fades exponentially."""
+    if allowed <= own or total <= own:
+        return _until_idle(found)
+    return found.hand_over.life_seconds * log((total - own) / (allowed - own))
+
+
+def _until_idle(found: Route) -> float:
+    return found.wait_seconds + _EMPTY * found.hand_over.life_seconds

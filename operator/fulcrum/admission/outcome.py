@@ -1,0 +1,44 @@
+"""What admission decides, and its counters."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fulcrum.api.reasons import Reason
+from fulcrum.routing import Flight, Route
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """Serve it on this path."""
+
+    route: Route
+
+
+class Preempt(msgspec.Struct, frozen=True):
+    """Serve it on this path, and first abort `victims`: queued prefills of lower classes, no token of them was sent.
+
+    Victims are answered like rejected requests, with `Reason.PREEMPTED` and `retry_after_seconds`.
+    """
+
+    route: Route
+    victims: tuple[Flight, ...]
+    retry_after_seconds: float
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """Turn it away."""
+
+    reason: Reason
+    retry_after_seconds: float | None = None
+    """When the predicted queue would let it in; None: never, or nobody knows (no worker is there)."""
+    predicted: Route | None = None
+    """The path that it would have had."""
+
+
+class Tally(msgspec.Struct):
+    """Requests that were turned away."""
+
+    requests: int = 0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    """Expected."""

@@ -1,0 +1,135 @@
+"""What is estimated of a request before it is served, and how far predictions can be trusted.
+
+The latencies themselves come from `routing`, which chooses by them: on each candidate TTFT = queue ahead + own uncached
+prefill + transfer + first decode step, and TPOT from the decode batch as it will be at hand-over (`routing.latency`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+from typing import Final
+
+from fulcrum.admission.quantile import OnlineQuantile
+
+_PRIOR_BYTES_PER_TOKEN: Final = 4.0
+_PRIOR_TOKENS: Final = 500.0
+_RATIO_MEMORY_TOKENS: Final = 200_000.0
+_USUAL_OUTPUT_TOKENS: Final = 256.0
+_LONGEST_OUTPUT_TOKENS: Final = 1e6
+# The mean of an exponential is its quantile at 1 - 1/e; what follows needs means, and a quantile bears outliers.
+_OUTPUT_LEVEL: Final = 1 - exp(-1)
+_BUCKETS: Final = 25
+_ENOUGH_SAMPLES: Final = 10
+
+SMALL_SHARE: Final = 0.1
+"""Latencies are compared after adding this share of the promise, so that a millisecond's error on one of a millisecond
+does not count as a factor of two."""
+_LOWEST_MARGIN: Final = 0.8
+_HIGHEST_MARGIN: Final = 3.0
+_FIRST_MARGIN: Final = 1.1
+_SILENT_REJECTIONS: Final = 50
+_RELAX: Final = 0.01
+
+
+class TokenRatio:
+    """Bytes of prompt per token, learned from the usage that engines report; recent prompts count most."""
+
+    __slots__ = ("_bytes", "_tokens")
+
+    def __init__(self) -> None:
+        self._bytes = _PRIOR_TOKENS * _PRIOR_BYTES_PER_TOKEN
+        self._tokens = _PRIOR_TOKENS
+
+    @property
+    def bytes_per_token(self) -> float:
+        """The present estimate."""
+        return self._bytes / self._tokens
+
+    def tokens(self, prompt_bytes: float) -> float:
+        """Tokens of a prompt of `prompt_bytes`; at least 1."""
+        return max(prompt_bytes * self._tokens / self._bytes, 1.0)
+
+    def learn(self, prompt_bytes: float, prompt_tokens: float) -> None:
+        """A prompt of `prompt_bytes` had `prompt_tokens`."""
+        if prompt_bytes <= 0 or prompt_tokens <= 0:
+            return
+        self._bytes += prompt_bytes
+        self._tokens += prompt_tokens
+        if self._tokens > _RATIO_MEMORY_TOKENS:
+            self._bytes *= _RATIO_MEMORY_TOKENS / self._tokens
+            self._tokens = _RATIO_MEMORY_TOKENS
+
+
+class OutputLengths:
+    """Expected output tokens, by class and prompt length (powers of two)."""
+
+    def __init__(self, class_names: Sequence[str]) -> None:
+        self._by_bucket = [[self._new() for _ in range(_BUCKETS)] for _ in class_names]
+        self._by_class = [self._new() for _ in class_names]
+
+    def expect(self, qos: int, prompt_tokens: float, max_tokens: float | None) -> float:
+        """Output tokens of a request, at most `max_tokens`, at least 1."""
+        known = self._by_bucket[qos][_bucket(prompt_tokens)]
+        if known.samples < _ENOUGH_SAMPLES:
+            known = self._by_class[qos]
+        expected = known.value
+        return expected if max_tokens is None or expected < max_tokens else max(max_tokens, 1.0)
+
+    def learn(self, qos: int, prompt_tokens: float, output_tokens: float) -> None:
+        """A request made `output_tokens`."""
+        self._by_bucket[qos][_bucket(prompt_tokens)].add(output_tokens)
+        self._by_class[qos].add(output_tokens)
+
+    @staticmethod
+    def _new() -> OnlineQuantile:
+        return OnlineQuantile(_OUTPUT_LEVEL, _USUAL_OUTPUT_TOKENS, low=1.0, high=_LONGEST_OUTPUT_TOKENS)
+
+
+def _bucket(prompt_tokens: float) -> int:
+    return min(int(prompt_tokens).bit_length(), _BUCKETS - 1)
+
+
+class Margin:
+    """How much longer than predicted a latency has to be expected to be: a quantile of actual over predicted.
+
+    With a level of 0.95, 95 % of those that were let in at the very limit keep their promise.
+    """
+
+    __slots__ = ("_quantile", "_silence", "error", "samples")
+
+    def __init__(self, level: float) -> None:
+        self._quantile = OnlineQuantile(
+            min(max(level, 0.5), 0.999), _FIRST_MARGIN, low=_LOWEST_MARGIN, high=_HIGHEST_MARGIN
+        )
+        self._silence = 0
+        self.samples = 0
+        self.error = 0.0
+        """Mean of |actual - predicted| / actual over the last requests."""
+
+    @property
+    def factor(self) -> float:
+        """Actual over predicted latency, at the level."""
+        return self._quantile.value
+
+    def allowed_seconds(self, promise_seconds: float) -> float:
+        """The longest prediction with which a promise is still expected to be kept."""
+        small = SMALL_SHARE * promise_seconds
+        return (promise_seconds + small) / self._quantile.value - small
+
+    def learn(self, predicted_seconds: float, actual_seconds: float, promise_seconds: float) -> None:
+        """A latency that was predicted has come out."""
+        if not (predicted_seconds >= 0 and actual_seconds > 0):
+            return
+        self._silence = 0
+        self.samples += 1
+        small = SMALL_SHARE * promise_seconds
+        self._quantile.add((actual_seconds + small) / (predicted_seconds + small))
+        weight = max(0.02, 1 / self.samples)
+        self.error += weight * (abs(actual_seconds - predicted_seconds) / actual_seconds - self.error)
+
+    def rejected(self) -> None:
+        """A request was turned away for this latency. A margin that lets nobody in would never learn better."""
+        self._silence += 1
+        if self._silence > _SILENT_REJECTIONS and self._quantile.value > 1:
+            self._quantile.lower(_RELAX)

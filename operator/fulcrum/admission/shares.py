@@ -1,0 +1,138 @@
+"""How much of the cluster a class may fill: reserves and priority, without leaving room idle that nobody asks for.
+
+Two resources: prefill (a worker's queue may be as long as the TTFT promise) and decode (a worker's batch may be as
+large as the TPOT promise and its KV cache allow). Of each, what other classes *ask for* is kept free for them: of a
+class with a higher priority all of it, of any other up to its reserve. A class that nobody uses keeps nothing, so
+its reserve serves the others; when it comes back, room is given back as work finishes. A class below its own
+reserve need only respect the reserves of others.
+"""
+
+from __future__ import annotations
+
+from math import exp, sqrt
+from typing import Final
+
+from fulcrum.admission.classes import ClassTable
+from fulcrum.routing import ClusterView, Incoming, Route, decode_share
+
+_MEMORY_SECONDS: Final = 10.0
+"""How long demand is remembered."""
+_ASLEEP: Final = 0.05
+"""A class with fewer requests in its memory is not in use: three times the memory after a single request."""
+_SIZE_MEMORY: Final = 0.1
+_MOST_KEPT: Final = 0.95
+_LARGEST_WEIGHT: Final = 1e9
+_LONGEST_GAP: Final = 500.0
+"""Beyond it `exp` would overflow; nothing is left of a demand that old anyway."""
+
+
+class _Demand:
+    """Requests of one class that arrived, admitted or not; sums fade with `_MEMORY_SECONDS`."""
+
+    __slots__ = ("decode", "prefill", "requests", "share", "work_seconds")
+
+    def __init__(self) -> None:
+        self.requests = 0.0
+        self.prefill = 0.0
+        """Seconds of prefill."""
+        self.decode = 0.0
+        """Seconds of decode workers (share times life)."""
+        self.work_seconds = 0.0
+        """Usual prefill of a request."""
+        self.share = 0.0
+        """Usual share of a decode worker."""
+
+
+class Shares:
+    """Demand of each class, and the room that it leaves to the others."""
+
+    def __init__(self, table: ClassTable, *, gateways: int = 1) -> None:
+        self._table = table
+        self._gateways = gateways
+        """Gateways that split the traffic evenly: what one sees is its part of the whole."""
+        self._demands = [_Demand() for _ in table.names]
+        self._since: float | None = None
+
+    def offered(self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float) -> None:
+        """A request arrived, for which `found` is the best path."""
+        if len(self._demands) < 2:
+            return
+        weight = self._weight(now_seconds)
+        demand = self._demands[incoming.qos]
+        life_seconds = found.hand_over.step_seconds * incoming.output_tokens
+        share = decode_share(found.decode, incoming.prompt_tokens, incoming.output_tokens, view.tpot_seconds)
+        demand.requests += weight
+        demand.prefill += weight * found.work_seconds
+        demand.decode += weight * share * life_seconds
+        rate = _SIZE_MEMORY if demand.work_seconds else 1.0
+        demand.work_seconds += rate * (found.work_seconds - demand.work_seconds)
+        demand.share += rate * (share - demand.share)
+
+    def room(self, qos: int, view: ClusterView, now_seconds: float) -> tuple[float, float]:
+        """Parts of prefill and of decode, 0 to 1, that a request of class `qos` may see filled; 1: all."""
+        if len(self._demands) < 2:
+            return 1.0, 1.0
+        table, gateways = self._table, self._gateways
+        weight = self._weight(now_seconds)
+        prefill_room = view.prefill_workers * view.ttft_seconds / gateways
+        decode_room = view.decode_workers / gateways
+        own_reserve, own_priority = table.reserved[qos], table.priorities[qos]
+        prefill_due = view.prefill_use[qos] < own_reserve * prefill_room
+        decode_due = view.decode_use[qos] < own_reserve * decode_room
+        prefill_kept = decode_kept = 0.0
+        for other, demand in enumerate(self._demands):
+            if other == qos or demand.requests < _ASLEEP * weight:
+                continue
+            reserve = table.reserved[other]
+            higher = table.priorities[other] > own_priority
+            if not (reserve or higher):
+                continue
+            span = weight * _MEMORY_SECONDS
+            prefill_kept += _kept(
+                asked=demand.prefill / span * gateways / view.prefill_workers,
+                used=view.prefill_use[other] / prefill_room,
+                size=demand.work_seconds / view.ttft_seconds,
+                workers=view.prefill_workers,
+                reserve=None if higher and not prefill_due else reserve,
+            )
+            decode_kept += _kept(
+                asked=demand.decode / span * gateways / view.decode_workers,
+                used=view.decode_use[other] / decode_room,
+                size=demand.share,
+                workers=view.decode_workers,
+                reserve=None if higher and not decode_due else reserve,
+            )
+        return 1 - min(prefill_kept, _MOST_KEPT), 1 - min(decode_kept, _MOST_KEPT)
+
+    def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
+        """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
+        room = view.prefill_workers * view.ttft_seconds / self._gateways
+        return view.prefill_use[qos] - less_seconds >= self._table.reserved[qos] * room
+
+    def _weight(self, now_seconds: float) -> float:
+        # Instead of fading all sums with time, newer ones are written larger.
+        if self._since is None:
+            self._since = now_seconds
+        weight = exp(min(max((now_seconds - self._since) / _MEMORY_SECONDS, 0.0), _LONGEST_GAP))
+        if weight > _LARGEST_WEIGHT:
+            for demand in self._demands:
+                demand.requests /= weight
+                demand.prefill /= weight
+                demand.decode /= weight
+            self._since = now_seconds
+            return 1.0
+        return weight
+
+
+def _kept(*, asked: float, used: float, size: float, workers: float, reserve: float | None) -> float:
+    """Part of a resource that a class asks for and does not have; `reserve` bounds it, None does not.
+
+    What is asked for varies: a standard deviation (of the number of requests in service, a Poisson variable) is kept on
+    top, and never less than one request.
+    """
+    asked = min(asked + sqrt(asked * size / workers), 1.0)
+    if reserve is None:
+        return max(asked - used, size)
+    if used >= reserve:
+        return 0.0
+    return max(min(asked, reserve) - used, size if reserve else 0.0)
