@@ -77,7 +77,6 @@ class ClusterWatch:
         clock: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        self.sight = sight
         self._sources = sources
         self._agents = agents
         self._metrics = metrics
@@ -98,6 +97,12 @@ class ClusterWatch:
         self._forecast_due_at = float("-inf")
         self._peak_rate: float | None = None
         self._fallbacks: Counter[str] = Counter()
+        self.see(sight)
+
+    def see(self, sight: Sight) -> None:
+        """Take in what a turn saw."""
+        self.sight = sight
+        self._starts.observe(sight.workers)
 
     # What a turn reads; nothing here waits.
 
@@ -116,7 +121,6 @@ class ClusterWatch:
             traffic = self._traffic[1]
         if not decides(spec):
             return Outlook(traffic=traffic)
-        self._starts.observe(self.sight.workers)
         forecast = None
         if self._forecast is not None:
             made_at, latest = self._forecast

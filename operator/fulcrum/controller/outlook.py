@@ -51,7 +51,7 @@ class OutlookKeeper:
             watch = ClusterWatch(sight, self._sources, self._agents, self._metrics, wake=lambda: self._wake(key))
             self._watches[key] = (watch, asyncio.create_task(watch.run(), name=f"watch-{key[0]}-{key[1]}"))
         watch, _ = self._watches[key]
-        watch.sight = sight
+        watch.see(sight)
         return watch.outlook(), watch.loads(), watch.settled
 
     def forget(self, key: ClusterKey) -> None:

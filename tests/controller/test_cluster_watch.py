@@ -1,0 +1,284 @@
+"""What is known of a cluster's load, when, and for how long: the sources and the clock are the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.controller.cluster import eventually
+
+from fulcrum.api.names import Role
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.api.worker import LoadReport, SpeedCoefficients
+from fulcrum.balance import Worker, WorkerPhase, worker_revision
+from fulcrum.balance.outlook import Traffic
+from fulcrum.controller import cluster_watch
+from fulcrum.controller.cluster_watch import FRESH_SECONDS, ClusterWatch, Sight
+from fulcrum.controller.metrics import Metrics
+from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
+from fulcrum.forecast.series import LoadSeries
+from fulcrum.telemetry.source import ClusterRef, Unknown
+
+CREATED = datetime(2026, 1, 1, tzinfo=UTC)
+BUSY = Traffic(
+    window_seconds=30.0,
+    rate=5.0,
+    isl_tokens=1000.0,
+    osl_tokens=100.0,
+    attainment=0.91239,
+    ttft_p50_seconds=0.12345,
+    ttft_p90_seconds=0.5,
+    tpot_p50_seconds=0.02,
+    tpot_p90_seconds=0.03,
+    rejected=0.0,
+)
+IDLE = Traffic(window_seconds=30.0, rate=0.0)
+
+
+def spec_of(mode: str = "Auto", **balance: Any) -> InferenceClusterSpec:
+    document = {
+        "model": {"name": "m"},
+        "pools": [{"name": "p", "accelerator": "cpu", "workers": {"max": 2}}],
+        "balance": {"mode": mode, "forecast": {"interval": "10s", "seasonality": "1h", **balance}},
+    }
+    return msgspec.convert(document, InferenceClusterSpec)
+
+
+def worker(ordinal: int, role: Role = Role.PREFILL, *, started_seconds: float = 40.0) -> Worker:
+    return Worker(
+        name=f"c-p-{ordinal}",
+        uid=f"u{ordinal}",
+        pool="p",
+        ordinal=ordinal,
+        role=role,
+        role_epoch=0,
+        spec_hash=worker_revision(cluster="c", spec=spec_of(), pool=spec_of().pools[0]),
+        phase=WorkerPhase.RUNNING,
+        ready=True,
+        deleting=False,
+        pod_ip=f"10.0.0.{ordinal}",
+        created=CREATED,
+        ready_since=CREATED + timedelta(seconds=started_seconds),
+    )
+
+
+def report(running: int = 1) -> LoadReport:
+    return LoadReport(
+        role=Role.PREFILL,
+        role_epoch=0,
+        ready=True,
+        draining=False,
+        running=running,
+        waiting=0,
+        kv_capacity_tokens=100_000,
+        speed=SpeedCoefficients(
+            prefill_a=0.01, prefill_b=1e-4, prefill_c=0.0, decode_a=0.01, decode_b=1e-4, decode_c=0.0
+        ),
+    )
+
+
+class World:
+    """A source, agents and a clock."""
+
+    def __init__(self, mode: str = "Auto", **balance: Any) -> None:
+        self.seconds = 1000.0
+        self.answer: Traffic | Unknown = BUSY
+        self.hangs = False
+        self.series: LoadSeries | Unknown = Unknown("not yet")
+        self.asked_series = 0
+        self.reports: dict[str, LoadReport | None] = {}
+        self.woken = 0
+        self.scrape = object()
+        self.forecasts = asyncio.Semaphore(1)
+        self.sight = Sight(
+            namespace="ns",
+            name="c",
+            spec=spec_of(mode, **balance),
+            status=InferenceClusterStatus(),
+            gateways={"g": "10.1.1.1"},
+            workers=(worker(0), worker(1, Role.DECODE, started_seconds=60.0)),
+        )
+        self.metrics = Metrics()
+        self.watch = ClusterWatch(
+            self.sight,
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self.metrics,
+            wake=self._wake,
+            clock=lambda: self.seconds,
+            unix_time=lambda: 1e9 + self.seconds,
+        )
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def settled(self) -> bool:
+        return self.watch.settled
+
+    async def of(self, _spec: InferenceClusterSpec) -> World:
+        return self
+
+    async def loads(self, pod_ips: dict[str, str]) -> dict[str, LoadReport | None]:
+        return {name: self.reports.get(name) for name in pod_ips}
+
+    async def traffic(self, _cluster: ClusterRef, *, window_seconds: float, now: float) -> Traffic | Unknown:
+        if self.hangs:
+            await asyncio.sleep(3600)
+        return self.answer
+
+    async def load_series(
+        self, _cluster: ClusterRef, *, interval_seconds: float, history_seconds: float, now: float
+    ) -> LoadSeries | Unknown:
+        self.asked_series += 1
+        return self.series
+
+    async def tick(self, *, after_seconds: float = 2.0) -> None:
+        self.seconds += after_seconds
+        await self.watch._tick()
+        while self.watch._forecasting is not None:
+            await asyncio.wait({self.watch._forecasting})
+            await asyncio.sleep(0)
+
+
+def series(*rates: float) -> LoadSeries:
+    rate = np.array(rates)
+    return LoadSeries(
+        interval_seconds=10.0,
+        end_seconds=1e9,
+        rate=rate,
+        isl_tokens=np.full(len(rate), 500.0),
+        osl_tokens=np.full(len(rate), 50.0),
+    )
+
+
+async def test_nothing_is_known_at_first_and_an_outage_is_bridged_for_a_while() -> None:
+    world = World()
+    first = world.watch.outlook()
+    assert (first.traffic, first.forecast, first.speeds) == (None, None, {})
+    assert first.unknown == "The load has not been read yet."
+    assert not world.settled()
+    await world.tick()
+    assert world.watch.outlook().traffic == BUSY
+    assert world.watch.outlook().unknown is None
+    assert world.settled()
+    world.answer = Unknown("Prometheus is down.")
+    await world.tick(after_seconds=10.0)
+    assert world.watch.outlook().traffic == BUSY
+    await world.tick(after_seconds=FRESH_SECONDS)
+    outlook = world.watch.outlook()
+    assert (outlook.traffic, outlook.unknown) == (None, "Prometheus is down.")
+    assert b'fulcrum_operator_telemetry_unknown_total{asked="traffic",source="scrape"} 2.0' in world.metrics.page()
+    world.answer = IDLE
+    await world.tick()
+    assert world.watch.outlook().traffic == IDLE
+
+
+async def test_a_source_that_hangs_becomes_unknown_and_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_watch, "SOURCE_SECONDS", 0.05)
+    world = World()
+    world.hangs = True
+    task = asyncio.create_task(world.watch.run())
+    await asyncio.sleep(0)
+    assert world.watch.outlook().traffic is None  # at once
+
+    async def unknown() -> bool:
+        return "did not answer" in (world.watch.outlook().unknown or "")
+
+    await eventually(unknown)
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_loads_are_handed_out_while_fresh_and_never_for_the_end_of_a_drain() -> None:
+    world = World()
+    world.reports = {"c-p-0": report(3), "c-p-1": None}
+    await world.tick()
+    assert {name: load.running for name, load in world.watch.loads().items()} == {"c-p-0": 3}
+    drains = dataclasses.replace(world.sight.workers[0], role=Role.DRAINING)
+    world.watch.see(dataclasses.replace(world.sight, workers=(drains,)))
+    assert world.watch.loads() == {}
+    world.watch.see(world.sight)
+    world.seconds += 60.0
+    assert world.watch.loads() == {}
+
+
+async def test_speed_comes_from_the_workers() -> None:
+    world = World()
+    world.reports = {"c-p-0": report()}
+    await world.tick()
+    speed = world.watch.outlook().speeds["p"]
+    assert speed.coefficients.prefill_b == pytest.approx(1e-4)
+    assert speed.kv_capacity_tokens == 100_000
+    world.reports = {}
+    await world.tick()
+    assert world.watch.outlook().speeds["p"] == speed  # nobody answers: it is still as fast
+
+
+async def test_a_forecast_is_made_once_per_interval_and_reaches_as_far_as_a_start_takes() -> None:
+    world = World()
+    world.series = series(*[4.0] * 40)
+    await world.tick()
+    assert world.asked_series == 1
+    forecast = world.watch.outlook().forecast
+    assert forecast is not None
+    assert forecast.rate[-1] == pytest.approx(4.0, rel=0.05)
+    assert world.watch.outlook().start_seconds == 50.0
+    assert len(forecast.rate) == 6  # 50 s and a tick, in intervals of 10 s
+    assert world.watch.outlook().peak_rate == 4.0
+    for _ in range(3):
+        await world.tick()
+    assert world.asked_series == 1
+    await world.tick(after_seconds=10.0)
+    assert world.asked_series == 2
+    # A source that has gone away leaves the forecast for a while.
+    world.series = Unknown("gone")
+    await world.tick(after_seconds=15.0)
+    assert world.watch.outlook().forecast is not None
+    await world.tick(after_seconds=30.0)
+    assert world.watch.outlook().forecast is None
+    assert world.watch.outlook().peak_rate is None
+
+
+async def test_the_horizon_of_the_spec_counts() -> None:
+    world = World(horizon="2m")
+    world.series = series(*[4.0] * 40)
+    await world.tick()
+    forecast = world.watch.outlook().forecast
+    assert forecast is not None
+    assert forecast.horizon_seconds == 120.0
+
+
+async def test_in_manual_a_turn_is_asked_for_when_the_status_should_say_something_else() -> None:
+    world = World("Manual")
+    world.reports = {"c-p-0": report()}
+    world.series = series(1.0)
+    await world.tick()
+    assert world.woken == 0  # too soon after the last turn
+    await world.tick(after_seconds=PUBLISH_SECONDS)
+    assert world.woken == 1
+    outlook = world.watch.outlook()
+    assert (outlook.speeds, outlook.forecast, world.asked_series) == ({}, None, 0)
+    world.watch.see(dataclasses.replace(world.sight, status=with_measurements(world.sight.status, outlook)))
+    await world.tick(after_seconds=PUBLISH_SECONDS)
+    assert world.woken == 1
+    # The fourth digit is no news, an end of the traffic is.
+    world.answer = dataclasses.replace(BUSY, ttft_p50_seconds=0.12349)
+    await world.tick(after_seconds=PUBLISH_SECONDS)
+    assert world.woken == 1
+    world.answer = IDLE
+    await world.tick(after_seconds=PUBLISH_SECONDS)
+    assert world.woken == 2
+
+
+@pytest.mark.parametrize("answer", [IDLE, Unknown("no gateway")])
+async def test_an_idle_manual_cluster_is_left_alone(answer: Traffic | Unknown) -> None:
+    world = World("Manual")
+    world.answer = answer
+    for _ in range(40):
+        await world.tick(after_seconds=5.0)
+    assert world.woken == 0
