@@ -1,8 +1,9 @@
 """Speed that follows what workers report: least squares with forgetting, around a prior.
 
 Each row pulls the coefficients by its *relative* error; old rows fade; a row that is far off pulls no harder than a
-moderately wrong one (Huber). What the rows do not say (all of one batch size, say) stays with the prior, after one
-factor for all its coefficients: a machine that is twice as slow as thought is likely so in everything.
+moderately wrong one (Huber), unless those before it say the same. What the rows do not say (all of one batch size, say)
+stays with the prior, after one factor for all its coefficients: a machine that is twice as slow as thought is likely so
+in everything.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ _HUBER: Final = 2.0
 _ERROR_MEMORY: Final = 0.8
 _ERROR_STEP: Final = 3.0
 """One row changes the usual error by at most this factor's share, so that one outlier does not open the door."""
+_DRIFT_MEMORY: Final = 0.7
+_DRIFTING: Final = 0.6
+"""Three rows in a row that are far off to the same side (1 - 0.7^3) are a changed truth and no outliers any more ..."""
+_DRIFT_FORGETTING: Final = 0.8
+"""... and then the rows of before fade this fast ..."""
+_DRIFT_HUBER: Final = 3.0
+"""... and only errors beyond this one are held back."""
 _LEAST_SECONDS: Final = 1e-6
 
 TRUST: Final = {SpeedSource.ROOFLINE: 1.0, SpeedSource.PROFILE: 2.0, SpeedSource.MEASURED: 2.0}
@@ -62,6 +70,8 @@ class _Fit:
     shares: NDArray[np.float64]
     error: float
     """Usual relative error of a row."""
+    drift: float = 0.0
+    """Faded mean of the side that rows are off to, -1 to 1."""
     rows: int = 0
 
     @classmethod
@@ -91,11 +101,11 @@ class _Fit:
         """Share of what the coefficients say that comes from rows and not from the prior, 0 to 1."""
         import numpy as np
 
-        _, held = self._scaled_prior()
+        _, held = self.scaled_prior()
         left = np.linalg.solve(self.information + held, held)
         return float(min(1.0, max(0.0, 1.0 - np.trace(left) / 3)))
 
-    def _scaled_prior(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def scaled_prior(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The prior times the factor that fits the rows best, and how firmly it holds (inverse of its covariance)."""
         import numpy as np
 
@@ -113,19 +123,25 @@ class _Fit:
         target = seconds / expected
         off = abs(target - 1.0)
         usual = max(self.error, NOISE)
-        weight = min(1.0, _HUBER * usual / off) if off > 0 else 1.0
-        weight /= NOISE**2
+        side = max(-1.0, min(1.0, (target - 1.0) / (_HUBER * NOISE)))
+        drift = _DRIFT_MEMORY * self.drift + (1 - _DRIFT_MEMORY) * side
+        if abs(drift) > _DRIFTING:
+            most, forgetting = _DRIFT_HUBER, min(forgetting, _DRIFT_FORGETTING)
+        else:
+            most = _HUBER * usual
+        weight = (most / off if off > most else 1.0) / NOISE**2
         learnt = dataclasses.replace(
             self,
             information=forgetting * self.information + weight * np.outer(row, row),
             evidence=forgetting * self.evidence + weight * target * row,
         )
-        prior, held = learnt._scaled_prior()
+        prior, held = learnt.scaled_prior()
         shares = minimise_quadratic(learnt.information + held, learnt.evidence + held @ prior)
         seen = min(off, _ERROR_STEP * usual)
         return dataclasses.replace(
             learnt,
             shares=shares,
+            drift=drift,
             error=_ERROR_MEMORY * self.error + (1 - _ERROR_MEMORY) * seen,
             rows=self.rows + 1,
         )

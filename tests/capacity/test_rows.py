@@ -1,0 +1,84 @@
+"""What two load reports of a worker say about its speed between them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fulcrum.api.names import Role
+from fulcrum.api.worker import LoadReport, WorkCounters
+from fulcrum.capacity.rows import rows_between
+
+WORK = WorkCounters(
+    prompts=100,
+    prompt_tokens=100_000,
+    cached_tokens=20_000,
+    prefill_seconds=10.0,
+    decode_tokens=5000,
+    decode_seconds=100.0,
+)
+
+
+def report(*, running: int | None = 16, kv_usage: float | None = 0.25, **work: float) -> LoadReport:
+    return LoadReport(
+        role=Role.MIXED,
+        role_epoch=0,
+        ready=True,
+        draining=False,
+        running=running,
+        kv_usage=kv_usage,
+        kv_capacity_tokens=100_000,
+        work=msgspec.structs.replace(WORK, **work),
+    )
+
+
+def test_prompts_of_an_interval_become_one_row() -> None:
+    after = report(prompts=104, prompt_tokens=105_000, cached_tokens=21_000, prefill_seconds=10.8)
+    prefill, decode = rows_between(report(), after, seconds=5.0, isl_cv2=0.5)
+    assert prefill is not None
+    assert decode is None
+    assert (prefill.prompts, prefill.tokens) == (4, 4000)
+    assert prefill.squared_tokens == pytest.approx(4 * 1000**2 * 1.5)
+    assert prefill.seconds == pytest.approx(0.8)
+    assert prefill.usable
+
+
+def test_steps_of_an_interval_become_one_row() -> None:
+    # 16 requests for 5 s at 20 ms a step: 4,000 tokens, and 80 s between them.
+    after = report(decode_tokens=9000, decode_seconds=180.0, kv_usage=0.35)
+    prefill, decode = rows_between(report(), after, seconds=5.0)
+    assert prefill is None
+    assert decode is not None
+    assert decode.seconds_per_step == pytest.approx(0.020)
+    assert decode.batch == pytest.approx(16)
+    assert decode.context_tokens == pytest.approx(30_000)
+    assert decode.usable
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param(report(), id="nothing happened"),
+        pytest.param(report(prompts=1, prompt_tokens=10, prefill_seconds=0.1), id="the engine started again"),
+        pytest.param(
+            report(prompts=110, prompt_tokens=110_000, prefill_seconds=17.0, decode_tokens=6000, decode_seconds=120.0),
+            id="prompts overlapped, and stretched the steps",
+        ),
+        pytest.param(report(prompts=101, prompt_tokens=101_000, cached_tokens=21_000), id="all from the prefix cache"),
+        pytest.param(report(decode_tokens=9000, decode_seconds=180.0, running=0), id="idle at the end"),
+        pytest.param(report(decode_tokens=9000, decode_seconds=180.0, running=None), id="load unknown"),
+        pytest.param(msgspec.structs.replace(report(), work=None), id="counters unknown"),
+        pytest.param(
+            msgspec.structs.replace(report(decode_tokens=9000, decode_seconds=180.0), kv_capacity_tokens=None),
+            id="size of the cache unknown",
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_not_told(after: LoadReport) -> None:
+    assert rows_between(report(), after, seconds=5.0) == (None, None)
+
+
+def test_an_interval_of_no_length_says_nothing() -> None:
+    after = report(decode_tokens=9000, decode_seconds=180.0)
+    assert rows_between(report(), after, seconds=0.0) == (None, None)
+    assert rows_between(msgspec.structs.replace(report(), work=None), after, seconds=1.0) == (None, None)
