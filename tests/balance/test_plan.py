@@ -254,9 +254,11 @@ def test_a_paused_cluster_is_left_alone_and_says_so() -> None:
     assert "Paused" in condition(result, ConditionType.PROGRESSING).message
 
 
-def test_modes_to_come_are_named_in_progressing() -> None:
+def test_a_mode_without_input_says_so_in_progressing() -> None:
     result = settled(make_spec(pool(), mode="Auto")).plan()
-    assert "Balance mode Auto decides nothing yet" in condition(result, ConditionType.PROGRESSING).message
+    progressing = condition(result, ConditionType.PROGRESSING)
+    assert progressing.reason is Reason.METRICS_UNKNOWN
+    assert "holds what stands" in progressing.message
 
 
 def test_a_settled_cluster_is_available_and_quiet() -> None:

@@ -52,7 +52,7 @@ def test_counts(pools: list[dict[str, object]], ratio: tuple[int, int] | None, e
 
 
 @pytest.mark.parametrize("mode", ["Auto", "Observe"])
-def test_modes_that_decide_nothing_yet_are_read_as_manual(mode: str) -> None:
+def test_the_goal_of_the_spec_alone_is_that_of_manual(mode: str) -> None:
     assert make_target(make_spec(pool(high=4), mode=mode, ratio=(1, 3))).counts() == {P: 1, D: 3}
     assert make_target(make_spec(pool(high=4), mode=mode)).counts() == {P: 2, D: 2}
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import BalanceMode, Condition, ConditionStatus, ConditionType, InferenceClusterStatus
+from fulcrum.api.types import Condition, ConditionStatus, ConditionType, InferenceClusterStatus
 from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.assignment import Assignment
+from fulcrum.balance.choice import Choice
 from fulcrum.balance.snapshot import Snapshot, Worker, served_roles
 
 ENGINE_LINES_BYTES: Final = 1024
@@ -83,14 +84,15 @@ def available(snapshot: Snapshot) -> Finding:
     return Finding(type=kind, status=True, reason=Reason.READY, message="Prefill and decode are served.")
 
 
-def progressing(snapshot: Snapshot, assignment: Assignment, actions: tuple[Action, ...]) -> Finding:
-    """Progressing: the cluster is on its way to what the spec says."""
-    finding = _progress(snapshot, assignment, actions)
-    notes = _notes(snapshot)
+def progressing(snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...]) -> Finding:
+    """Progressing: the cluster is on its way to what the spec says, or to what the load asks for."""
+    finding = _progress(snapshot, choice.assignment, actions)
+    reason, notes = _notes(choice)
     return Finding(
         type=finding.type,
         status=finding.status,
-        reason=finding.reason,
+        # A cluster at rest says what else there is to know.
+        reason=reason if reason is not None and finding.reason is Reason.RECONCILED else finding.reason,
         message=" ".join([finding.message, *notes]),
     )
 
@@ -126,15 +128,43 @@ def _progress(snapshot: Snapshot, assignment: Assignment, actions: tuple[Action,
     return Finding(type=kind, status=False, reason=Reason.RECONCILED, message="The cluster is as its spec says.")
 
 
-def _notes(snapshot: Snapshot) -> list[str]:
-    notes = []
-    mode = snapshot.spec.balance.mode
-    if mode is not BalanceMode.MANUAL:
-        notes.append(f"Balance mode {mode.value} decides nothing yet: the ratio is read as in Manual.")
-    return notes
+def _notes(choice: Choice) -> tuple[Reason | None, list[str]]:
+    """Return what is to be said about the balance beside its progress; without figures, which never stand still."""
+    insight = choice.insight
+    if insight.unknown is not None:
+        return Reason.METRICS_UNKNOWN, [
+            f"The balance holds what stands, because its input is unknown: {insight.unknown}"
+        ]
+    reason, notes = None, []
+    if choice.proposal is not None:
+        reason = Reason.OBSERVING
+        notes.append(f"Mode Observe changes nothing. Auto would {_proposal(choice, choice.proposal)}.")
+    if insight.unreachable:
+        notes.append(
+            "Even an idle worker is slower than spec.slo for requests of this length; the balance plans for the "
+            "nearest promise that one keeps. Widen spec.slo.ttft or spec.slo.tpot, or use faster workers."
+        )
+    return reason, notes
 
 
-def degraded(snapshot: Snapshot) -> Finding:
+def _proposal(choice: Choice, proposal: Choice) -> str:
+    return "change nothing" if proposal.target.counts() == choice.target.counts() else f"go to {target_text(proposal)}"
+
+
+def target_text(choice: Choice) -> str:
+    """Return the target as a ratio."""
+    return ratio_text(choice.target.counts())
+
+
+def ratio_text(counts: Mapping[Role, int]) -> str:
+    """Return counts per role as `3P:5D`, with mixed workers last (`3P:5D:1M`, or `1M` alone)."""
+    prefill, decode, mixed = (counts.get(role, 0) for role in (Role.PREFILL, Role.DECODE, Role.MIXED))
+    if mixed and not prefill and not decode:
+        return f"{mixed}M"
+    return f"{prefill}P:{decode}D" + (f":{mixed}M" if mixed else "")
+
+
+def degraded(snapshot: Snapshot, choice: Choice) -> Finding:
     """Degraded: something needs a human; the message says which Pod and what it said."""
     kind = ConditionType.DEGRADED
     failed = sorted((w for w in snapshot.workers if w.engine_failed), key=lambda w: w.name)
@@ -144,7 +174,18 @@ def degraded(snapshot: Snapshot) -> Finding:
     if homeless:
         message = f"{_names([w.name for w in homeless])} cannot be scheduled: {homeless[0].unschedulable}"
         return Finding(type=kind, status=True, reason=Reason.WORKER_UNSCHEDULABLE, message=message)
+    if choice.insight.over_capacity:
+        return Finding(type=kind, status=True, reason=Reason.OVER_CAPACITY, message=_over_capacity(snapshot))
     return Finding(type=kind, status=False, reason=Reason.HEALTHY, message="No worker reports a fault.")
+
+
+def _over_capacity(snapshot: Snapshot) -> str:
+    most = sum(pool.workers.max for pool in snapshot.spec.pools)
+    pools = ", ".join(f"{pool.name} ({pool.workers.max})" for pool in snapshot.spec.pools)
+    return (
+        f"More arrives than all {most} workers can serve within spec.slo. Raise workers.max of a pool: {pools}; or "
+        "widen spec.slo, or turn requests away with spec.admission."
+    )
 
 
 def _engine_message(failed: list[Worker]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -13,6 +13,7 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.names import PORT_GATEWAY, Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import (
+    BalanceMode,
     Condition,
     ConditionStatus,
     ConditionType,
@@ -21,7 +22,9 @@ from fulcrum.api.types import (
     RoleCounts,
 )
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, changes_cluster
-from fulcrum.balance.assignment import Assignment, assign
+from fulcrum.balance.assignment import assign
+from fulcrum.balance.auto import choose
+from fulcrum.balance.choice import Choice, Insight
 from fulcrum.balance.conditions import (
     ENGINE_LINES_BYTES,
     Finding,
@@ -29,10 +32,12 @@ from fulcrum.balance.conditions import (
     degraded,
     first_bytes,
     progressing,
+    ratio_text,
     settle,
     timestamp,
 )
 from fulcrum.balance.guard import RoleGuard
+from fulcrum.balance.reporting import figures
 from fulcrum.balance.revision import worker_revision
 from fulcrum.balance.snapshot import Snapshot, Worker, roles_served
 from fulcrum.balance.steps import STEPS, Turn
@@ -43,6 +48,8 @@ RESYNC_SECONDS: Final = 300.0
 DRAIN_POLL_SECONDS: Final = 0.5
 TELL_SECONDS: Final = 5.0
 """How soon an agent that did not hear its role is told again."""
+TICK_SECONDS: Final = 2.0
+"""How often modes Auto and Observe look at queues and attainment."""
 
 ACTED_SECONDS: Final = 2.0
 """Watches report what an action did within milliseconds; this is for the report that got lost."""
@@ -67,6 +74,12 @@ class Plan:
     status: InferenceClusterStatus
     events: tuple[PlanEvent, ...]
     requeue_after_seconds: float
+    target: Mapping[Role, int] = field(default_factory=dict)
+    """Workers per role that are to be, roles with none left out."""
+    insight: Insight = field(default_factory=Insight)
+    """Figures behind an automatic decision, for metrics; empty in mode Manual."""
+    observed_only: bool = False
+    """`status.last_decision` says what mode Auto would do: it stands although nothing was carried out."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -76,24 +89,34 @@ class Plan:
 
 def plan(snapshot: Snapshot, now: datetime) -> Plan:
     """Decide what to do next about one InferenceCluster. `now` is an aware time."""
-    target = make_target(snapshot.spec)
-    assignment = assign(snapshot, target)
-    actions = () if snapshot.paused else _actions(snapshot, target, assignment, now)
-    status = _status(snapshot, target, assignment, actions, now)
+    choice = _choose(snapshot, now)
+    actions = () if snapshot.paused else _actions(snapshot, choice, now)
+    status = _status(snapshot, choice, actions, now)
     return Plan(
         actions=actions,
         status=status,
         events=_events(snapshot, status),
         requeue_after_seconds=_requeue_seconds(snapshot, actions),
+        target=(choice.proposal or choice).target.counts(),
+        insight=choice.insight,
+        observed_only=choice.proposal is not None,
     )
 
 
-def _actions(snapshot: Snapshot, target: Target, assignment: Assignment, now: datetime) -> tuple[Action, ...]:
+def _choose(snapshot: Snapshot, now: datetime) -> Choice:
+    if snapshot.spec.balance.mode is not BalanceMode.MANUAL:
+        return choose(snapshot, now)
+    target = make_target(snapshot.spec)
+    return Choice(target=target, assignment=assign(snapshot, target))
+
+
+def _actions(snapshot: Snapshot, choice: Choice, now: datetime) -> tuple[Action, ...]:
+    assignment = choice.assignment
     needed = frozenset[Role]().union(*(roles_served(role) for role in assignment.roles))
     turn = Turn(
         now=now,
         snapshot=snapshot,
-        target=target,
+        target=choice.target,
         assignment=assignment,
         revisions={
             pool.name: worker_revision(cluster=snapshot.name, spec=snapshot.spec, pool=pool)
@@ -102,6 +125,7 @@ def _actions(snapshot: Snapshot, target: Target, assignment: Assignment, now: da
         drain_timeout=timedelta(seconds=seconds(snapshot.spec.balance.flip.drain_timeout)),
         guard=RoleGuard(snapshot.workers, needed),
         touched=set(),
+        reasons=choice.reasons,
     )
     actions: list[Action] = []
     for step in STEPS:
@@ -112,33 +136,30 @@ def _actions(snapshot: Snapshot, target: Target, assignment: Assignment, now: da
     return tuple(actions)
 
 
-def _status(
-    snapshot: Snapshot, target: Target, assignment: Assignment, actions: tuple[Action, ...], now: datetime
-) -> InferenceClusterStatus:
+def _status(snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...], now: datetime) -> InferenceClusterStatus:
+    target, assignment = choice.target, choice.assignment
     findings = (
         available(snapshot),
-        progressing(snapshot, assignment, actions),
-        degraded(snapshot),
+        progressing(snapshot, choice, actions),
+        degraded(snapshot, choice),
     )
     ready = sum(1 for slot in assignment.slots if slot.worker is not None and slot.worker.ready)
     address = snapshot.gateway.cluster_ip
-    return InferenceClusterStatus(
+    decision = _decision(snapshot, target, actions, now)
+    if decision is None and choice.proposal is not None:
+        decision = _proposed(snapshot, choice, choice.proposal, now)
+    status = InferenceClusterStatus(
         observed_generation=snapshot.generation,
         conditions=settle(findings, status=snapshot.status, generation=snapshot.generation, now=now),
         endpoint=f"http://{address}:{PORT_GATEWAY}" if address else None,
         ratio=ratio_text(_counts(w for w in snapshot.workers if w.serving)),
         ready=f"{ready}/{len(assignment.slots)}",
         roles=_role_counts(snapshot, target),
-        last_decision=_decision(snapshot, target, actions, now) or snapshot.status.last_decision,
+        last_decision=decision or snapshot.status.last_decision,
     )
-
-
-def ratio_text(counts: dict[Role, int]) -> str:
-    """Return counts per role as `3P:5D`, with mixed workers last (`3P:5D:1M`, or `1M` alone)."""
-    prefill, decode, mixed = (counts.get(role, 0) for role in (Role.PREFILL, Role.DECODE, Role.MIXED))
-    if mixed and not prefill and not decode:
-        return f"{mixed}M"
-    return f"{prefill}P:{decode}D" + (f":{mixed}M" if mixed else "")
+    if snapshot.spec.balance.mode is BalanceMode.MANUAL:
+        return status
+    return figures(status, snapshot.status, snapshot.outlook)
 
 
 def _counts(workers: Iterable[Worker]) -> dict[Role, int]:
@@ -178,6 +199,23 @@ def _decision(snapshot: Snapshot, target: Target, actions: tuple[Action, ...], n
     return None
 
 
+def _proposed(snapshot: Snapshot, choice: Choice, proposal: Choice, now: datetime) -> Decision | None:
+    """Return what mode Auto would do; the one that stands while it would still be the same."""
+    have, want = ratio_text(choice.target.counts()), ratio_text(proposal.target.counts())
+    if have == want:
+        return None
+    decision = Decision(
+        action=f"Observed only: Auto would go from {have} to {want}",
+        reason=proposal.insight.reason or Reason.OBSERVING,
+        from_=have,
+        to=want,
+        time=timestamp(now),
+    )
+    standing = snapshot.status.last_decision
+    same = standing is not None and (standing.action, standing.reason) == (decision.action, decision.reason)
+    return standing if same else decision
+
+
 def _events(snapshot: Snapshot, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
     before = {c.type: c for c in snapshot.status.conditions}.get(ConditionType.DEGRADED)
     after = next(c for c in status.conditions if c.type is ConditionType.DEGRADED)
@@ -194,6 +232,8 @@ def _requeue_seconds(snapshot: Snapshot, actions: tuple[Action, ...]) -> float:
         return DRAIN_POLL_SECONDS
     if any(changes_cluster(action) for action in actions):
         return ACTED_SECONDS
+    if snapshot.spec.balance.mode is not BalanceMode.MANUAL:
+        return TICK_SECONDS
     if any(worker.ready and not worker.role_told for worker in snapshot.workers):
         return TELL_SECONDS
     return RESYNC_SECONDS

@@ -16,6 +16,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import FlipStyle
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole
 from fulcrum.balance.assignment import Assignment, Slot, name_of
+from fulcrum.balance.choice import Reasons
 from fulcrum.balance.guard import RoleGuard
 from fulcrum.balance.snapshot import Snapshot, Worker, WorkerPhase, roles_served
 from fulcrum.balance.target import Target
@@ -38,6 +39,8 @@ class Turn:
     guard: RoleGuard
     touched: set[str]
     """Names of workers that have an action already."""
+    reasons: Reasons
+    """Why the target asks for flips, new workers and drains."""
 
     def stale(self, worker: Worker) -> bool:
         """Report whether the worker was made from another spec."""
@@ -122,7 +125,11 @@ def flip_roles(turn: Turn) -> Iterator[Action]:
             blocked.append((worker, role))
             continue
         moved = True
-        yield _drain(turn, worker) if drains else _flip(worker, role, Reason.ROLE_FLIPPED)
+        reason = turn.reasons.flip
+        if drains:
+            yield _drain(turn, worker, Reason.WORKER_DRAINING if reason is Reason.ROLE_FLIPPED else reason)
+        else:
+            yield _flip(worker, role, reason)
     if blocked and not moved:
         yield from _break_cycle(turn, blocked)
 
@@ -136,7 +143,7 @@ def _break_cycle(turn: Turn, blocked: list[tuple[Worker, Role]]) -> Iterator[Act
             for slot in turn.assignment.slots
         )
         if lost and not coming and worker.role is not Role.MIXED:
-            yield _flip(worker, Role.MIXED, Reason.ROLE_FLIPPED)
+            yield _flip(worker, Role.MIXED, turn.reasons.flip)
             return
 
 
@@ -148,7 +155,7 @@ def drain_surplus(turn: Turn) -> Iterator[Action]:
         if not worker.ready:
             yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REMOVED)
         elif turn.guard.allow(worker, Role.DRAINING):
-            yield _drain(turn, worker)
+            yield _drain(turn, worker, turn.reasons.drain)
 
 
 def create_missing(turn: Turn) -> Iterator[Action]:
@@ -159,7 +166,9 @@ def create_missing(turn: Turn) -> Iterator[Action]:
         name = name_of(turn.snapshot, slot)
         if slot.worker is None and room[slot.pool] > 0 and name not in occupied:
             room[slot.pool] -= 1
-            yield CreateWorker(name=name, pool=slot.pool, ordinal=slot.ordinal, role=slot.role)
+            yield CreateWorker(
+                name=name, pool=slot.pool, ordinal=slot.ordinal, role=slot.role, reason=turn.reasons.create
+            )
 
 
 def tell_roles(turn: Turn) -> Iterator[Action]:
@@ -219,7 +228,12 @@ def _flip(worker: Worker, role: Role, reason: Reason) -> SetRole:
     )
 
 
-def _drain(turn: Turn, worker: Worker) -> StartDrain:
+def _drain(turn: Turn, worker: Worker, reason: Reason = Reason.WORKER_DRAINING) -> StartDrain:
     return StartDrain(
-        name=worker.name, uid=worker.uid, from_role=worker.role, epoch=worker.role_epoch + 1, since=turn.now
+        name=worker.name,
+        uid=worker.uid,
+        from_role=worker.role,
+        epoch=worker.role_epoch + 1,
+        since=turn.now,
+        reason=reason,
     )

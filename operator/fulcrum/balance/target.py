@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool
-
-_BOTH = frozenset({Role.PREFILL, Role.DECODE})
+from fulcrum.balance.layout import only_role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class Target:
     """Role of every worker of a pool that has no choice."""
     flexible_prefill: int = 0
     """Prefill workers among all workers of the pools that are not in `fixed`; the rest of them decode."""
+    roles: Mapping[Role, int] | None = None
+    """Workers per role, where they were decided worker by worker; `flexible_prefill` then says nothing."""
 
     @property
     def total(self) -> int:
@@ -32,6 +34,8 @@ class Target:
 
     def counts(self) -> dict[Role, int]:
         """Workers per role, roles with none left out."""
+        if self.roles is not None:
+            return {role: count for role, count in self.roles.items() if count > 0}
         counts = {Role.PREFILL: self.flexible_prefill, Role.DECODE: -self.flexible_prefill, Role.MIXED: 0}
         for pool, workers in self.workers.items():
             counts[self.fixed.get(pool, Role.DECODE)] += workers
@@ -64,8 +68,8 @@ class _Group:
 
 
 def make_target(spec: InferenceClusterSpec) -> Target:
-    """Return the goal of `spec`. Modes other than Manual do not decide anything yet and are read as Manual."""
-    mixed = {pool.name: pool.workers.max for pool in spec.pools if _fixed_role(pool) is Role.MIXED}
+    """Return the goal of `spec` alone: that of mode Manual."""
+    mixed = {pool.name: pool.workers.max for pool in spec.pools if only_role(pool) is Role.MIXED}
     counted = [pool for pool in spec.pools if pool.name not in mixed]
     ratio = spec.balance.ratio
     if ratio is None:
@@ -81,23 +85,13 @@ def make_target(spec: InferenceClusterSpec) -> Target:
     )
 
 
-def _fixed_role(pool: Pool) -> Role | None:
-    """Return the only role a pool may take; None when it may both prefill and decode, and hence flip."""
-    if set(pool.roles) >= _BOTH:
-        return None
-    for role in (Role.MIXED, Role.PREFILL, Role.DECODE):
-        if role in pool.roles:
-            return role
-    return None
-
-
 def fit(pools: list[Pool], *, bounds: dict[str, tuple[int, int]], prefill: int, decode: int) -> Target:
     """Fit P:D proportionally into the pools' bounds, at least one of each where the pools allow it.
 
     `bounds` are the fewest and the most workers of each pool. P = D = 0 means an even split of the most, prefill
     first. One worker in all is `mixed` where its pool may take both roles.
     """
-    fixed = {pool.name: role for pool in pools if (role := _fixed_role(pool)) is not None}
+    fixed = {pool.name: role for pool in pools if (role := only_role(pool)) is not None}
     groups = {
         role: _Group(tuple((p.name, *bounds[p.name]) for p in pools if fixed.get(p.name) is role))
         for role in (Role.PREFILL, Role.DECODE, None)

@@ -1,0 +1,291 @@
+"""Modes Auto and Observe: from what is known to who does what. Without knowledge, what stands is held."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from fulcrum.api.durations import seconds
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType, FlipStyle
+from fulcrum.balance.assignment import Assignment, assign
+from fulcrum.balance.choice import Choice, Insight, Reasons
+from fulcrum.balance.correction import corrected
+from fulcrum.balance.demand import Slo
+from fulcrum.balance.flips import DRAIN_COST, IMMEDIATE_COST, Move, Stakes, after, paying_moves
+from fulcrum.balance.layout import Layout, Room, only_role, room_of
+from fulcrum.balance.load import Loads, Unknown, read_loads
+from fulcrum.balance.placing import Kept, keep, layout_of, place, roles_after
+from fulcrum.balance.scaling import Scale, scale
+from fulcrum.balance.service import Service, reachable
+from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.split import splits
+from fulcrum.balance.standing import even_layout, standing_workers
+from fulcrum.balance.target import Target, make_target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What is known about one cluster: enough to decide by."""
+
+    snapshot: Snapshot
+    now: datetime
+    loads: Loads
+    service: Service
+    promise: Slo
+    """The SLO of the spec; that of `service` is wider where no hardware at hand keeps it."""
+    corrected: bool
+
+    @property
+    def rooms(self) -> list[Room]:
+        return [
+            room_of(pool, low=pool.workers.min, high=pool.workers.max)
+            for pool in self.snapshot.spec.pools
+            if self.service.knows(pool.name)
+        ]
+
+    @property
+    def reason(self) -> Reason:
+        """What most of all makes the near load what it is."""
+        if self.corrected:
+            return Reason.ATTAINMENT_FALLING
+        if self.loads.queued is not None:
+            return Reason.QUEUE_GROWING
+        return Reason.LOAD_FORECAST if self.loads.forecast_leads else Reason.LOAD_SHIFTED
+
+
+def choose(snapshot: Snapshot, now: datetime) -> Choice:
+    """Return what is to be done in modes Auto and Observe."""
+    held = standing_workers(snapshot)
+    sight = look(snapshot, now)
+    observing = snapshot.spec.balance.mode is BalanceMode.OBSERVE
+    if isinstance(sight, Unknown):
+        choice = _hold(snapshot, held, now, repair=not observing)
+        return replace(choice, insight=replace(choice.insight, unknown=sight.message))
+    decided = _decide(sight, held)
+    if not observing:
+        return decided
+    standing = _hold(snapshot, held, now, repair=False)
+    return replace(standing, insight=decided.insight, proposal=decided)
+
+
+def look(snapshot: Snapshot, now: datetime) -> Sight | Unknown:
+    """Gather what a decision needs; Unknown names the first thing that is missing."""
+    spec, outlook = snapshot.spec, snapshot.outlook
+    speeds = {pool.name: outlook.speeds[pool.name] for pool in spec.pools if pool.name in outlook.speeds}
+    used = {worker.pool for worker in snapshot.workers}
+    missing = [pool.name for pool in spec.pools if pool.name not in speeds and pool.name in used]
+    if missing or not speeds:
+        names = ", ".join(missing or [pool.name for pool in spec.pools])
+        return Unknown(message=f"Nobody knows yet how fast the workers of pool {names} are.")
+    payback = payback_seconds(snapshot)
+    loads = read_loads(outlook, snapshot.workers, payback_seconds=payback)
+    if isinstance(loads, Unknown):
+        return loads
+    slo = Slo(
+        ttft_seconds=seconds(spec.slo.ttft),
+        tpot_seconds=seconds(spec.slo.tpot),
+        attainment=spec.slo.attainment,
+    )
+    service = Service(speeds, reachable(speeds, slo, loads.near))
+    more = corrected(snapshot, now, loads, service, slo)
+    return Sight(
+        snapshot=snapshot,
+        now=now,
+        loads=more or loads,
+        service=service,
+        promise=slo,
+        corrected=more is not None,
+    )
+
+
+def payback_seconds(snapshot: Snapshot) -> float:
+    """Return how long a flip may take to pay for itself: its dwell, or without one as long as the load was watched."""
+    dwell = seconds(snapshot.spec.balance.flip.min_dwell)
+    traffic = snapshot.outlook.traffic
+    return dwell if dwell > 0 else max(traffic.window_seconds if traffic is not None else 0.0, 1.0)
+
+
+def _decide(sight: Sight, held: Mapping[str, int]) -> Choice:
+    snapshot, loads, service = sight.snapshot, sight.loads, sight.service
+    divided = any(worker.role in (Role.PREFILL, Role.DECODE) for worker in snapshot.workers if worker.serving)
+    scaled = scale(snapshot, held, loads, service, divided=divided, was_over=_said_over(snapshot))
+    goal = _goal(sight, scaled)
+    kept = keep(snapshot, scaled.workers, goal)
+    if _forces_early_flip(sight, scaled, kept):
+        scaled = replace(scaled, workers=dict(held), reason=None)
+        goal = _goal(sight, scaled)
+        kept = keep(snapshot, scaled.workers, goal)
+    moves, reason = _moves(sight, kept)
+    movable = frozenset(
+        w.name for w in kept.serving if reason is Reason.ROLE_EMPTY or _dwelled(sight.snapshot, w, sight.now)
+    )
+    assignment = _assign(snapshot, scaled.workers, kept, goal, moves=moves, movable=movable)
+    target = _target(snapshot, scaled.workers, assignment)
+    standing = layout_of(kept.serving)
+    expected = Service(snapshot.outlook.speeds, sight.promise)
+    result = after(standing, moves) if standing.total else goal
+    insight = Insight(
+        attainment=expected.attainment(result, loads.near) if loads.near.rate > 0 else None,
+        reason=reason or scaled.reason,
+        over_capacity=scaled.over_capacity,
+        unreachable=service.slo != sight.promise,
+        near=loads.near,
+        far=loads.far,
+    )
+    grown = sum(scaled.workers.values()) > sum(held.values())
+    reasons = Reasons(
+        flip=reason or scaled.reason or Reason.ROLE_FLIPPED,
+        create=(scaled.reason if grown else None) or Reason.WORKER_CREATED,
+        drain=(scaled.reason if not grown else None) or Reason.WORKER_DRAINING,
+    )
+    return Choice(target=target, assignment=assignment, reasons=reasons, insight=insight)
+
+
+def _goal(sight: Sight, scaled: Scale) -> Layout:
+    """Return the roles that all workers together would best have; for places that have none yet."""
+    loads = sight.loads
+    ahead = loads.near.at_least(loads.far) if scaled.reason is not Reason.LOAD_FELL else loads.near
+    found = splits(sight.rooms, scaled.workers, sight.service, ahead) if ahead.rate > 0 else ()
+    return found[0] if found else even_layout(sight.snapshot.spec, scaled.workers)
+
+
+def _moves(sight: Sight, kept: Kept) -> tuple[tuple[Move, ...], Reason | None]:
+    """Return the flips of serving workers of flippable pools, with their reason."""
+    snapshot = sight.snapshot
+    repair = _repair(snapshot, kept, sight.now)
+    if repair:
+        return repair, Reason.ROLE_EMPTY
+    standing = layout_of(kept.serving)
+    movable = _movable(snapshot, kept, sight.now)
+    paying = paying_moves(
+        sight.rooms,
+        standing,
+        movable,
+        loads=sight.loads,
+        service=sight.service,
+        stakes=Stakes(
+            payback_seconds=payback_seconds(snapshot),
+            cost_workers=IMMEDIATE_COST if snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE else DRAIN_COST,
+        ),
+    )
+    if paying:
+        return paying, sight.reason
+    return _tidied(sight, standing, movable), None
+
+
+def _tidied(sight: Sight, standing: Layout, movable: Counter[tuple[str, Role]]) -> tuple[Move, ...]:
+    """A worker that does both beside workers that do not was a stopgap: it takes one role again."""
+    if not (standing.prefill or standing.decode):
+        return ()
+    stopgaps = [pool for (pool, role), count in movable.items() if role is Role.MIXED and count]
+    options = [Move(pool, Role.MIXED, role) for pool in sorted(stopgaps)[:1] for role in (Role.PREFILL, Role.DECODE)]
+    complete = [move for move in options if after(standing, [move]).complete]
+    if not complete:
+        return ()
+    return (max(complete, key=lambda move: sight.service.goodput(after(standing, [move]), sight.loads.near)),)
+
+
+def _repair(snapshot: Snapshot, kept: Kept, now: datetime) -> tuple[Move, ...]:
+    """A role that nobody serves any more is taken over at once: by one of several workers, or by an only one with both.
+
+    A cluster that has just started is not broken: its other workers come, too.
+    """
+    standing = layout_of(kept.serving)
+    if standing.complete or not standing.total:
+        return ()
+    flexible = {pool.name for pool in snapshot.spec.pools if only_role(pool) is None}
+    settled = timedelta(seconds=seconds(snapshot.spec.balance.flip.min_dwell))
+    able = [
+        worker
+        for worker in kept.serving
+        if worker.pool in flexible and (worker.ready_since is None or now - worker.ready_since >= settled)
+    ]
+    if not able:
+        return ()
+    chosen = able[-1]
+    others = standing.count(chosen.role) - 1
+    missing = Role.DECODE if standing.prefill else Role.PREFILL
+    return (Move(chosen.pool, chosen.role, missing if others else Role.MIXED),)
+
+
+def _hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair: bool) -> Choice:
+    """Keep what stands and replace what died; a cluster with nothing at all starts small, in Observe as in Manual."""
+    if not repair and not snapshot.workers and not snapshot.status.roles:
+        target = make_target(snapshot.spec)
+        return Choice(target=target, assignment=assign(snapshot, target))
+    goal = _held_layout(snapshot, held)
+    kept = keep(snapshot, held, goal)
+    moves = _repair(snapshot, kept, now) if repair else ()
+    assignment = _assign(snapshot, held, kept, goal, moves=moves, movable=frozenset(w.name for w in kept.serving))
+    reasons = Reasons(flip=Reason.ROLE_EMPTY if moves else Reason.ROLE_FLIPPED)
+    return Choice(target=_target(snapshot, held, assignment), assignment=assignment, reasons=reasons)
+
+
+def _held_layout(snapshot: Snapshot, held: Mapping[str, int]) -> Layout:
+    """Return the roles of the last decision, as far as the status says them; else an even split."""
+    even = even_layout(snapshot.spec, dict(held))
+    desired = {role: counts.desired for role, counts in snapshot.status.roles.items()}
+    if not sum(desired.values()):
+        return even
+    counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
+    for pool in sorted(snapshot.spec.pools, key=lambda pool: only_role(pool) is None):
+        left = held[pool.name]
+        fixed = only_role(pool)
+        have = Counter(w.role for w in snapshot.in_pool(pool.name) if not w.deleting and not w.ended)
+        for role in counts if fixed is None else (fixed,):
+            taken = left if fixed is not None else min(left, max(have[role], 0))
+            counts[role][pool.name] = taken
+            left -= taken
+            desired[role] = desired.get(role, 0) - taken
+        for _ in range(left):
+            role = max(counts, key=lambda role: desired.get(role, 0))
+            counts[role][pool.name] = counts[role].get(pool.name, 0) + 1
+            desired[role] = desired.get(role, 0) - 1
+    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
+
+
+def _assign(
+    snapshot: Snapshot,
+    workers: Mapping[str, int],
+    kept: Kept,
+    goal: Layout,
+    *,
+    moves: tuple[Move, ...],
+    movable: frozenset[str],
+) -> Assignment:
+    roles = roles_after(kept.serving, moves, movable)
+    roles |= {w.name: w.role for w in kept.workers if not w.serving and w.role is not Role.DRAINING}
+    return place(snapshot, workers, kept, roles, goal)
+
+
+def _target(snapshot: Snapshot, workers: Mapping[str, int], assignment: Assignment) -> Target:
+    fixed = {pool.name: role for pool in snapshot.spec.pools if (role := only_role(pool)) is not None}
+    return Target(workers=dict(workers), fixed=fixed, roles=Counter(slot.role for slot in assignment.slots))
+
+
+def _forces_early_flip(sight: Sight, scaled: Scale, kept: Kept) -> bool:
+    """A last worker takes both roles; when it has just flipped, the others stay until it may flip again."""
+    if scaled.reason is not Reason.LOAD_FELL or sum(scaled.workers.values()) != 1:
+        return False
+    return any(not _dwelled(sight.snapshot, worker, sight.now) for worker in kept.workers)
+
+
+def _movable(snapshot: Snapshot, kept: Kept, now: datetime) -> Counter[tuple[str, Role]]:
+    flexible = {pool.name for pool in snapshot.spec.pools if only_role(pool) is None}
+    return Counter((w.pool, w.role) for w in kept.serving if w.pool in flexible and _dwelled(snapshot, w, now))
+
+
+def _dwelled(snapshot: Snapshot, worker: Worker, now: datetime) -> bool:
+    dwell = timedelta(seconds=seconds(snapshot.spec.balance.flip.min_dwell))
+    return worker.role_since is None or now - worker.role_since >= dwell
+
+
+def _said_over(snapshot: Snapshot) -> bool:
+    return any(
+        c.type is ConditionType.DEGRADED and c.status is ConditionStatus.TRUE and c.reason is Reason.OVER_CAPACITY
+        for c in snapshot.status.conditions
+    )

@@ -1,0 +1,48 @@
+"""What a decision comes to: the target, who does what in it, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fulcrum.api.reasons import Reason
+from fulcrum.balance.assignment import Assignment
+from fulcrum.balance.load import Load
+from fulcrum.balance.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasons:
+    """Why workers are flipped, created and drained by a decision; other causes say so themselves."""
+
+    flip: Reason = Reason.ROLE_FLIPPED
+    create: Reason = Reason.WORKER_CREATED
+    drain: Reason = Reason.WORKER_DRAINING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insight:
+    """Figures of a decision, for status and metrics."""
+
+    attainment: float | None = None
+    """Share of requests expected inside the SLO with the workers that serve, once flips are done; None: not known."""
+    reason: Reason | None = None
+    """Why the target changes; None while it does not."""
+    unknown: str | None = None
+    """Why nothing can be decided."""
+    over_capacity: bool = False
+    unreachable: bool = False
+    """Not even an idle worker keeps the SLO; the plan is made for the nearest that one does."""
+    near: Load | None = None
+    far: Load | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Input of the steps."""
+
+    target: Target
+    assignment: Assignment
+    reasons: Reasons = Reasons()
+    insight: Insight = field(default_factory=Insight)
+    proposal: Choice | None = None
+    """What would be done if the mode were Auto."""

@@ -1,0 +1,57 @@
+"""When fewer requests are inside the SLO than the model says: how much more load would explain it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from math import sqrt
+from typing import Final
+
+from fulcrum.balance.demand import Slo
+from fulcrum.balance.load import NOISE_SIGMAS, Load, Loads
+from fulcrum.balance.placing import layout_of
+from fulcrum.balance.service import Service
+from fulcrum.balance.snapshot import Snapshot
+
+MOST_CORRECTION: Final = 4.0
+"""A model that is further off than this is not corrected by guessing at the load."""
+CORRECTION_STEPS: Final = 6
+"""Halvings: to 5 % of the load."""
+
+
+def corrected(snapshot: Snapshot, now: datetime, loads: Loads, service: Service, slo: Slo) -> Loads | None:
+    """Return the loads with the near one as large as what was measured makes it; None where nothing is amiss.
+
+    Only what was measured with the present roles counts: nothing is corrected while the window reaches back beyond a
+    change. Requests that were turned away are no fault of the roles and are left out.
+    """
+    traffic = snapshot.outlook.traffic
+    if traffic is None or traffic.attainment is None or loads.near.rate <= 0:
+        return None
+    since = now - timedelta(seconds=traffic.window_seconds)
+    serving = [worker for worker in snapshot.workers if worker.serving]
+    changes = [moment for worker in serving for moment in (worker.role_since, worker.ready_since) if moment is not None]
+    if any(moment > since for moment in changes) or any(worker.draining_since for worker in snapshot.workers):
+        return None
+    standing = layout_of(serving)
+    served = 1 - (traffic.rejected or 0.0)
+    measured = min(traffic.attainment / served, 1.0) if served > 0 else 1.0
+    seen = max(traffic.rate * traffic.window_seconds * served, 1.0)
+    if measured + NOISE_SIGMAS * sqrt(measured * (1 - measured) / seen) >= slo.attainment:
+        return None
+    expected = service.attainment(standing, loads.near)
+    if measured + NOISE_SIGMAS * sqrt(expected * (1 - expected) / seen) >= expected:
+        return None
+    late = (traffic.ttft_p90_seconds or 0.0) > slo.ttft_seconds
+    slow = (traffic.tpot_p90_seconds or 0.0) > slo.tpot_seconds
+    if not (late or slow):
+        return None
+
+    def heavier(factor: float) -> Load:
+        return loads.near.shifted(prefill=factor if late else 1.0, decode=factor if slow else 1.0)
+
+    low, high = 1.0, MOST_CORRECTION
+    for _ in range(CORRECTION_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if service.attainment(standing, heavier(middle)) > measured else (low, middle)
+    return replace(loads, near=heavier(low)) if low > 1.0 else None

@@ -1,0 +1,140 @@
+"""Which flips pay: a worker changes its role when that serves more requests in time than it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import sqrt
+from typing import Final
+
+from fulcrum.api.names import Role
+from fulcrum.balance.layout import Layout, Room
+from fulcrum.balance.load import NOISE_SIGMAS, Load, Loads, Noise
+from fulcrum.balance.service import Service
+from fulcrum.balance.split import splits
+
+IMMEDIATE_COST: Final = 0.5
+"""Workers that a flip takes away while old work finishes: it serves two roles, each with half of its time."""
+DRAIN_COST: Final = 1.0
+"""The same for style Drain: nothing new arrives until the old work is done."""
+_ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One worker of a pool changes its role."""
+
+    pool: str
+    from_role: Role
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stakes:
+    """What a flip is weighed by."""
+
+    payback_seconds: float
+    """How long the new role is kept at least, in which the flip must have paid for itself."""
+    cost_workers: float
+    """`IMMEDIATE_COST` or `DRAIN_COST`."""
+
+
+def paying_moves(
+    rooms: Sequence[Room],
+    standing: Layout,
+    movable: Counter[tuple[str, Role]],
+    *,
+    loads: Loads,
+    service: Service,
+    stakes: Stakes,
+) -> tuple[Move, ...]:
+    """Return the moves with the highest gain over cost; none when standing still is best, or might be by noise.
+
+    `standing` are the workers that serve, `movable` how many of them may flip now (dwell), by pool and role.
+    """
+    if loads.near.rate <= 0 or not standing.complete:
+        return ()
+    workers = {room.name: sum(standing.in_pool(room.name).values()) for room in rooms}
+    best: tuple[float, tuple[Move, ...]] = (0.0, ())
+    for goal in splits(rooms, workers, service, loads.near):
+        possible = _possible(_moves(rooms, standing, goal), movable)
+        for count in sorted({len(possible), (len(possible) + 1) // 2, min(1, len(possible))} - {0}):
+            moves = possible[:count]
+            gain = _gain(standing, moves, loads.near, service, stakes)
+            if gain > best[0]:
+                best = (gain, moves)
+    moves = best[1]
+    if any(_gain(standing, moves, load, service, stakes) <= 0 for load in _doubts(standing, moves, loads)):
+        return ()
+    return moves
+
+
+def after(standing: Layout, moves: Iterable[Move]) -> Layout:
+    """Return the layout after the moves."""
+    counts = {role: Counter(dict(standing.of_role(role))) for role in _ROLES}
+    for move in moves:
+        counts[move.from_role][move.pool] -= 1
+        counts[move.role][move.pool] += 1
+    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
+
+
+def _moves(rooms: Sequence[Room], standing: Layout, goal: Layout) -> list[Move]:
+    found: list[list[Move]] = []
+    for room in rooms:
+        have, want = standing.in_pool(room.name), goal.in_pool(room.name)
+        givers = [role for role in _ROLES for _ in range(max(0, have.get(role, 0) - want.get(role, 0)))]
+        takers = [role for role in _ROLES for _ in range(max(0, want.get(role, 0) - have.get(role, 0)))]
+        found.append([Move(room.name, giver, taker) for giver, taker in zip(givers, takers, strict=True)])
+    return list(chain.from_iterable(found))
+
+
+def _possible(moves: list[Move], movable: Counter[tuple[str, Role]]) -> tuple[Move, ...]:
+    left = Counter(movable)
+    chosen = []
+    for move in moves:
+        if left[move.pool, move.from_role] > 0:
+            left[move.pool, move.from_role] -= 1
+            chosen.append(move)
+    return tuple(chosen)
+
+
+def _gain(standing: Layout, moves: Sequence[Move], load: Load, service: Service, stakes: Stakes) -> float:
+    """Return the requests that the moves bring inside the SLO within the payback time, less what they cost."""
+    if not moves:
+        return 0.0
+    layout = after(standing, moves)
+    if not layout.complete:
+        return -1.0
+    better = service.goodput(layout, load)
+    # While its old work lasts, a worker is a part of what it is: the goodput of that part is lost.
+    residence = {role: service.residence_seconds(role, standing, load) for role in {move.from_role for move in moves}}
+    lost_worker_seconds = stakes.cost_workers * sum(residence[move.from_role] for move in moves)
+    cost = lost_worker_seconds * better / layout.total
+    return (better - service.goodput(standing, load)) * stakes.payback_seconds - cost
+
+
+def _doubts(standing: Layout, moves: Sequence[Move], loads: Loads) -> list[Load]:
+    """Return what the load may be instead, by what was measured: fewer requests, and a mix that favours what stands."""
+    if not moves:
+        return []
+    noise = loads.noise
+    fewer = loads.near.scaled(max(0.0, 1 - NOISE_SIGMAS * noise.rate))
+    layout = after(standing, moves)
+    towards = layout.count(Role.PREFILL) - standing.count(Role.PREFILL)
+    away = layout.count(Role.DECODE) - standing.count(Role.DECODE)
+    if towards * away >= 0:  # to or from mixed: the mix matters less than how much there is
+        more = loads.near.scaled(1 + NOISE_SIGMAS * noise.rate)
+        return [fewer, more]
+    prefill, decode = _mix_doubt(noise)
+    sign = 1 if towards > 0 else -1
+    return [fewer, loads.near.shifted(prefill=max(0.0, 1 - sign * prefill), decode=max(0.0, 1 + sign * decode))]
+
+
+def _mix_doubt(noise: Noise) -> tuple[float, float]:
+    """Return the shares by which prefill and decode work are off when their ratio is off by `NOISE_SIGMAS`."""
+    ratio = sqrt(noise.isl**2 + noise.osl**2)
+    if ratio == 0:
+        return 0.0, 0.0
+    return NOISE_SIGMAS * noise.isl**2 / ratio, NOISE_SIGMAS * noise.osl**2 / ratio

@@ -1,0 +1,189 @@
+"""From what was measured and forecast to the load that the roles must carry: now, soon, and at the worst."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Final
+
+from fulcrum.api.names import Role
+from fulcrum.balance.demand import Demand
+from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.snapshot import Worker
+from fulcrum.forecast.result import Forecast
+
+NOISE_SIGMAS: Final = 2.0
+"""A difference counts as one when it is beyond this many standard errors of what was measured: 1 in 40 by chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What each role has to carry; the rates differ where one role also has a backlog to work off."""
+
+    rate: float
+    """Requests per second that arrive."""
+    prefill: Demand
+    decode: Demand
+
+    def scaled(self, factor: float) -> Load:
+        """Return the load with `factor` times the requests."""
+        return Load(
+            rate=self.rate * factor,
+            prefill=replace(self.prefill, rate=self.prefill.rate * factor),
+            decode=replace(self.decode, rate=self.decode.rate * factor),
+        )
+
+    def shifted(self, *, prefill: float, decode: float) -> Load:
+        """Return the load with the work of each role (not the rate) times a factor."""
+        return replace(
+            self,
+            prefill=replace(self.prefill, rate=self.prefill.rate * prefill),
+            decode=replace(self.decode, rate=self.decode.rate * decode),
+        )
+
+    def at_least(self, other: Load) -> Load:
+        """Return the larger of both, rate by rate and length by length."""
+        return Load(
+            rate=max(self.rate, other.rate),
+            prefill=_larger(self.prefill, other.prefill),
+            decode=_larger(self.decode, other.decode),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Relative standard errors of what was measured: arrivals are Poisson, lengths are as spread as they were seen."""
+
+    rate: float
+    isl: float
+    osl: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """Everything that a decision is made for."""
+
+    near: Load
+    """Arrivals of the next minute and the backlog: what flips answer."""
+    far: Load
+    """The most of the forecast's horizon at its quantile: what Pods answer, because they take minutes to start."""
+    peak: Load | None
+    """The most of the past `scaleDown.stabilization` and of what is ahead; None: no worker is given back."""
+    noise: Noise
+    window_seconds: float
+    forecast_leads: bool
+    """The forecast expects clearly more than what is measured."""
+    queued: Role | None
+    """The role whose backlog is clearly more than the noise of its arrivals."""
+
+    @property
+    def sure(self) -> Load:
+        """The near load without what may be noise: what arrives at least."""
+        return self.near.scaled(max(0.0, 1 - NOISE_SIGMAS * self.noise.rate))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """There is nothing to decide by; the message says why, for people."""
+
+    message: str
+
+
+def read_loads(outlook: Outlook, workers: Iterable[Worker], *, payback_seconds: float) -> Loads | Unknown:
+    """Return the load to plan for. A backlog adds what it takes to be gone within `payback_seconds`."""
+    traffic, forecast = outlook.traffic, outlook.forecast
+    if traffic is None:
+        return Unknown(message=outlook.unknown or "No source of metrics answers.")
+    lengths = _lengths(traffic, forecast)
+    if lengths is None:
+        if traffic.rate > 0 or (forecast is not None and max(forecast.upper_rate, default=0.0) > 0):
+            return Unknown(message=outlook.unknown or "Requests arrive, but nobody measured their lengths.")
+        lengths = Demand(rate=0.0, isl_tokens=1.0, osl_tokens=1.0)  # no request, no work, whatever the lengths
+    now = Demand(
+        rate=traffic.rate,
+        isl_tokens=lengths.isl_tokens,
+        osl_tokens=lengths.osl_tokens,
+        isl_cv2=1.0 if traffic.isl_cv2 is None else traffic.isl_cv2,
+        osl_cv2=1.0 if traffic.osl_cv2 is None else traffic.osl_cv2,
+        prefix_hit=min(max(traffic.prefix_hit or 0.0, 0.0), 1.0),
+    )
+    seen = max(traffic.rate * traffic.window_seconds, 1e-9)
+    noise = Noise(rate=1 / sqrt(seen), isl=sqrt(now.isl_cv2 / seen), osl=sqrt(now.osl_cv2 / seen))
+    soon = forecast.rate[0] if forecast is not None and forecast.rate else 0.0
+    arrivals = replace(now, rate=max(now.rate, soon))
+    queue = _backlog(workers, now)
+    near = Load(
+        rate=arrivals.rate,
+        prefill=replace(arrivals, rate=arrivals.rate + queue[Role.PREFILL] / payback_seconds),
+        decode=replace(arrivals, rate=arrivals.rate + queue[Role.DECODE] / payback_seconds),
+    )
+    far = _worst(forecast, now) if forecast is not None else Load(rate=now.rate, prefill=now, decode=now)
+    peak = None
+    if outlook.peak_rate is not None:
+        highest = replace(now, rate=outlook.peak_rate)
+        peak = near.at_least(far).at_least(Load(rate=outlook.peak_rate, prefill=highest, decode=highest))
+    # The longer queue, and only if the arrivals of the window cannot have made it by chance.
+    longest = max(queue, key=lambda role: queue[role])
+    return Loads(
+        near=near,
+        far=far,
+        peak=peak,
+        noise=noise,
+        window_seconds=traffic.window_seconds,
+        forecast_leads=soon > now.rate * (1 + NOISE_SIGMAS * noise.rate),
+        queued=longest if queue[longest] > NOISE_SIGMAS * sqrt(seen) else None,
+    )
+
+
+def _lengths(traffic: Traffic, forecast: Forecast | None) -> Demand | None:
+    """Take measured lengths, else the forecast's; None while nobody knows any."""
+    isl, osl = traffic.isl_tokens, traffic.osl_tokens
+    if isl is None and forecast is not None and forecast.isl_tokens:
+        isl = forecast.isl_tokens[0]
+    if osl is None and forecast is not None and forecast.osl_tokens:
+        osl = forecast.osl_tokens[0]
+    if isl is None or osl is None:
+        return None
+    return Demand(rate=traffic.rate, isl_tokens=max(isl, 1.0), osl_tokens=max(osl, 1.0))
+
+
+def _worst(forecast: Forecast, now: Demand) -> Load:
+    """Return the step with the most work, for each role by itself."""
+    steps = [
+        replace(
+            now,
+            rate=rate,
+            isl_tokens=max(forecast.isl_tokens[step], 1.0) if forecast.isl_tokens else now.isl_tokens,
+            osl_tokens=max(forecast.osl_tokens[step], 1.0) if forecast.osl_tokens else now.osl_tokens,
+        )
+        for step, rate in enumerate(forecast.upper_rate)
+    ] or [now]
+    return Load(
+        rate=max(step.rate for step in steps),
+        prefill=max(steps, key=lambda step: step.rate * step.isl_tokens),
+        decode=max(steps, key=lambda step: step.rate * step.osl_tokens),
+    )
+
+
+def _backlog(workers: Iterable[Worker], now: Demand) -> dict[Role, float]:
+    """Return the requests that wait in the engines, by the role that they wait for; what is unknown adds nothing."""
+    queued = {Role.PREFILL: 0.0, Role.DECODE: 0.0}
+    for worker in workers:
+        load = worker.load
+        if load is None or worker.deleting:
+            continue
+        if Role.PREFILL in worker.serves and load.queued_prompt_tokens:
+            queued[Role.PREFILL] += load.queued_prompt_tokens / now.isl_tokens
+        elif Role.DECODE in worker.serves and load.waiting:
+            queued[Role.DECODE] += load.waiting
+    return queued
+
+
+def _larger(one: Demand, other: Demand) -> Demand:
+    return replace(
+        one,
+        rate=max(one.rate, other.rate),
+        isl_tokens=max(one.isl_tokens, other.isl_tokens),
+        osl_tokens=max(one.osl_tokens, other.osl_tokens),
+    )

@@ -1,0 +1,119 @@
+"""Lays an automatic decision over the workers: who stays, who goes, and which role each place has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fulcrum.api.names import Role
+from fulcrum.balance.assignment import Assignment, Slot
+from fulcrum.balance.flips import Move
+from fulcrum.balance.layout import Layout, only_role
+from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.standing import live
+
+_ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Workers that stay and workers that go."""
+
+    workers: tuple[Worker, ...]
+    surplus: tuple[Worker, ...]
+
+    @property
+    def serving(self) -> tuple[Worker, ...]:
+        """Workers that stay and that requests are sent to."""
+        return tuple(worker for worker in self.workers if worker.serving)
+
+
+def keep(snapshot: Snapshot, workers: Mapping[str, int], goal: Layout) -> Kept:
+    """Choose who stays: those go first that drain already, then not-ready ones, then those whose role has too many."""
+    kept: list[Worker] = []
+    surplus = [w for w in snapshot.workers if w.pool not in workers and not w.deleting and not w.ended]
+    for pool, count in workers.items():
+        here = list(live(snapshot, pool))
+        while len(here) > count:
+            wanted, have = goal.in_pool(pool), Counter(worker.role for worker in here)
+            leaving = min(
+                here,
+                key=lambda w: (
+                    w.role is not Role.DRAINING,
+                    w.ready,
+                    wanted.get(w.role, 0) - have[w.role],
+                    -w.ordinal,
+                ),
+            )
+            here.remove(leaving)
+            surplus.append(leaving)
+        kept += here
+    return Kept(workers=tuple(kept), surplus=tuple(surplus))
+
+
+def layout_of(workers: Iterable[Worker]) -> Layout:
+    """Return the layout of workers by the roles that they have."""
+    counts: dict[Role, Counter[str]] = {role: Counter() for role in _ROLES}
+    for worker in workers:
+        if worker.role in counts:
+            counts[worker.role][worker.pool] += 1
+    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
+
+
+def roles_after(workers: Iterable[Worker], moves: Iterable[Move], movable: frozenset[str]) -> dict[str, Role]:
+    """Return the role of each worker by name after the moves; of workers that are alike the highest ordinal moves."""
+    left = Counter((move.pool, move.from_role, move.role) for move in moves)
+    roles: dict[str, Role] = {}
+    for worker in sorted(workers, key=lambda w: (w.pool, -w.ordinal)):
+        roles[worker.name] = worker.role
+        if worker.name not in movable:
+            continue
+        for role in _ROLES:
+            if left[worker.pool, worker.role, role] > 0:
+                left[worker.pool, worker.role, role] -= 1
+                roles[worker.name] = role
+                break
+    return roles
+
+
+def place(
+    snapshot: Snapshot, workers: Mapping[str, int], kept: Kept, roles: Mapping[str, Role], goal: Layout
+) -> Assignment:
+    """Return the places with their workers: `roles` of those that have one, and for the others what `goal` lacks."""
+    slots: list[Slot] = []
+    fixed = {pool.name: only_role(pool) for pool in snapshot.spec.pools}
+    for pool, count in workers.items():
+        here = {worker.ordinal: worker for worker in kept.workers if worker.pool == pool}
+        free = [n for n in range(len(here) + count) if n not in here][: count - len(here)]
+        gaps = Counter(goal.in_pool(pool))
+        gaps.subtract(roles[worker.name] for worker in here.values() if worker.name in roles)
+        for ordinal in sorted([*here, *free]):
+            worker = here.get(ordinal)
+            role = fixed[pool]
+            if role is None and worker is not None:
+                role = roles.get(worker.name)
+            if role is None:
+                role = max(_ROLES, key=lambda each: gaps[each])
+                gaps[role] -= 1
+            slots.append(Slot(pool=pool, ordinal=ordinal, role=role, worker=worker))
+    return Assignment(
+        slots=_complete(slots, fixed),
+        surplus=kept.surplus,
+        ended=tuple(worker for worker in snapshot.workers if worker.ended and not worker.deleting),
+    )
+
+
+def _complete(slots: list[Slot], fixed: Mapping[str, Role | None]) -> tuple[Slot, ...]:
+    """Leave no role without a place: one that serves nobody yet takes it, else one takes both roles."""
+    roles = {slot.role for slot in slots}
+    lacking = {Role.PREFILL, Role.DECODE} - roles
+    flexible = [index for index, slot in enumerate(slots) if fixed[slot.pool] is None]
+    if Role.MIXED in roles or not lacking or not flexible:
+        return tuple(slots)
+    idle = [index for index in flexible if (worker := slots[index].worker) is None or not worker.serving]
+    chosen = (idle or flexible)[-1]
+    role = lacking.pop() if len(slots) > 1 and idle and len(lacking) == 1 else Role.MIXED
+    slot = slots[chosen]
+    slots[chosen] = Slot(pool=slot.pool, ordinal=slot.ordinal, role=role, worker=slot.worker)
+    return tuple(slots)

@@ -1,0 +1,106 @@
+"""How many workers each pool is to have: more at once when the load to come needs it, fewer only after a calm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.balance.layout import Room, room_of
+from fulcrum.balance.load import Load, Loads
+from fulcrum.balance.service import Service
+from fulcrum.balance.sizing import Size, cheapest, cheapest_as_is
+from fulcrum.balance.snapshot import Snapshot
+from fulcrum.balance.standing import live
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Workers per pool, and why they change."""
+
+    workers: dict[str, int]
+    reason: Reason | None = None
+    """Why there are to be more or fewer; None: as many as before."""
+    over_capacity: bool = False
+    """Not even all workers keep the promise for what arrives now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pools:
+    """Bounds of the pools, without workers that take up a place and cannot serve."""
+
+    spec: InferenceClusterSpec
+    held: Mapping[str, int]
+    broken: Mapping[str, int]
+    stuck: frozenset[str]
+    """Pools for which no node has room: more Pods would only wait, too."""
+    known: frozenset[str]
+    """Pools whose speed is known; the others keep what they have."""
+
+    def rooms(self, *, shrink: bool) -> list[Room]:
+        rooms = []
+        for pool in self.spec.pools:
+            if pool.name not in self.known:
+                continue
+            usable = self.held[pool.name] - self.broken[pool.name]
+            most = usable if shrink or pool.name in self.stuck else pool.workers.max - self.broken[pool.name]
+            least = pool.workers.min - self.broken[pool.name] if shrink else usable
+            rooms.append(room_of(pool, low=max(0, min(least, most)), high=max(0, most)))
+        return rooms
+
+    def workers(self, size: Size, rooms: list[Room]) -> dict[str, int]:
+        chosen = size.workers(rooms)
+        return {name: chosen[name] + self.broken[name] if name in chosen else self.held[name] for name in self.held}
+
+
+def scale(
+    snapshot: Snapshot, held: Mapping[str, int], loads: Loads, service: Service, *, divided: bool, was_over: bool
+) -> Scale:
+    """Return the workers to have. `divided`: flippable workers have roles now; `was_over`: it was said before."""
+    known = frozenset(pool.name for pool in snapshot.spec.pools if service.knows(pool.name))
+    pools = _Pools(
+        spec=snapshot.spec,
+        held=held,
+        broken={name: min(count, _broken(snapshot, name)) for name, count in held.items()},
+        stuck=frozenset(w.pool for w in snapshot.workers if w.unschedulable and not w.deleting),
+        known=known,
+    )
+    rooms = pools.rooms(shrink=False)
+    now = cheapest(rooms, service, loads.sure)
+    over = not now.enough or (was_over and not cheapest(rooms, service, loads.near).enough)
+    ahead = cheapest(rooms, service, loads.far)
+    largest = max((now, ahead), key=lambda size: size.gpus)
+    if largest.gpus:
+        reason = Reason.LOAD_FORECAST if largest is ahead else Reason.LOAD_SHIFTED
+        if largest is now and loads.queued is not None:
+            reason = Reason.QUEUE_GROWING
+        return Scale(workers=pools.workers(largest, rooms), reason=reason, over_capacity=over)
+    kept = Scale(workers=dict(held), over_capacity=over)
+    if loads.peak is None or over:
+        return kept
+    smaller = _shrunk(pools, service, loads.peak, divided=divided)
+    if smaller is None or sum(smaller.values()) >= sum(held.values()):
+        return kept
+    return Scale(workers=smaller, reason=Reason.LOAD_FELL)
+
+
+def _shrunk(pools: _Pools, service: Service, peak: Load, *, divided: bool) -> dict[str, int] | None:
+    """Return the fewest workers that the peak needs in the kind of layout that stands, so that nothing else moves.
+
+    A last worker does both whatever stood before.
+    """
+    rooms = pools.rooms(shrink=True)
+    together = [room.as_mixed() for room in rooms]
+    if divided:
+        size = cheapest_as_is(rooms, service, peak)
+        alone = cheapest_as_is(together, service, peak)
+        if alone.enough and sum(alone.workers(together).values()) == 1:
+            return pools.workers(alone, together)
+    else:
+        size = cheapest_as_is(together, service, peak)
+    return pools.workers(size, rooms) if size.enough else None
+
+
+def _broken(snapshot: Snapshot, pool: str) -> int:
+    return sum(1 for worker in live(snapshot, pool) if worker.unschedulable or worker.engine_failed)

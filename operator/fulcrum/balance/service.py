@@ -1,0 +1,180 @@
+"""What a layout of workers does for a load: attainment, goodput, and the plain rates that searches start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
+
+from fulcrum.api.names import Role
+from fulcrum.balance.demand import Demand, Slo
+from fulcrum.balance.layout import Layout, PoolCounts
+from fulcrum.balance.load import Load
+from fulcrum.balance.queueing import decode_attainment, decode_step, mixed_attainment, prefill_attainment
+from fulcrum.balance.queueing.prefill import Stations
+from fulcrum.capacity.speed import WorkerSpeed
+
+STRETCH: Final = 1.5
+"""Step by which a promise that not even an idle worker can keep is widened until one can."""
+STRETCH_STEPS: Final = 24
+GOODPUT_STEPS: Final = 10
+"""Golden sections in the search for the best admitted share: 0.618^10 is below 1 %."""
+_GOLDEN: Final = 0.6180339887498949
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitRates:
+    """Requests per second that one worker carries without waiting or spread; by role."""
+
+    prefill: float
+    decode: float
+    mixed: float
+
+
+class Service:
+    """Estimates for one set of speeds and one promise; remembers what it has computed within one plan."""
+
+    def __init__(self, speeds: Mapping[str, WorkerSpeed], slo: Slo) -> None:
+        self._speeds = speeds
+        self.slo = slo
+        self._prefill: dict[tuple[PoolCounts, Demand, float], float] = {}
+        self._decode: dict[tuple[PoolCounts, Demand], tuple[float, float]] = {}
+        self._mixed: dict[tuple[PoolCounts, Demand], float] = {}
+
+    def knows(self, pool: str) -> bool:
+        """Report whether the speed of the pool's workers is known."""
+        return pool in self._speeds
+
+    def attainment(self, layout: Layout, load: Load) -> float:
+        """Return the share of requests inside the SLO, 0 to 1."""
+        if not layout.complete:
+            return 0.0
+        share = self._mixed_share(layout, load)
+        split = self._disaggregated(layout, load.scaled(1 - share) if share else load) if share < 1 else 0.0
+        both = self._both(layout.mixed, load.scaled(share) if share < 1 else load) if share else 0.0
+        return share * both + (1 - share) * split
+
+    def goodput(self, layout: Layout, load: Load) -> float:
+        """Return requests/s inside the SLO when what could not be served in time is turned away."""
+        if load.rate <= 0 or not layout.complete:
+            return 0.0
+        whole = self.attainment(layout, load)
+        if whole >= self.slo.attainment:
+            return load.rate * whole
+        # One hill: more is admitted than can be served in time, or less than could be.
+        low, high = 0.0, 1.0
+        best = whole
+        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        at_left, at_right = (share * self.attainment(layout, load.scaled(share)) for share in (left, right))
+        for _ in range(GOODPUT_STEPS):
+            best = max(best, at_left, at_right)
+            if at_left > at_right or at_right == 0.0:
+                high, right, at_right = right, left, at_left
+                left = high - _GOLDEN * (high - low)
+                at_left = left * self.attainment(layout, load.scaled(left))
+            else:
+                low, left, at_left = left, right, at_right
+                right = low + _GOLDEN * (high - low)
+                at_right = right * self.attainment(layout, load.scaled(right))
+        return load.rate * best
+
+    def unit_rates(self, pool: str, load: Load) -> UnitRates:
+        """Return what one worker of the pool carries at full load: the fluid limit, where searches start."""
+        speed, prompt, answer = self._speeds[pool], load.prefill, load.decode
+        fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
+        squared = prompt.isl_tokens**2 * (1 + prompt.isl_cv2) * (1 - prompt.prefix_hit**2)
+        prefill = 1 / max(speed.prefill_seconds(fresh, squared), 1e-9)
+        context = answer.isl_tokens + answer.osl_tokens * (1 + answer.osl_cv2) / 2
+        k = speed.coefficients
+        per_request = max(k.decode_b + k.decode_c * context, 1e-12)
+        batch = min(
+            (self.slo.tpot_seconds - k.decode_a) / per_request, speed.max_batch, speed.kv_capacity_tokens / context
+        )
+        batch = max(batch, 1.0)
+        decode = batch / (answer.osl_tokens * max(speed.decode_step_seconds(batch, batch * context), 1e-9))
+        return UnitRates(prefill=prefill, decode=decode, mixed=1 / (1 / prefill + 1 / decode))
+
+    def residence_seconds(self, role: Role, layout: Layout, load: Load) -> float:
+        """Return how long a worker of `role` still has its old work: the mean time of a request on it."""
+        stations = self._stations(layout.of_role(role))
+        if role is Role.PREFILL:
+            return max((1 / self.unit_rates(pool, load).prefill for pool, _ in layout.prefill), default=0.0)
+        step = decode_step(replace(load.decode, rate=min(load.rate, load.decode.rate)), stations)
+        # Steps beyond the promise do not last: requests are late then, and admission or the next flip ends it.
+        return load.decode.osl_tokens * min(step, self.slo.tpot_seconds)
+
+    def _disaggregated(self, layout: Layout, load: Load) -> float:
+        decode_key = (layout.decode, load.decode)
+        known = self._decode.get(decode_key)
+        if known is None:
+            stations = self._stations(layout.decode)
+            step = decode_step(load.decode, stations)
+            tpot = self.slo.tpot_seconds
+            inside = 0.0 if step == inf else decode_attainment(load.decode, stations, tpot_seconds=tpot)
+            known = self._decode[decode_key] = (step, inside)
+        step, decoded = known
+        if decoded == 0.0:
+            return 0.0
+        key = (layout.prefill, load.prefill, step)
+        prefilled = self._prefill.get(key)
+        if prefilled is None:
+            prefilled = self._prefill[key] = prefill_attainment(
+                load.prefill,
+                self._stations(layout.prefill),
+                ttft_seconds=self.slo.ttft_seconds,
+                extra_seconds=step,
+            )
+        return prefilled * decoded
+
+    def _both(self, mixed: PoolCounts, load: Load) -> float:
+        heavier = max(load.prefill, load.decode, key=lambda demand: demand.rate)
+        demand = replace(heavier, isl_tokens=load.prefill.isl_tokens, osl_tokens=load.decode.osl_tokens)
+        known = self._mixed.get((mixed, demand))
+        if known is None:
+            known = self._mixed[mixed, demand] = mixed_attainment(
+                demand,
+                self._stations(mixed),
+                ttft_seconds=self.slo.ttft_seconds,
+                tpot_seconds=self.slo.tpot_seconds,
+            ).joint
+        return known
+
+    def _mixed_share(self, layout: Layout, load: Load) -> float:
+        """Requests go where there is room: in proportion to what each side carries at most."""
+        if not layout.mixed:
+            return 0.0
+        if not (layout.prefill and layout.decode):
+            return 1.0
+        mixed = sum(count * self.unit_rates(pool, load).mixed for pool, count in layout.mixed)
+        prefill = sum(count * self.unit_rates(pool, load).prefill for pool, count in layout.prefill)
+        decode = sum(count * self.unit_rates(pool, load).decode for pool, count in layout.decode)
+        return mixed / (mixed + min(prefill, decode))
+
+    def _stations(self, counts: PoolCounts) -> Stations:
+        return [(self._speeds[pool], count) for pool, count in counts]
+
+
+def reachable(speeds: Mapping[str, WorkerSpeed], slo: Slo, load: Load) -> Slo:
+    """Return the promise, each part widened until an idle worker of the fastest pool keeps it.
+
+    Beyond what the hardware can do every layout would look equally bad; with the nearest promise that can be kept, the
+    best layout is still the one that is least late.
+    """
+    ttft, tpot = slo.ttft_seconds, slo.tpot_seconds
+    idle_prompt, idle_answer = replace(load.prefill, rate=0.0), replace(load.decode, rate=0.0)
+    stations = [[(speed, 1)] for speed in speeds.values()]
+    part = slo.attainment**0.5
+    for _ in range(STRETCH_STEPS):
+        if any(decode_attainment(idle_answer, station, tpot_seconds=tpot) >= part for station in stations):
+            break
+        tpot *= STRETCH
+    step = min((decode_step(idle_answer, station) for station in stations), default=0.0)
+    for _ in range(STRETCH_STEPS):
+        if any(
+            prefill_attainment(idle_prompt, station, ttft_seconds=ttft, extra_seconds=step) >= part
+            for station in stations
+        ):
+            break
+        ttft *= STRETCH
+    return Slo(ttft_seconds=ttft, tpot_seconds=tpot, attainment=slo.attainment)

@@ -1,0 +1,209 @@
+"""How many workers of each pool a load needs: the fewest GPUs whose joint attainment reaches the promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, inf
+from typing import Final
+
+from fulcrum.api.names import Role
+from fulcrum.balance.layout import Layout, Room
+from fulcrum.balance.load import Load
+from fulcrum.balance.service import Service, UnitRates
+
+MOST_HEADROOM: Final = 64.0
+"""A load that is not served in time by this many times the workers that its work needs never will be."""
+_ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Workers that a load needs."""
+
+    layout: Layout
+    gpus: int
+    """GPUs beyond those that are there in any case."""
+    enough: bool
+    """The promise holds; False: it does not even with all that the pools may have."""
+
+    def workers(self, rooms: Iterable[Room]) -> dict[str, int]:
+        """Return the workers per pool, never fewer than its lowest."""
+        return {room.name: max(room.low, _used(self.layout, room.name)) for room in rooms}
+
+
+def cheapest(rooms: Sequence[Room], service: Service, load: Load) -> Size:
+    """Return the cheaper of disaggregated and mixed use of the flippable pools; a tie goes to disaggregated."""
+    sizes = [cheapest_as_is(rooms, service, load)]
+    if any(room.role is None for room in rooms):
+        sizes.append(cheapest_as_is([room.as_mixed() for room in rooms], service, load))
+    return min(sizes, key=lambda size: (not size.enough, size.gpus))
+
+
+def cheapest_as_is(rooms: Sequence[Room], service: Service, load: Load) -> Size:
+    """Return the cheapest size in which flippable workers either prefill or decode.
+
+    Workers that a pool has in any case (`Room.low`) cost nothing. The plain rates of single workers say how the work
+    is best laid over the pools (a linear program); how much more than that waiting needs is then searched for.
+    """
+    rates = {room.name: service.unit_rates(room.name, load) for room in rooms}
+
+    def layout_at(headroom: float) -> tuple[float, Layout]:
+        wanted = {Role.PREFILL: load.prefill.rate * headroom, Role.DECODE: load.decode.rate * headroom}
+        return _cover(rooms, rates, wanted)
+
+    def holds(layout: Layout) -> bool:
+        return layout.complete and (load.rate <= 0 or service.attainment(layout, load) >= service.slo.attainment)
+
+    high = 1.0
+    missing, best = layout_at(high)
+    while not holds(best) and not missing and high < MOST_HEADROOM:
+        high *= 1.5
+        missing, best = layout_at(high)
+    if not holds(best):
+        return _size(rooms, best, enough=False)
+    low = high / 1.5 if high > 1 else 0.0
+    while high - low > 0.002 * high:
+        middle = (low + high) / 2
+        _, layout = layout_at(middle)
+        if layout == best or holds(layout):
+            high, best = middle, layout
+        else:
+            low = middle
+    return _size(rooms, _trim(rooms, best, holds), enough=True)
+
+
+def _size(rooms: Sequence[Room], layout: Layout, *, enough: bool) -> Size:
+    gpus = sum(room.gpus * max(0, _used(layout, room.name) - room.low) for room in rooms)
+    return Size(layout=layout, gpus=gpus, enough=enough)
+
+
+def _used(layout: Layout, pool: str) -> int:
+    return sum(layout.in_pool(pool).values())
+
+
+def _cover(rooms: Sequence[Room], rates: Mapping[str, UnitRates], wanted: dict[Role, float]) -> tuple[float, Layout]:
+    """Return (requests/s left over, cheapest layout) for workers that carry `wanted` at their plain rates.
+
+    A linear program with two constraints and few pools: the best of a few greedy orders solves it.
+    """
+    tried = (
+        _fill(rooms, rates, wanted, mixed_first=mixed_first, decode_first=decode_first, by_advantage=by_advantage)
+        for mixed_first, decode_first, by_advantage in product((False, True), repeat=3)
+    )
+    missing, _, layout = min(tried, key=lambda each: (each[0], each[1]))
+    return missing, layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Tranche:
+    """Workers of a pool for one role: those that are there in any case, or those that would come on top."""
+
+    pool: str
+    kept: bool
+    rate: float
+    price: float
+    """GPUs per request/s."""
+    advantage: float
+    """What the role gains against what the other one loses (Ricardo); infinite for pools that cannot flip."""
+
+
+class _Basket:
+    """Workers that were taken, and those that are left."""
+
+    def __init__(self, rooms: Sequence[Room], rates: Mapping[str, UnitRates], *, by_price: bool) -> None:
+        self._rooms = rooms
+        self._left = {(r.name, kept): r.low if kept else r.high - r.low for r in rooms for kept in (True, False)}
+        self._taken: dict[Role, dict[str, int]] = {role: {} for role in _ROLES}
+        self._tranches = {role: _tranches(rooms, rates, role, by_price=by_price) for role in _ROLES}
+
+    def take(self, role: Role, rate: float, *, extra: bool = True, least: int = 0) -> float:
+        """Take workers for `rate` requests/s, and at least `least`; returns the requests/s that they carry."""
+        carried, count = 0.0, 0
+        for tranche in self._tranches[role]:
+            if not extra and not tranche.kept:
+                continue
+            number = max(ceil((rate - carried) / tranche.rate - 1e-9), least - count, 0)
+            number = min(number, self._left[tranche.pool, tranche.kept])
+            self._left[tranche.pool, tranche.kept] -= number
+            self._taken[role][tranche.pool] = self._taken[role].get(tranche.pool, 0) + number
+            carried += number * tranche.rate
+            count += number
+        return carried
+
+    def can(self, role: Role) -> bool:
+        return any(self._left[tranche.pool, tranche.kept] for tranche in self._tranches[role])
+
+    @property
+    def gpus(self) -> int:
+        return sum(room.gpus * (room.high - room.low - self._left[room.name, False]) for room in self._rooms)
+
+    @property
+    def layout(self) -> Layout:
+        prefill, decode, mixed = (self._taken[role] for role in _ROLES)
+        return Layout.of(prefill=prefill, decode=decode, mixed=mixed)
+
+
+def _fill(
+    rooms: Sequence[Room],
+    rates: Mapping[str, UnitRates],
+    wanted: dict[Role, float],
+    *,
+    mixed_first: bool,
+    decode_first: bool,
+    by_advantage: bool,
+) -> tuple[float, int, Layout]:
+    """Return (requests/s left over, GPUs, layout) of one greedy order."""
+    basket = _Basket(rooms, rates, by_price=not by_advantage)
+    divided = basket.can(Role.PREFILL) and basket.can(Role.DECODE)
+    together = basket.take(
+        Role.MIXED, max(wanted.values()), extra=mixed_first or not divided, least=0 if divided else 1
+    )
+    rest = {role: max(rate - together, 0.0) for role, rate in wanted.items()}
+    if divided and (max(rest.values()) > 0 or not basket.layout.complete):
+        for role in (Role.DECODE, Role.PREFILL) if decode_first else (Role.PREFILL, Role.DECODE):
+            rest[role] -= basket.take(role, rest[role], least=1)
+    missing = max(rest.values())
+    if missing > 0:
+        missing -= basket.take(Role.MIXED, missing)
+    complete = basket.layout.complete
+    return (max(missing, 0.0) if complete else inf), basket.gpus, basket.layout
+
+
+def _tranches(rooms: Sequence[Room], rates: Mapping[str, UnitRates], role: Role, *, by_price: bool) -> list[_Tranche]:
+    found: list[_Tranche] = []
+    for room in rooms:
+        if room.role is not role and (room.role is not None or role is Role.MIXED):
+            continue
+        each = rates[room.name]
+        rate = {Role.PREFILL: each.prefill, Role.DECODE: each.decode, Role.MIXED: each.mixed}[role]
+        lost = each.decode if role is Role.PREFILL else each.prefill
+        advantage = rate / lost if room.role is None else inf
+        found += [_Tranche(room.name, kept, rate, room.gpus / rate, advantage) for kept in (True, False)]
+    return sorted(
+        found, key=lambda t: (not t.kept, *((t.price, -t.advantage) if by_price else (-t.advantage, t.price)))
+    )
+
+
+def _trim(rooms: Sequence[Room], layout: Layout, holds: Callable[[Layout], bool]) -> Layout:
+    """Give back workers that the promise does not need: rounding, and headroom that only the other role needed."""
+    lows = {room.name: room.low for room in rooms}
+    price = {room.name: room.gpus for room in rooms}
+    kinds = [(pool, role) for role in _ROLES for pool, _ in layout.of_role(role)]
+    for pool, role in sorted(kinds, key=lambda kind: -price[kind[0]]):
+        step = max(1, layout.in_pool(pool).get(role, 0) // 16)
+        while step:
+            spare = min(step, _used(layout, pool) - lows[pool], layout.in_pool(pool).get(role, 0))
+            smaller = _without(layout, pool, role, spare)
+            if spare >= step and holds(smaller):
+                layout = smaller
+            else:
+                step //= 2
+    return layout
+
+
+def _without(layout: Layout, pool: str, role: Role, workers: int) -> Layout:
+    counts = {each: dict(layout.of_role(each)) for each in _ROLES}
+    counts[role][pool] = counts[role].get(pool, 0) - workers
+    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])

@@ -1,0 +1,140 @@
+"""Given workers, the roles in which they serve the most requests inside the SLO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fulcrum.api.names import Role
+from fulcrum.balance.layout import Layout, Room
+from fulcrum.balance.load import Load
+from fulcrum.balance.service import Service
+
+ADMITTED_STEPS: Final = 6
+"""Halvings in the search for the share of an overload that can be served: below 2 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """All splits of the given workers, from fewest to most prefill workers.
+
+    Flippable pools are in the order of their comparative advantage (Ricardo): those that give up the least decoding
+    for their prefill go first, so that one number says which worker does what.
+    """
+
+    prefill: dict[str, int]
+    decode: dict[str, int]
+    mixed: dict[str, int]
+    flexible: tuple[tuple[str, int], ...]
+
+    @property
+    def lowest(self) -> int:
+        """Fewest flippable workers that must prefill."""
+        return 0 if self.prefill else 1
+
+    @property
+    def highest(self) -> int:
+        """Most flippable workers that may prefill."""
+        return sum(count for _, count in self.flexible) - (0 if self.decode else 1)
+
+    def at(self, prefilling: int) -> Layout:
+        prefill, decode = dict(self.prefill), dict(self.decode)
+        for pool, count in self.flexible:
+            taken = min(prefilling, count)
+            prefill[pool], decode[pool] = taken, count - taken
+            prefilling -= taken
+        return Layout.of(prefill=prefill, decode=decode, mixed=self.mixed)
+
+    def all_mixed(self) -> Layout:
+        return Layout.of(prefill=self.prefill, decode=self.decode, mixed=self.mixed | dict(self.flexible))
+
+
+def splits(rooms: Sequence[Room], workers: dict[str, int], service: Service, load: Load) -> tuple[Layout, ...]:
+    """Return the best disaggregated split of `workers` and the one in which flippable workers do both.
+
+    One that leaves prefill or decode to nobody is left out; without workers there is none. The one with the higher
+    goodput comes first; where both keep every promise, the disaggregated one.
+    """
+    line = _line(rooms, workers, service, load)
+    found: list[Layout] = []
+    if line.lowest <= line.highest:
+        found.append(line.at(_best_on(line, service, load)))
+    together = line.all_mixed()
+    if together.complete and together not in found:
+        found.append(together)
+    return tuple(sorted(found, key=lambda layout: service.goodput(layout, load), reverse=True))
+
+
+def _line(rooms: Sequence[Room], workers: dict[str, int], service: Service, load: Load) -> _Line:
+    having = {role: {r.name: workers[r.name] for r in rooms if r.role is role and workers[r.name]} for role in _KINDS}
+    flexible = sorted(having[None].items(), key=lambda item: -_advantage(service, item[0], load))
+    return _Line(
+        prefill=having[Role.PREFILL],
+        decode=having[Role.DECODE],
+        mixed=having[Role.MIXED],
+        flexible=tuple(flexible),
+    )
+
+
+_KINDS: Final = (Role.PREFILL, Role.DECODE, Role.MIXED, None)
+
+
+def _advantage(service: Service, pool: str, load: Load) -> float:
+    rates = service.unit_rates(pool, load)
+    return rates.prefill / rates.decode
+
+
+def _best_on(line: _Line, service: Service, load: Load) -> int:
+    start = _first_true(
+        line.lowest,
+        line.highest,
+        lambda k: _cover(line.at(k), service, load, Role.PREFILL) >= _cover(line.at(k), service, load, Role.DECODE),
+    )
+    # Around the crossing either neighbour may be the better one; between equal ones the more even one wins.
+    load = _servable(line.at(start), service, load)
+    best, best_value = start, service.attainment(line.at(start), load)
+    step = max(1, (line.highest - line.lowest) // 8)
+    while step:
+        tried = [k for k in (best - step, best + step) if line.lowest <= k <= line.highest]
+        values = [(service.attainment(line.at(k), load), k) for k in tried]
+        value, k = max(values, default=(best_value, best))
+        if value > best_value:
+            best, best_value = k, value
+        else:
+            step //= 2
+    return best
+
+
+def _servable(layout: Layout, service: Service, load: Load) -> Load:
+    """Return the part of the load at which splits differ: in overload all of them look equally bad."""
+    target = service.slo.attainment / 2
+    if service.attainment(layout, load) >= target:
+        return load
+    low, high = 0.0, 1.0
+    for _ in range(ADMITTED_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if service.attainment(layout, load.scaled(middle)) >= target else (low, middle)
+    return load.scaled(low or high)
+
+
+def _cover(layout: Layout, service: Service, load: Load, role: Role) -> float:
+    """Return how many times over the workers of a role could carry the load without waiting."""
+    demand = load.prefill if role is Role.PREFILL else load.decode
+    rates = {pool: service.unit_rates(pool, load) for pool, _ in layout.of_role(role)}
+    total = sum(
+        count * (rates[pool].prefill if role is Role.PREFILL else rates[pool].decode)
+        for pool, count in layout.of_role(role)
+    )
+    return total / max(demand.rate, 1e-9)
+
+
+def _first_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Return the first k in [low, high] for which `holds` (false before, true after it); high when there is none."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

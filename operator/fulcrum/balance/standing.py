@@ -1,0 +1,106 @@
+"""What stands: how many workers each pool has by the last decision, from Pods and status, without any memory."""
+
+from __future__ import annotations
+
+from fulcrum.api.names import Role
+from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.balance.layout import Layout, only_role
+from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.target import fit
+
+
+def live(snapshot: Snapshot, pool: str) -> tuple[Worker, ...]:
+    """Return the workers of a pool that are not on their way out of the world, by ordinal."""
+    return tuple(worker for worker in snapshot.in_pool(pool) if not worker.deleting and not worker.ended)
+
+
+def standing_workers(snapshot: Snapshot) -> dict[str, int]:
+    """Return the workers per pool that the last decision wanted, within the bounds of the spec, never none at all.
+
+    Pods alone do not say it: one that died is to be replaced, one that drains is not, and either may be half-way. The
+    sum is in the status (`roles[].desired`); the pools are those of the Pods.
+    """
+    spec = snapshot.spec
+    counts = {pool.name: len(live(snapshot, pool.name)) for pool in spec.pools}
+    desired = sum(counts.desired for counts in snapshot.status.roles.values())
+    if desired:
+        leaving = [w for p in reversed(spec.pools) for w in live(snapshot, p.name) if w.role is Role.DRAINING]
+        for worker in leaving[: max(0, sum(counts.values()) - desired)]:
+            counts[worker.pool] -= 1
+        for pool in _lost(snapshot, desired - sum(counts.values())):
+            counts[pool.name] += 1
+    for pool in spec.pools:
+        counts[pool.name] = max(pool.workers.min, min(counts[pool.name], pool.workers.max))
+    return with_floor(spec, counts)
+
+
+def _lost(snapshot: Snapshot, missing: int) -> list[Pool]:
+    """Return the pools of workers that died, one entry each: where Pods still end, else where a role lacks workers."""
+    pools = {pool.name: pool for pool in snapshot.spec.pools}
+    lost = [
+        pools[worker.pool]
+        for worker in snapshot.workers
+        if (worker.deleting or worker.ended) and worker.role is not Role.DRAINING and worker.pool in pools
+    ][: max(missing, 0)]
+    free = {pool.name: pool.workers.max - len(live(snapshot, pool.name)) for pool in snapshot.spec.pools}
+    for pool in lost:
+        free[pool.name] -= 1
+    gaps = {
+        role: counts.desired - sum(1 for worker in snapshot.workers if worker.role is role and not worker.deleting)
+        for role, counts in snapshot.status.roles.items()
+    }
+    while len(lost) < missing:
+        able = [pool for pool in snapshot.spec.pools if free[pool.name] > 0]
+        if not able:
+            break
+        # The pool that can fill the largest gap; one that cannot flip before one that can.
+        chosen = max(able, key=lambda pool: (_gap(gaps, pool), only_role(pool) is not None))
+        role = only_role(chosen) or max(gaps, key=lambda role: gaps[role], default=Role.DECODE)
+        gaps[role] = gaps.get(role, 0) - 1
+        free[chosen.name] -= 1
+        lost.append(chosen)
+    return lost
+
+
+def _gap(gaps: dict[Role, int], pool: Pool) -> int:
+    role = only_role(pool)
+    return gaps.get(role, 0) if role is not None else max(gaps.values(), default=0)
+
+
+def with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str, int]:
+    """Return `workers` with what it takes at least to serve requests: one that does both, or one of each role."""
+    able = {pool.name: only_role(pool) for pool in spec.pools if pool.workers.max > 0}
+    used = {able[name] for name, count in workers.items() if count and name in able}
+    if used & {None, Role.MIXED} or {Role.PREFILL, Role.DECODE} <= used:
+        return workers
+    raised = dict(workers)
+    cheapest = sorted(
+        (p for p in spec.pools if p.name in able), key=lambda p: p.parallelism.tensor * p.parallelism.pipeline
+    )
+    both = next((pool.name for pool in cheapest if able[pool.name] in (None, Role.MIXED)), None)
+    if both is not None and not used:
+        raised[both] = max(raised[both], 1)
+        return raised
+    for role in (Role.PREFILL, Role.DECODE):
+        first = next((p.name for p in cheapest if able[p.name] is role), both)
+        if role not in used and first is not None:
+            raised[first] = max(raised[first], 1)
+    return raised
+
+
+def even_layout(spec: InferenceClusterSpec, workers: dict[str, int]) -> Layout:
+    """Return the even split of `workers`, prefill first: the layout for which nothing has to be known."""
+    flexible = [pool for pool in spec.pools if only_role(pool) is not Role.MIXED]
+    target = fit(flexible, bounds={p.name: (workers[p.name],) * 2 for p in flexible}, prefill=0, decode=0)
+    counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
+    left = target.flexible_prefill
+    for pool in spec.pools:
+        role = target.fixed.get(pool.name) or only_role(pool)
+        count = workers[pool.name]
+        if role is not None:
+            counts[role][pool.name] = count
+            continue
+        counts[Role.PREFILL][pool.name] = min(left, count)
+        counts[Role.DECODE][pool.name] = count - min(left, count)
+        left -= min(left, count)
+    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
