@@ -73,7 +73,10 @@ def tpot_inside(
     spread = others * _averaged(relative)
     distance = threshold[:, None] - pool.steps
     steady = np.sqrt(spread)[:, None] + 1e-9
-    moved = np.sqrt(spread + jitter / np.maximum(relative * demand.osl_tokens, 1.0))[:, None] + 1e-9
+    # Long contexts make steps long, so that more requests gather: two relaxations in a row, shared by the pool.
+    e = pool.elasticity
+    gathered = 1.0 + (2.0 * e / (2.0 - e) + e * e / ((1.0 - e) * (2.0 - e))) / workers
+    moved = np.sqrt(spread * gathered + jitter / np.maximum(relative * demand.osl_tokens, 1.0))[:, None] + 1e-9
     inside = normal(distance / np.where(distance < 0.0, steady, moved)) @ pool.shares
     return min(max(float(_CLASS_WEIGHTS @ inside), 0.0), 1.0)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing.decode import decode_attainment
-from fulcrum.balance.queueing.prefill import Stations, prefill_attainment
+from fulcrum.balance.queueing.batch import Context, batch_lane, batches
+from fulcrum.balance.queueing.decode import tpot_inside
+from fulcrum.balance.queueing.lengths import length_points
+from fulcrum.balance.queueing.prefill import Lane, PromptTime, Stations, lanes_attainment, prompt_time
+from fulcrum.capacity.speed import WorkerSpeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +27,103 @@ class MixedAttainment:
         return self.ttft * self.tpot
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """A pool and what prefill does to it."""
+
+    speed: WorkerSpeed
+    workers: int
+    share: float
+    """Of all requests."""
+    time: PromptTime
+    """Seconds that a prompt adds to steps, without any constant."""
+    square: float
+    """Mean square of the seconds that a prompt adds, its part of a greater constant included."""
+    busy: float
+    """Share of a worker's time that goes into prompts."""
+
+
 def mixed_attainment(
     demand: Demand, stations: Stations, *, ttft_seconds: float, tpot_seconds: float, extra_seconds: float = 0.0
 ) -> MixedAttainment:
-    """Return the shares of requests inside the SLO on workers that do both roles; no KV is transferred."""
-    return MixedAttainment(
-        ttft=prefill_attainment(demand, stations, ttft_seconds=ttft_seconds, extra_seconds=extra_seconds),
-        tpot=decode_attainment(demand, stations, tpot_seconds=tpot_seconds),
-    )
+    """Return the shares of requests inside the SLO on workers that do both roles; no KV is transferred.
+
+    Prompts take `busy` of a worker's time, so that decode steps are 1 / (1 - busy) times as long on average, and as uneven
+    as the prompts between them are. A prompt waits for the step under way, and pays for a decode step with each of its
+    own. The router counts all requests of a worker, so that a worker's prompts queue for themselves.
+    """
+    pools = _shared(demand, stations)
+    if not pools or any(pool.busy >= 1.0 for pool in pools):
+        return MixedAttainment(ttft=0.0, tpot=0.0)
+    context = Context.of(demand)
+    lanes = [batch_lane(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy)) for pool in pools]
+    state = batches(demand.rate, max(demand.osl_tokens, 1.0), lanes, context)
+    if state.waiting >= 1.0:
+        return MixedAttainment(ttft=0.0, tpot=0.0)
+    workers = sum(pool.workers for pool in pools)
+    # The time that prompts take out of a residence varies as busy periods do; a router that evens out numbers evens
+    # out half of it.
+    jitter = max(
+        demand.rate * pool.share / pool.workers * state.step * pool.square / (1.0 - pool.busy) ** 2 for pool in pools
+    ) * (0.5 + 0.5 / workers)
+    tpot = tpot_inside(demand, state, lanes, tpot_seconds=tpot_seconds, jitter=jitter)
+    each = demand.rate * demand.osl_tokens * state.step / workers
+    ttft = 0.0
+    for pool in pools:
+        k = pool.speed.coefficients
+        step = state.step * (1.0 - pool.busy) * min(each, 1.0)
+        lane = Lane(
+            time=replace(
+                pool.time,
+                constant=max(step + max(k.prefill_a - k.decode_a, 0.0), k.prefill_a),
+            ),
+            workers=1,
+            most_sharing=pool.speed.max_batch,
+            transfer_base=extra_seconds + step / 2,
+            transfer_per_token=0.0,
+        )
+        alone = replace(demand, rate=demand.rate * pool.share / pool.workers)
+        inside = lanes_attainment(alone, [lane], seconds=ttft_seconds)
+        if pool.workers > 1:
+            together = replace(demand, rate=demand.rate * pool.share)
+            inside += lanes_attainment(together, [replace(lane, workers=pool.workers)], seconds=ttft_seconds)
+            inside /= 2
+        ttft += pool.share * inside
+    return MixedAttainment(ttft=min(ttft, 1.0), tpot=tpot)
+
+
+def _shared(demand: Demand, stations: Stations) -> list[_Shared]:
+    """Return the pools, with requests shared out by what each could do if it never rested."""
+    context = Context.of(demand)
+    lengths, weights = length_points(max(demand.isl_tokens, 1.0), demand.isl_cv2)
+    able, times = [], []
+    used = [(speed, workers) for speed, workers in stations if workers > 0]
+    for speed, workers in used:
+        k = speed.coefficients
+        time = prompt_time(
+            speed, constant=0.0, prefix_hit=demand.prefix_hit, budget_tokens=float(speed.max_batched_tokens)
+        )
+        times.append(time)
+        decoding = demand.osl_tokens * (k.decode_b + k.decode_c * context.mean)
+        able.append(workers / (float(weights @ time.seconds(lengths)) + decoding + 1e-12))
+    pools = []
+    for (speed, workers), time, part in zip(used, times, able, strict=True):
+        k = speed.coefficients
+        share = part / sum(able)
+        rate = demand.rate * share / workers
+        work = time.seconds(lengths)
+        # A step with a prompt has the greater of the two constants, which prompts that come meanwhile share.
+        extra = max(k.prefill_a - k.decode_a, 0.0) / (1.0 + rate * float(weights @ work))
+        work = work + extra * np.maximum(1.0, lengths * time.chunks)
+        mean = float(weights @ work)
+        pools.append(
+            _Shared(
+                speed=speed,
+                workers=workers,
+                share=share,
+                time=time,
+                square=float(weights @ np.square(work)),
+                busy=rate * mean,
+            )
+        )
+    return pools
