@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -45,6 +46,9 @@ DEFAULT_START_SECONDS: Final = WorkerConfig(
 ).start_timeout_seconds
 
 
+_FIGURES: Final = re.compile(r"[0-9.]+")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
     """What the last turn saw of a cluster."""
@@ -61,6 +65,11 @@ class Sight:
     def ref(self) -> ClusterRef:
         """The cluster as sources know it."""
         return ClusterRef(namespace=self.namespace, name=self.name, gateways=len(self.gateways))
+
+
+def _plain(reason: str) -> str:
+    """A reason without its figures: they change from one look to the next, and each change would be a write."""
+    return _FIGURES.sub("#", reason)
 
 
 class ClusterWatch:
@@ -191,9 +200,9 @@ class ClusterWatch:
             answer = Unknown(f"The source of metrics did not answer within {SOURCE_SECONDS:g} s.")
         if isinstance(answer, Unknown):
             self._metrics.telemetry_unknown(name_of(sight.spec), "traffic")
-            if self._unknown is None:
+            if self._unknown is None or _plain(self._unknown) != _plain(answer.reason):
                 logger.warning("traffic_unknown namespace=%s cluster=%s why=%r", *sight.ref.key, answer.reason)
-            self._unknown = answer.reason
+                self._unknown = answer.reason
             return
         if self._unknown is not None:
             logger.info("traffic_known namespace=%s cluster=%s rate=%.3g", *sight.ref.key, answer.rate)

@@ -1,0 +1,151 @@
+"""The operator, gateways and agents: load in, status out. The gateway and the agents are played, the rest is real."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from tests.controller.cluster import Agent, Cluster, Operator, eventually
+
+from fulcrum.api.names import PORT_GATEWAY, Role
+from fulcrum.api.worker import LoadReport, SpeedCoefficients
+from fulcrum.controller.kube import POD
+from fulcrum.gateway.metrics import Metrics, gauge
+from fulcrum.gateway.slo import SloOutcome
+
+pytestmark = pytest.mark.integration
+
+SPEED = SpeedCoefficients(prefill_a=0.005, prefill_b=1e-5, prefill_c=0.0, decode_a=0.005, decode_b=1e-4, decode_c=1e-8)
+
+
+class QuickAgent(Agent):
+    """An agent whose engine has been measured."""
+
+    async def load(self, _: web.Request) -> web.Response:
+        report = LoadReport(
+            role=Role.PREFILL,
+            role_epoch=99,
+            ready=True,
+            draining=False,
+            running=1,
+            waiting=0,
+            kv_usage=0.1,
+            kv_held_for_peers=0.0,
+            kv_capacity_tokens=1_000_000,
+            speed=SPEED,
+        )
+        return web.Response(body=msgspec.json.encode(report))
+
+
+class Gateway:
+    """Metrics of a gateway that serves ten requests a second."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        labels = {"fulcrum_cluster": cluster.name, "fulcrum_namespace": cluster.namespace}
+        self.metrics = Metrics(model=cluster.name, labels=labels)
+        self.name = name
+
+    async def page(self, _: web.Request) -> web.Response:
+        info = gauge("info", "1.", ("model", "pod"), [(("c", self.name), 1.0)])
+        return web.Response(body=self.metrics.render([info]))
+
+    async def serve_requests(self) -> None:
+        counts = self.metrics.of_class("default")
+        while True:
+            counts.arrivals += 1
+            counts.slo[SloOutcome.MET] += 1
+            counts.ttft_seconds.observe(0.12)
+            counts.tpot_seconds.observe(0.02)
+            counts.prompt_tokens.observe(512)
+            counts.output_tokens.observe(64)
+            await asyncio.sleep(0.1)
+
+    @asynccontextmanager
+    async def serve(self, address: str) -> AsyncIterator[None]:
+        app = web.Application()
+        app.add_routes([web.get("/metrics", self.page)])
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, address, PORT_GATEWAY).start()
+        serving = asyncio.create_task(self.serve_requests())
+        try:
+            yield
+        finally:
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+            await runner.cleanup()
+
+
+async def make_gateway_pod(cluster: Cluster) -> str:
+    labels = {"fulcrum.dev/cluster": cluster.name, "app.kubernetes.io/component": "gateway"}
+    document: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "c-gateway-x", "namespace": cluster.namespace, "labels": labels},
+        "spec": {"containers": [{"name": "gateway", "image": "none"}]},
+    }
+    await cluster.kube.create(POD, document)
+    await cluster.set_pod_status("c-gateway-x")
+    address: str = (await cluster.pods())["c-gateway-x"]["status"]["podIP"]
+    return address
+
+
+async def settle(cluster: Cluster, stack: AsyncExitStack) -> None:
+    """Bring the cluster up, with an agent at every worker."""
+    await cluster.settle()
+    for pod in (await cluster.pods()).values():
+        await stack.enter_async_context(QuickAgent().serve(pod["status"]["podIP"]))
+
+
+async def worker_roles(cluster: Cluster) -> dict[str, str]:
+    pods = (await cluster.pods()).items()
+    return {n: role for n, pod in pods if (role := pod["metadata"]["labels"].get("fulcrum.dev/role"))}
+
+
+def balance(mode: str) -> dict[str, Any]:
+    return {"mode": mode, "ratio": {"prefill": 3, "decode": 1}, "forecast": {"interval": "5s", "seasonality": "1h"}}
+
+
+@pytest.mark.timeout(180)
+async def test_observe_publishes_what_it_sees_and_changes_nothing(cluster: Cluster) -> None:
+    async with AsyncExitStack() as stack:
+        operator = stack.enter_context(Operator(cluster.server, "--namespace", cluster.namespace))
+        await cluster.apply(balance=balance("Observe"))
+        await settle(cluster, stack)
+        roles = await worker_roles(cluster)
+        async with Gateway(cluster, "c-gateway-x").serve(await make_gateway_pod(cluster)):
+
+            async def seen() -> bool:
+                status = await cluster.status()
+                return bool(
+                    status["attainment"] == 1.0
+                    and status["ttft"]["p50"].endswith("ms")
+                    and 5 < status["forecast"]["rate"] < 12
+                    and (await cluster.condition("Progressing"))["reason"] != "MetricsUnknown"
+                )
+
+            await eventually(seen, seconds=60)
+            page = operator.metrics()
+            assert "fulcrum_operator_plan_seconds_count" in page
+            assert 'fulcrum_operator_telemetry_unknown_total{asked="traffic",source="scrape"}' in page
+
+        async def unknown() -> bool:
+            status = await cluster.status()
+            condition = await cluster.condition("Progressing")
+            return "ttft" not in status and condition["reason"] == "MetricsUnknown"
+
+        await eventually(unknown, seconds=60)
+        assert "c-gateway" in (await cluster.condition("Progressing"))["message"]
+        # An outage changes the status once, and not again and again.
+        before = cluster.server.writes()
+        await asyncio.sleep(6)
+        assert cluster.server.writes() == before
+        assert await worker_roles(cluster) == roles
+        assert [reason for reason, _ in await cluster.events() if reason != "WorkerCreated"] == []
