@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from fulcrum.capacity.accelerators import CPU
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
@@ -28,6 +29,9 @@ _RUNTIME_BYTES: Final = int(0.75 * 2**30)
 """CUDA context, kernels and allocator slack of one GPU."""
 _COLLECTIVE_BYTES: Final = int(0.75 * 2**30)
 """NCCL buffers of one GPU of a group, and CUDA graphs."""
+
+_CPU_KV_BYTES: Final = 2**30
+"""What a worker on a CPU takes unless `engine.kvCache.memory` says otherwise (`api.worker.KvCacheConfig`)."""
 
 
 class Link(StrEnum):
@@ -85,6 +89,8 @@ def activation_bytes_per_gpu(shape: EngineShape) -> float:
 
 def kv_memory_bytes_per_gpu(shape: EngineShape) -> float:
     """Memory of one GPU that is left for the cache; negative when the weights do not fit."""
+    if shape.accelerator is CPU:
+        return _CPU_KV_BYTES
     collectives = _COLLECTIVE_BYTES if shape.tensor * shape.pipeline > 1 else 0
     usable = shape.accelerator.memory_bytes * shape.memory_utilization
     return usable - weight_bytes_per_gpu(shape) - activation_bytes_per_gpu(shape) - _RUNTIME_BYTES - collectives

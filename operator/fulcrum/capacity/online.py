@@ -38,11 +38,13 @@ _ERROR_MEMORY: Final = 0.8
 _ERROR_STEP: Final = 3.0
 """One row changes the usual error by at most this factor's share, so that one outlier does not open the door."""
 _DRIFT_MEMORY: Final = 0.7
-_DRIFTING: Final = 0.6
-"""Three rows in a row that are far off to the same side (1 - 0.7^3) are a changed truth and no outliers any more ..."""
+_FAR_OFF: Final = 0.4
+"""Relative error of a row that counts fully as one to its side."""
+_DRIFTING: Final = 0.75
+"""Four rows in a row that are far off to the same side (1 - 0.7^4) are a changed truth and no outliers any more ..."""
 _DRIFT_FORGETTING: Final = 0.8
 """... and then the rows of before fade this fast ..."""
-_DRIFT_HUBER: Final = 3.0
+_DRIFT_HUBER: Final = 1.5
 """... and only errors beyond this one are held back."""
 _LEAST_SECONDS: Final = 1e-6
 
@@ -123,7 +125,7 @@ class _Fit:
         target = seconds / expected
         off = abs(target - 1.0)
         usual = max(self.error, NOISE)
-        side = max(-1.0, min(1.0, (target - 1.0) / (_HUBER * NOISE)))
+        side = max(-1.0, min(1.0, (target - 1.0) / _FAR_OFF))
         drift = _DRIFT_MEMORY * self.drift + (1 - _DRIFT_MEMORY) * side
         if abs(drift) > _DRIFTING:
             most, forgetting = _DRIFT_HUBER, min(forgetting, _DRIFT_FORGETTING)

@@ -1,0 +1,165 @@
+"""Everything about one worker on a sheet, for people and for scripts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.engine import EngineShape, EngineShapeError
+from fulcrum.capacity.kv import (
+    Link,
+    kv_bytes_per_token,
+    kv_bytes_per_token_and_gpu,
+    transfer_cost,
+    weight_bytes_per_gpu,
+)
+from fulcrum.capacity.roofline import GRAPHS, Efficiency, shape_speed
+from fulcrum.capacity.speed import WorkerSpeed
+
+_PROMPTS: Final = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_BATCHES: Final = (8, 16, 32, 64, 128, 256)
+_CONTEXTS: Final = (512, 2048, 8192)
+
+
+class PrefillLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One prompt alone."""
+
+    tokens: int
+    seconds: float
+
+
+class DecodeLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One batch, at several contexts per request; None where its KV does not fit."""
+
+    batch: int
+    context_tokens: tuple[int, ...]
+    seconds: tuple[float | None, ...]
+
+
+class TransferLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The KV of one prompt over one kind of link."""
+
+    link: str
+    seconds: float
+
+
+class Sheet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What `fulcrum capacity` shows. Seconds, bytes, tokens."""
+
+    model: str
+    accelerator: str
+    tensor: int
+    pipeline: int
+    weights: str
+    kv: str
+    parameters: int
+    active_parameters: int
+    weight_bytes: float
+    weight_bytes_per_gpu: float
+    kv_bytes_per_token: float
+    kv_bytes_per_token_and_gpu: float
+    kv_capacity_tokens: int
+    coefficients: SpeedCoefficients
+    prefill: tuple[PrefillLine, ...]
+    decode: tuple[DecodeLine, ...]
+    transfer: tuple[TransferLine, ...]
+    isl_tokens: int
+    osl_tokens: int
+    tpot_seconds: float
+    max_batch: int
+    """Most requests of this length that decode within the TPOT; 0 when none does."""
+    bound_by: str
+    """What ends the batch: `tpot`, `kv memory` or `max_num_seqs`."""
+    decode_tokens_per_second: float
+    decode_requests_per_second: float
+    prefill_requests_per_second: float
+
+
+def sheet(
+    shape: EngineShape,
+    *,
+    isl_tokens: int,
+    osl_tokens: int,
+    tpot_seconds: float,
+    kv_memory_bytes: int | None = None,
+    efficiency: Efficiency = GRAPHS,
+) -> Sheet:
+    """The roofline of one worker, laid out.
+
+    Raises:
+        EngineShapeError: the weights do not fit the memory.
+    """
+    speed = shape_speed(shape, kv_memory_bytes=kv_memory_bytes, efficiency=efficiency)
+    batch, bound_by = largest_batch(speed, isl_tokens=isl_tokens, osl_tokens=osl_tokens, tpot_seconds=tpot_seconds)
+    step = speed.decode_step_seconds(batch, batch * (isl_tokens + osl_tokens / 2))
+    return Sheet(
+        model=shape.model.name,
+        accelerator=shape.accelerator.name,
+        tensor=shape.tensor,
+        pipeline=shape.pipeline,
+        weights=shape.weights.value,
+        kv=shape.kv.value,
+        parameters=shape.model.parameters,
+        active_parameters=shape.model.active_parameters,
+        weight_bytes=shape.model.weight_bytes(shape.weights),
+        weight_bytes_per_gpu=weight_bytes_per_gpu(shape),
+        kv_bytes_per_token=kv_bytes_per_token(shape.model, shape.kv),
+        kv_bytes_per_token_and_gpu=kv_bytes_per_token_and_gpu(shape),
+        kv_capacity_tokens=speed.kv_capacity_tokens,
+        coefficients=speed.coefficients,
+        prefill=tuple(
+            PrefillLine(tokens=tokens, seconds=speed.prefill_seconds(tokens, tokens**2))
+            for tokens in sorted({*_PROMPTS, isl_tokens})
+        ),
+        decode=tuple(_decode_line(speed, each) for each in _BATCHES),
+        transfer=tuple(_transfer_lines(shape, isl_tokens)),
+        isl_tokens=isl_tokens,
+        osl_tokens=osl_tokens,
+        tpot_seconds=tpot_seconds,
+        max_batch=batch,
+        bound_by=bound_by,
+        decode_tokens_per_second=batch / step,
+        decode_requests_per_second=batch / step / osl_tokens,
+        prefill_requests_per_second=1 / speed.prefill_seconds(isl_tokens, isl_tokens**2),
+    )
+
+
+def largest_batch(speed: WorkerSpeed, *, isl_tokens: int, osl_tokens: int, tpot_seconds: float) -> tuple[int, str]:
+    """Most requests of one length whose decode step stays within the TPOT and whose KV fits, and what ends it.
+
+    Steps are taken half-way through the outputs, room at their end.
+    """
+    k = speed.coefficients
+    per_request = k.decode_b + k.decode_c * (isl_tokens + osl_tokens / 2)
+    spare = tpot_seconds - k.decode_a
+    by_time = 0 if spare <= 0 else speed.max_batch if per_request <= 0 else int(spare / per_request)
+    bounds = {
+        "tpot": by_time,
+        "kv memory": speed.kv_capacity_tokens // (isl_tokens + osl_tokens),
+        "max_num_seqs": speed.max_batch,
+    }
+    bound_by = min(bounds, key=lambda each: bounds[each])
+    return bounds[bound_by], bound_by
+
+
+def _decode_line(speed: WorkerSpeed, batch: int) -> DecodeLine:
+    return DecodeLine(
+        batch=batch,
+        context_tokens=_CONTEXTS,
+        seconds=tuple(
+            speed.decode_step_seconds(batch, batch * context) if batch * context <= speed.kv_capacity_tokens else None
+            for context in _CONTEXTS
+        ),
+    )
+
+
+def _transfer_lines(shape: EngineShape, tokens: int) -> list[TransferLine]:
+    lines = []
+    for link in Link:
+        try:
+            lines.append(TransferLine(link=link.value, seconds=transfer_cost(shape, link).seconds(tokens)))
+        except EngineShapeError:
+            continue  # no such link on this accelerator
+    return lines
