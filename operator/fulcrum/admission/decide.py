@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from fulcrum.admission.classes import ClassTable
 from fulcrum.admission.limits import Over, ThresholdLimits, over_kv, over_threshold, over_tpot, over_ttft
@@ -23,8 +24,11 @@ from fulcrum.routing import (
     route,
 )
 
-_SOONEST_SECONDS = 0.05
-_UNBOUNDED = float("inf")
+# Looking up a member of an enum costs half a microsecond.
+_OFF: Final = AdmissionPolicy.OFF
+_THRESHOLD: Final = AdmissionPolicy.THRESHOLD
+_SOONEST_SECONDS: Final = 0.05
+_UNBOUNDED: Final = float("inf")
 
 
 class Admission:
@@ -96,11 +100,11 @@ class Admission:
         )
 
     def decide(self, incoming: Incoming, view: ClusterView, now_seconds: float) -> Admit | Preempt | Reject:
-        """Whether, and where, to serve a request. Changes counters and demand only; `view.start` sends it on its way."""
+        """Whether, and where, to serve a request. Changes only counters and demand: `view.start` is the caller's."""
         found = route(incoming, view, now_seconds)
         if not isinstance(found, Route):
             return self._turn_away(incoming, _unserved(found))
-        if self.policy is AdmissionPolicy.OFF:
+        if self.policy is _OFF:
             return self._let_in(incoming, found)
         self._shares.offered(incoming, found, view, now_seconds)
         # Nobody is helped by turning a request away from workers that have nothing to do.
@@ -146,7 +150,7 @@ class Admission:
 
     def _over(self, incoming: Incoming, found: Route, view: ClusterView, rooms: tuple[float, float]) -> list[Over]:
         """Limits that the path is over, when others keep all but `rooms`."""
-        if self.policy is AdmissionPolicy.THRESHOLD or not found.known:
+        if self.policy is _THRESHOLD or not found.known:
             return over_threshold(incoming, found, self._limits, rooms)
         checks = (
             over_ttft(incoming, found, view, self.ttft_margin, rooms[0]),

@@ -20,7 +20,7 @@ _MEMORY_SECONDS: Final = 10.0
 _ASLEEP: Final = 0.05
 """A class with fewer requests in its memory is not in use: three times the memory after a single request."""
 _SIZE_MEMORY: Final = 0.1
-_MOST_KEPT: Final = 0.95
+_LEAST_ROOM: Final = 0.05
 _LARGEST_WEIGHT: Final = 1e9
 _LONGEST_GAP: Final = 500.0
 """Beyond it `exp` would overflow; nothing is left of a demand that old anyway."""
@@ -51,6 +51,15 @@ class Shares:
         self._gateways = gateways
         """Gateways that split the traffic evenly: what one sees is its part of the whole."""
         self._demands = [_Demand() for _ in table.names]
+        # By class: the others that it may have to leave room for, their demand and reserve, and if they rank higher.
+        self._rivals = [
+            [
+                (other, demand, table.reserved[other], table.priorities[other] > table.priorities[qos])
+                for other, demand in enumerate(self._demands)
+                if other != qos and (table.reserved[other] or table.priorities[other] > table.priorities[qos])
+            ]
+            for qos in range(len(table))
+        ]
         self._since: float | None = None
 
     def offered(self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float) -> None:
@@ -70,39 +79,35 @@ class Shares:
 
     def room(self, qos: int, view: ClusterView, now_seconds: float) -> tuple[float, float]:
         """Parts of prefill and of decode, 0 to 1, that a request of class `qos` may see filled; 1: all."""
-        if len(self._demands) < 2:
-            return 1.0, 1.0
-        table, gateways = self._table, self._gateways
         weight = self._weight(now_seconds)
-        prefill_room = view.prefill_workers * view.ttft_seconds / gateways
-        decode_room = view.decode_workers / gateways
-        own_reserve, own_priority = table.reserved[qos], table.priorities[qos]
-        prefill_due = view.prefill_use[qos] < own_reserve * prefill_room
-        decode_due = view.decode_use[qos] < own_reserve * decode_room
+        asleep = _ASLEEP * weight
+        rivals = [rival for rival in self._rivals[qos] if rival[1].requests >= asleep]
+        if not rivals:
+            return 1.0, 1.0
+        prefill_workers, decode_workers = view.prefill_workers, view.decode_workers
+        decode_room = decode_workers / self._gateways
+        prefill_room = prefill_workers / self._gateways * view.ttft_seconds
+        reserve = self._table.reserved[qos]
+        prefill_due = view.prefill_use[qos] < reserve * prefill_room
+        decode_due = view.decode_use[qos] < reserve * decode_room
         prefill_kept = decode_kept = 0.0
-        for other, demand in enumerate(self._demands):
-            if other == qos or demand.requests < _ASLEEP * weight:
-                continue
-            reserve = table.reserved[other]
-            higher = table.priorities[other] > own_priority
-            if not (reserve or higher):
-                continue
-            span = weight * _MEMORY_SECONDS
+        rate = self._gateways / (weight * _MEMORY_SECONDS)
+        for other, demand, theirs, higher in rivals:
             prefill_kept += _kept(
-                asked=demand.prefill / span * gateways / view.prefill_workers,
-                used=view.prefill_use[other] / prefill_room,
-                size=demand.work_seconds / view.ttft_seconds,
-                workers=view.prefill_workers,
-                reserve=None if higher and not prefill_due else reserve,
+                demand.prefill * rate / prefill_workers,
+                view.prefill_use[other] / prefill_room,
+                demand.work_seconds / view.ttft_seconds,
+                prefill_workers,
+                1.0 if higher and not prefill_due else theirs,
             )
             decode_kept += _kept(
-                asked=demand.decode / span * gateways / view.decode_workers,
-                used=view.decode_use[other] / decode_room,
-                size=demand.share,
-                workers=view.decode_workers,
-                reserve=None if higher and not decode_due else reserve,
+                demand.decode * rate / decode_workers,
+                view.decode_use[other] / decode_room,
+                demand.share,
+                decode_workers,
+                1.0 if higher and not decode_due else theirs,
             )
-        return 1 - min(prefill_kept, _MOST_KEPT), 1 - min(decode_kept, _MOST_KEPT)
+        return max(1 - prefill_kept, _LEAST_ROOM), max(1 - decode_kept, _LEAST_ROOM)
 
     def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
@@ -124,15 +129,14 @@ class Shares:
         return weight
 
 
-def _kept(*, asked: float, used: float, size: float, workers: float, reserve: float | None) -> float:
-    """Part of a resource that a class asks for and does not have; `reserve` bounds it, None does not.
+def _kept(asked: float, used: float, size: float, workers: float, most: float) -> float:
+    """Part of a resource that a class asks for and does not have, at most `most` with what it has.
 
     What is asked for varies: a standard deviation (of the number of requests in service, a Poisson variable) is kept on
-    top, and never less than one request.
+    top, and never less than one request of the usual `size`.
     """
-    asked = min(asked + sqrt(asked * size / workers), 1.0)
-    if reserve is None:
-        return max(asked - used, size)
-    if used >= reserve:
+    if used >= most:
         return 0.0
-    return max(min(asked, reserve) - used, size if reserve else 0.0)
+    asked += sqrt(asked * size / workers)
+    kept = (min(most, asked)) - used
+    return max(size, kept)

@@ -8,15 +8,18 @@ prefill that were promised to the worker arrive; more keep joining at the rate o
 from __future__ import annotations
 
 from math import exp
-from typing import NamedTuple
+
+import msgspec
 
 from fulcrum.routing.worker import RATE_SECONDS, WorkerView
 
 _MOST_PREFILL = 0.8
 """Share of a worker's time that prefill is believed to take from its decoding, at most."""
+_LITTLE_PREFILL = 0.002
+"""Share of a worker's time below which prefill is not felt."""
 
 
-class HandOver(NamedTuple):
+class HandOver(msgspec.Struct, frozen=True):
     """A decode worker with the new request in its batch."""
 
     step_seconds: float
@@ -37,39 +40,31 @@ def hand_over(
     worker: WorkerView, now_seconds: float, delay_seconds: float, prompt_tokens: float, output_tokens: float
 ) -> HandOver:
     """Predict `worker` at `now + delay`, with a request of these lengths added."""
-    a, b, c = worker.decode_a, worker.decode_b, worker.decode_c
-    running, context, left = worker.running, 0.0, 1.0
+    b, c = worker.decode_b, worker.decode_c
+    running = worker.running
+    others, others_context = worker.foreign_running, worker.foreign_context
+    still, left = 0.0, output_tokens
     if running:
         worker.advance(now_seconds)
-        context = worker.context_tokens
-        left = worker.left_tokens
-    others, others_context = running + worker.foreign_running, context + worker.foreign_context
-    stay_tokens = left
-    if running:
-        step = a + b * others + c * others_context
+        still, left, context = running, worker.left_tokens, worker.context_tokens
         if delay_seconds > 0:
-            made = delay_seconds / step
+            made = delay_seconds / (worker.decode_a + b * (running + others) + c * (context + others_context))
             stay = exp(-made / left)
-            others += running * stay - running
-            others_context += stay * (context + running * made) - context
-            running_then = running * stay
-        else:
-            running_then = float(running)
-    else:
-        running_then = 0.0
+            still = running * stay
+            context = stay * context + still * made
+        others += still
+        others_context += context
+    growth = still * left
     pending = worker.pending
-    growth = running_then * left
     if pending:
         others += pending
         others_context += worker.pending_context
         growth += worker.pending_output
-        stay_tokens = growth / (running_then + pending)
-    elif worker.foreign_running and not running:
-        stay_tokens = output_tokens
+        left = growth / (still + pending)
 
-    own = a + b + c * prompt_tokens
+    own = worker.decode_a + b + c * prompt_tokens
     step = own + b * others + c * others_context
-    life = stay_tokens * step
+    life = left * step
     slot = 0.0
     if others + 1 > worker.max_batch:
         slot = (others + 1 - worker.max_batch) / worker.max_batch * life
@@ -81,13 +76,13 @@ def hand_over(
         own_life = output_tokens * step
         faded = life / own_life * (1 - exp(-own_life / life))
         rate = worker.join_rate
-        if rate:
-            rate *= exp(-max(now_seconds - worker.joined_at, 0.0) / RATE_SECONDS)
+        if rate and now_seconds > worker.joined_at:
+            rate *= exp((worker.joined_at - now_seconds) / RATE_SECONDS)
         mean = others * faded + rate * life * (1 - faded)
     each = others_context / others if others > 0 else prompt_tokens
     tpot = own + c * output_tokens / 2 + mean * (b + c * each)
     kv = prompt_tokens + output_tokens + others_context + growth / 2
-    if worker.legs or worker.foreign_seconds or worker.prefill_rate:
+    if worker.legs or worker.foreign_seconds or worker.prefill_rate > _LITTLE_PREFILL:
         step, tpot = _beside_prefill(worker, now_seconds, step, tpot, output_tokens)
     return HandOver(step, tpot, kv, slot, own, life)
 

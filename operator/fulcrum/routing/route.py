@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _SLACK: Final = 0.8
 """A prefill goes to a decode worker only where its residents stay below this share of the TPOT promise."""
+_FULLER: Final = 0.25
+"""A worker that holds the prefix is left aside when it is fuller than the calmest by this share of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +80,20 @@ def _deflect(search: Search, lane: Lane, pair: Route, paths: list[Route]) -> Non
 
     Prefill belongs to prefill workers: it comes here only when little of it is not cached, or when it is late there.
     """
-    candidates = [one for one in search.held if any(one in group.members for group in lane.decode)]
-    if pair.ttft_seconds > search.ttft_seconds and pair.decode not in candidates:
-        candidates.append(pair.decode)
-    for worker in candidates:
-        if worker.name in search.incoming.exclude:
-            continue
-        path = search.whole(search.queued(worker), lane)
-        pace_seconds = _SLACK * min(search.view.tpot_seconds, worker.tight_tpot_seconds)
-        soon = path.ttft_seconds <= min(pair.ttft_seconds, search.ttft_seconds)
-        if soon and path.hand_over.step_seconds <= pace_seconds:
-            paths.append(path)
+    late = pair.ttft_seconds > search.ttft_seconds
+    worker = search.calmest_holder(lane.decode)
+    if worker is None or (late and worker.decode_key > pair.decode.decode_key + _FULLER):
+        worker = pair.decode if late else None
+    if worker is None:
+        return
+    prefill = search.queued(worker)
+    pace_seconds = _SLACK * min(search.view.tpot_seconds, worker.tight_tpot_seconds)
+    longest_seconds = min(pair.ttft_seconds, search.ttft_seconds)
+    if prefill.wait_seconds + prefill.work_seconds > longest_seconds or worker.step_seconds() > pace_seconds:
+        return
+    path = search.whole(prefill, lane)
+    if path.ttft_seconds <= longest_seconds and path.hand_over.step_seconds <= pace_seconds:
+        paths.append(path)
 
 
 def _nobody(incoming: Incoming, view: ClusterView) -> NobodyThere | NobodyFits | NoPool:

@@ -21,8 +21,8 @@ _WORK_WEIGHT: Final = 1.0
 _MISS: Final = 10.0
 """Score of missing a promise by as much again."""
 _SUSPECT: Final = 1000.0
-_SAME_NODE: Final = 0.1
-"""What the same node is worth, as a share of the promise: KV stays off the network."""
+_FULLER: Final = 0.1
+"""A worker on the same node is taken unless it is fuller by this share of a worker: KV stays off the network."""
 _PROMPT_ERROR: Final = 0.8
 """Prompt lengths may be estimates: one is too long only when it is so even at this share."""
 
@@ -127,6 +127,16 @@ class Search:
                     best = worker
         return best
 
+    def calmest_holder(self, groups: Sequence[Group]) -> WorkerView | None:
+        """Of the workers that hold the prompt's prefix, the one with the least to decode."""
+        best: WorkerView | None = None
+        for holder in self.held:
+            if (best is None or holder.decode_key < best.decode_key) and holder.name not in self.incoming.exclude:
+                for group in groups:
+                    if holder in group.members and self.admits(group):
+                        best = holder
+        return best
+
     def pair(self, prefill: Prefill, lane: Lane) -> Route | None:
         """The best decode worker for a prefill."""
         node = prefill.worker.node
@@ -136,15 +146,13 @@ class Search:
             if not workers:
                 continue
             worker = min(workers, key=_by_decode) if len(workers) > 1 else workers[0]
+            if worker.node != node and node in group.by_node:
+                near = min(group.by_node[node], key=_by_decode)
+                if near.decode_key < worker.decode_key + _FULLER and near.name not in self.incoming.exclude:
+                    worker = near
             candidate = self._two_legs(prefill, worker, lane)
             if best is None or candidate.score < best.score:
                 best = candidate
-            if worker.node != node and node in group.by_node:
-                near = [one for one in group.by_node[node] if one.name not in self.incoming.exclude]
-                if near:
-                    candidate = self._two_legs(prefill, min(near, key=_by_decode), lane)
-                    if candidate.score < best.score:
-                        best = candidate
         return best
 
     def _two_legs(self, prefill: Prefill, decode: WorkerView, lane: Lane) -> Route:
@@ -154,8 +162,6 @@ class Search:
         there = hand_over(decode, self.now_seconds, delay, incoming.prompt_tokens, incoming.output_tokens)
         ttft = delay + there.slot_seconds + there.step_seconds
         score = self._score(ttft, there, decode, prefill.work_seconds)
-        if worker.node and worker.node == decode.node:
-            score -= _SAME_NODE
         return _route(prefill, decode, ttft, there, score + _SUSPECT * lane.suspect)
 
     def whole(self, prefill: Prefill, lane: Lane) -> Route:
@@ -165,7 +171,8 @@ class Search:
         there = hand_over(worker, self.now_seconds, delay, incoming.prompt_tokens, incoming.output_tokens)
         if worker.running:
             # Its prefill stands between the steps of those that decode here.
-            there = there._replace(step_seconds=there.step_seconds + prefill.work_seconds / worker.left_tokens)
+            slower = there.step_seconds + prefill.work_seconds / worker.left_tokens
+            there = msgspec.structs.replace(there, step_seconds=slower)
         ttft = delay + there.slot_seconds
         score = self._score(ttft, there, worker, prefill.work_seconds)
         return _route(prefill, worker, ttft, there, score + _SUSPECT * lane.suspect)

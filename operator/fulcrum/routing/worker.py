@@ -190,7 +190,7 @@ class WorkerView:
         if credit > limit:
             # Overdue: nobody has seen it end. The longer it hangs, the longer it will go on to.
             return total - limit + (credit - limit) / 2
-        return total - max(credit, 0.0)
+        return total - credit if credit > 0 else total
 
     def overdue(self, now_seconds: float) -> bool:
         """Its prefill is behind what was predicted by more than an ordinary error."""
@@ -207,16 +207,19 @@ class WorkerView:
     @property
     def context_tokens(self) -> float:
         """Summed contexts of own running requests, as of the last event."""
-        return max(self.prompt_tokens + self.running * self.steps - self.joined_steps, 0.0)
+        context = self.prompt_tokens + self.running * self.steps - self.joined_steps
+        return context if context > 0 else 0.0
 
     @property
     def left_tokens(self) -> float:
         """Output tokens that an own running request still has to make, on average; at least 1."""
-        if not self.running:
+        running = self.running
+        if not running:
             return 1.0
-        left = self.expected_tokens - (self.running * self.steps - self.joined_steps)
+        left = self.expected_tokens - running * self.steps + self.joined_steps
         # Requests that outlive their estimate have pulled the sum down: then the rest is a guess.
-        return max(left, 0.1 * self.expected_tokens, self.running) / self.running
+        left = max(left, 0.1 * self.expected_tokens)
+        return left / running if left > running else 1.0
 
     # What happens. Only `ClusterView` calls these.
 
