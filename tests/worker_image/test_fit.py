@@ -62,8 +62,18 @@ def test_falling_times_give_a_constant() -> None:
 
 @pytest.mark.parametrize(
     ("lengths", "shapes"),
-    [((), SHAPES), ((16,), SHAPES), ((16, 16), SHAPES), (LENGTHS, ()), (LENGTHS, SHAPES[:1])],
+    [((), SHAPES), ((16,), SHAPES), ((16, 16), SHAPES), (LENGTHS, ())],
 )
 def test_too_few_samples_fit_nothing(lengths: tuple[int, ...], shapes: tuple[tuple[int, float], ...]) -> None:
     prefills = [prefill(length, 0.01, 0.001, 0) for length in lengths]
     assert fit_speed(prefills, [decode(batch, context, 0.01, 0, 0) for batch, context in shapes]) is None
+
+
+def test_one_batch_size_fits_a_constant_step() -> None:
+    """An engine that takes one request at a time has no other."""
+    prefills = [prefill(length, 0.01, 0.001, 0) for length in LENGTHS]
+    speed = fit_speed(prefills, [decode(*SHAPES[0], 0.01, 0, 0)])
+    assert speed is not None
+    batch, context = SHAPES[0]
+    step_seconds = speed.decode_a + speed.decode_b * batch + speed.decode_c * context
+    assert step_seconds == pytest.approx(0.01, rel=1e-6)

@@ -28,10 +28,10 @@ class DecodeSample:
 
 
 def fit_speed(prefills: Sequence[PrefillSample], decodes: Sequence[DecodeSample]) -> SpeedCoefficients | None:
-    """Fits both formulas of `SpeedCoefficients`; None with fewer than two different samples of either kind."""
+    """Fits both formulas of `SpeedCoefficients`; None with fewer than two prompt lengths or without a decode sample."""
     prefills = [sample for sample in prefills if sample.seconds > 0]
     decodes = [sample for sample in decodes if sample.seconds > 0]
-    if len({sample.prompt_tokens for sample in prefills}) < 2 or len({sample.batch for sample in decodes}) < 2:
+    if len({sample.prompt_tokens for sample in prefills}) < 2 or not decodes:
         return None
     prefill = non_negative_least_squares(
         [(1.0, float(sample.prompt_tokens), float(sample.prompt_tokens) ** 2) for sample in prefills],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Final
 import aiohttp
 
 from fulcrum.api.worker import SpeedCoefficients
+from fulcrum_worker.engine_limits import MAX_BATCH
 from fulcrum_worker.engine_metrics import metric_totals
 from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed
 
@@ -30,8 +32,9 @@ ENOUGH_SAMPLES: Final = 2
 """Samples of either kind without which there is no fit."""
 _PREFILL_TOKENS: Final = (16, 64, 256, 1024, 4096, 16384)
 _PREFILL_SHARE: Final = 0.6
-_DECODE_SHAPES: Final = ((1, 16), (4, 16), (16, 16), (4, 128), (16, 96))
-"""(batch, prompt tokens of each); each batch's prompts fit into one step of vLLM's smallest default token budget."""
+_DECODE_SHAPES: Final = ((1, 16), (2, 16), (4, 16), (16, 16), (4, 128), (16, 96))
+"""(batch, prompt tokens of each), as far as one step takes them. The prompts of a batch fit into vLLM's smallest
+default token budget."""
 _DECODE_STEPS: Final = 6
 _TOKEN_IDS: Final = range(10, 1000)
 """Ordinary ids of every vocabulary, without the special ones at its start."""
@@ -75,13 +78,19 @@ class _Engine:
 
     async def histogram(self, names: tuple[str, ...]) -> tuple[float, float]:
         """Count and summed seconds of the first of these histograms that vLLM has. Raises LookupError without one."""
-        async with self.session.get(f"{self.url}/metrics", timeout=self.timeout) as response:
-            text = await response.text()
-        totals = metric_totals(text, [f"{name}_{part}" for name in names for part in ("count", "sum")])
+        totals = metric_totals(await self.metrics(), [f"{name}_{part}" for name in names for part in ("count", "sum")])
         for name in names:
             if f"{name}_count" in totals:
                 return totals[f"{name}_count"], totals[f"{name}_sum"]
         raise LookupError(f"vLLM has none of {names}")
+
+    async def metrics(self) -> str:
+        async with self.session.get(f"{self.url}/metrics", timeout=self.timeout) as response:
+            return await response.text()
+
+    async def max_batch(self) -> float:
+        """Most requests that the engine takes into one step."""
+        return metric_totals(await self.metrics(), [MAX_BATCH]).get(MAX_BATCH, math.inf)
 
     async def timed(self, names: tuple[str, ...], *, batch: int, prompt_tokens: int, output_tokens: int) -> float:
         """Mean seconds that a histogram took up while a batch ran."""
@@ -160,7 +169,9 @@ async def _measure_prefills(
 async def _measure_decodes(engine: _Engine, prefills: list[PrefillSample], samples: list[DecodeSample]) -> None:
     """Batches of several sizes and contexts, until there are enough and the next one would not fit into the time."""
     prefill_seconds_per_token = prefills[-1].seconds / prefills[-1].prompt_tokens if prefills else 0.0
-    for batch, prompt_tokens in _DECODE_SHAPES:
+    max_batch = await engine.max_batch()
+    shapes = [(batch, prompt_tokens) for batch, prompt_tokens in _DECODE_SHAPES if batch <= max_batch]
+    for batch, prompt_tokens in shapes or _DECODE_SHAPES[:1]:
         if len(samples) >= ENOUGH_SAMPLES:
             step_seconds = 2 * samples[-1].seconds
             expected_seconds = batch * prompt_tokens * prefill_seconds_per_token + _DECODE_STEPS * step_seconds
