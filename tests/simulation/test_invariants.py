@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,26 @@ from hypothesis import strategies as st
 from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload, poisson
 
 from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.serving_types import AdmissionPolicy, ClassMatch, QosClass
 from fulcrum.balance import SetRole, StartDrain
+from fulcrum.balance.demand import Slo
 from fulcrum.simulation import engine
-from fulcrum.simulation.cluster import FirstToken, Kill, Links
+from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links
+from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.job import Job
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Aggregated, StaticSplit
-from fulcrum.simulation.policy import Policy, Turn
+from fulcrum.simulation.policy import Policy, Turn, known_speeds
 from fulcrum.simulation.result import Result
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
 from fulcrum.simulation.workload import Workload
+
+CLASSES = (
+    QosClass(name="premium", priority=100, reserved=0.2, match=ClassMatch(header="x-tier", value="premium")),
+    QosClass(name="free", priority=10),
+)
 
 
 class Restless(Policy):
@@ -30,9 +40,13 @@ class Restless(Policy):
 
     name = "restless"
 
-    def __init__(self, *, workers: int, seed: int) -> None:
+    def __init__(self, *, workers: int, seed: int, admission: AdmissionPolicy = AdmissionPolicy.OFF) -> None:
         self._workers = workers
+        self._admission = admission
         self._random = np.random.default_rng(seed)
+
+    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
+        return FrontDoor(slo=slo, speeds=known_speeds(cluster), policy=self._admission, classes=CLASSES)
 
     def initial(self) -> Sequence[tuple[str, Role]]:
         return [("p", Role.PREFILL if n % 2 else Role.DECODE) for n in range(self._workers)]
@@ -105,6 +119,7 @@ def check_idle(workers: list[Worker]) -> None:
     kills=st.lists(st.tuples(st.floats(0, 20), st.integers(0, 5)), max_size=4),
     leg_seconds=st.sampled_from([0.0, 0.01]),
     shared=st.booleans(),
+    admission=st.sampled_from(AdmissionPolicy),
 )
 def test_nothing_is_lost_under_flips_drains_and_kills(
     *,
@@ -116,9 +131,10 @@ def test_nothing_is_lost_under_flips_drains_and_kills(
     kills: list[tuple[float, int]],
     leg_seconds: float,
     shared: bool,
+    admission: AdmissionPolicy,
 ) -> None:
     load = poisson(rate=rate, count=150, prompt=300, output=40, seed=seed, spread=0.6)
-    load = with_limits(load, blocks * 16 // 2)
+    load = with_classes(with_limits(load, blocks * 16 // 2), seed)
     if shared:
         load = with_prefixes(load, seed)
     cluster = make_cluster(
@@ -133,7 +149,7 @@ def test_nothing_is_lost_under_flips_drains_and_kills(
         result = engine.simulate(
             load,
             cluster,
-            Restless(workers=workers, seed=seed),
+            Restless(workers=workers, seed=seed, admission=admission),
             slo=SLO,
             kills=[Kill(at_seconds=at, worker=f"sim-p-{n}") for at, n in kills],
         )
@@ -155,6 +171,12 @@ def with_limits(load: Workload, tokens: int) -> Workload:
     )
 
 
+def with_classes(load: Workload, seed: int) -> Workload:
+    """Make a third of the requests premium."""
+    premium = np.random.default_rng(seed).random(len(load)) < 1 / 3
+    return replace(load, qos_class=premium.astype(np.int16), classes=("free", "premium"))
+
+
 def with_prefixes(load: Workload, seed: int) -> Workload:
     """Give each prompt a leading part that some others share, with lengths around the blocks of 512 tokens."""
     random = np.random.default_rng(seed)
@@ -163,13 +185,7 @@ def with_prefixes(load: Workload, seed: int) -> Workload:
         tuple(int(group) * 100 + n for n in range(-(-int(prompt) // 512)))
         for prompt, group in zip(prompts, random.integers(0, 4, len(load)), strict=True)
     )
-    return Workload(
-        arrival_seconds=load.arrival_seconds,
-        prompt_tokens=prompts,
-        output_tokens=load.output_tokens,
-        qos_class=load.qos_class,
-        prefix_ids=ids,
-    )
+    return replace(load, prompt_tokens=prompts, prefix_ids=ids)
 
 
 @pytest.mark.parametrize("policy", ["static", "aggregated", "restless"])
@@ -223,11 +239,12 @@ def test_links_are_taken_in_turn_and_overlap_hides_all_but_a_layer() -> None:
     assert overlapped == pytest.approx([prefill + left + 0.001, prefill + 2 * left + 0.001], abs=1e-6)
 
 
-def test_a_request_that_can_never_fit_fails_and_the_others_go_on() -> None:
+def test_a_request_that_can_never_fit_is_rejected_and_the_others_go_on() -> None:
     speed = make_speed(kv_capacity_tokens=1600)
     load = make_workload([(0.0, 2000, 10), (0.0, 100, 10)])
     result = engine.simulate(load, make_cluster(speed), Aggregated(pool="p", workers=1), slo=SLO)
-    assert list(result.outcome) == [Outcome.FAILED, Outcome.SERVED]
+    assert list(result.outcome) == [Outcome.REJECTED, Outcome.SERVED]
+    assert result.rejections == {Reason.NEVER_FITS: 1}
 
 
 def test_a_killed_worker_costs_retries_before_the_first_token_and_failures_after_it() -> None:
@@ -266,3 +283,14 @@ def test_prefixes_are_computed_once_per_worker_and_evicted_when_room_is_needed()
     assert list(
         engine.simulate(other, make_cluster(tight), Aggregated(pool="p", workers=1), slo=SLO).computed_tokens
     ) == [1536, 1536, 1536]
+
+
+def test_a_higher_class_takes_the_place_of_waiting_lower_ones() -> None:
+    load = with_classes(poisson(rate=30, count=1500, prompt=1500, output=20, seed=9), 9)
+    policy = Restless(workers=2, seed=1, admission=AdmissionPolicy.PREDICTIVE)
+    policy.on_tick = lambda _view: Turn()  # type: ignore[method-assign]
+    result = engine.simulate(load, make_cluster(), policy, slo=SLO)
+    check(result)
+    assert result.rejections.get(Reason.PREEMPTED, 0) > 0
+    premium = load.qos_class == 1
+    assert result.within(SLO)[premium].mean() > 1.5 * result.within(SLO)[~premium].mean()

@@ -44,7 +44,7 @@ def mean_sojourn(load: Workload, *, servers: int, prefill_b: float, decode_a: fl
 def test_one_request_at_a_time_with_exponential_prompts_is_m_m_1(utilisation: float) -> None:
     random = np.random.default_rng(1)
     load = workload(utilisation, random.exponential(TOKENS, COUNT), np.ones(COUNT), random)
-    measured = mean_sojourn(load, servers=1, prefill_b=1 / TOKENS, decode_a=0.0)
+    measured = mean_sojourn(load, servers=1, prefill_b=1 / TOKENS, decode_a=1e-9)
     assert measured == pytest.approx(1 / (1 - utilisation), rel=0.04)
 
 
@@ -52,7 +52,7 @@ def test_one_request_at_a_time_with_exponential_prompts_is_m_m_1(utilisation: fl
 def test_one_request_at_a_time_with_equal_prompts_is_m_d_1(utilisation: float) -> None:
     random = np.random.default_rng(2)
     load = workload(utilisation, np.full(COUNT, TOKENS), np.ones(COUNT), random)
-    measured = mean_sojourn(load, servers=1, prefill_b=1 / TOKENS, decode_a=0.0)
+    measured = mean_sojourn(load, servers=1, prefill_b=1 / TOKENS, decode_a=1e-9)
     assert measured == pytest.approx(1 + utilisation / (2 * (1 - utilisation)), rel=0.03)
 
 

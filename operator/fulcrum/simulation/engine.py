@@ -12,7 +12,6 @@ import numpy as np
 
 from fulcrum.api.reasons import Reason
 from fulcrum.balance.demand import Slo
-from fulcrum.routing import OneLeg, TwoLegs
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill
 from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.job import Job, Leg
@@ -75,8 +74,13 @@ class Simulation:
         self._ledger = Ledger(len(workload))
         self._times = {pool.name: StepTimes(pool.speed) for pool in cluster.pools}
         self._transfers = Transfers(cluster.links)
+        self._door = policy.front_door(cluster, slo)
         self._fleet = Fleet(
-            cluster=cluster, timeline=self._timeline, make_worker=self._make_worker, stopped=self._engine_stopped
+            cluster=cluster,
+            timeline=self._timeline,
+            make_worker=self._make_worker,
+            stopped=self._engine_stopped,
+            changed=self._door.changed if self._door is not None else None,
         )
         self._view = View(workload=workload, cluster=cluster, slo=slo, fleet=self._fleet, ledger=self._ledger)
         self._leases: deque[Job] = deque()
@@ -151,31 +155,42 @@ class Simulation:
         self._attempt(job, now)
 
     def _attempt(self, job: Job, now: float) -> None:
-        view = self._view
-        view.turn += 1
+        self._view.turn += 1
         job.attempts += 1
-        path = self._policy.route(job, view)
-        if type(path) is TwoLegs:
-            prefill, decode = path.prefill, path.decode
-            if not (prefill.fits(job) and decode.fits(job)):
+        door = self._door
+        chosen = door.choose(job, now) if door is not None else self._policy.route(job, self._view)
+        if isinstance(chosen, Reason):
+            if job.tried:
                 self._close(job, Outcome.FAILED, now)
-                return
-            job.prefill, job.decode, job.leg = prefill, decode, Leg.PREFILL
-            prefill.prefill_legs += 1
-            decode.decode_legs += 1
-            self._hop(job, now)
-        elif type(path) is OneLeg:
-            worker = path.worker
-            if not worker.fits(job):
-                self._close(job, Outcome.FAILED, now)
-                return
-            job.prefill, job.decode, job.leg = None, worker, Leg.WHOLE
-            worker.decode_legs += 1
-            self._hop(job, now)
-        elif job.tried:
-            self._close(job, Outcome.FAILED, now)
+            else:
+                self._reject(job, chosen, now)
+            return
+        prefill, decode = chosen.prefill, chosen.decode
+        for victim in chosen.victims:
+            self._abort(victim, now)
+        if not (prefill.fits(job) and decode.fits(job)):
+            self._reject(job, Reason.NEVER_FITS, now)
+            return
+        job.decode = decode
+        decode.decode_legs += 1
+        if prefill is decode:
+            job.prefill, job.leg = None, Leg.WHOLE
         else:
-            self._reject(job, Reason.NO_WORKER, now)
+            job.prefill, job.leg = prefill, Leg.PREFILL
+            prefill.prefill_legs += 1
+        self._hop(job, now)
+
+    def _abort(self, job: Job, now: float) -> None:
+        """Turn away a request that waits for its prefill, for one of a higher class."""
+        worker = job.prefill or job.decode
+        assert worker is not None
+        assert job.decode is not None
+        job.event = -1
+        worker.cancel(job)
+        if job.prefill is not None:
+            job.prefill.prefill_legs -= 1
+        job.decode.decode_legs -= 1
+        self._reject(job, Reason.PREEMPTED, now)
 
     def _hop(self, job: Job, now: float) -> None:
         """Send a leg to its worker."""
@@ -197,6 +212,8 @@ class Simulation:
         """Hand a prefilled job over to its decode worker."""
         worker.prefill_legs -= 1
         job.prefill = None
+        if self._door is not None:
+            self._door.prefilled(job, now)
         decode = job.decode
         assert decode is not None
         if self._first_by_prefill:
@@ -219,6 +236,11 @@ class Simulation:
         if len(self._leases) == 1:
             self._timeline.plan(job.lease_until, self._lease_alarm)
         self._hop(job, now)
+
+    def first_token(self, job: Job, now: float) -> None:
+        """A whole request has been prefilled."""
+        if self._door is not None:
+            self._door.prefilled(job, now)
 
     def pull(self, job: Job, worker: Worker, now: float) -> None:
         """Start a KV transfer."""
@@ -251,6 +273,9 @@ class Simulation:
 
     def _close(self, job: Job, outcome: Outcome, now: float) -> None:
         del self._live[job.index]
+        if self._door is not None:
+            self._door.ended(job, now, served=outcome is Outcome.SERVED)
+        self._policy.on_end(job, self._view)
         first = job.first_token_seconds
         ttft = first - job.arrival_seconds if 0 <= first <= now else _NAN
         self._ledger.close(job.index, outcome, now, ttft, job.computed)
@@ -300,6 +325,8 @@ class Simulation:
         if 0 <= job.first_token_seconds <= now or job.attempts >= self._cluster.max_attempts:
             self._close(job, Outcome.FAILED, now)
             return
+        if self._door is not None:
+            self._door.ended(job, now, served=False)
         job.first_token_seconds = -1.0
         job.tried = (*job.tried, worker.name)
         job.restart()

@@ -86,11 +86,13 @@ class Fleet:
         timeline: Timeline,
         make_worker: Callable[[Pod], Worker],
         stopped: Callable[[Worker, float], None],
+        changed: Callable[[Pod], None] | None,
     ) -> None:
         self._cluster = cluster
         self._timeline = timeline
         self._make_worker = make_worker
         self._stopped = stopped
+        self._changed: Callable[[Pod], None] = changed or (lambda _pod: None)
         self._uids = 0
         self.pods: dict[str, Pod] = {}
         self.workers: list[Worker] = []
@@ -152,12 +154,14 @@ class Fleet:
         pod.ready_since = now
         pod.worker = self._make_worker(pod)
         self.workers.append(pod.worker)
+        self._changed(pod)
         self._sample(now)
 
     def seen(self, pod: Pod, role: Role, now: float) -> None:
         """Gateways see a label."""
         if pod.worker is not None:
             pod.worker.role = role
+            self._changed(pod)
             self._sample(now)
 
     def delete_on(self, pod: Pod, now: float) -> None:
@@ -194,6 +198,7 @@ class Fleet:
         pod.deleting, pod.deleting_since = True, now
         if pod.worker is not None:
             self.workers.remove(pod.worker)
+        self._changed(pod)
         self._timeline.plan(now, pod)
         self._sample(now)
 
@@ -202,6 +207,7 @@ class Fleet:
         if worker is not None:
             if worker in self.workers:
                 self.workers.remove(worker)
+            self._changed(pod)
             self._stopped(worker, now)
 
     def _remove(self, pod: Pod, now: float) -> None:

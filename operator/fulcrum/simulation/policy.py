@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fulcrum import routing
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.balance import Action
-from fulcrum.routing import NobodyFits, NobodyThere, OneLeg, TwoLegs
+from fulcrum.balance.demand import Slo
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.simulation.cluster import ClusterModel
+from fulcrum.simulation.front_door import Chosen, FrontDoor
 from fulcrum.simulation.job import Job
-from fulcrum.simulation.worker import Worker
 
 if TYPE_CHECKING:
     from fulcrum.simulation.view import View
-
-Path = TwoLegs[Worker] | OneLeg[Worker] | NobodyThere | NobodyFits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +29,21 @@ class Turn:
 
 
 class Policy(ABC):
-    """One way to run a cluster. One object runs one simulation."""
+    """One way to run a cluster. One object runs one simulation.
+
+    Requests go through the production router unless a policy brings its own: then `front_door` returns None, and
+    `route` decides.
+    """
 
     name: str
 
     @abstractmethod
     def initial(self) -> Sequence[tuple[str, Role]]:
         """Return the workers that are ready at second 0, as (pool, role)."""
+
+    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor | None:
+        """Return the gateway; the default routes as production does and turns nobody away."""
+        return FrontDoor(slo=slo, speeds=known_speeds(cluster))
 
     def on_tick(self, view: View) -> Turn:
         """Decide about roles and workers; called at second 0 and whenever the last turn asked for it."""
@@ -50,6 +57,14 @@ class Policy(ABC):
         """Return why a request is turned away between prefill and decode (its prefill is then wasted)."""
         return None
 
-    def route(self, request: Job, view: View) -> Path:
-        """Return the request's workers: by the production router, unless a policy brings its own."""
-        return routing.plan(view.workers, exclude=request.tried, turn=view.turn)
+    def route(self, request: Job, view: View) -> Chosen | Reason:
+        """Return the prefill and the decode worker of a policy without `front_door`."""
+        raise NotImplementedError
+
+    def on_end(self, request: Job, view: View) -> None:  # noqa: B027 - most policies do not care
+        """Note that a request has ended, whatever became of it."""
+
+
+def known_speeds(cluster: ClusterModel) -> dict[str, WorkerSpeed]:
+    """Return the speeds that agents would report, by pool."""
+    return {pool.name: pool.speed for pool in cluster.pools if isinstance(pool.speed, WorkerSpeed)}

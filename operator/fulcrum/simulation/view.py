@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fulcrum.balance import Action
 from fulcrum.balance.demand import Slo
 from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
@@ -31,6 +32,10 @@ class View:
         """Requests so far."""
         self.workers: list[Worker] = fleet.workers
         """What gateways choose from."""
+
+    def act(self, action: Action) -> None:
+        """Carry out an action now, outside of a tick."""
+        self._fleet.apply(action, self.now)
 
     @property
     def pods(self) -> tuple[Pod, ...]:

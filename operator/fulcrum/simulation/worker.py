@@ -32,6 +32,9 @@ class WorkerHost(Protocol):
     def prefilled(self, job: Job, worker: Worker, now: float) -> None:
         """Handle a job whose KV is ready and held for a decode worker."""
 
+    def first_token(self, job: Job, now: float) -> None:
+        """Handle a whole request whose prefill is done."""
+
     def pull(self, job: Job, worker: Worker, now: float) -> None:
         """Start moving the job's KV to `worker`, which has reserved the blocks; then call `loaded`."""
 
@@ -187,6 +190,17 @@ class Worker:
         """The KV of a waiting job is gone before it was pulled: it will be computed here."""
         self.queued_tokens += job.context
 
+    def cancel(self, job: Job) -> None:
+        """Drop a job that has not been prefilled; a chunk of it that is being computed is computed in vain."""
+        if job.index in self._running:
+            self._chunks = [(each, tokens) for each, tokens in self._chunks if each is not job]
+            del self._running[job.index]
+            self._kv.give_back(job, self._kv.blocks_of(job, job.context))
+            self.queued_tokens -= job.context - job.done
+        elif job in self.waiting:
+            self.waiting.remove(job)
+            self.queued_tokens -= job.context
+
     def loaded(self, job: Job, now: float) -> None:
         """The KV of a job has arrived."""
         self.loading -= 1
@@ -299,6 +313,8 @@ class Worker:
                 continue
             if job.first_token_seconds < 0:
                 job.first_token_seconds = now
+                if job.leg is Leg.WHOLE:
+                    self._host.first_token(job, now)
             job.left -= 1
             if not job.left:
                 del self._running[job.index]

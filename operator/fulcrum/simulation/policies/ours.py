@@ -10,16 +10,20 @@ import numpy as np
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
+from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.balance import CreateWorker, GatewayState, Snapshot, WorkerPhase, plan, worker_revision
 from fulcrum.balance import Worker as PlannedWorker
+from fulcrum.balance.demand import Slo
 from fulcrum.balance.outlook import Outlook
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.series import LoadSeries
+from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import CLUSTER, Pod
+from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.policy import Policy, Turn
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
@@ -30,7 +34,7 @@ _PHASE_RUNNING, _PHASE_PENDING = WorkerPhase.RUNNING, WorkerPhase.PENDING
 
 
 class Ours(Policy):
-    """`balance.plan` on a Snapshot each turn, its actions carried out; `routing.plan` for each request."""
+    """`balance.plan` on a Snapshot each turn, its actions carried out; `admission` and `routing` for each request."""
 
     def __init__(
         self,
@@ -43,15 +47,17 @@ class Ours(Policy):
         forecaster: Forecaster | None = None,
         window_seconds: float = 60.0,
         turn_seconds: float = 10.0,
+        admission: AdmissionPolicy | None = None,
         name: str = "ours",
     ) -> None:
         """`speeds` by pool are what the planner believes; `initial` defaults to what the plan makes of nothing.
 
         `history` is load from before second 0, as Prometheus would have it (its `end_seconds` is 0). A turn comes when
-        the plan asks for it, and every `turn_seconds` at the latest.
+        the plan asks for it, and every `turn_seconds` at the latest. `admission` replaces the policy of the spec.
         """
         self.name = name
         self._spec = spec
+        self._admission = admission if admission is not None else spec.admission.policy
         self._speeds = dict(speeds)
         self._start_seconds = start_seconds
         self._history = history
@@ -76,6 +82,9 @@ class Ours(Policy):
 
     def initial(self) -> Sequence[tuple[str, Role]]:
         return self._initial
+
+    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
+        return FrontDoor(slo=slo, speeds=self._speeds, policy=self._admission, classes=self._spec.admission.classes)
 
     def on_tick(self, view: View) -> Turn:
         snapshot = Snapshot(

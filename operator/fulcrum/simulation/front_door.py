@@ -1,0 +1,129 @@
+"""The gateway's decisions for each request: production admission and routing over the production view of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from fulcrum.admission import Admission, Preempt, Reject
+from fulcrum.api.reasons import Reason
+from fulcrum.api.serving_types import AdmissionPolicy, QosClass
+from fulcrum.balance.demand import Slo
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.routing import AffinityMemory, Flight, NobodyFits, NobodyThere, NoPool, Route, route, token_ends
+from fulcrum.simulation.fleet import Pod
+from fulcrum.simulation.job import Job
+from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
+from fulcrum.simulation.worker import Worker
+
+_MOST_PREFIX_BLOCKS = 512
+_AFFINITY_KEYS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The workers of a request; one and the same for a whole request."""
+
+    prefill: Worker
+    decode: Worker
+    victims: Sequence[Job] = ()
+    """Requests of lower classes that still wait for their prefill, to be turned away for it."""
+
+
+class FrontDoor:
+    """One gateway. It knows what a gateway knows: prompts as they come, and outputs only once they are over."""
+
+    def __init__(
+        self,
+        *,
+        slo: Slo,
+        speeds: Mapping[str, WorkerSpeed],
+        policy: AdmissionPolicy = AdmissionPolicy.OFF,
+        classes: Sequence[QosClass] = (),
+    ) -> None:
+        """`speeds` by pool are what agents report; a pool without one is unknown to the router."""
+        self.admission = Admission(
+            policy,
+            classes,
+            ttft_seconds=slo.ttft_seconds,
+            tpot_seconds=slo.tpot_seconds,
+            attainment=slo.attainment,
+        )
+        memory = AffinityMemory(_AFFINITY_KEYS, token_ends(PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS))
+        self.view = self.admission.new_view(memory, units_per_token=1.0)
+        for pool, speed in speeds.items():
+            self.view.set_speed(pool, speed)
+        self._workers: dict[str, Worker] = {}
+        self._jobs: dict[Flight, Job] = {}
+        self._flights: dict[int, Flight] = {}
+
+    def changed(self, pod: Pod) -> None:
+        """What the watch of Pods reports: a worker came, went, or has another role."""
+        worker = pod.worker
+        if worker is None or pod.deleting:
+            self._workers.pop(pod.name, None)
+            self.view.remove(pod.name)
+        else:
+            self._workers[pod.name] = worker
+            self.view.put(
+                pod.name, worker.role, pool=pod.pool.name, revision="1", incarnation=f"{pod.uid}/{pod.restarts}"
+            )
+
+    def choose(self, job: Job, now: float) -> Chosen | Reason:
+        """Decide about a request, and take it for started.
+
+        A job that was tried before has been admitted already; it is routed around the workers that lost it.
+        """
+        table = self.admission.classes
+        qos = table.index(job.qos_class) if job.qos_class is not None else None
+        incoming = self.admission.incoming(
+            prompt_tokens=job.prompt,
+            qos=qos if qos is not None else table.rest,
+            prefix=job.prefix_ids[: min(job.prompt // PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS)],
+            units_per_token=1.0,
+        )
+        victims: Sequence[Flight] = ()
+        if job.tried:
+            incoming = msgspec.structs.replace(incoming, exclude=frozenset(job.tried))
+            found = route(incoming, self.view, now)
+            if not isinstance(found, Route):
+                return _unserved(found)
+        else:
+            decided = self.admission.decide(incoming, self.view, now)
+            if isinstance(decided, Reject):
+                return decided.reason
+            if isinstance(decided, Preempt):
+                victims = decided.victims
+            found = decided.route
+        aborted = [self._jobs[flight] for flight in victims]
+        flight = self.view.start(incoming, found, now)
+        self._jobs[flight] = job
+        self._flights[job.index] = flight
+        return Chosen(self._workers[found.prefill.name], self._workers[found.decode.name], aborted)
+
+    def prefilled(self, job: Job, now: float) -> None:
+        """The prefill leg was answered, or the first token of a whole request came."""
+        self.view.prefill_done(self._flights[job.index], now)
+
+    def ended(self, job: Job, now: float, *, served: bool) -> None:
+        """An attempt is over."""
+        flight = self._flights.pop(job.index, None)
+        if flight is None:
+            return
+        del self._jobs[flight]
+        self.view.finish(flight, now)
+        if not served:
+            return
+        first = job.first_token_seconds
+        self.admission.learn(
+            flight,
+            ttft_seconds=first - job.arrival_seconds if job.attempts == 1 else None,
+            tpot_seconds=(now - first) / (job.output - 1) if job.output > 1 else None,
+            output_tokens=job.output,
+        )
+
+
+def _unserved(found: NobodyThere | NobodyFits | NoPool) -> Reason:
+    return Reason.NEVER_FITS if isinstance(found, NoPool) else Reason.NO_WORKER
