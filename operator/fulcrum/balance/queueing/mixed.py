@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import sqrt
 
 import numpy as np
 
 from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing.batch import Context, batch_lane, batches
+from fulcrum.balance.queueing.batch import Batches, Context, batch_lane, batches
 from fulcrum.balance.queueing.decode import tpot_inside
 from fulcrum.balance.queueing.lengths import length_points
 from fulcrum.balance.queueing.prefill import Lane, PromptTime, Stations, lanes_attainment, prompt_time
@@ -48,9 +49,10 @@ def mixed_attainment(
 ) -> MixedAttainment:
     """Return the shares of requests inside the SLO on workers that do both roles; no KV is transferred.
 
-    Prompts take `busy` of a worker's time, so that decode steps are 1 / (1 - busy) times as long on average, and as uneven
-    as the prompts between them are. A prompt waits for the step under way, and pays for a decode step with each of its
-    own. The router counts all requests of a worker, so that a worker's prompts queue for themselves.
+    Prompts take `busy` of a worker's time, so that decode steps are 1 / (1 - busy) times as long on average, and as
+    uneven as the prompts between them are. A prompt waits for the step under way, and pays for a decode step with each
+    of its own. The router counts all requests of a worker and not its prompts, so that prompts queue about halfway
+    between each worker for itself and one queue for all.
     """
     pools = _shared(demand, stations)
     if not pools or any(pool.busy >= 1.0 for pool in pools):
@@ -61,11 +63,10 @@ def mixed_attainment(
     if state.waiting >= 1.0:
         return MixedAttainment(ttft=0.0, tpot=0.0)
     workers = sum(pool.workers for pool in pools)
-    # The time that prompts take out of a residence varies as busy periods do; a router that evens out numbers evens
-    # out half of it.
     jitter = max(
         demand.rate * pool.share / pool.workers * state.step * pool.square / (1.0 - pool.busy) ** 2 for pool in pools
-    ) * (0.5 + 0.5 / workers)
+    )
+    jitter = _jitter(state, jitter=jitter * (0.5 + 2.5 / workers**2), tokens=max(demand.osl_tokens, 1.0))
     tpot = tpot_inside(demand, state, lanes, tpot_seconds=tpot_seconds, jitter=jitter)
     each = demand.rate * demand.osl_tokens * state.step / workers
     ttft = 0.0
@@ -90,6 +91,17 @@ def mixed_attainment(
             inside /= 2
         ttft += pool.share * inside
     return MixedAttainment(ttft=min(ttft, 1.0), tpot=tpot)
+
+
+def _jitter(state: Batches, *, jitter: float, tokens: float) -> float:
+    """Return the variance (s^2) that prompts add to a step, averaged over a request's `tokens`.
+
+    What prompts take out of a residence varies as busy periods do; a router that evens out numbers evens out half of
+    it, and one worker alone sways more (fitted to simulation). A burst of arrivals both takes time for its prompts and leaves more requests to decode: the deviations add up.
+    """
+    mean = float(state.shares @ state.steps) / (1.0 - state.waiting)
+    spread = float(state.shares @ np.square(state.steps - mean)) / (1.0 - state.waiting)
+    return jitter + 2.0 * sqrt(jitter * spread * tokens)
 
 
 def _shared(demand: Demand, stations: Stations) -> list[_Shared]:

@@ -120,7 +120,7 @@ def _attainment(demand: Demand, lanes: list[Lane], seconds: float, lengths: Floa
     times = [lane.time.seconds(lengths) for lane in lanes]
     means = [float(weights @ time) for time in times]
     shares = _shares(demand.rate, means, [lane.workers for lane in lanes])
-    wait = _wait(demand, lanes, shares, times, lengths, weights)
+    wait = _wait(demand, lanes, shares, times, (lengths, weights))
     inside = 0.0
     for share, lane, time in zip(shares, lanes, times, strict=True):
         own_lengths, own_weights = length_points(demand.isl_tokens, demand.isl_cv2, longest=lane.longest(seconds))
@@ -144,19 +144,18 @@ def _shares(rate: float, means: list[float], workers: list[int]) -> list[float]:
 
 
 def _wait(
-    demand: Demand,
-    lanes: list[Lane],
-    shares: list[float],
-    times: list[Floats],
-    lengths: Floats,
-    weights: Floats,
+    demand: Demand, lanes: list[Lane], shares: list[float], times: list[Floats], points: tuple[Floats, Floats]
 ) -> Waiting:
     """Return the waiting in front of all lanes together, as in one pool of servers with their average service."""
+    lengths, weights = points
     parts = list(zip(shares, lanes, times, strict=True))
     mean = sum(share * float(weights @ time) for share, _, time in parts)
     square = sum(share * float(weights @ (time * time)) for share, _, time in parts)
     # The constant of a prompt that is alone, and of one in steps that are full to the brim.
-    alone = sum(share * lane.time.constant * float(weights @ _steps(lane.time, lengths)) for share, lane, _ in parts)
+    alone = sum(
+        share * lane.time.constant * float(weights @ np.maximum(1.0, lengths * lane.time.chunks))
+        for share, lane, _ in parts
+    )
     full = sum(
         share * lane.time.constant * max(demand.isl_tokens * lane.time.chunks, 1.0 / max(lane.most_sharing, 1.0))
         for share, lane, _ in parts
@@ -171,12 +170,6 @@ def _wait(
             most_sharing=max(alone / full, 1.0) if full > 0.0 else 1.0,
         ),
     )
-
-
-def _steps(time: PromptTime, lengths: Floats) -> Floats:
-    """Return how many steps a prompt takes alone, on average over where the last one ends."""
-    steps: Floats = np.maximum(1.0, lengths * time.chunks)
-    return steps
 
 
 def _root(square: float, linear: float, value: float) -> float:
