@@ -20,6 +20,8 @@ from fulcrum.capacity.trust import measured_speed, pool_speed, roofline_speed
 
 ROW_SECONDS: Final = 10.0
 """Shortest time between the two reports that a row is made from: over less, one request more or less is much."""
+ROWS_AT_ONCE: Final = 8
+"""Rows of a pool that are learnt from at one moment: few are remembered, and each takes time."""
 _HIT_MEMORY: Final = 0.9
 _RANKS: Final = {source: rank for rank, source in enumerate(SpeedSource)}
 
@@ -81,8 +83,15 @@ class PoolSpeeds:
             }
             known = self._begin(spec, pool, revision, tuple(reports.values()))
             if known is not None:
-                for worker, report in reports.items():
-                    known.online = self._follow(known.online, worker, report, at, isl_cv2)
+                for worker in self._due(reports, at):
+                    known.online = self._follow(known.online, worker, reports[worker], at, isl_cv2)
+
+    def _due(self, reports: Mapping[Worker, LoadReport], at: float) -> list[Worker]:
+        """Return the workers whose reports make a row now, those that waited longest first."""
+        for worker, report in reports.items():
+            self._reports.setdefault(worker.uid, (at, report))
+        due = [worker for worker in reports if at - self._reports[worker.uid][0] >= ROW_SECONDS]
+        return sorted(due, key=lambda worker: self._reports[worker.uid][0])[:ROWS_AT_ONCE]
 
     def _begin(
         self, spec: InferenceClusterSpec, pool: Pool, revision: str, reports: tuple[LoadReport, ...]
@@ -106,9 +115,7 @@ class PoolSpeeds:
     def _follow(
         self, online: OnlineSpeed, worker: Worker, report: LoadReport, at: float, isl_cv2: float
     ) -> OnlineSpeed:
-        before_at, before = self._reports.setdefault(worker.uid, (at, report))
-        if at - before_at < ROW_SECONDS:
-            return online
+        before_at, before = self._reports[worker.uid]
         self._reports[worker.uid] = (at, report)
         self._count_hits(before, report)
         rows = rows_between(before, report, seconds=at - before_at, isl_cv2=isl_cv2)

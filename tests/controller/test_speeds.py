@@ -1,0 +1,124 @@
+"""What is learnt about the speed of a cluster's workers from their reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from fulcrum.api.names import Role
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
+from fulcrum.balance import Worker, WorkerPhase, worker_revision
+from fulcrum.capacity.speed import SpeedSource
+from fulcrum.controller.speeds import ROW_SECONDS, PoolSpeeds
+
+MEASURED = SpeedCoefficients(prefill_a=0.01, prefill_b=1e-4, prefill_c=0.0, decode_a=0.01, decode_b=1e-4, decode_c=0.0)
+
+
+def spec_of(accelerator: str = "cpu", model: str = "m", **engine: Any) -> InferenceClusterSpec:
+    document = {
+        "model": {"name": model},
+        "pools": [{"name": "p", "accelerator": accelerator, "workers": {"max": 2000}}],
+        "engine": engine,
+    }
+    return msgspec.convert(document, InferenceClusterSpec)
+
+
+def worker(ordinal: int, spec: InferenceClusterSpec) -> Worker:
+    return Worker(
+        name=f"c-p-{ordinal}",
+        uid=f"u{ordinal}",
+        pool="p",
+        ordinal=ordinal,
+        role=Role.PREFILL,
+        role_epoch=0,
+        spec_hash=worker_revision(cluster="c", spec=spec, pool=spec.pools[0]),
+        phase=WorkerPhase.RUNNING,
+        ready=True,
+        deleting=False,
+    )
+
+
+def report(*, speed: SpeedCoefficients | None = MEASURED, prompts: int = 0, seconds: float = 0.0) -> LoadReport:
+    """A worker that has prefilled `prompts` of 1,000 tokens, half of them from its cache, in `seconds`."""
+    work = WorkCounters(
+        prompts=prompts,
+        prompt_tokens=1000 * prompts,
+        cached_tokens=500 * prompts,
+        prefill_seconds=seconds,
+        decode_tokens=0,
+        decode_seconds=0.0,
+    )
+    return LoadReport(
+        role=Role.PREFILL,
+        role_epoch=0,
+        ready=True,
+        draining=False,
+        running=0,
+        waiting=0,
+        kv_capacity_tokens=50_000,
+        speed=speed,
+        work=work,
+    )
+
+
+def learn(
+    speeds: PoolSpeeds, spec: InferenceClusterSpec, workers: tuple[Worker, ...], at: float, load: LoadReport | None
+) -> None:
+    loads = dict.fromkeys((each.name for each in workers), load)
+    speeds.learn(cluster="c", spec=spec, workers=workers, loads=loads, at=at, isl_cv2=0.0)
+
+
+def test_a_known_gpu_has_a_speed_before_anybody_has_measured_it() -> None:
+    speeds, spec = PoolSpeeds(), spec_of("H100-SXM-80GB", "meta-llama/Llama-3.1-8B-Instruct")
+    learn(speeds, spec, (), 0.0, None)
+    assert speeds.speeds()["p"].source is SpeedSource.ROOFLINE
+    workers = (worker(0, spec),)
+    learn(speeds, spec, workers, 2.0, report())
+    found = speeds.speeds()["p"]
+    assert (found.source, found.kv_capacity_tokens) == (SpeedSource.MEASURED, 50_000)
+    assert found.coefficients.prefill_b == pytest.approx(1e-4)
+
+
+def test_nothing_is_known_of_a_cpu_until_it_was_measured() -> None:
+    speeds, spec = PoolSpeeds(), spec_of()
+    learn(speeds, spec, (worker(0, spec),), 0.0, report(speed=None))
+    assert speeds.speeds() == {}
+
+
+def test_it_follows_what_workers_do() -> None:
+    speeds, spec = PoolSpeeds(), spec_of()
+    workers = (worker(0, spec),)
+    for step in range(40):
+        # 500 tokens take 0.2 s where 0.06 were measured.
+        learn(speeds, spec, workers, step * ROW_SECONDS, report(prompts=10 * step, seconds=2.0 * step))
+    assert speeds.speeds()["p"].prefill_seconds(500, 500**2) == pytest.approx(0.2, rel=0.1)
+    assert speeds.prefix_hit == pytest.approx(0.5)
+
+
+def test_another_revision_is_another_worker() -> None:
+    speeds, spec = PoolSpeeds(), spec_of()
+    workers = (worker(0, spec),)
+    for step in range(40):
+        learn(speeds, spec, workers, step * ROW_SECONDS, report(prompts=10 * step, seconds=2.0 * step))
+    other = spec_of(args=["--enforce-eager"])
+    learn(speeds, other, workers, 1e3, report(prompts=1000, seconds=1.0))
+    assert speeds.speeds() == {}
+    fresh = (dataclasses.replace(worker(0, other), uid="other"),)
+    learn(speeds, other, fresh, 1e3, report())
+    assert speeds.speeds()["p"].prefill_seconds(500, 500**2) == pytest.approx(0.06)
+
+
+def test_a_thousand_workers_hold_nothing_up() -> None:
+    speeds, spec = PoolSpeeds(), spec_of()
+    workers = tuple(worker(n, spec) for n in range(1000))
+    learn(speeds, spec, workers, 0.0, report())
+    began = time.perf_counter()
+    learn(speeds, spec, workers, ROW_SECONDS, report(prompts=10, seconds=0.6))
+    lasted = time.perf_counter() - began
+    print(f"1,000 reports: {1000 * lasted:.1f} ms")
+    assert lasted < 0.25
