@@ -2,13 +2,16 @@
 
     python benchmarks/capacity.py [--reference ../shared/reference] [--details]
 
-Two sources, each skipped with a line when it is not there:
+Three sources, each skipped with a line when it is not there:
 
 - splitwise_perf_model.csv: single steps of vLLM of 2023 (prompt and token time; A100, H100). What the model describes,
   so it is compared directly. The engine is `EAGER`: no CUDA graphs then.
 - silicon_h100.csv: whole servers of 2025/26 under a fixed number of concurrent requests (vLLM, TensorRT-LLM, SGLang).
   TTFT and TPOT there come out of queueing and batching as well, so a static estimate is put on top of the step times
   (`aggregated`, `disaggregated` below).
+
+- distserve_profile_a100*.json: DistServe's fits of OPT on A100 (their engine, and vLLM of 2023), at usual sizes. Held
+  out: the constants of the roofline were fitted to the other two files, never to these.
 
 "before": the roofline alone, as linear coefficients. "after": `OnlineSpeed` has learnt CALIBRATION_ROWS rows per
 (model, hardware or backend, parallelism, format); those rows are left out of its error. Of the closed loops it learns
@@ -21,6 +24,7 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import json
 import re
 import statistics
 import sys
@@ -35,6 +39,7 @@ from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.online import TRUST, OnlineSpeed
 from fulcrum.capacity.precision import Precision
+from fulcrum.capacity.profile import distserve_speed
 from fulcrum.capacity.roofline import EAGER, shape_speed
 from fulcrum.capacity.rows import DecodeRow, PrefillRow
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
@@ -132,6 +137,38 @@ def step_case(
         ]
 
     return Case(group, measured, speed, estimate, lesson)
+
+
+def distserve_cases(paths: Sequence[Path]) -> list[Case]:
+    """A grid of steps, as DistServe's fits give them."""
+    cases = []
+    for path in paths:
+        document = json.loads(path.read_text())
+        for model, tensors in document.items():
+            for tensor in tensors:
+                fit = distserve_speed(document, model, tensor=int(tensor), kv_capacity_tokens=1)
+                shape = EngineShape(
+                    model=known_model(model),
+                    accelerator=accelerator("A100"),
+                    tensor=int(tensor),
+                    kv=Precision.BF16,
+                    memory_utilization=0.99,
+                )
+                speed = shape_speed(shape, efficiency=EAGER)
+                for prompt, batch in ((512, 8), (512, 64), (1024, 1), (1024, 32), (2048, 16)):
+                    measured = Latency(
+                        fit.prefill_seconds(prompt, prompt**2), fit.decode_step_seconds(batch, batch * prompt)
+                    )
+                    group = (path.stem, model, tensor)
+                    cases.append(fit_case(group, speed, measured, prompt=prompt, batch=batch))
+    return cases
+
+
+def fit_case(group: tuple[str, ...], speed: WorkerSpeed, measured: Latency, *, prompt: int, batch: int) -> Case:
+    def estimate(worker: WorkerSpeed, _: Arrivals) -> Latency:
+        return Latency(worker.prefill_seconds(prompt, prompt**2), worker.decode_step_seconds(batch, batch * prompt))
+
+    return Case(group, measured, speed, estimate, lambda _: [])
 
 
 @dataclass(frozen=True)
@@ -326,7 +363,8 @@ def report(name: str, cases: list[Case], details: bool) -> tuple[Errors, Errors]
             print(f"    {'':58} {len(own):4}  after: {percent(after.ttft)} {percent(after.tpot)}")
     after = Errors.of(learnt)
     for label, errors in (("before", before), ("after", after)):
-        print(f"{name:22} {label:7} {len(errors.ttft):6} {percent(errors.ttft)}   {percent(errors.tpot)}")
+        if errors.ttft:
+            print(f"{name:22} {label:7} {len(errors.ttft):6} {percent(errors.ttft)}   {percent(errors.tpot)}")
     return before, after
 
 
@@ -355,6 +393,11 @@ def main() -> int:
         )
     else:
         print(f"skipped: {silicon} is not there")
+    fits = sorted(arguments.reference.glob("distserve_profile_a100*.json"))
+    if fits:
+        report("distserve (held out)", distserve_cases(fits), arguments.details)
+    else:
+        print(f"skipped: no distserve_profile_a100*.json in {arguments.reference}")
     for note in notes:
         print(note)
     return conclude(results)
