@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fulcrum.api.names import Role
-from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.types import BalanceMode, InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import (
     Action,
@@ -26,6 +26,7 @@ from fulcrum.balance import (
     plan,
     worker_revision,
 )
+from fulcrum.balance.outlook import Outlook
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -42,9 +43,10 @@ def make_spec(
     mode: str = "Manual",
     style: str = "Immediate",
     model: str = "m",
+    dwell: str = "30s",
     **others: Any,
 ) -> InferenceClusterSpec:
-    balance: dict[str, Any] = {"mode": mode, "flip": {"style": style, "drainTimeout": "60s"}}
+    balance: dict[str, Any] = {"mode": mode, "flip": {"style": style, "drainTimeout": "60s", "minDwell": dwell}}
     if ratio is not None:
         balance["ratio"] = {"prefill": ratio[0], "decode": ratio[1]}
     document = {"model": {"name": model}, "pools": list(pools) or [pool()], "balance": balance, **others}
@@ -71,6 +73,9 @@ class World:
         self.now = START
         self.workers: dict[str, Worker] = {}
         self._uids = 0
+        self.status = InferenceClusterStatus()
+        self.outlook = Outlook()
+        """What is known of the load; modes Auto and Observe read it."""
 
     def revision(self, pool_name: str) -> str:
         chosen = next(p for p in self.spec.pools if p.name == pool_name)
@@ -84,10 +89,16 @@ class World:
             workers=tuple(self.workers.values()),
             gateway=GatewayState(desired=2, ready=2, cluster_ip="10.0.0.1"),
             paused=paused,
+            status=self.status,
+            outlook=self.outlook,
         )
 
     def plan(self) -> Plan:
-        return plan(self.snapshot(), self.now)
+        """Plan, and let the status say so, as the controller does; Manual does not read it."""
+        decided = plan(self.snapshot(), self.now)
+        if self.spec.balance.mode is not BalanceMode.MANUAL:
+            self.status = decided.status
+        return decided
 
     def set(self, name: str, **changes: Any) -> None:
         if name in self.workers:
@@ -111,10 +122,16 @@ class World:
                         ready=False,
                         deleting=False,
                         pod_ip="127.0.0.1",
+                        created=self.now,
                     )
             case SetRole() if self._is(action):
                 self.set(
-                    action.name, role=action.role, role_epoch=action.epoch, draining_since=None, draining_from=None
+                    action.name,
+                    role=action.role,
+                    role_epoch=action.epoch,
+                    role_since=self.now,
+                    draining_since=None,
+                    draining_from=None,
                 )
             case StartDrain() if self._is(action):
                 self.set(
@@ -139,13 +156,16 @@ class World:
 
     def start(self, name: str) -> None:
         if name in self.workers and not self.workers[name].deleting and not self.workers[name].ended:
-            self.set(name, phase=WorkerPhase.RUNNING, ready=True, waiting_reason=None, role_told=True)
+            since = self.workers[name].ready_since or self.now
+            self.set(
+                name, phase=WorkerPhase.RUNNING, ready=True, ready_since=since, waiting_reason=None, role_told=True
+            )
 
     def crash(self, name: str) -> None:
-        self.set(name, ready=False, load=None)
+        self.set(name, ready=False, ready_since=None, load=None)
 
     def evict(self, name: str) -> None:
-        self.set(name, ready=False, phase=WorkerPhase.FAILED, load=None)
+        self.set(name, ready=False, ready_since=None, phase=WorkerPhase.FAILED, load=None)
 
     def vanish(self, name: str) -> None:
         if name in self.workers and self.workers[name].deleting:

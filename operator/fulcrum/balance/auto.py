@@ -194,9 +194,9 @@ def _repair(snapshot: Snapshot, kept: Kept, now: datetime) -> tuple[Move, ...]:
 
     A cluster that has just started is not broken: its other workers come, too.
     """
-    standing = layout_of(kept.serving)
-    if standing.complete or not standing.total:
+    if layout_of(worker for worker in snapshot.workers if worker.serving).complete:
         return ()
+    standing = layout_of(kept.serving)
     flexible = {pool.name for pool in snapshot.spec.pools if only_role(pool) is None}
     settled = timedelta(seconds=seconds(snapshot.spec.balance.flip.min_dwell))
     able = [
@@ -271,7 +271,7 @@ def _forces_early_flip(sight: Sight, scaled: Scale, kept: Kept) -> bool:
     """A last worker takes both roles; when it has just flipped, the others stay until it may flip again."""
     if scaled.reason is not Reason.LOAD_FELL or sum(scaled.workers.values()) != 1:
         return False
-    return any(not _dwelled(sight.snapshot, worker, sight.now) for worker in kept.workers)
+    return any(w.role is not Role.MIXED and not _dwelled(sight.snapshot, w, sight.now) for w in kept.workers)
 
 
 def _movable(snapshot: Snapshot, kept: Kept, now: datetime) -> Counter[tuple[str, Role]]:

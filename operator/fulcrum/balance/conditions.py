@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -15,6 +15,7 @@ from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole,
 from fulcrum.balance.assignment import Assignment
 from fulcrum.balance.choice import Choice
 from fulcrum.balance.snapshot import Snapshot, Worker, served_roles
+from fulcrum.balance.target import ratio_text
 
 ENGINE_LINES_BYTES: Final = 1024
 """How much of the engine's last output a condition repeats."""
@@ -148,20 +149,11 @@ def _notes(choice: Choice) -> tuple[Reason | None, list[str]]:
 
 
 def _proposal(choice: Choice, proposal: Choice) -> str:
-    return "change nothing" if proposal.target.counts() == choice.target.counts() else f"go to {target_text(proposal)}"
-
-
-def target_text(choice: Choice) -> str:
-    """Return the target as a ratio."""
-    return ratio_text(choice.target.counts())
-
-
-def ratio_text(counts: Mapping[Role, int]) -> str:
-    """Return counts per role as `3P:5D`, with mixed workers last (`3P:5D:1M`, or `1M` alone)."""
-    prefill, decode, mixed = (counts.get(role, 0) for role in (Role.PREFILL, Role.DECODE, Role.MIXED))
-    if mixed and not prefill and not decode:
-        return f"{mixed}M"
-    return f"{prefill}P:{decode}D" + (f":{mixed}M" if mixed else "")
+    return (
+        "change nothing"
+        if proposal.target.counts() == choice.target.counts()
+        else f"go to {ratio_text(proposal.target.counts())}"
+    )
 
 
 def degraded(snapshot: Snapshot, choice: Choice) -> Finding:

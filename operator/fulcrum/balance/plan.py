@@ -32,16 +32,25 @@ from fulcrum.balance.conditions import (
     degraded,
     first_bytes,
     progressing,
-    ratio_text,
     settle,
     timestamp,
 )
 from fulcrum.balance.guard import RoleGuard
-from fulcrum.balance.reporting import figures
 from fulcrum.balance.revision import worker_revision
 from fulcrum.balance.snapshot import Snapshot, Worker, roles_served
 from fulcrum.balance.steps import STEPS, Turn
-from fulcrum.balance.target import Target, make_target
+from fulcrum.balance.target import Target, make_target, ratio_text
+
+__all__ = [
+    "RESYNC_SECONDS",
+    "TICK_SECONDS",
+    "Plan",
+    "PlanEvent",
+    "invalid_status",
+    "plan",
+    "ratio_text",
+    "with_failure",
+]
 
 RESYNC_SECONDS: Final = 300.0
 """Watches can lose an event; a cluster is looked at this often even when nothing happens."""
@@ -148,7 +157,7 @@ def _status(snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...], now
     decision = _decision(snapshot, target, actions, now)
     if decision is None and choice.proposal is not None:
         decision = _proposed(snapshot, choice, choice.proposal, now)
-    status = InferenceClusterStatus(
+    return InferenceClusterStatus(
         observed_generation=snapshot.generation,
         conditions=settle(findings, status=snapshot.status, generation=snapshot.generation, now=now),
         endpoint=f"http://{address}:{PORT_GATEWAY}" if address else None,
@@ -157,9 +166,6 @@ def _status(snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...], now
         roles=_role_counts(snapshot, target),
         last_decision=decision or snapshot.status.last_decision,
     )
-    if snapshot.spec.balance.mode is BalanceMode.MANUAL:
-        return status
-    return figures(status, snapshot.status, snapshot.outlook)
 
 
 def _counts(workers: Iterable[Worker]) -> dict[Role, int]:

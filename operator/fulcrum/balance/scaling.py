@@ -12,6 +12,7 @@ from fulcrum.balance.load import Load, Loads
 from fulcrum.balance.service import Service
 from fulcrum.balance.sizing import Size, cheapest, cheapest_as_is
 from fulcrum.balance.snapshot import Snapshot
+from fulcrum.balance.split import splits
 from fulcrum.balance.standing import live
 
 
@@ -67,9 +68,9 @@ def scale(
         known=known,
     )
     rooms = pools.rooms(shrink=False)
-    now = cheapest(rooms, service, loads.sure)
-    over = not now.enough or (was_over and not cheapest(rooms, service, loads.near).enough)
-    ahead = cheapest(rooms, service, loads.far)
+    now = _needed(rooms, service, loads.sure)
+    over = not now.enough or (was_over and not _needed(rooms, service, loads.near).enough)
+    ahead = _needed(rooms, service, loads.far)
     largest = max((now, ahead), key=lambda size: size.gpus)
     if largest.gpus:
         reason = Reason.LOAD_FORECAST if largest is ahead else Reason.LOAD_SHIFTED
@@ -83,6 +84,15 @@ def scale(
     if smaller is None or sum(smaller.values()) >= sum(held.values()):
         return kept
     return Scale(workers=smaller, reason=Reason.LOAD_FELL)
+
+
+def _needed(rooms: list[Room], service: Service, load: Load) -> Size:
+    """Return the cheapest size with all that stands; most often that is enough, and then nothing is searched for."""
+    held = {room.name: room.low for room in rooms}
+    for layout in splits(rooms, held, service, load) if load.rate > 0 else ():
+        if service.attainment(layout, load) >= service.slo.attainment:
+            return Size(layout=layout, gpus=0, enough=True)
+    return cheapest(rooms, service, load)
 
 
 def _shrunk(pools: _Pools, service: Service, peak: Load, *, divided: bool) -> dict[str, int] | None:

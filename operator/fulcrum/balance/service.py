@@ -18,9 +18,8 @@ from fulcrum.capacity.speed import WorkerSpeed
 STRETCH: Final = 1.5
 """Step by which a promise that not even an idle worker can keep is widened until one can."""
 STRETCH_STEPS: Final = 24
-GOODPUT_STEPS: Final = 10
-"""Golden sections in the search for the best admitted share: 0.618^10 is below 1 %."""
-_GOLDEN: Final = 0.6180339887498949
+ADMITTED_STEPS: Final = 7
+"""Halvings in the search for the share of an overload that can be served: below 1 %, before interpolation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +39,7 @@ class Service:
         self.slo = slo
         self._prefill: dict[tuple[PoolCounts, Demand, float], float] = {}
         self._decode: dict[tuple[PoolCounts, Demand], tuple[float, float]] = {}
+        self._rates: dict[tuple[str, Demand, Demand], UnitRates] = {}
         self._mixed: dict[tuple[PoolCounts, Demand], float] = {}
 
     def knows(self, pool: str) -> bool:
@@ -56,31 +56,52 @@ class Service:
         return share * both + (1 - share) * split
 
     def goodput(self, layout: Layout, load: Load) -> float:
-        """Return requests/s inside the SLO when what could not be served in time is turned away."""
+        """Return requests/s inside the SLO when as many are admitted as can be served within the promise."""
         if load.rate <= 0 or not layout.complete:
             return 0.0
         whole = self.attainment(layout, load)
         if whole >= self.slo.attainment:
             return load.rate * whole
-        # One hill: more is admitted than can be served in time, or less than could be.
-        low, high = 0.0, 1.0
-        best = whole
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        at_left, at_right = (share * self.attainment(layout, load.scaled(share)) for share in (left, right))
-        for _ in range(GOODPUT_STEPS):
-            best = max(best, at_left, at_right)
-            if at_left > at_right or at_right == 0.0:
-                high, right, at_right = right, left, at_left
-                left = high - _GOLDEN * (high - low)
-                at_left = left * self.attainment(layout, load.scaled(left))
+        return load.rate * max(whole, self.admissible(layout, load) * self.slo.attainment)
+
+    def admissible(self, layout: Layout, load: Load) -> float:
+        """Return the largest share of the load for which the promise is kept, 0 to 1."""
+        target = self.slo.attainment
+        high = min(1.0, self.cover(layout, load))
+        above = self.attainment(layout, load.scaled(high))
+        if above >= target:
+            return high
+        low, below = 0.0, 1.0
+        for step in range(ADMITTED_STEPS):
+            # Most often it is the upper half.
+            middle = high * 0.7 if step == 0 else (low + high) / 2
+            value = self.attainment(layout, load.scaled(middle))
+            if value >= target:
+                low, below = middle, value
             else:
-                low, left, at_left = left, right, at_right
-                right = low + _GOLDEN * (high - low)
-                at_right = right * self.attainment(layout, load.scaled(right))
-        return load.rate * best
+                high, above = middle, value
+        # Interpolated, so that layouts that are close differ by what they are and not by steps of the search.
+        return low + (high - low) * (below - target) / max(below - above, 1e-9) if low > 0 else 0.0
+
+    def cover(self, layout: Layout, load: Load) -> float:
+        """Return how many times over the workers could carry the load without any waiting."""
+        both = sum(count * self.unit_rates(pool, load).mixed for pool, count in layout.mixed)
+        split = min(self.role_rate(layout, load, Role.PREFILL), self.role_rate(layout, load, Role.DECODE))
+        return (both + split) / max(load.rate, 1e-9)
+
+    def role_rate(self, layout: Layout, load: Load, role: Role) -> float:
+        """Return the requests/s that the workers of prefill or decode carry without any waiting."""
+        rates = [(count, self.unit_rates(pool, load)) for pool, count in layout.of_role(role)]
+        return sum(count * (rate.prefill if role is Role.PREFILL else rate.decode) for count, rate in rates)
 
     def unit_rates(self, pool: str, load: Load) -> UnitRates:
         """Return what one worker of the pool carries at full load: the fluid limit, where searches start."""
+        key = (pool, replace(load.prefill, rate=0.0), replace(load.decode, rate=0.0))
+        if key not in self._rates:
+            self._rates[key] = self._unit_rates(pool, load)
+        return self._rates[key]
+
+    def _unit_rates(self, pool: str, load: Load) -> UnitRates:
         speed, prompt, answer = self._speeds[pool], load.prefill, load.decode
         fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
         squared = prompt.isl_tokens**2 * (1 + prompt.isl_cv2) * (1 - prompt.prefix_hit**2)
@@ -146,10 +167,9 @@ class Service:
             return 0.0
         if not (layout.prefill and layout.decode):
             return 1.0
-        mixed = sum(count * self.unit_rates(pool, load).mixed for pool, count in layout.mixed)
-        prefill = sum(count * self.unit_rates(pool, load).prefill for pool, count in layout.prefill)
-        decode = sum(count * self.unit_rates(pool, load).decode for pool, count in layout.decode)
-        return mixed / (mixed + min(prefill, decode))
+        both = sum(count * self.unit_rates(pool, load).mixed for pool, count in layout.mixed)
+        split = min(self.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
+        return both / (both + split)
 
     def _stations(self, counts: PoolCounts) -> Stations:
         return [(self._speeds[pool], count) for pool, count in counts]

@@ -15,6 +15,9 @@ from fulcrum.balance.service import Service, UnitRates
 
 MOST_HEADROOM: Final = 64.0
 """A load that is not served in time by this many times the workers that its work needs never will be."""
+HEADROOM_STEP: Final = 1.2
+HEADROOM_PRECISION: Final = 0.005
+"""Where the search for the headroom ends; `_trim` gives back what is left over by it."""
 _ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
 
 
@@ -35,17 +38,21 @@ class Size:
 
 def cheapest(rooms: Sequence[Room], service: Service, load: Load) -> Size:
     """Return the cheaper of disaggregated and mixed use of the flippable pools; a tie goes to disaggregated."""
-    sizes = [cheapest_as_is(rooms, service, load)]
-    if any(room.role is None for room in rooms):
-        sizes.append(cheapest_as_is([room.as_mixed() for room in rooms], service, load))
-    return min(sizes, key=lambda size: (not size.enough, size.gpus))
+    divided = cheapest_as_is(rooms, service, load)
+    if all(room.role is not None for room in rooms) or (divided.enough and divided.gpus == 0):
+        return divided
+    together = cheapest_as_is(
+        [room.as_mixed() for room in rooms], service, load, below=divided.gpus if divided.enough else None
+    )
+    return min(divided, together, key=lambda size: (not size.enough, size.gpus))
 
 
-def cheapest_as_is(rooms: Sequence[Room], service: Service, load: Load) -> Size:
+def cheapest_as_is(rooms: Sequence[Room], service: Service, load: Load, *, below: int | None = None) -> Size:
     """Return the cheapest size in which flippable workers either prefill or decode.
 
     Workers that a pool has in any case (`Room.low`) cost nothing. The plain rates of single workers say how the work
-    is best laid over the pools (a linear program); how much more than that waiting needs is then searched for.
+    is best laid over the pools (a linear program); how much more than that waiting needs is then searched for. A size
+    of `below` GPUs or more is not looked for and comes back as not enough.
     """
     rates = {room.name: service.unit_rates(room.name, load) for room in rooms}
 
@@ -56,27 +63,37 @@ def cheapest_as_is(rooms: Sequence[Room], service: Service, load: Load) -> Size:
     def holds(layout: Layout) -> bool:
         return layout.complete and (load.rate <= 0 or service.attainment(layout, load) >= service.slo.attainment)
 
-    high = 1.0
+    def too_dear(layout: Layout) -> bool:
+        return below is not None and _gpus(rooms, layout) >= below
+
+    low, high = 0.0, 1.0
     missing, best = layout_at(high)
-    while not holds(best) and not missing and high < MOST_HEADROOM:
-        high *= 1.5
+    while not holds(best) and not missing and not too_dear(best) and high < MOST_HEADROOM:
+        low, high = high, high * HEADROOM_STEP
         missing, best = layout_at(high)
-    if not holds(best):
-        return _size(rooms, best, enough=False)
-    low = high / 1.5 if high > 1 else 0.0
-    while high - low > 0.002 * high:
+    if too_dear(best):
+        # The dearest that is allowed may do: to find it takes no estimate, to rule all below it out takes one.
+        dear = high
+        high = low
+        while dear - high > HEADROOM_PRECISION * dear:
+            middle = (high + dear) / 2
+            high, dear = (high, middle) if too_dear(layout_at(middle)[1]) else (middle, dear)
+        _, best = layout_at(high)
+    if too_dear(best) or not holds(best):
+        return Size(layout=best, gpus=_gpus(rooms, best), enough=False)
+    while high - low > HEADROOM_PRECISION * max(high, 1.0):
         middle = (low + high) / 2
         _, layout = layout_at(middle)
         if layout == best or holds(layout):
             high, best = middle, layout
         else:
             low = middle
-    return _size(rooms, _trim(rooms, best, holds), enough=True)
+    best = _trim(rooms, best, holds)
+    return Size(layout=best, gpus=_gpus(rooms, best), enough=True)
 
 
-def _size(rooms: Sequence[Room], layout: Layout, *, enough: bool) -> Size:
-    gpus = sum(room.gpus * max(0, _used(layout, room.name) - room.low) for room in rooms)
-    return Size(layout=layout, gpus=gpus, enough=enough)
+def _gpus(rooms: Sequence[Room], layout: Layout) -> int:
+    return sum(room.gpus * max(0, _used(layout, room.name) - room.low) for room in rooms)
 
 
 def _used(layout: Layout, pool: str) -> int:
@@ -90,7 +107,7 @@ def _cover(rooms: Sequence[Room], rates: Mapping[str, UnitRates], wanted: dict[R
     """
     tried = (
         _fill(rooms, rates, wanted, mixed_first=mixed_first, decode_first=decode_first, by_advantage=by_advantage)
-        for mixed_first, decode_first, by_advantage in product((False, True), repeat=3)
+        for mixed_first, decode_first, by_advantage in product((False, True) if len(rooms) > 1 else (False,), repeat=3)
     )
     missing, _, layout = min(tried, key=lambda each: (each[0], each[1]))
     return missing, layout

@@ -11,8 +11,8 @@ from fulcrum.balance.layout import Layout, Room
 from fulcrum.balance.load import Load
 from fulcrum.balance.service import Service
 
-ADMITTED_STEPS: Final = 6
-"""Halvings in the search for the share of an overload that can be served: below 2 %."""
+FINENESS: Final = 128
+"""Splits of many workers are searched to this part of them: one in a thousand changes nothing that can be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,47 +86,32 @@ def _advantage(service: Service, pool: str, load: Load) -> float:
 
 
 def _best_on(line: _Line, service: Service, load: Load) -> int:
-    start = _first_true(
-        line.lowest,
-        line.highest,
-        lambda k: _cover(line.at(k), service, load, Role.PREFILL) >= _cover(line.at(k), service, load, Role.DECODE),
-    )
-    # Around the crossing either neighbour may be the better one; between equal ones the more even one wins.
-    load = _servable(line.at(start), service, load)
-    best, best_value = start, service.attainment(line.at(start), load)
-    step = max(1, (line.highest - line.lowest) // 8)
-    while step:
+    def prefill_covers(k: int) -> bool:
+        layout = line.at(k)
+        prefill, decode = (service.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
+        return prefill * load.decode.rate >= decode * load.prefill.rate
+
+    # Where both roles have the same room, and from there uphill; between equal ones the more even one stands.
+    best = _first_true(line.lowest, line.highest, prefill_covers)
+    load = _telling(line.at(best), service, load)
+    value = service.attainment(line.at(best), load)
+    span = line.highest - line.lowest
+    step = max(1, span // 16)
+    while step > span // FINENESS:
         tried = [k for k in (best - step, best + step) if line.lowest <= k <= line.highest]
-        values = [(service.attainment(line.at(k), load), k) for k in tried]
-        value, k = max(values, default=(best_value, best))
-        if value > best_value:
-            best, best_value = k, value
+        higher = max((service.attainment(line.at(k), load), k) for k in tried) if tried else (value, best)
+        if higher[0] > value:
+            value, best = higher
         else:
             step //= 2
     return best
 
 
-def _servable(layout: Layout, service: Service, load: Load) -> Load:
+def _telling(layout: Layout, service: Service, load: Load) -> Load:
     """Return the part of the load at which splits differ: in overload all of them look equally bad."""
-    target = service.slo.attainment / 2
-    if service.attainment(layout, load) >= target:
+    if service.attainment(layout, load) >= service.slo.attainment / 2:
         return load
-    low, high = 0.0, 1.0
-    for _ in range(ADMITTED_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if service.attainment(layout, load.scaled(middle)) >= target else (low, middle)
-    return load.scaled(low or high)
-
-
-def _cover(layout: Layout, service: Service, load: Load, role: Role) -> float:
-    """Return how many times over the workers of a role could carry the load without waiting."""
-    demand = load.prefill if role is Role.PREFILL else load.decode
-    rates = {pool: service.unit_rates(pool, load) for pool, _ in layout.of_role(role)}
-    total = sum(
-        count * (rates[pool].prefill if role is Role.PREFILL else rates[pool].decode)
-        for pool, count in layout.of_role(role)
-    )
-    return total / max(demand.rate, 1e-9)
+    return load.scaled(service.admissible(layout, load) or 1.0)
 
 
 def _first_true(low: int, high: int, holds: Callable[[int], bool]) -> int:

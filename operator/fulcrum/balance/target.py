@@ -42,6 +42,14 @@ class Target:
         return {role: count for role, count in counts.items() if count > 0}
 
 
+def ratio_text(counts: Mapping[Role, int]) -> str:
+    """Return counts per role as `3P:5D`, with mixed workers last (`3P:5D:1M`, or `1M` alone)."""
+    prefill, decode, mixed = (counts.get(role, 0) for role in (Role.PREFILL, Role.DECODE, Role.MIXED))
+    if mixed and not prefill and not decode:
+        return f"{mixed}M"
+    return f"{prefill}P:{decode}D" + (f":{mixed}M" if mixed else "")
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Pools that are alike in the roles they may take, with the bounds of their sum."""
