@@ -1,5 +1,18 @@
 """Observations in, metrics out."""
 
 from fulcrum.telemetry.agents import Agents
+from fulcrum.telemetry.prometheus_source import PrometheusSource
+from fulcrum.telemetry.scrape_source import ScrapeSource
+from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown, peak_rate
+from fulcrum.telemetry.work_rows import WorkRows
 
-__all__ = ["Agents"]
+__all__ = [
+    "Agents",
+    "ClusterRef",
+    "PrometheusSource",
+    "ScrapeSource",
+    "TelemetrySource",
+    "Unknown",
+    "WorkRows",
+    "peak_rate",
+]

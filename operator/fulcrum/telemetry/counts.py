@@ -1,0 +1,168 @@
+"""A gateway's counters: read from its page, subtracted with care for restarts, and turned into `Traffic`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from fulcrum.api.reasons import Reason
+from fulcrum.balance.outlook import Traffic
+from fulcrum.telemetry.histogram import quantile, squared_variation
+
+PREFIX: Final = "fulcrum_gateway_"
+ARRIVALS: Final = "arrivals_total"
+REQUESTS: Final = "requests_total"
+SLO: Final = "slo_total"
+TTFT: Final = "time_to_first_token_seconds"
+TPOT: Final = "time_per_output_token_seconds"
+PROMPT: Final = "prompt_tokens"
+OUTPUT: Final = "output_tokens"
+INFO: Final = "info"
+HISTOGRAMS: Final = (TTFT, TPOT, PROMPT, OUTPUT)
+REJECTIONS: Final = (Reason.NO_WORKER.value, Reason.OVERLOADED.value)
+"""Values of the label `reason` of requests that were turned away."""
+_START: Final = "process_start_time_seconds"
+_SUBJECTS: Final = {
+    PREFIX + ARRIVALS: "",
+    PREFIX + REQUESTS: "reason",
+    PREFIX + SLO: "outcome",
+    **{f"{PREFIX}{name}_bucket": "le" for name in HISTOGRAMS},
+    **{f"{PREFIX}{name}_{part}": "" for name in HISTOGRAMS for part in ("sum", "count")},
+}
+"""Series that are read -> the label that tells its parts; all other labels are summed over."""
+_LINES: Final = (PREFIX, _START)
+
+
+class Key(NamedTuple):
+    """A counter: its name without the prefix, and the value of the one label that matters ("" for none)."""
+
+    name: str
+    part: str = ""
+
+
+Counts = dict[Key, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One scrape of one gateway."""
+
+    pod_name: str
+    """What the gateway calls itself; empty outside Kubernetes."""
+    cluster: str
+    started_seconds: float
+    """Start of its process, Unix time; NaN when it does not say."""
+    counts: Counts = field(default_factory=dict)
+
+
+class BadPageError(ValueError):
+    """What answered is no gateway."""
+
+
+def read_page(text: str) -> Page:
+    """Read a gateway's `/metrics`. Raises BadPageError."""
+    counts: Counts = {}
+    info: Mapping[str, str] | None = None
+    started_seconds = math.nan
+    try:
+        for line in text.splitlines():
+            if not line.startswith(_LINES):
+                continue
+            series, _, value = line.rpartition(" ")
+            name = series.partition("{")[0]
+            if (label := _SUBJECTS.get(name)) is not None:
+                key = Key(name.removeprefix(PREFIX), _label(series, label) if label else "")
+                counts[key] = counts.get(key, 0.0) + float(value)
+            elif name == PREFIX + INFO:
+                info = _labels(line)
+            elif name == _START:
+                started_seconds = float(value)
+    except ValueError as error:
+        raise BadPageError(f"its metrics cannot be read: {error}") from error
+    if info is None or Key(ARRIVALS) not in counts:
+        raise BadPageError("its metrics are not those of a gateway")
+    if any(math.isnan(value) for value in counts.values()):
+        raise BadPageError("one of its counters is NaN")
+    return Page(
+        pod_name=info.get("pod", ""),
+        cluster=info.get("fulcrum_cluster", ""),
+        started_seconds=started_seconds,
+        counts=counts,
+    )
+
+
+def _label(series: str, name: str) -> str:
+    """Value of a label that holds no quotes. Quotes in other labels are escaped, so the first match is the label."""
+    for before in "{,":
+        start = series.find(f'{before}{name}="')
+        if start >= 0:
+            start += len(name) + 3
+            return series[start : series.index('"', start)]
+    raise ValueError(f"{series} has no label {name}")
+
+
+def _labels(line: str) -> Mapping[str, str]:
+    samples = [sample for family in text_string_to_metric_families(line + "\n") for sample in family.samples]
+    return samples[0].labels
+
+
+def increase(before: Page, after: Page) -> Counts:
+    """What was counted between two scrapes of one gateway; a restart counts from zero."""
+    restarted = after.started_seconds != before.started_seconds and not (
+        math.isnan(after.started_seconds) and math.isnan(before.started_seconds)
+    )
+    if restarted or any(after.counts.get(key, 0.0) < value for key, value in before.counts.items()):
+        return dict(after.counts)
+    return {key: value - before.counts.get(key, 0.0) for key, value in after.counts.items()}
+
+
+def add(counts: Iterable[Counts]) -> Counts:
+    """Sum by key."""
+    total: Counts = {}
+    for each in counts:
+        for key, value in each.items():
+            total[key] = total.get(key, 0.0) + value
+    return total
+
+
+def make_traffic(counts: Counts, window_seconds: float) -> Traffic:
+    """What `counts` of `window_seconds` amount to; ratios of nothing are None."""
+    arrivals = counts.get(Key(ARRIVALS), 0.0)
+    outcomes = {key.part: value for key, value in counts.items() if key.name == SLO}
+    rejected = sum(counts.get(Key(REQUESTS, reason), 0.0) for reason in REJECTIONS)
+    ttft, tpot = _buckets(counts, TTFT), _buckets(counts, TPOT)
+    attainment = _ratio(outcomes.get("met", 0.0), sum(outcomes.values()))
+    share = _ratio(rejected, arrivals)
+    return Traffic(
+        window_seconds=window_seconds,
+        rate=arrivals / window_seconds,
+        isl_tokens=mean(counts, PROMPT),
+        osl_tokens=mean(counts, OUTPUT),
+        isl_cv2=squared_variation(_buckets(counts, PROMPT)),
+        osl_cv2=squared_variation(_buckets(counts, OUTPUT)),
+        attainment=attainment,
+        ttft_p50_seconds=quantile(ttft, 0.5),
+        ttft_p90_seconds=quantile(ttft, 0.9),
+        tpot_p50_seconds=quantile(tpot, 0.5),
+        tpot_p90_seconds=quantile(tpot, 0.9),
+        # A request may end in a later window than it came in.
+        rejected=None if share is None else min(1.0, share),
+    )
+
+
+def mean(counts: Counts, histogram: str) -> float | None:
+    """Mean of a histogram; None when it is empty."""
+    return _ratio(counts.get(Key(f"{histogram}_sum"), 0.0), counts.get(Key(f"{histogram}_count"), 0.0))
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def _buckets(counts: Counts, histogram: str) -> dict[float, float]:
+    name = f"{histogram}_bucket"
+    return {float(key.part): value for key, value in counts.items() if key.name == name}

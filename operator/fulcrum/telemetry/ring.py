@@ -1,0 +1,127 @@
+"""The load of one cluster over hours, in bounded memory: the last minutes in detail, before that rates and lengths."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fulcrum.forecast.series import LoadSeries
+from fulcrum.telemetry.counts import ARRIVALS, OUTPUT, PROMPT, Counts, Key, add
+
+_DETAIL_SECONDS: Final = 900.0
+_KNOWN_SHARE: Final = 0.5
+"""An interval of which less was measured is a gap."""
+_KEYS: Final = (
+    Key(ARRIVALS),
+    Key(f"{PROMPT}_sum"),
+    Key(f"{PROMPT}_count"),
+    Key(f"{OUTPUT}_sum"),
+    Key(f"{OUTPUT}_count"),
+)
+_COVERED: Final = len(_KEYS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What all gateways counted together over a span of time."""
+
+    start_seconds: float
+    end_seconds: float
+    counts: Counts
+
+
+class Ring:
+    """History of one cluster: cells of a few seconds hold five sums and the seconds that were measured.
+
+    A ring of 34,560 cells (two days of 5 s each) takes 0.8 MB; the counts of the last minutes are kept in full.
+    """
+
+    def __init__(self, *, cells: int = 34_560, cell_seconds: float = 5.0) -> None:
+        self.cell_seconds = cell_seconds
+        self._cells: NDArray[np.float32] = np.zeros((cells, _COVERED + 1), dtype=np.float32)
+        self._newest = -1
+        """Number of the newest cell: its time divided by the length of a cell."""
+        self._slices: deque[Slice] = deque()
+
+    def refined(self, cell_seconds: float) -> Ring:
+        """Return a ring with other cells that begins with what is known in detail."""
+        ring = Ring(cells=len(self._cells), cell_seconds=cell_seconds)
+        for piece in self._slices:
+            ring.put(piece)
+        return ring
+
+    def put(self, piece: Slice) -> None:
+        """Add a slice; they come in the order of time and do not overlap."""
+        self._slices.append(piece)
+        while self._slices[0].end_seconds < piece.end_seconds - _DETAIL_SECONDS:
+            self._slices.popleft()
+        seconds = piece.end_seconds - piece.start_seconds
+        values = np.array([*(piece.counts.get(key, 0.0) for key in _KEYS), seconds])
+        first, last = int(piece.start_seconds // self.cell_seconds), int(piece.end_seconds // self.cell_seconds)
+        self._advance(last)
+        for cell in range(max(first, last - len(self._cells) + 1), last + 1):
+            start = max(piece.start_seconds, cell * self.cell_seconds)
+            end = min(piece.end_seconds, (cell + 1) * self.cell_seconds)
+            if end > start:
+                self._cells[cell % len(self._cells)] += (values * ((end - start) / seconds)).astype(np.float32)
+
+    def _advance(self, cell: int) -> None:
+        """Empty the cells that time has reached since the last slice."""
+        first = max(self._newest + 1, cell - len(self._cells) + 1)
+        if first <= cell:
+            self._cells[np.arange(first, cell + 1) % len(self._cells)] = 0.0
+        self._newest = max(self._newest, cell)
+
+    def recent(self, *, window_seconds: float, now: float) -> tuple[Counts, float]:
+        """Return the counts of the last `window_seconds`, and how many seconds of them were measured."""
+        begin = now - window_seconds
+        parts: list[Counts] = []
+        covered_seconds = 0.0
+        for piece in self._slices:
+            start, end = max(begin, piece.start_seconds), min(now, piece.end_seconds)
+            if end > start:
+                share = (end - start) / (piece.end_seconds - piece.start_seconds)
+                parts.append({key: value * share for key, value in piece.counts.items()})
+                covered_seconds += end - start
+        return add(parts), covered_seconds
+
+    def series(self, *, interval_seconds: float, history_seconds: float, now: float) -> LoadSeries | None:
+        """Return the whole intervals up to `now` from the first measured one on; None before there is one.
+
+        Intervals are not shorter than a cell.
+        """
+        end_seconds = math.floor(now / interval_seconds) * interval_seconds
+        kept = np.arange(max(0, self._newest - len(self._cells) + 1), self._newest + 1)
+        intervals = int(history_seconds // interval_seconds)
+        if not len(kept) or intervals < 1:
+            return None
+        middles = (kept + 0.5) * self.cell_seconds
+        places = np.floor((middles - end_seconds) / interval_seconds).astype(np.int64) + intervals
+        inside = (places >= 0) & (places < intervals)
+        folded = np.zeros((intervals, _COVERED + 1))
+        np.add.at(folded, places[inside], self._cells[kept[inside] % len(self._cells)])
+        covered = folded[:, _COVERED]
+        known = covered >= _KNOWN_SHARE * interval_seconds
+        if not known.any():
+            return None
+        first = int(np.argmax(known))
+        folded, covered, known = folded[first:], covered[first:], known[first:]
+        return LoadSeries(
+            interval_seconds=interval_seconds,
+            end_seconds=end_seconds,
+            rate=_divide(folded[:, 0], covered, known),
+            isl_tokens=_divide(folded[:, 1], folded[:, 2], known),
+            osl_tokens=_divide(folded[:, 3], folded[:, 4], known),
+        )
+
+
+def _divide(part: NDArray[np.float64], whole: NDArray[np.float64], known: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Part by whole; NaN where that is nothing or unknown."""
+    result = np.full(len(part), np.nan)
+    np.divide(part, whole, out=result, where=known & (whole > 0))
+    return result

@@ -1,0 +1,174 @@
+"""The embedded source: gateways are scraped directly, and their load is remembered in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+
+from fulcrum.api.names import PORT_GATEWAY
+from fulcrum.balance.outlook import Traffic
+from fulcrum.forecast.series import LoadSeries
+from fulcrum.telemetry.counts import BadPageError, Counts, Page, add, increase, make_traffic, read_page
+from fulcrum.telemetry.ring import Ring, Slice
+from fulcrum.telemetry.source import ClusterRef, Unknown
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_SECONDS: Final = 1.0
+GRACE_SECONDS: Final = 15.0
+"""How long gateways may fail to answer before what they counted meanwhile is no longer taken for a smooth flow."""
+_AT_ONCE: Final = 64
+_KNOWN_SHARE: Final = 0.5
+_FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError, BadPageError)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Cluster:
+    """What is remembered of one cluster."""
+
+    ring: Ring = field(default_factory=Ring)
+    pages: dict[str, tuple[float, Page]] = field(default_factory=dict)
+    """Time and content of the last scrape of each gateway, by Pod name."""
+    pending: Counts = field(default_factory=dict)
+    """Counted since the last tick at which every gateway answered."""
+    complete_at: float | None = None
+    """The last tick at which every gateway answered."""
+    scraped_at: float | None = None
+    problem: str | None = None
+    """Why the last tick was not complete."""
+
+
+class ScrapeSource:
+    """`TelemetrySource` over the gateways that `scrape` is given each tick. Use as an async context manager."""
+
+    def __init__(
+        self,
+        *,
+        port: int = PORT_GATEWAY,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        self._port = port
+        self._deadline_seconds = deadline_seconds
+        self._grace_seconds = grace_seconds
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._clusters: dict[tuple[str, str], _Cluster] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+            timeout=aiohttp.ClientTimeout(total=self._deadline_seconds),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def scrape(self, cluster: ClusterRef, gateways: Mapping[str, str], now: float) -> None:
+        """Read the counters of all gateways (Pod name -> address) of a cluster; call it each tick.
+
+        Hand in those that are ready: one that does not answer makes the tick unknown. `now` is Unix time.
+        """
+        known = self._clusters.setdefault(cluster.key, _Cluster())
+        if known.scraped_at is not None and now <= known.scraped_at:
+            return
+        pages = await asyncio.gather(*(self._page(cluster, name, address) for name, address in gateways.items()))
+        self._take(known, dict(zip(gateways, pages, strict=True)), now)
+
+    def forget(self, cluster: ClusterRef) -> None:
+        """Drop what is remembered of a cluster that is gone."""
+        self._clusters.pop(cluster.key, None)
+
+    def _take(self, known: _Cluster, pages: Mapping[str, Page | str], now: float) -> None:
+        previous, known.scraped_at = known.scraped_at, now
+        for name, page in pages.items():
+            if isinstance(page, Page):
+                known.pending = add((known.pending, self._counted(known, name, page, previous, now)))
+                known.pages[name] = (now, page)
+        known.pages = {name: kept for name, kept in known.pages.items() if now - kept[0] <= self._grace_seconds}
+        problems = [f"{name} ({page})" for name, page in pages.items() if isinstance(page, str)]
+        if problems or not pages:
+            known.problem = "; ".join(problems) or "no gateway is ready"
+            return
+        known.problem = None
+        begin, known.complete_at = known.complete_at, now
+        counts, known.pending = known.pending, {}
+        if begin is not None and now - begin <= self._grace_seconds:
+            known.ring.put(Slice(start_seconds=begin, end_seconds=now, counts=counts))
+
+    def _counted(self, known: _Cluster, name: str, page: Page, previous: float | None, now: float) -> Counts:
+        """What a gateway has counted since its last scrape, or since it started when that is later."""
+        before = known.pages.get(name)
+        if before is not None and now - before[0] <= self._grace_seconds:
+            return increase(before[1], page)
+        # It was not handed in before it was ready, and clocks differ a little.
+        is_new = previous is not None and page.started_seconds >= previous - self._grace_seconds
+        return page.counts if is_new else {}
+
+    async def _page(self, cluster: ClusterRef, name: str, address: str) -> Page | str:
+        """The counters of one gateway, or why there are none."""
+        assert self._session is not None, "use `async with ScrapeSource()`"
+        host = f"[{address}]" if ":" in address else address
+        url = f"http://{host}:{self._port}/metrics"
+        try:
+            async with self._turns, self._session.get(url) as response:
+                if response.status != 200:
+                    return f"{url} answered {response.status}"
+                page = read_page(await response.text())
+        except _FAILURES as error:
+            what = f"did not answer within {self._deadline_seconds:g} s" if isinstance(error, TimeoutError) else error
+            logger.debug("gateway_unknown gateway=%s url=%s error=%r", name, url, error)
+            return f"{url}: {what}"
+        # An address may have passed on to another Pod.
+        if page.pod_name not in ("", name) or page.cluster not in ("", cluster.name):
+            return f"{url} is now that of {page.pod_name}"
+        return page
+
+    # TelemetrySource
+
+    async def load_series(
+        self, cluster: ClusterRef, *, interval_seconds: float, history_seconds: float, now: float
+    ) -> LoadSeries | Unknown:
+        """As `TelemetrySource`: from memory, so it begins with this process."""
+        known = self._clusters.get(cluster.key)
+        if known is None:
+            return self._unknown(cluster, "it has not been scraped yet")
+        if interval_seconds < known.ring.cell_seconds:
+            known.ring = known.ring.refined(interval_seconds)
+        series = known.ring.series(interval_seconds=interval_seconds, history_seconds=history_seconds, now=now)
+        if series is None:
+            return self._unknown(cluster, known.problem or f"no whole interval of {interval_seconds:g} s was seen yet")
+        return series
+
+    async def traffic(self, cluster: ClusterRef, *, window_seconds: float, now: float) -> Traffic | Unknown:
+        """As `TelemetrySource`."""
+        known = self._clusters.get(cluster.key)
+        if known is None or known.scraped_at is None:
+            return self._unknown(cluster, "it has not been scraped yet")
+        if known.complete_at is None or now - known.complete_at > self._grace_seconds:
+            return self._unknown(cluster, known.problem or f"the last scrape was {now - known.scraped_at:.0f} s ago")
+        counts, covered_seconds = known.ring.recent(window_seconds=window_seconds, now=now)
+        if covered_seconds <= 0 or covered_seconds < _KNOWN_SHARE * window_seconds:
+            return self._unknown(
+                cluster, f"only {covered_seconds:.0f} s of the last {window_seconds:.0f} s were seen so far"
+            )
+        return make_traffic(counts, covered_seconds)
+
+    def _unknown(self, cluster: ClusterRef, why: str) -> Unknown:
+        return Unknown(
+            f"Scraping the gateways of {cluster.namespace}/{cluster.name}: {why}. "
+            f"Look at the Pods of Deployment {cluster.name}-gateway, and whether the operator can reach their port "
+            f"{self._port}."
+        )

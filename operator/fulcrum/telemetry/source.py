@@ -1,0 +1,58 @@
+"""Where load comes from: one interface, whose failures are a value and never a zero."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fulcrum.balance.outlook import Traffic
+from fulcrum.forecast.series import LoadSeries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRef:
+    """The InferenceCluster whose gateways are meant."""
+
+    namespace: str
+    name: str
+    gateways: int = 1
+    """Gateways that are expected to answer (ready Pods); an answer about fewer of them is partial, hence unknown."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What stays the same while gateways come and go."""
+        return (self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nothing can be said now. `reason` is for people: it names the source and what to look at."""
+
+    reason: str
+
+
+class TelemetrySource(Protocol):
+    """A source of load. `now` is Unix time in seconds; nothing is raised for a source that is down."""
+
+    async def load_series(
+        self, cluster: ClusterRef, *, interval_seconds: float, history_seconds: float, now: float
+    ) -> LoadSeries | Unknown:
+        """Return the load of the whole intervals up to `now`, oldest first; NaN where nobody measured."""
+
+    async def traffic(self, cluster: ClusterRef, *, window_seconds: float, now: float) -> Traffic | Unknown:
+        """Return what arrived over the last `window_seconds`, and how it was served."""
+
+
+def peak_rate(series: LoadSeries, stabilization_seconds: float) -> float | None:
+    """Return the highest requests per second over the last `stabilization_seconds`.
+
+    None while the series does not reach back that far, or has a gap there: what nobody measured may have been a peak.
+    """
+    intervals = math.ceil(stabilization_seconds / series.interval_seconds)
+    if intervals == 0 or len(series) < intervals:
+        return None
+    peak = float(np.max(series.rate[-intervals:]))
+    return None if math.isnan(peak) else peak
