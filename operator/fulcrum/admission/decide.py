@@ -146,7 +146,9 @@ class Admission:
         if ttft_seconds is not None:
             self.ttft_margin.learn(found.ttft_seconds, ttft_seconds, self.ttft_seconds)
         if tpot_seconds is not None:
-            self.tpot_margin.learn(found.tpot_seconds, tpot_seconds, self.tpot_seconds)
+            self.tpot_margin.learn(
+                found.tpot_seconds, tpot_seconds, self.tpot_seconds, limiting_seconds=found.hand_over.step_seconds
+            )
 
     def _over(self, incoming: Incoming, found: Route, view: ClusterView, rooms: tuple[float, float]) -> list[Over]:
         """Limits that the path is over, when others keep all but `rooms`."""

@@ -28,6 +28,8 @@ does not count as a factor of two."""
 _LOWEST_MARGIN: Final = 0.8
 _HIGHEST_MARGIN: Final = 3.0
 _FIRST_MARGIN: Final = 1.1
+_NEAR: Final = 0.8
+"""Share of the limit above which a case is near it."""
 _SILENT_REJECTIONS: Final = 50
 _RELAX: Final = 0.01
 
@@ -105,7 +107,7 @@ class Margin:
         self._silence = 0
         self.samples = 0
         self.error = 0.0
-        """Mean of |actual - predicted| / actual over the last requests."""
+        """Mean of |actual - predicted| / actual over the last requests (of a tenth of the promise where that is more)."""
 
     @property
     def factor(self) -> float:
@@ -117,16 +119,33 @@ class Margin:
         small = SMALL_SHARE * promise_seconds
         return (promise_seconds + small) / self._quantile.value - small
 
-    def learn(self, predicted_seconds: float, actual_seconds: float, promise_seconds: float) -> None:
-        """A latency that was predicted has come out."""
+    def learn(
+        self,
+        predicted_seconds: float,
+        actual_seconds: float,
+        promise_seconds: float,
+        *,
+        limiting_seconds: float | None = None,
+    ) -> None:
+        """A latency that was predicted has come out.
+
+        `limiting_seconds`: what it was let in by, where that was another figure than the prediction, and depends on who
+        is let in later: then only cases near the limit, and broken promises, tell how wrong it was.
+        """
         if not (predicted_seconds >= 0 and actual_seconds > 0):
             return
         self._silence = 0
         self.samples += 1
+        weight = max(0.02, 1 / self.samples)
+        scale = max(actual_seconds, SMALL_SHARE * promise_seconds)
+        self.error += weight * (abs(actual_seconds - predicted_seconds) / scale - self.error)
+        if limiting_seconds is not None:
+            near = limiting_seconds > _NEAR * self.allowed_seconds(promise_seconds)
+            if not near and actual_seconds <= promise_seconds:
+                return
+            predicted_seconds = limiting_seconds
         small = SMALL_SHARE * promise_seconds
         self._quantile.add((actual_seconds + small) / (predicted_seconds + small))
-        weight = max(0.02, 1 / self.samples)
-        self.error += weight * (abs(actual_seconds - predicted_seconds) / actual_seconds - self.error)
 
     def rejected(self) -> None:
         """A request was turned away for this latency. A margin that lets nobody in would never learn better."""

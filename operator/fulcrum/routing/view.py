@@ -142,7 +142,7 @@ class ClusterView:
                 worker.breaker.tick(now_seconds)
                 moved = moved or worker.breaker.available
             if worker.foreign and now_seconds - worker.reported_at > _STALE_SECONDS:
-                worker.set_foreign(now_seconds, seconds=0.0, running=0.0, context_tokens=0.0)
+                worker.set_foreign(now_seconds, seconds=0.0, running=0.0, context_tokens=0.0, share=0.0)
         if moved:
             self._rebuild()
 
@@ -169,6 +169,7 @@ class ClusterView:
             seconds=worker.work_seconds(tokens, 0.0) if tokens else 0.0,
             running=decoding,
             context_tokens=context,
+            share=decoding * decode_share(worker, context / decoding, 0.0, self.tpot_seconds) if decoding else 0.0,
         )
 
     # Requests.

@@ -50,6 +50,7 @@ class WorkerView:
         "foreign_context",
         "foreign_running",
         "foreign_seconds",
+        "foreign_share",
         "incarnation",
         "index",
         "join_rate",
@@ -104,7 +105,7 @@ class WorkerView:
         self.foreign_seconds = 0.0
         self.queued_tokens = 0.0
         self.anchor = 0.0
-        self.prefill_key = _IDLE
+        self.prefill_key = 2 * _IDLE
         self.prefill_rate = 0.0
         self.used_at = 0.0
 
@@ -131,6 +132,7 @@ class WorkerView:
 
         self.foreign_running = 0.0
         self.foreign_context = 0.0
+        self.foreign_share = 0.0
         self.reported_at = -RATE_SECONDS
         self.set_speed(None)
 
@@ -217,8 +219,8 @@ class WorkerView:
         if not running:
             return 1.0
         left = self.expected_tokens - running * self.steps + self.joined_steps
-        # Requests that outlive their estimate have pulled the sum down: then the rest is a guess.
-        left = max(left, 0.1 * self.expected_tokens)
+        # Lengths are guesses, and those that run are the long ones: half of the estimate is left at any time at least.
+        left = max(left, 0.5 * self.expected_tokens)
         return left / running if left > running else 1.0
 
     # What happens. Only `ClusterView` calls these.
@@ -316,14 +318,17 @@ class WorkerView:
         if self.running:
             self.steps += gone / self.step_seconds()
 
-    def set_foreign(self, now_seconds: float, *, seconds: float, running: float, context_tokens: float) -> None:
-        """Work on it that was not started here, by its own report."""
+    def set_foreign(
+        self, now_seconds: float, *, seconds: float, running: float, context_tokens: float, share: float
+    ) -> None:
+        """Work on it that was not started here, by its own report; `share`: what it takes of its capacity to decode."""
         if self.own_seconds + self.foreign_seconds <= 0 or not self.legs:
             self.anchor = now_seconds
         self.advance(now_seconds)
         self.foreign_seconds = seconds
         self.foreign_running = running
         self.foreign_context = context_tokens
+        self.foreign_share = share
         self.reported_at = now_seconds
         self._set_prefill_key(now_seconds)
         self._set_decode_key()
@@ -335,7 +340,7 @@ class WorkerView:
 
     def _set_decode_key(self) -> None:
         # The one that got least so far comes first among equals.
-        self.decode_key = self.decode_share + self.foreign_running / self.max_batch + _TIE * self.joins
+        self.decode_key = self.decode_share + self.foreign_share + _TIE * self.joins
 
     def _tighten(self, tpot_seconds: float) -> None:
         self.tights[tpot_seconds] = self.tights.get(tpot_seconds, 0) + 1

@@ -1,0 +1,86 @@
+"""Memory of who has which prefix."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulcrum.routing import BYTE_ENDS, AffinityMemory, prefix_keys, token_ends
+
+ENDS = token_ends(512, 16)
+
+
+def memory(capacity: int = 100, room: float = 1e6) -> AffinityMemory:
+    made = AffinityMemory(capacity, ENDS)
+    for worker in (1, 2, 3):
+        made.join(worker, room)
+    return made
+
+
+def test_ends_rise_by_an_eighth_at_most() -> None:
+    assert BYTE_ENDS[0] == 512
+    assert all(a < b <= a + max(a // 8, 512) for a, b in pairwise(BYTE_ENDS))
+
+
+@given(st.binary(max_size=6000), st.binary(max_size=3000), st.binary(max_size=3000))
+def test_keys_agree_exactly_as_far_as_prompts_do(common: bytes, one: bytes, two: bytes) -> None:
+    a, b = prefix_keys(common + one), prefix_keys(common + two)
+    for number, end in enumerate(BYTE_ENDS[: min(len(a), len(b))]):
+        assert (a[number] == b[number]) == ((common + one)[:end] == (common + two)[:end])
+    assert all(end <= len(common + one) for end in BYTE_ENDS[: len(a)])
+
+
+def test_the_longest_prefix_that_somebody_has() -> None:
+    known = memory()
+    known.record((10, 11, 12), 1, 1536)
+    known.record((10, 11), 2, 1024)
+    assert known.match((10, 11, 12, 13)) == (1536, [1])
+    assert known.match((10, 11, 99)) == (1024, [1, 2])
+    assert known.match((98, 99)) == (0, [])
+    assert known.held((10, 11, 12), 2) == 1024
+    assert known.held((10, 11, 12), 3) == 0
+
+
+def test_a_worker_that_left_holds_nothing() -> None:
+    known = memory()
+    known.record((10, 11), 1, 1024)
+    known.leave(1)
+    assert known.match((10, 11)) == (0, [])
+    known.record((10,), 1, 512)
+    assert known.match((10,)) == (0, [])
+
+
+def test_a_prefix_is_forgotten_when_its_worker_was_sent_more_than_it_keeps() -> None:
+    known = memory(room=2000)
+    known.record((10,), 1, 512)
+    known.record((20,), 1, 1500)
+    assert known.match((10,)) == (512, [1])
+    known.record((30,), 1, 200)
+    assert known.match((10,)) == (0, [])
+    assert known.match((20,)) == (512, [1])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12), st.integers(1, 3)), max_size=80),
+    st.integers(1, 20),
+)
+def test_memory_is_bounded_and_chains_have_no_holes(sent: list[tuple[int, int, int]], capacity: int) -> None:
+    known = memory(capacity)
+    for chain, length, worker in sent:
+        keys = tuple(chain * 100 + number for number in range(length))
+        known.record(keys, worker, 512.0)
+        assert len(known) <= capacity
+        units, holders = known.match(keys)
+        assert units == 512 * min(length, capacity)
+        assert worker in holders
+        for other in range(6):
+            there = [other * 100 + number in known._holders for number in range(12)]
+            assert there == sorted(there, reverse=True)
+
+
+def test_no_room_for_nothing() -> None:
+    with pytest.raises(ValueError, match="capacity"):
+        AffinityMemory(0)

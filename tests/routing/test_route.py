@@ -1,0 +1,212 @@
+"""Paths by predicted latency: a table of situations, and what may never happen."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.routing.cluster import SPEED, ask, cluster, find, names, send
+
+from fulcrum.api.names import Role
+from fulcrum.api.pool_types import PoolAdmits
+from fulcrum.routing import ClusterView, NobodyFits, NobodyThere, NoPool, Route, route
+
+
+def test_nobody_there_and_nobody_fits_are_different() -> None:
+    assert route(ask(), ClusterView(), 0.0) == NobodyThere()
+    view = cluster(0, 0)
+    view.put("x", Role.DRAINING, pool="pool")
+    assert route(ask(), view, 0.0) == NobodyFits(known=1, wrong_role=1, excluded=0)
+    view = cluster(1, 1)
+    assert route(ask(exclude=frozenset({"p0", "d0"})), view, 0.0) == NobodyFits(known=2, wrong_role=0, excluded=2)
+    assert route(ask(1_000_000.0), view, 0.0) == NoPool(known=2)
+
+
+def test_idle_workers_take_turns() -> None:
+    view = cluster(2, 2)
+    seen = []
+    for now in range(4):
+        flight = send(view, now_seconds=float(now), decoding=True)
+        seen.append((flight.prefill.name, flight.decode.name))
+        view.finish(flight, now + 0.5)
+    assert {prefill for prefill, _ in seen[:2]} == {"p0", "p1"}
+    assert {decode for _, decode in seen[:2]} == {"d0", "d1"}
+    assert seen[2:] == seen[:2]
+
+
+def test_the_shorter_queue_and_the_smaller_batch() -> None:
+    view = cluster(2, 2)
+    first = send(view, ask(5000.0))
+    assert first.prefill.name == "p0"
+    assert names(find(view))[0] == "p1"
+    for _ in range(3):
+        send(view, ask(1000.0))
+    assert names(find(view, ask(1000.0)))[0] == "p1"
+    send(view, ask(5000.0))
+    assert find(view).prefill.name == "p0"
+    assert abs(view.workers["d0"].pending - view.workers["d1"].pending) <= 1
+
+
+def test_predicted_ttft_is_queue_plus_own_plus_transfer_plus_first_step() -> None:
+    view = cluster(1, 1)
+    assert find(view).ttft_seconds == pytest.approx(0.1 + 0.01 + 0.011)
+    send(view, ask(3000.0))
+    found = find(view)
+    assert found.wait_seconds == pytest.approx(0.3)
+    assert found.ttft_seconds == pytest.approx(0.3 + 0.1 + 0.01 + 0.012)
+    assert find(view, now_seconds=0.2).wait_seconds == pytest.approx(0.1)
+
+
+def test_a_stalled_prefill_worker_is_avoided() -> None:
+    view = cluster(2, 1)
+    stalled = send(view)
+    assert stalled.prefill.name == "p0"
+    for _ in range(3):
+        send(view, ask(1000.0, exclude=frozenset({"p0"})), 9.9)
+    assert view.workers["p1"].legs
+    assert find(view, now_seconds=10.0).prefill.name == "p1"
+
+
+def test_the_worker_that_has_the_prefix_unless_it_is_too_busy() -> None:
+    view = cluster(4, 1)
+    keys = tuple(range(100, 108))
+    turn = send(view, ask(4500.0, prefix=keys))
+    holder = turn.prefill
+    view.prefill_done(turn, 0.5)
+    view.finish(turn, 1.0)
+    again = find(view, ask(4800.0, prefix=(*keys, 200)), 1.0)
+    # The decode worker pulled the same KV, so the short rest may be computed there at once.
+    assert again.cached_tokens == 4096
+    assert again.prefill is holder or again.prefill is turn.decode
+    assert find(view, ask(4800.0, prefix=(300, 301)), 1.0).cached_tokens == 0
+    for _ in range(12):
+        view.start(ask(8000.0), again, 1.0)
+    away = find(view, ask(4800.0, prefix=(*keys, 200)), 1.0)
+    assert away.prefill is not again.prefill
+
+
+def test_a_shared_prefix_is_known_to_several_workers() -> None:
+    view = cluster(3, 1)
+    for _ in range(3):
+        send(view, ask(8000.0, prefix=(1, 2, 3)))
+    assert len(set(view.affinity.match((1, 2, 3))[1])) == 3
+
+
+def test_the_same_node_among_equals() -> None:
+    view = cluster(0, 0)
+    view.put("p", Role.PREFILL, pool="pool", node="n2")
+    for number in range(4):
+        view.put(f"d{number}", Role.DECODE, pool="pool", node=f"n{number}")
+    assert names(find(view)) == ("p", "d2")
+    for _ in range(10):
+        view.start(ask(), find(view), 0.0)
+    assert find(view).decode.name != "d2"
+
+
+def test_pools_admit() -> None:
+    view = cluster(1, 1)
+    view.put("c0", Role.PREFILL, pool="cpu")
+    view.set_speed("cpu", SPEED)
+    view.set_pools({"cpu": PoolAdmits(min_prompt_tokens=5000), "pool": PoolAdmits(max_prompt_tokens=20_000)})
+    for _ in range(5):
+        assert send(view, ask(1000.0)).prefill.name == "p0"
+    assert send(view, ask(6000.0)).prefill.name == "c0"
+    assert isinstance(route(ask(30_000.0), view, 0.0), Route), "in one leg on the pool that takes it"
+
+
+def test_pools_admit_classes() -> None:
+    view = ClusterView(class_names=("batch", "chat"))
+    view.put("a", Role.MIXED, pool="a")
+    view.set_pools({"a": PoolAdmits(classes=("batch",))})
+    assert find(view, ask(qos=0)).prefill.name == "a"
+    assert route(ask(qos=1), view, 0.0) == NoPool(known=1)
+
+
+def test_revisions_are_never_paired() -> None:
+    view = cluster(0, 0)
+    view.put("p-old", Role.PREFILL, pool="pool", revision="old")
+    view.put("d-new", Role.DECODE, pool="pool", revision="new")
+    assert find(view).whole
+    view.put("d-old", Role.DECODE, pool="pool", revision="old")
+    for _ in range(50):
+        flight = send(view)
+        assert flight.prefill.revision == flight.decode.revision
+
+
+def test_suspects_come_last() -> None:
+    view = cluster(2, 1)
+    view.failed(view.workers["p0"], 0.0)
+    for _ in range(5):
+        assert send(view).prefill.name == "p1"
+    view.failed(view.workers["p1"], 0.0)
+    view.failed(view.workers["d0"], 0.0)
+    assert isinstance(route(ask(), view, 0.0), Route)
+    view.tick(1.0)
+    trial = send(view, now_seconds=1.0)
+    assert trial.prefill.name not in {worker.name for lane in view.lanes for g in lane.groups for worker in g.workers}
+    view.worked(trial.prefill)
+    assert trial.prefill.breaker.available
+
+
+def test_a_role_that_is_empty_does_not_stop_the_service() -> None:
+    assert names(find(cluster(2, 0))) in {("p0",), ("p1",)}
+    assert names(find(cluster(0, 2))) in {("d0",), ("d1",)}
+    assert names(find(cluster(1, 1), ask(exclude=frozenset({"p0"})))) == ("d0",)
+    assert names(find(cluster(1, 1), ask(exclude=frozenset({"d0"})))) == ("p0",)
+    assert names(find(cluster(1, 1), ask(whole=True))) == ("d0",)
+
+
+def test_late_prefills_go_to_a_decode_worker_with_slack_and_only_there() -> None:
+    view = cluster(1, 1)
+    tiny = find(view, ask(1.0))
+    pair = find(view, ask(5000.0))
+    for _ in range(3):
+        view.start(ask(5000.0), pair, 0.0)
+    assert names(find(view)) == ("d0",)
+    for number in range(45):
+        flight = view.start(ask(1.0), tiny, 0.0)
+        view.prefill_done(flight, number * 1e-3)
+    assert names(find(view, now_seconds=0.05)) == ("p0", "d0")
+
+
+def test_a_mixed_worker_competes() -> None:
+    view = cluster(1, 1, 1)
+    seen = {names(send(view).route) for _ in range(8)}
+    assert seen == {("p0", "d0"), ("m0",)}
+
+
+fleets = st.lists(
+    st.tuples(st.sampled_from(list(Role)), st.sampled_from("ab"), st.sampled_from(["r1", "r2"]), st.booleans()),
+    max_size=8,
+)
+
+
+@given(fleets, st.booleans(), st.sets(st.integers(0, 7)), st.integers(0, 20))
+def test_a_path_is_found_exactly_when_somebody_in_a_role_is_left(
+    fleet: list[tuple[Role, str, str, bool]], whole: bool, gone: set[int], busy: int
+) -> None:
+    view = ClusterView()
+    for number, (role, pool, revision, broken) in enumerate(fleet):
+        worker = view.put(f"w{number}", role, pool=pool, revision=revision)
+        if broken:
+            view.failed(worker, 0.0)
+    for _ in range(busy):
+        found = route(ask(), view, 0.0)
+        if isinstance(found, Route):
+            view.start(ask(), found, 0.0)
+    exclude = frozenset(f"w{number}" for number in gone)
+    found = route(ask(whole=whole, exclude=exclude), view, 0.0)
+    left = [n for n, (role, *_) in enumerate(fleet) if role is not Role.DRAINING and n not in gone]
+    if not isinstance(found, Route):
+        assert not left
+        assert isinstance(found, NobodyThere) == (not fleet)
+        return
+    assert {found.prefill.name, found.decode.name}.isdisjoint(exclude)
+    assert Role.DRAINING not in (found.prefill.role, found.decode.role)
+    assert found.prefill.revision == found.decode.revision
+    if not found.whole:
+        assert not whole
+        assert (found.prefill.role, found.decode.role) == (Role.PREFILL, Role.DECODE)
+    if any(not fleet[n][3] for n in left):
+        assert not found.prefill.suspect
+        assert not found.decode.suspect

@@ -1,0 +1,212 @@
+"""The book: O(1) sums equal what a loop over all requests would give, and nothing is left over."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.routing.cluster import SPEED, ask, cluster, find, send
+
+from fulcrum.api.names import Role
+from fulcrum.api.worker import LoadReport
+from fulcrum.routing import ClusterView, Flight, HandOver
+from fulcrum.routing.flight import DECODING, PREFILLING
+from fulcrum.routing.latency import hand_over
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["start", "start", "done", "done", "progress", "finish", "role"]),
+        st.integers(0, 30),
+        st.floats(0, 0.5),
+        st.floats(1, 5000),
+        st.floats(1, 500),
+    ),
+    max_size=60,
+)
+
+
+def check(view: ClusterView, flights: list[Flight]) -> None:
+    for worker in view.workers.values():
+        legs = [f for f in flights if f.phase == PREFILLING and f.prefill is worker]
+        running = [f for f in flights if f.phase == DECODING and f.decode is worker]
+        pending = [f for f in flights if f.phase == PREFILLING and f.decode is worker]
+        assert list(worker.legs) == legs
+        assert worker.own_seconds == pytest.approx(sum(f.work_seconds for f in legs), abs=1e-6)
+        assert worker.queued_tokens == pytest.approx(sum(f.prompt_tokens for f in legs), abs=1e-6)
+        assert (worker.running, worker.pending) == (len(running), len(pending))
+        assert worker.pending_context == pytest.approx(sum(f.prompt_tokens for f in pending), abs=1e-6)
+        made = sum(worker.steps - f.joined_steps for f in running)
+        assert worker.context_tokens == pytest.approx(sum(f.prompt_tokens for f in running) + made, abs=1e-5)
+        assert worker.decode_share == pytest.approx(sum(f.share for f in running + pending), abs=1e-6)
+
+
+@given(events)
+def test_sums_equal_a_loop_over_all_requests_and_end_at_zero(
+    happened: list[tuple[str, int, float, float, float]],
+) -> None:
+    view, now = cluster(2, 2, 1), 0.0
+    flights: list[Flight] = []
+    for kind, number, gone, prompt_tokens, output_tokens in happened:
+        now += gone
+        flight = flights[number % len(flights)] if flights else None
+        if kind == "start":
+            incoming = ask(prompt_tokens, output_tokens, tpot_seconds=0.04 if number % 3 else float("inf"))
+            flights.append(view.start(incoming, find(view, incoming, now), now))
+        elif kind == "role":
+            view.put("p1", (Role.DECODE, Role.PREFILL)[number % 2], pool="pool")
+        elif flight is not None and kind == "done":
+            view.prefill_done(flight, now, prompt_tokens=prompt_tokens)
+        elif flight is not None and kind == "progress":
+            view.progress(flight, output_tokens, now)
+        elif flight is not None:
+            view.finish(flight, now)
+        check(view, flights)
+    for flight in flights:
+        view.finish(flight, now)
+        view.finish(flight, now)
+    check(view, [])
+    for worker in view.workers.values():
+        assert worker.idle
+        assert worker.tight_tpot_seconds == float("inf")
+        assert worker.decode_share == 0
+    assert view.prefill_use == pytest.approx([0.0], abs=1e-6)
+    assert view.decode_use == pytest.approx([0.0], abs=1e-6)
+
+
+def test_progress_is_what_the_model_says_until_it_is_told() -> None:
+    view = cluster(1, 1)
+    flight = send(view, decoding=True)
+    worker = flight.decode
+    worker.advance(0.55)
+    assert worker.context_tokens == pytest.approx(1050)
+    assert worker.left_tokens == pytest.approx(50)
+    view.progress(flight, 20, 0.55)
+    assert worker.context_tokens == pytest.approx(1020)
+    assert worker.left_tokens == pytest.approx(80)
+
+
+def test_the_tightest_promise_of_a_worker() -> None:
+    view = cluster(1, 1)
+    tight, tighter = send(view, ask(tpot_seconds=0.03)), send(view, ask(tpot_seconds=0.02))
+    worker = view.workers["d0"]
+    assert worker.tight_tpot_seconds == 0.02
+    view.finish(tighter, 0.0)
+    assert worker.tight_tpot_seconds == 0.03
+    view.finish(tight, 0.0)
+    assert worker.tight_tpot_seconds == float("inf")
+
+
+def report(**known: float) -> LoadReport:
+    return LoadReport(role=Role.MIXED, role_epoch=0, ready=True, draining=False, **known)  # type: ignore[arg-type]
+
+
+def test_reports_add_what_other_gateways_started() -> None:
+    view = cluster(2, 2)
+    send(view)
+    view.report("p0", report(running=1, waiting=0), 0.0)
+    assert not view.workers["p0"].foreign
+    view.report("p0", report(running=1, waiting=4), 0.0)
+    assert find(view).prefill.name == "p1"
+    view.report("d1", report(running=30, waiting=0, kv_usage=0.5), 0.0)
+    assert view.workers["d1"].foreign_running == 30
+    assert view.workers["d1"].foreign_context == pytest.approx(50_000)
+    assert all(send(view).decode.name == "d0" for _ in range(5))
+    view.tick(14.0)
+    assert view.workers["d1"].foreign
+    view.tick(16.0)
+    assert not view.workers["d1"].foreign
+
+
+def test_unknown_figures_are_no_zeros() -> None:
+    view = cluster(1, 1)
+    view.report("d0", report(running=9, waiting=0), 0.0)
+    view.report("d0", report(), 1.0)
+    view.report("nobody", report(running=1, waiting=1), 1.0)
+    assert view.workers["d0"].foreign_running == 9
+
+
+def test_another_process_of_a_worker_knows_nothing_of_the_old_one() -> None:
+    view = cluster(1, 1)
+    flight = send(view, ask(prefix=(1,)))
+    before = flight.prefill
+    assert view.put("p0", Role.PREFILL, pool="pool") is before
+    after = view.put("p0", Role.PREFILL, pool="pool", incarnation="2")
+    assert after is not before
+    assert after.idle
+    assert view.affinity.match((1,)) == (0, [])
+    view.finish(flight, 1.0)
+    view.remove("p0")
+    view.remove("p0")
+    assert find(view).whole
+
+
+def loaded(prompts: list[tuple[float, float]], now: float) -> ClusterView:
+    view = cluster(1, 1)
+    for prompt_tokens, output_tokens in prompts:
+        flight = view.start(ask(prompt_tokens, output_tokens), find(view), 0.0)
+        view.prefill_done(flight, 0.0)
+    view.workers["d0"].advance(now)
+    return view
+
+
+lengths = st.tuples(st.floats(1, 10_000), st.floats(1, 2000))
+
+
+@given(st.lists(lengths, max_size=20), st.floats(1, 10_000), st.floats(0, 5), st.floats(0, 5))
+def test_predictions_rise_with_the_decode_load(
+    residents: list[tuple[float, float]], prompt_tokens: float, now: float, delay: float
+) -> None:
+    view = loaded(residents, now)
+    worker = view.workers["d0"]
+
+    def predict() -> HandOver:
+        return hand_over(worker, now, delay, 1000.0, 200.0)
+
+    before = predict()
+    # One that stays at least as long as the others: a short one would also shorten the mean stay.
+    longest = max((output for _, output in residents), default=1.0)
+    flight = view.start(ask(prompt_tokens, longest), find(view), now)
+    promised = predict()
+    view.prefill_done(flight, now)
+    joined = predict()
+    assert before.step_seconds <= promised.step_seconds + 1e-9
+    assert before.kv_tokens <= promised.kv_tokens + 1e-6
+    if delay == 0:
+        assert before.step_seconds <= joined.step_seconds + 1e-9
+
+
+@given(st.lists(lengths, min_size=1, max_size=20), st.floats(0, 100), st.floats(0, 100))
+def test_a_decode_worker_empties_with_time(residents: list[tuple[float, float]], soon: float, more: float) -> None:
+    view = loaded(residents, 0.0)
+    worker = view.workers["d0"]
+    sooner = hand_over(worker, 0.0, soon, 1000.0, 200.0)
+    later = hand_over(worker, 0.0, soon + more, 1000.0, 200.0)
+    assert later.step_seconds <= sooner.step_seconds + 1e-9
+
+
+@given(st.lists(lengths, max_size=20), lengths, st.floats(0, 3))
+def test_predicted_ttft_rises_with_the_queue(
+    queue: list[tuple[float, float]], more: tuple[float, float], now: float
+) -> None:
+    view = cluster(1, 1)
+    for prompt_tokens, output_tokens in queue:
+        view.start(ask(prompt_tokens, output_tokens), find(view, ask(whole=False)), 0.0)
+    worker = view.workers["p0"]
+    before = worker.backlog_seconds(now)
+    view.start(ask(*more), find(view), now)
+    after = worker.backlog_seconds(now)
+    assert after >= before
+    assert before >= 0
+    assert worker.work_seconds(1000, 0) >= worker.work_seconds(1000, 500) >= 0
+
+
+def test_a_full_batch_means_waiting_for_a_place() -> None:
+    view = cluster(1, 1)
+    view.workers["d0"].max_batch = 4.0
+    for _ in range(3):
+        send(view, decoding=True)
+    assert find(view).hand_over.slot_seconds == 0
+    for _ in range(3):
+        send(view, decoding=True)
+    assert find(view).hand_over.slot_seconds > 0
+    assert SPEED.max_batch == 256
