@@ -263,7 +263,9 @@ async def test_in_manual_a_turn_is_asked_for_when_the_status_should_say_somethin
     assert world.woken == 1
     outlook = world.watch.outlook()
     assert (outlook.speeds, outlook.forecast, world.asked_series) == ({}, None, 0)
-    world.watch.see(dataclasses.replace(world.sight, status=with_measurements(world.sight.status, outlook)))
+    world.watch.see(
+        dataclasses.replace(world.sight, status=with_measurements(world.sight.status, outlook, world.sight.status))
+    )
     await world.tick(after_seconds=PUBLISH_SECONDS)
     assert world.woken == 1
     # The fourth digit is no news, an end of the traffic is.

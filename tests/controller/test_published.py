@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+
 from fulcrum.api.objects import to_dict
 from fulcrum.api.types import ForecastMethod, InferenceClusterStatus
 from fulcrum.balance.outlook import Outlook, Traffic
-from fulcrum.controller.published import keeping_measurements, same_measurements, with_measurements
+from fulcrum.controller.published import keeping_measurements, with_measurements
 from fulcrum.forecast.result import Forecast
 
 TRAFFIC = Traffic(
@@ -26,11 +30,12 @@ FORECAST = Forecast(
     osl_tokens=None,
     error=0.12345,
 )
+FULL = Outlook(traffic=TRAFFIC, forecast=FORECAST)
+NOTHING = InferenceClusterStatus()
 
 
 def test_figures_are_rounded_and_the_end_of_the_horizon_counts() -> None:
-    status = with_measurements(InferenceClusterStatus(ratio="1P:1D"), Outlook(traffic=TRAFFIC, forecast=FORECAST))
-    said = to_dict(status)
+    said = to_dict(with_measurements(InferenceClusterStatus(ratio="1P:1D"), FULL, NOTHING))
     assert said["ratio"] == "1P:1D"
     assert said["attainment"] == 0.912
     assert said["ttft"] == {"p50": "123ms"}
@@ -47,13 +52,36 @@ def test_figures_are_rounded_and_the_end_of_the_horizon_counts() -> None:
 
 
 def test_what_is_unknown_is_absent() -> None:
-    full = with_measurements(InferenceClusterStatus(), Outlook(traffic=TRAFFIC, forecast=FORECAST))
-    assert with_measurements(full, Outlook()) == InferenceClusterStatus()
-    assert keeping_measurements(InferenceClusterStatus(), full) == full
+    full = with_measurements(NOTHING, FULL, NOTHING)
+    assert with_measurements(full, Outlook(), full) == NOTHING
+    assert keeping_measurements(NOTHING, full) == full
 
 
-def test_the_same_figures_are_the_same() -> None:
-    full = with_measurements(InferenceClusterStatus(), Outlook(traffic=TRAFFIC, forecast=FORECAST))
-    assert same_measurements(full, TRAFFIC)
-    assert not same_measurements(full, None)
-    assert not same_measurements(InferenceClusterStatus(), TRAFFIC)
+@pytest.mark.parametrize(
+    ("change", "is_news"),
+    [
+        ({"attainment": 0.915}, False),
+        ({"attainment": 0.93}, True),
+        ({"attainment": 1.0}, True),
+        ({"attainment": None}, True),
+        ({"ttft_p50_seconds": 0.128}, False),
+        ({"ttft_p50_seconds": 0.14}, True),
+        ({"ttft_p90_seconds": 0.5}, True),
+        ({"rejected": 0.999}, True),  # all of them, and nearly all of them
+        ({"rate": 5.0}, False),
+    ],
+)
+def test_noise_is_no_news(change: dict[str, float | None], is_news: bool) -> None:
+    full = with_measurements(NOTHING, FULL, NOTHING)
+    outlook = Outlook(traffic=dataclasses.replace(TRAFFIC, **change), forecast=FORECAST)  # type: ignore[arg-type]
+    assert (with_measurements(full, outlook, full) != full) is is_news
+
+
+def test_a_forecast_of_another_method_is_another_forecast() -> None:
+    full = with_measurements(NOTHING, FULL, NOTHING)
+    close = dataclasses.replace(FORECAST, rate=(1.0, 2.4))
+    assert with_measurements(full, Outlook(traffic=TRAFFIC, forecast=close), full) == full
+    other = dataclasses.replace(close, method=ForecastMethod.ARIMA)
+    changed = with_measurements(full, Outlook(traffic=TRAFFIC, forecast=other), full)
+    assert changed.forecast is not None
+    assert (changed.forecast.method, changed.forecast.rate) == ("arima", 2.4)

@@ -21,7 +21,8 @@ from fulcrum.gateway.slo import SloOutcome
 
 pytestmark = pytest.mark.integration
 
-SPEED = SpeedCoefficients(prefill_a=0.005, prefill_b=1e-5, prefill_c=0.0, decode_a=0.005, decode_b=1e-4, decode_c=1e-8)
+# A prompt of 512 tokens takes 0.26 s, a step of decode 5 ms: ten requests a second keep 2.6 prefill workers busy.
+SPEED = SpeedCoefficients(prefill_a=0.005, prefill_b=5e-4, prefill_c=0.0, decode_a=0.005, decode_b=1e-4, decode_c=1e-8)
 
 
 class QuickAgent(Agent):
@@ -110,7 +111,7 @@ async def worker_roles(cluster: Cluster) -> dict[str, str]:
 
 
 def balance(mode: str) -> dict[str, Any]:
-    return {"mode": mode, "ratio": {"prefill": 3, "decode": 1}, "forecast": {"interval": "5s", "seasonality": "1h"}}
+    return {"mode": mode, "forecast": {"interval": "5s", "seasonality": "1h"}}
 
 
 @pytest.mark.timeout(180)
@@ -149,3 +150,34 @@ async def test_observe_publishes_what_it_sees_and_changes_nothing(cluster: Clust
         assert cluster.server.writes() == before
         assert await worker_roles(cluster) == roles
         assert [reason for reason, _ in await cluster.events() if reason != "WorkerCreated"] == []
+
+
+@pytest.mark.timeout(180)
+async def test_auto_moves_workers_to_where_the_work_is(cluster: Cluster) -> None:
+    async with AsyncExitStack() as stack:
+        operator = stack.enter_context(Operator(cluster.server, "--namespace", cluster.namespace))
+        pool = {"name": "p", "accelerator": "cpu", "workers": {"min": 4, "max": 4}}
+        await cluster.apply(pools=[pool], balance=balance("Auto"))
+        await settle(cluster, stack)
+        await stack.enter_async_context(Gateway(cluster, "c-gateway-x").serve(await make_gateway_pod(cluster)))
+
+        async def flipped() -> bool:
+            return sorted((await worker_roles(cluster)).values()) == ["decode", "prefill", "prefill", "prefill"]
+
+        await eventually(flipped, seconds=60)
+
+        async def said() -> bool:
+            return bool((await cluster.status())["ratio"] == "3P:1D")
+
+        await eventually(said)
+        flips = [reason for reason, message in await cluster.events() if "->" in message]
+        assert len(flips) == 1
+        assert flips[0] in ("LoadShifted", "LoadForecast", "QueueGrowing", "AttainmentFalling")
+        assert f'fulcrum_operator_decisions_total{{mode="Auto",reason="{flips[0]}"}} 1.0' in operator.metrics()
+        # It stays there: the figures that change with every tick are no reason to write.
+        roles = await worker_roles(cluster)
+        before = cluster.server.writes()
+        await asyncio.sleep(10)
+        assert await worker_roles(cluster) == roles
+        written = sum(cluster.server.writes().values()) - sum(before.values())
+        assert written <= 1, cluster.server.writes()

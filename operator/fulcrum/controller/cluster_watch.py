@@ -19,7 +19,7 @@ from fulcrum.api.worker import LoadReport, WorkerConfig
 from fulcrum.balance import Worker
 from fulcrum.balance.outlook import Outlook, Traffic
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.published import PUBLISH_SECONDS, same_measurements
+from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
 from fulcrum.controller.sources import TICK_SECONDS, Sources, decides, name_of, pace_of
 from fulcrum.controller.speeds import PoolSpeeds
 from fulcrum.controller.start_times import StartTimes
@@ -294,6 +294,7 @@ class ClusterWatch:
         """In Manual only the status follows from traffic: a turn is worth its while only when that changes."""
         if not self.settled or self._clock() - self._woke_at < PUBLISH_SECONDS:
             return
-        if not same_measurements(self.sight.status, self.outlook().traffic):
+        standing = self.sight.status
+        if with_measurements(standing, self.outlook(), standing) != standing:
             self._woke_at = self._clock()
             self._wake()

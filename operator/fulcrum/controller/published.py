@@ -1,4 +1,4 @@
-"""What the status says about load and latency: rounded, and written no more often than anybody reads it."""
+"""What the status says about load and latency: rounded, steady, and written no more often than anybody reads it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,35 @@ from typing import Final
 
 import msgspec
 
-from fulcrum.api.durations import text_of
+from fulcrum.api.durations import seconds, text_of
 from fulcrum.api.types import ForecastStatus, InferenceClusterStatus, LatencyQuantiles
-from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.outlook import Outlook
+from fulcrum.forecast.result import Forecast
 
 PUBLISH_SECONDS: Final = 15.0
 """Figures that change all the time are written this often; with anything else that is written, they go along."""
+LEAST_CHANGE: Final = 0.05
+"""A figure that is closer than this to the one that stands, relatively, is no news."""
+LEAST_SHARE_CHANGE: Final = 0.005
 _LONGEST_SECONDS: Final = 999_999.0
 
 
-def with_measurements(status: InferenceClusterStatus, outlook: Outlook) -> InferenceClusterStatus:
-    """Return the status with what was measured and is expected; what is unknown is absent."""
+def with_measurements(
+    status: InferenceClusterStatus, outlook: Outlook, standing: InferenceClusterStatus
+) -> InferenceClusterStatus:
+    """Return the status with what was measured and is expected; what is unknown is absent.
+
+    Figures of `standing` stay where the new ones hardly differ from them.
+    """
     traffic = outlook.traffic
+    ttft, tpot = standing.ttft or LatencyQuantiles(), standing.tpot or LatencyQuantiles()
     return msgspec.structs.replace(
         status,
-        attainment=_share(traffic.attainment if traffic else None),
-        ttft=_quantiles(traffic.ttft_p50_seconds, traffic.ttft_p90_seconds) if traffic else None,
-        tpot=_quantiles(traffic.tpot_p50_seconds, traffic.tpot_p90_seconds) if traffic else None,
-        rejected_ratio=_share(traffic.rejected if traffic else None),
-        forecast=_forecast(outlook),
+        attainment=_share(traffic.attainment if traffic else None, standing.attainment),
+        ttft=_quantiles(traffic.ttft_p50_seconds, traffic.ttft_p90_seconds, ttft) if traffic else None,
+        tpot=_quantiles(traffic.tpot_p50_seconds, traffic.tpot_p90_seconds, tpot) if traffic else None,
+        rejected_ratio=_share(traffic.rejected if traffic else None, standing.rejected_ratio),
+        forecast=_forecast(outlook.forecast, standing.forecast),
     )
 
 
@@ -40,43 +50,49 @@ def keeping_measurements(status: InferenceClusterStatus, standing: InferenceClus
     )
 
 
-def same_measurements(status: InferenceClusterStatus, traffic: Traffic | None) -> bool:
-    """Report whether the status says of `traffic` what it would be written to say."""
-    return with_measurements(status, Outlook(traffic=traffic)) == msgspec.structs.replace(status, forecast=None)
-
-
-def _forecast(outlook: Outlook) -> ForecastStatus | None:
-    ahead = outlook.forecast
+def _forecast(ahead: Forecast | None, standing: ForecastStatus | None) -> ForecastStatus | None:
     if ahead is None or not ahead.rate:
         return None
+    was = standing if standing is not None and standing.method == ahead.method.value else None
     return ForecastStatus(
         method=ahead.method.value,
-        rate=_rounded(ahead.rate[-1]),
-        upper_rate=_rounded(ahead.upper_rate[-1]),
-        input_tokens=_rounded(ahead.isl_tokens[-1]) if ahead.isl_tokens else None,
-        output_tokens=_rounded(ahead.osl_tokens[-1]) if ahead.osl_tokens else None,
-        error=_rounded(ahead.error) if ahead.error is not None else None,
-        error_against_last_value=(
-            _rounded(ahead.error_against_last_value) if ahead.error_against_last_value is not None else None
-        ),
-        horizon=text_of(min(ahead.horizon_seconds, _LONGEST_SECONDS)),
+        rate=_steady(ahead.rate[-1], was.rate if was else None) or 0.0,
+        upper_rate=_steady(ahead.upper_rate[-1], was.upper_rate if was else None),
+        input_tokens=_steady(ahead.isl_tokens[-1] if ahead.isl_tokens else None, was.input_tokens if was else None),
+        output_tokens=_steady(ahead.osl_tokens[-1] if ahead.osl_tokens else None, was.output_tokens if was else None),
+        error=_steady(ahead.error, was.error if was else None),
+        error_against_last_value=_steady(ahead.error_against_last_value, was.error_against_last_value if was else None),
+        horizon=_duration(ahead.horizon_seconds),
     )
 
 
-def _quantiles(p50_seconds: float | None, p90_seconds: float | None) -> LatencyQuantiles | None:
+def _quantiles(p50_seconds: float | None, p90_seconds: float | None, was: LatencyQuantiles) -> LatencyQuantiles | None:
     if p50_seconds is None and p90_seconds is None:
         return None
-    return LatencyQuantiles(p50=_duration(p50_seconds), p90=_duration(p90_seconds))
+    return LatencyQuantiles(p50=_latency(p50_seconds, was.p50), p90=_latency(p90_seconds, was.p90))
 
 
-def _duration(seconds: float | None) -> str | None:
-    return None if seconds is None else text_of(min(max(0.0, seconds), _LONGEST_SECONDS))
+def _latency(now_seconds: float | None, was: str | None) -> str | None:
+    return _duration(_steady(now_seconds, seconds(was) if was is not None else None))
 
 
-def _share(value: float | None) -> float | None:
-    return None if value is None else round(min(1.0, max(0.0, value)), 3)
+def _duration(duration_seconds: float | None) -> str | None:
+    return None if duration_seconds is None else text_of(min(max(0.0, duration_seconds), _LONGEST_SECONDS))
 
 
-def _rounded(value: float) -> float:
-    """Three digits: the fourth is noise."""
-    return float(f"{value:.3g}")
+def _share(now: float | None, was: float | None) -> float | None:
+    if now is None:
+        return None
+    share = min(1.0, max(0.0, now))
+    if was is not None and abs(share - was) < LEAST_SHARE_CHANGE and (share in (0.0, 1.0)) == (was in (0.0, 1.0)):
+        return was
+    return round(share, 3)
+
+
+def _steady(now: float | None, was: float | None) -> float | None:
+    """The standing value while the new one is close to it, else the new one to three digits: the fourth is noise."""
+    if now is None:
+        return None
+    if was is not None and abs(now - was) <= LEAST_CHANGE * abs(was):
+        return was
+    return float(f"{now:.3g}")

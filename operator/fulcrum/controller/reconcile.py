@@ -245,10 +245,10 @@ def _final_status(turn: _Turn, outcome: Outcome, failures: list[str]) -> Inferen
     if failures:
         decided = with_failure(decided, "; ".join(failures), snapshot=turn.snapshot, now=turn.now)
     status = (
-        with_measurements(decided.status, turn.snapshot.outlook)
+        with_measurements(decided.status, turn.snapshot.outlook, standing)
         if turn.settled
         else keeping_measurements(decided.status, standing)
     )
-    if outcome.done:
+    if outcome.done or decided.observed_only:
         return status
     return msgspec.structs.replace(status, last_decision=standing.last_decision)
