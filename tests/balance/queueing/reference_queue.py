@@ -68,7 +68,13 @@ class ReferenceQueue:
     """
 
     def __init__(
-        self, requests: Requests, workers: Sequence[WorkerSpeed], *, role: str, hit: float = 0.0, by_tokens: bool = False
+        self,
+        requests: Requests,
+        workers: Sequence[WorkerSpeed],
+        *,
+        role: str,
+        hit: float = 0.0,
+        by_tokens: bool = False,
     ) -> None:
         self.arrivals = requests.arrivals.tolist()
         self.prompts = requests.prompts.tolist()

@@ -128,10 +128,11 @@ def batches(rate: float, tokens: float, lanes: Sequence[BatchLane], context: Con
     # A step takes as long as there are requests for: a line through these knots.
     knots = sorted({lane.idle for lane in lanes} | {lane.idle + lane.per_request * lane.room for lane in lanes})
     held = [sum(lane.held(step) for lane in lanes) for step in knots]
-    offered, room = rate * tokens, held[-1]
+    offered, room = rate * tokens, sum(lane.workers * lane.room for lane in lanes)
+    held[-1] = room
     if offered * knots[-1] >= room:
         return OVERLOADED
-    least = min(lane.idle + lane.per_request * min(1.0, lane.room) for lane in lanes)
+    least = max(min(lane.idle + lane.per_request * min(1.0, lane.room) for lane in lanes), 1e-12)
     middle, slope = _middle(offered, knots, held)
     step = max(middle / offered if offered > 0.0 else 0.0, least)
     elasticity = min(max(slope * middle / step, 0.0), 1.0 - 1e-9)
@@ -143,7 +144,7 @@ def batches(rate: float, tokens: float, lanes: Sequence[BatchLane], context: Con
     lowest = max(0.0, floor(middle - _REACH * deviation))
     highest = min(middle + _REACH * deviation + 8.0, room)
     width = max(1.0, (highest - lowest) / _CELLS)
-    states: Floats = lowest + width * np.arange(int((highest - lowest) / width) + 1, dtype=np.float64)
+    states: Floats = lowest + width * np.arange(int((highest - lowest) / width + 1e-9) + 1, dtype=np.float64)
     between: Floats = np.maximum(states - (width - 1.0) / 2, 1.0)
     logs = np.cumsum(width * np.log(np.maximum(offered * steps_at(between) / between, 1e-300)))
     mass = np.exp(logs - logs.max())
@@ -152,6 +153,8 @@ def batches(rate: float, tokens: float, lanes: Sequence[BatchLane], context: Con
     beyond = float(mass[-1]) / (1.0 - full) / width if highest >= room else 0.0
     if highest >= room:
         mass, states = mass[:-1], states[:-1]
+    if not states.size:
+        return OVERLOADED
     steps = steps_at(states + 1.0)
     held_now = [max(lane.held(step), 1e-9) for lane in lanes]
     roomy = np.zeros_like(steps)

@@ -148,7 +148,7 @@ def _highest_rate(attainment_at: Callable[[float], float], target: float, most: 
     if most == inf:
         return inf
     low, high = 0.0, most
-    while high - low > 0.002 * most:
+    for _ in range(9):
         middle = (low + high) / 2
         if attainment_at(middle) >= target:
             low = middle
@@ -163,7 +163,7 @@ def _best_goodput(attainment_at: Callable[[float], float], most: float) -> float
     low, high = 0.0, most
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_left, at_right = left * attainment_at(left), right * attainment_at(right)
-    while high - low > 0.01 * most:
+    for _ in range(9):
         if at_left >= at_right:
             high, right, at_right = right, left, at_left
             left = high - _GOLDEN * (high - low)

@@ -28,6 +28,8 @@ _GROWTH = 1.05
 _WIDTHS = _GROWTH ** np.arange(_CELLS)
 _STARTS = np.concatenate(([0.0], np.cumsum(_WIDTHS)[:-1]))
 
+_NOTHING = 1e-9
+"""Requests/s: one in thirty years."""
 _FOUND_PER_SHARING = 1.3
 """Requests per server of the birth-death process for each one that shares a step. Fitted to simulated pools."""
 _RESIDUAL_POWER = 0.6
@@ -71,8 +73,8 @@ class Waiting:
 
         `services` and `weights` are the service times of those under way: points and probabilities.
         """
-        if self.backlog == inf:
-            return np.ones_like(rooms)
+        if self.backlog == inf or self.chance <= 0.0:
+            return np.full_like(rooms, self.chance)
         biased = weights * services
         longest = np.maximum(self.residual * services, 1e-12)
         room = rooms[:, None]
@@ -86,7 +88,7 @@ class Waiting:
 
 def waiting(rate: float, servers: int, service: Service) -> Waiting:
     """Return the waiting of `rate` requests/s in a pool of `servers` alike servers; all wait for ever in overload."""
-    if rate <= 0.0:
+    if rate <= _NOTHING or service.alone <= 0.0:
         return Waiting(chance=0.0, residual=1.0, backlog_chance=0.0, backlog=0.0)
     alone = service.alone
     load = rate * alone
@@ -128,9 +130,8 @@ def waiting(rate: float, servers: int, service: Service) -> Waiting:
 
 def inverse_erlang_b(servers: int, load: float) -> float:
     """Return 1 / (Erlang's blocking probability) of `load` erlangs; may be infinite. Sum over the states below."""
-    ratios = np.arange(servers, 0, -1) / load
     with np.errstate(over="ignore"):
-        return 1.0 + float(np.cumprod(ratios).sum())
+        return 1.0 + float(np.cumprod(np.arange(servers, 0, -1) / load).sum())
 
 
 def _blocking_at(servers: int, carried: float) -> float:

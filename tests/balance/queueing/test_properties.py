@@ -1,0 +1,177 @@
+"""What must hold for any demand, however odd: shares are shares, and more never helps less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import isfinite, isnan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.balance.demand import Demand, Slo
+from fulcrum.balance.queueing import (
+    backlog_seconds,
+    decode_attainment,
+    decode_capacity_rate,
+    decode_step,
+    decode_wait,
+    goodput,
+    joint_attainment,
+    mixed_attainment,
+    prefill_attainment,
+    prefill_capacity_rate,
+)
+from fulcrum.capacity.speed import WorkerSpeed
+
+EPSILON = 1e-3
+Estimate = Callable[[Demand, list[tuple[WorkerSpeed, int]]], float]
+
+speeds = st.builds(
+    lambda a, b, c, da, db, dc, kv, batch, budget: WorkerSpeed(
+        coefficients=SpeedCoefficients(prefill_a=a, prefill_b=b, prefill_c=c, decode_a=da, decode_b=db, decode_c=dc),
+        kv_capacity_tokens=kv,
+        max_batch=batch,
+        max_batched_tokens=budget,
+        transfer_base_seconds=0.002,
+        transfer_seconds_per_token=1e-6,
+    ),
+    a=st.floats(0.0, 0.1),
+    b=st.floats(1e-6, 1e-3),
+    c=st.floats(0.0, 1e-7),
+    da=st.floats(1e-3, 0.1),
+    db=st.floats(0.0, 1e-3),
+    dc=st.floats(0.0, 1e-6),
+    kv=st.integers(2_000, 2_000_000),
+    batch=st.integers(1, 512),
+    budget=st.sampled_from([512, 2048, 8192, 32768]),
+)
+demands = st.builds(
+    Demand,
+    rate=st.floats(0.0, 500.0),
+    isl_tokens=st.floats(1.0, 20_000.0),
+    osl_tokens=st.floats(1.0, 3_000.0),
+    isl_cv2=st.floats(0.0, 6.0),
+    osl_cv2=st.floats(0.0, 6.0),
+    prefix_hit=st.floats(0.0, 0.95),
+)
+workers = st.integers(1, 200)
+targets = st.sampled_from([0.05, 0.2, 0.5, 2.0, 10.0])
+
+
+def estimates(target: float) -> list[tuple[str, Estimate]]:
+    return [
+        ("prefill", lambda d, s: prefill_attainment(d, s, ttft_seconds=target)),
+        ("decode", lambda d, s: decode_attainment(d, s, tpot_seconds=target / 10)),
+        ("mixed ttft", lambda d, s: mixed_attainment(d, s, ttft_seconds=target, tpot_seconds=target / 10).ttft),
+        ("mixed tpot", lambda d, s: mixed_attainment(d, s, ttft_seconds=target, tpot_seconds=target / 10).tpot),
+    ]
+
+
+@given(demands, speeds, workers, targets)
+def test_shares_are_shares(demand: Demand, speed: WorkerSpeed, count: int, target: float) -> None:
+    for name, estimate in estimates(target):
+        share = estimate(demand, [(speed, count)])
+        assert 0.0 <= share <= 1.0, name
+    assert 0.0 <= decode_wait(demand, [(speed, count)], seconds=0.1) <= 1.0
+    assert decode_step(demand, [(speed, count)]) > 0.0
+
+
+@given(demands, speeds, workers, targets, st.integers(1, 50))
+def test_more_workers_never_serve_less(
+    demand: Demand, speed: WorkerSpeed, count: int, target: float, more: int
+) -> None:
+    for name, estimate in estimates(target):
+        assert estimate(demand, [(speed, count + more)]) >= estimate(demand, [(speed, count)]) - EPSILON, name
+
+
+@given(demands, speeds, workers, targets, st.floats(1.0, 3.0))
+def test_more_load_is_never_served_better(
+    demand: Demand, speed: WorkerSpeed, count: int, target: float, factor: float
+) -> None:
+    for field in ("rate", "isl_tokens", "osl_tokens"):
+        heavier = replace(demand, **{field: getattr(demand, field) * factor})
+        for name, estimate in estimates(target):
+            before, after = estimate(demand, [(speed, count)]), estimate(heavier, [(speed, count)])
+            assert after <= before + EPSILON, (name, field)
+
+
+@given(demands, speeds, speeds, workers, workers, targets)
+def test_a_second_prefill_pool_never_harms(
+    demand: Demand, first: WorkerSpeed, second: WorkerSpeed, count: int, more: int, target: float
+) -> None:
+    alone = prefill_attainment(demand, [(first, count)], ttft_seconds=target)
+    both = prefill_attainment(demand, [(first, count), (second, more)], ttft_seconds=target)
+    assert both >= alone - EPSILON or alone < 0.5
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-12, 1e12])
+@pytest.mark.parametrize("cv2", [0.0, 1.0, 50.0])
+@pytest.mark.parametrize("tokens", [0.0, 1.0, 1e7])
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_extremes(rate: float, cv2: float, tokens: float, count: int) -> None:
+    speed = WorkerSpeed(
+        coefficients=SpeedCoefficients(
+            prefill_a=0.0, prefill_b=0.0, prefill_c=0.0, decode_a=0.0, decode_b=0.0, decode_c=0.0
+        ),
+        kv_capacity_tokens=100_000,
+    )
+    usual = replace(
+        speed,
+        coefficients=SpeedCoefficients(
+            prefill_a=0.02, prefill_b=1e-4, prefill_c=1e-9, decode_a=0.02, decode_b=1e-4, decode_c=1e-7
+        ),
+    )
+    demand = Demand(rate=rate, isl_tokens=tokens, osl_tokens=tokens, isl_cv2=cv2, osl_cv2=cv2)
+    slo = Slo(ttft_seconds=1.0, tpot_seconds=0.05, attainment=0.95)
+    for each in (speed, usual):
+        stations = [(each, count)]
+        for name, estimate in estimates(1.0):
+            share = estimate(demand, stations)
+            assert 0.0 <= share <= 1.0, name
+            assert count > 0 or share == 0.0, name
+        assert 0.0 <= joint_attainment(demand, slo, prefill=stations, decode=stations) <= 1.0
+        served = goodput(demand, slo, prefill=stations, decode=stations)
+        assert 0.0 <= served <= rate * (1 + 1e-9)
+        assert not isnan(backlog_seconds(demand, stations, queued_prompt_tokens=1e5, queued_requests=100))
+        for capacity in (
+            prefill_capacity_rate(demand, stations, ttft_seconds=1.0, attainment=0.95),
+            decode_capacity_rate(demand, stations, tpot_seconds=0.05, attainment=0.95),
+        ):
+            assert capacity >= 0.0
+            assert isfinite(capacity) or each is speed
+
+
+@given(demands, speeds, workers, targets)
+def test_capacity_is_where_attainment_holds(demand: Demand, speed: WorkerSpeed, count: int, target: float) -> None:
+    stations = [(speed, count)]
+    rate = prefill_capacity_rate(demand, stations, ttft_seconds=target, attainment=0.9)
+    if rate > 0.0:
+        assert prefill_attainment(replace(demand, rate=rate), stations, ttft_seconds=target) >= 0.9
+    rate = decode_capacity_rate(demand, stations, tpot_seconds=target / 10, attainment=0.9)
+    if rate > 0.0:
+        assert decode_attainment(replace(demand, rate=rate), stations, tpot_seconds=target / 10) >= 0.9
+
+
+@given(demands, speeds, workers, workers, targets)
+def test_goodput_is_at_least_what_is_served_without_turning_away(
+    demand: Demand, speed: WorkerSpeed, prefill: int, decode: int, target: float
+) -> None:
+    slo = Slo(ttft_seconds=target, tpot_seconds=target / 10, attainment=0.9)
+    pools = {"prefill": [(speed, prefill)], "decode": [(speed, decode)]}
+    served = goodput(demand, slo, **pools)
+    assert served >= demand.rate * joint_attainment(demand, slo, **pools) - EPSILON
+    assert served <= demand.rate + EPSILON
+
+
+@given(demands, speeds, workers, st.floats(1.0, 1e6), st.floats(1.0, 1e3))
+def test_a_backlog_is_gone_sooner_with_more_workers(
+    demand: Demand, speed: WorkerSpeed, count: int, tokens: float, requests: float
+) -> None:
+    def seconds(workers: int) -> float:
+        return backlog_seconds(demand, [(speed, workers)], queued_prompt_tokens=tokens, queued_requests=requests)
+
+    assert 0.0 < seconds(count + 1) <= seconds(count)
+    assert backlog_seconds(demand, [(speed, count)], queued_prompt_tokens=0.0, queued_requests=0.0) == 0.0
