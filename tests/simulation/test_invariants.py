@@ -48,7 +48,7 @@ class Restless(Policy):
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
         return FrontDoor(slo=slo, speeds=known_speeds(cluster), policy=self._admission, classes=CLASSES)
 
-    def initial(self) -> Sequence[tuple[str, Role]]:
+    def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return [("p", Role.PREFILL if n % 2 else Role.DECODE) for n in range(self._workers)]
 
     def on_tick(self, view: View) -> Turn:

@@ -9,10 +9,12 @@ import pytest
 from tests.simulation.worlds import SLO, make_cluster, make_speed, poisson
 
 from fulcrum.api.names import Role
-from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.types import Balance, BalanceMode, InferenceClusterSpec
 from fulcrum.simulation.engine import simulate
+from fulcrum.simulation.generate import phased
 from fulcrum.simulation.outcome import Outcome
-from fulcrum.simulation.policies import Ours
+from fulcrum.simulation.policies import Ours, StaticSplit
+from fulcrum.simulation.traffic import Phase
 
 
 def make_spec(*, ratio: tuple[int, int], low: int = 0, high: int = 4, style: str = "Immediate") -> InferenceClusterSpec:
@@ -38,7 +40,6 @@ def test_flips_towards_the_ratio_and_loses_nothing(style: str) -> None:
     assert result.flips == 2
     assert (result.fleet[-1].prefill, result.fleet[-1].decode) == (1, 3)
     assert result.count(Outcome.SERVED) == 600
-    assert policy.forecasts
 
 
 def test_creates_and_deletes_workers_within_the_budget() -> None:
@@ -68,5 +69,25 @@ def test_creates_and_deletes_workers_within_the_budget() -> None:
     assert shrunk.gpu_seconds < 6 * shrunk.end_of_run_seconds
 
 
+def test_auto_leaves_a_split_that_cannot_serve_the_load() -> None:
+    speed = make_speed(prefill=(0.012, 7e-5, 1.5e-9), kv_capacity_tokens=400_000)
+    phases = [
+        Phase(seconds=240, requests_per_second=8, prompt_tokens_mean=4000, output_tokens_mean=60),
+        Phase(seconds=240, requests_per_second=12, prompt_tokens_mean=300, output_tokens_mean=700),
+    ]
+    load = phased(phases, seed=1)
+    auto = msgspec.structs.replace(make_spec(ratio=(2, 2), low=4), balance=Balance(mode=BalanceMode.AUTO))
+    policy = Ours(auto, least_turn_seconds=5.0, initial=[("p", Role.PREFILL)] + [("p", Role.DECODE)] * 3)
+    ours = simulate(load, make_cluster(speed), policy, slo=SLO)
+    stayed = simulate(load, make_cluster(speed), StaticSplit(pool="p", prefill=1, decode=3), slo=SLO)
+    assert ours.count(Outcome.SERVED) == len(load)
+    assert 1 <= ours.flips <= 8
+    assert policy.forecasts
+    assert ours.summary(SLO).attainment > stayed.summary(SLO).attainment + 0.1
+
+
 def test_without_a_start_the_plan_makes_the_first_workers() -> None:
-    assert Ours(make_spec(ratio=(1, 3)), speeds={}).initial() == [("p", Role.PREFILL)] + [("p", Role.DECODE)] * 3
+    assert (
+        Ours(make_spec(ratio=(1, 3)), speeds={}).initial(make_cluster())
+        == [("p", Role.PREFILL)] + [("p", Role.DECODE)] * 3
+    )

@@ -80,7 +80,7 @@ class Simulation:
             timeline=self._timeline,
             make_worker=self._make_worker,
             stopped=self._engine_stopped,
-            changed=self._door.changed if self._door is not None else None,
+            changed=self._pod_changed,
         )
         self._view = View(workload=workload, cluster=cluster, slo=slo, fleet=self._fleet, ledger=self._ledger)
         self._leases: deque[Job] = deque()
@@ -94,7 +94,7 @@ class Simulation:
 
     def run(self) -> Result:
         """Run to the end."""
-        self._fleet.begin(self._policy.initial())
+        self._fleet.begin(self._policy.initial(self._cluster))
         for kill in self._kills:
             self._timeline.plan(kill.at_seconds, _Alarm(partial(self._fleet.kill, kill.worker)))
         self._tick(0.0)
@@ -296,6 +296,13 @@ class Simulation:
         )
         self._engines.append(worker)
         return worker
+
+    def _pod_changed(self, pod: Pod) -> None:
+        """What watches of Pods report."""
+        if self._door is not None:
+            self._door.changed(pod)
+        if self._policy.watches_pods:
+            self._timeline.plan(self._view.now, self._tick_alarm)
 
     def _engine_stopped(self, worker: Worker, now: float) -> None:
         """What was on a worker is lost; KV that it held for others has to be computed again."""

@@ -86,13 +86,13 @@ class Fleet:
         timeline: Timeline,
         make_worker: Callable[[Pod], Worker],
         stopped: Callable[[Worker, float], None],
-        changed: Callable[[Pod], None] | None,
+        changed: Callable[[Pod], None],
     ) -> None:
         self._cluster = cluster
         self._timeline = timeline
         self._make_worker = make_worker
         self._stopped = stopped
-        self._changed: Callable[[Pod], None] = changed or (lambda _pod: None)
+        self._changed = changed
         self._uids = 0
         self.pods: dict[str, Pod] = {}
         self.workers: list[Worker] = []
@@ -131,6 +131,7 @@ class Fleet:
             if found.worker is not None and before is not action.role:
                 self.flips += 1
             found.draining_since = found.draining_from = None
+            found.role_since = now
             self._label(found, action.role, action.epoch, now)
         elif isinstance(action, StartDrain) and action.epoch > found.epoch:
             found.draining_since, found.draining_from = now, action.from_role
@@ -190,7 +191,7 @@ class Fleet:
         return pod
 
     def _label(self, pod: Pod, role: Role, epoch: int, now: float) -> None:
-        pod.role, pod.epoch, pod.role_since = role, epoch, now
+        pod.role, pod.epoch = role, epoch
         if pod.worker is not None:
             self._timeline.plan(now + self._cluster.flip_seconds, _Label(self, pod, role))
 
@@ -212,6 +213,7 @@ class Fleet:
 
     def _remove(self, pod: Pod, now: float) -> None:
         del self.pods[pod.name]
+        self._changed(pod)
         self.gpu_seconds += (now - pod.created_seconds) * pod.pool.gpus_per_worker
         self._sample(now)
 

@@ -36,9 +36,11 @@ class Policy(ABC):
     """
 
     name: str
+    watches_pods: bool = False
+    """A Pod that comes, goes or changes calls for a tick at once."""
 
     @abstractmethod
-    def initial(self) -> Sequence[tuple[str, Role]]:
+    def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         """Return the workers that are ready at second 0, as (pool, role)."""
 
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor | None:

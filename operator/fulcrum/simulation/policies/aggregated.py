@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fulcrum.api.names import Role
+from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.policy import Policy
 
 
@@ -17,5 +18,5 @@ class Aggregated(Policy):
         self.name = f"aggregated {workers}M"
         self._workers = [(pool, Role.MIXED)] * workers
 
-    def initial(self) -> Sequence[tuple[str, Role]]:
+    def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return self._workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from math import ceil, isnan, nan
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from fulcrum.balance import CreateWorker, GatewayState, Snapshot, WorkerPhase, p
 from fulcrum.balance import Worker as PlannedWorker
 from fulcrum.balance.demand import Slo
 from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.plan import TICK_SECONDS
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.result import Forecast
@@ -24,48 +26,53 @@ from fulcrum.forecast.series import LoadSeries
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import CLUSTER, Pod
 from fulcrum.simulation.front_door import FrontDoor
-from fulcrum.simulation.policy import Policy, Turn
+from fulcrum.simulation.policy import Policy, Turn, known_speeds
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """Wall-clock time of second 0."""
+_FIRST_TRAFFIC_SECONDS: Final = 4.0
+"""Two scrapes, two seconds apart, make the first rate."""
 _PHASE_RUNNING, _PHASE_PENDING = WorkerPhase.RUNNING, WorkerPhase.PENDING
 
 
 class Ours(Policy):
     """`balance.plan` on a Snapshot each turn, its actions carried out; `admission` and `routing` for each request."""
 
+    watches_pods = True
+
     def __init__(
         self,
         spec: InferenceClusterSpec,
         *,
-        speeds: Mapping[str, WorkerSpeed],
+        speeds: Mapping[str, WorkerSpeed] | None = None,
         initial: Sequence[tuple[str, Role]] | None = None,
         start_seconds: float | None = None,
         history: LoadSeries | None = None,
         forecaster: Forecaster | None = None,
-        window_seconds: float = 60.0,
-        turn_seconds: float = 10.0,
+        least_turn_seconds: float = 0.0,
         admission: AdmissionPolicy | None = None,
         name: str = "ours",
     ) -> None:
-        """`speeds` by pool are what the planner believes; `initial` defaults to what the plan makes of nothing.
+        """`initial` defaults to what the plan makes of nothing; `admission` replaces the policy of the spec.
 
-        `history` is load from before second 0, as Prometheus would have it (its `end_seconds` is 0). A turn comes when
-        the plan asks for it, and every `turn_seconds` at the latest. `admission` replaces the policy of the spec.
+        `speeds` by pool are what the planner believes, `start_seconds` what it has measured from Pod to readiness; both
+        default to the truth. `history` is load from before second 0, as Prometheus would have it (its `end_seconds` is
+        0). A turn comes when the plan asks for it; `least_turn_seconds` above 0 is quicker to simulate, and coarser.
         """
         self.name = name
         self._spec = spec
         self._admission = admission if admission is not None else spec.admission.policy
-        self._speeds = dict(speeds)
+        self._speeds = dict(speeds) if speeds is not None else None
         self._start_seconds = start_seconds
         self._history = history
-        self._window_seconds = window_seconds
-        self._turn_seconds = turn_seconds
+        # As the controller: gateways scraped over 30 s, or Prometheus asked for the last minute.
+        self._window_seconds = 30.0 if spec.metrics.prometheus is None else 60.0
+        self._least_turn_seconds = least_turn_seconds
         self._status = InferenceClusterStatus()
         self._revisions = {pool.name: worker_revision(cluster=CLUSTER, spec=spec, pool=pool) for pool in spec.pools}
-        self._initial = list(initial) if initial is not None else self._from_nothing()
+        self._initial = initial
         balance = spec.balance
         self._interval_seconds = seconds(balance.forecast.interval)
         self._stabilization_seconds = seconds(balance.scale_down.stabilization)
@@ -76,57 +83,71 @@ class Ours(Policy):
             clock=lambda: 0.0,
         )
         self._forecast: Forecast | None = None
-        self._forecast_at = -1.0
+        self._forecast_at = 0.0
+        self._peak_rate: float | None = None
         self.forecasts: list[tuple[float, Forecast]] = []
         """Every forecast that was made, with its time."""
 
-    def initial(self) -> Sequence[tuple[str, Role]]:
-        return self._initial
+    def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
+        if self._initial is not None:
+            return self._initial
+        nothing = Snapshot(name=CLUSTER, generation=1, spec=self._spec, outlook=Outlook(speeds=self._known(cluster)))
+        actions = plan(nothing, START).actions
+        return [(action.pool, action.role) for action in actions if isinstance(action, CreateWorker)]
 
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        return FrontDoor(slo=slo, speeds=self._speeds, policy=self._admission, classes=self._spec.admission.classes)
+        return FrontDoor(
+            slo=slo, speeds=known_speeds(cluster), policy=self._admission, classes=self._spec.admission.classes
+        )
 
     def on_tick(self, view: View) -> Turn:
         snapshot = Snapshot(
             name=CLUSTER,
             generation=1,
             spec=self._spec,
-            workers=tuple(self._worker(pod, view.now) for pod in view.pods),
+            workers=tuple(self._worker(pod) for pod in view.pods),
             gateway=GatewayState(desired=1, ready=1, cluster_ip="10.0.0.1"),
             status=self._status,
             outlook=self._outlook(view),
         )
         decided = plan(snapshot, _time(view.now))
         self._status = decided.status
-        return Turn(actions=decided.actions, again_seconds=min(decided.requeue_after_seconds, self._turn_seconds))
+        return Turn(actions=decided.actions, again_seconds=max(decided.requeue_after_seconds, self._least_turn_seconds))
 
-    def _from_nothing(self) -> list[tuple[str, Role]]:
-        nothing = Snapshot(name=CLUSTER, generation=1, spec=self._spec, outlook=Outlook(speeds=self._speeds))
-        actions = plan(nothing, START).actions
-        return [(action.pool, action.role) for action in actions if isinstance(action, CreateWorker)]
+    def _known(self, cluster: ClusterModel) -> dict[str, WorkerSpeed]:
+        return self._speeds if self._speeds is not None else known_speeds(cluster)
 
     def _outlook(self, view: View) -> Outlook:
-        if view.now < min(self._window_seconds, self._turn_seconds):
-            return Outlook(speeds=self._speeds, start_seconds=self._start_seconds, unknown="the simulation begins")
-        series = self._series(view)
-        if series.end_seconds > self._forecast_at:
-            self._forecast_at = series.end_seconds
-            horizon = self._spec.balance.forecast.horizon
-            horizon_seconds = seconds(horizon) if horizon != "auto" else (self._start_seconds or 0.0)
-            self._forecast = self._forecaster.update(
-                series, horizon_seconds=max(horizon_seconds, self._interval_seconds)
-            )
-            if self._forecast is not None:
-                self.forecasts.append((view.now, self._forecast))
-        reach = int(np.ceil(self._stabilization_seconds / self._interval_seconds))
-        recent = series.rate[-reach:] if reach else series.rate[:0]
+        speeds = self._known(view.cluster)
+        start_seconds = self._start_seconds
+        if start_seconds is None:
+            start_seconds = max(pool.start_seconds for pool in view.cluster.pools)
+        if view.now < _FIRST_TRAFFIC_SECONDS:
+            return Outlook(speeds=speeds, start_seconds=start_seconds, unknown="Nothing has been measured yet.")
+        interval_seconds = self._interval_seconds
+        if view.now >= self._forecast_at + interval_seconds:
+            self._forecast_at = view.now // interval_seconds * interval_seconds
+            self._look_ahead(view, start_seconds)
         return Outlook(
             traffic=view.traffic(self._window_seconds),
             forecast=self._forecast,
-            speeds=self._speeds,
-            start_seconds=self._start_seconds,
-            peak_rate=float(np.nanmax(recent)) if len(recent) >= max(reach, 1) else None,
+            speeds=speeds,
+            start_seconds=start_seconds,
+            peak_rate=self._peak_rate,
         )
+
+    def _look_ahead(self, view: View, start_seconds: float) -> None:
+        """Forecast once per interval, as the controller does."""
+        series = self._series(view)
+        horizon = self._spec.balance.forecast.horizon
+        horizon_seconds = start_seconds + TICK_SECONDS if horizon == "auto" else seconds(horizon)
+        self._forecast = self._forecaster.update(series, horizon_seconds=horizon_seconds)
+        if self._forecast is not None:
+            self.forecasts.append((view.now, self._forecast))
+        intervals = ceil(self._stabilization_seconds / self._interval_seconds)
+        known = 0 < intervals <= len(series)
+        peak = float(np.max(series.rate[-intervals:])) if known else nan
+        self._peak_rate = None if isnan(peak) else peak
 
     def _series(self, view: View) -> LoadSeries:
         series, history = view.series(self._interval_seconds), self._history
@@ -140,7 +161,7 @@ class Ours(Policy):
             osl_tokens=np.concatenate([history.osl_tokens, series.osl_tokens]),
         )
 
-    def _worker(self, pod: Pod, now: float) -> PlannedWorker:
+    def _worker(self, pod: Pod) -> PlannedWorker:
         worker = pod.worker
         return PlannedWorker(
             name=pod.name,
