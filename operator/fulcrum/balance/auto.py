@@ -18,7 +18,7 @@ from fulcrum.balance.demand import Slo
 from fulcrum.balance.flips import DRAIN_COST, IMMEDIATE_COST, Move, Stakes, after, paying_moves
 from fulcrum.balance.layout import Layout, Room, only_role, room_of
 from fulcrum.balance.load import Loads, Unknown, read_loads
-from fulcrum.balance.placing import Kept, keep, layout_of, place, roles_after
+from fulcrum.balance.placing import Kept, keep, layout_of, layout_of_places, place, roles_after
 from fulcrum.balance.scaling import Scale, scale
 from fulcrum.balance.service import Service, reachable
 from fulcrum.balance.snapshot import Snapshot, Worker
@@ -120,14 +120,12 @@ def _decide(sight: Sight, held: Mapping[str, int]) -> Choice:
         goal = _goal(sight, scaled)
         kept = keep(snapshot, scaled.workers, goal)
     moves, reason = _moves(sight, kept)
-    movable = frozenset(
-        w.name for w in kept.serving if reason is Reason.ROLE_EMPTY or _dwelled(sight.snapshot, w, sight.now)
-    )
+    movable = frozenset(w.name for w in (kept.serving if reason is Reason.ROLE_EMPTY else _dwelled(sight, kept)))
     assignment = _assign(snapshot, scaled.workers, kept, goal, moves=moves, movable=movable)
     target = _target(snapshot, scaled.workers, assignment)
-    standing = layout_of(kept.serving)
     expected = Service(snapshot.outlook.speeds, sight.promise)
-    result = after(standing, moves) if standing.total else goal
+    serving = [(s.pool, s.role) for s in assignment.slots if s.worker is not None and s.worker.serving]
+    result = layout_of_places(serving) if serving else goal
     insight = Insight(
         attainment=expected.attainment(result, loads.near) if loads.near.rate > 0 else None,
         reason=reason or scaled.reason,
@@ -147,10 +145,13 @@ def _decide(sight: Sight, held: Mapping[str, int]) -> Choice:
 
 def _goal(sight: Sight, scaled: Scale) -> Layout:
     """Return the roles that all workers together would best have; for places that have none yet."""
-    loads = sight.loads
+    snapshot, loads = sight.snapshot, sight.loads
+    placed = Counter(w.pool for w in snapshot.workers if not w.deleting and not w.ended and w.role is not Role.DRAINING)
+    if scaled.workers == {pool: placed[pool] for pool in scaled.workers}:
+        return layout_of(snapshot.workers)  # nobody comes or goes
     ahead = loads.near.at_least(loads.far) if scaled.reason is not Reason.LOAD_FELL else loads.near
     found = splits(sight.rooms, scaled.workers, sight.service, ahead) if ahead.rate > 0 else ()
-    return found[0] if found else even_layout(sight.snapshot.spec, scaled.workers)
+    return found[0] if found else even_layout(snapshot.spec, scaled.workers)
 
 
 def _moves(sight: Sight, kept: Kept) -> tuple[tuple[Move, ...], Reason | None]:
@@ -160,7 +161,7 @@ def _moves(sight: Sight, kept: Kept) -> tuple[tuple[Move, ...], Reason | None]:
     if repair:
         return repair, Reason.ROLE_EMPTY
     standing = layout_of(kept.serving)
-    movable = _movable(snapshot, kept, sight.now)
+    movable = _movable(sight, kept)
     paying = paying_moves(
         sight.rooms,
         standing,
@@ -271,17 +272,19 @@ def _forces_early_flip(sight: Sight, scaled: Scale, kept: Kept) -> bool:
     """A last worker takes both roles; when it has just flipped, the others stay until it may flip again."""
     if scaled.reason is not Reason.LOAD_FELL or sum(scaled.workers.values()) != 1:
         return False
-    return any(w.role is not Role.MIXED and not _dwelled(sight.snapshot, w, sight.now) for w in kept.workers)
+    settled = {worker.uid for worker in _dwelled(sight, kept)}
+    return any(worker.role is not Role.MIXED and worker.uid not in settled for worker in kept.serving)
 
 
-def _movable(snapshot: Snapshot, kept: Kept, now: datetime) -> Counter[tuple[str, Role]]:
-    flexible = {pool.name for pool in snapshot.spec.pools if only_role(pool) is None}
-    return Counter((w.pool, w.role) for w in kept.serving if w.pool in flexible and _dwelled(snapshot, w, now))
+def _movable(sight: Sight, kept: Kept) -> Counter[tuple[str, Role]]:
+    flexible = {pool.name for pool in sight.snapshot.spec.pools if only_role(pool) is None}
+    return Counter((worker.pool, worker.role) for worker in _dwelled(sight, kept) if worker.pool in flexible)
 
 
-def _dwelled(snapshot: Snapshot, worker: Worker, now: datetime) -> bool:
-    dwell = timedelta(seconds=seconds(snapshot.spec.balance.flip.min_dwell))
-    return worker.role_since is None or now - worker.role_since >= dwell
+def _dwelled(sight: Sight, kept: Kept) -> list[Worker]:
+    """Return the serving workers that have had their role for the dwell time."""
+    since = sight.now - timedelta(seconds=seconds(sight.snapshot.spec.balance.flip.min_dwell))
+    return [worker for worker in kept.serving if worker.role_since is None or worker.role_since <= since]
 
 
 def _said_over(snapshot: Snapshot) -> bool:

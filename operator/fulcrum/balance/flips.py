@@ -59,8 +59,15 @@ def paying_moves(
     workers = {room.name: sum(standing.in_pool(room.name).values()) for room in rooms}
     best: tuple[float, tuple[Move, ...]] = (0.0, ())
     for goal in splits(rooms, workers, service, loads.near):
-        possible = _possible(_moves(rooms, standing, goal), movable)
-        for count in sorted({len(possible), (len(possible) + 1) // 2, min(1, len(possible))} - {0}):
+        wanted = _moves(rooms, standing, goal)
+        possible = _possible(wanted, movable)
+        counts = {len(possible), (len(possible) + 1) // 2, min(1, len(possible))} - {0}
+        if standing.mixed != goal.mixed:
+            # To do both is a matter of minutes and of all or none.
+            if loads.slow is None or len(possible) < len(wanted):
+                continue
+            counts = {len(possible)}
+        for count in sorted(counts):
             moves = possible[:count]
             gain = _gain(standing, moves, loads.near, service, stakes)
             if gain > best[0]:
@@ -125,8 +132,9 @@ def _doubts(standing: Layout, moves: Sequence[Move], loads: Loads) -> list[Load]
     towards = layout.count(Role.PREFILL) - standing.count(Role.PREFILL)
     away = layout.count(Role.DECODE) - standing.count(Role.DECODE)
     if towards * away >= 0:  # to or from mixed: the mix matters less than how much there is
+        # Everybody flips: a mix that passes through the window on its way to another is no reason for that.
         more = loads.near.scaled(1 + NOISE_SIGMAS * noise.rate)
-        return [fewer, more]
+        return [fewer, more, *([loads.slow] if loads.slow is not None else [])]
     prefill, decode = _mix_doubt(noise)
     sign = 1 if towards > 0 else -1
     return [fewer, loads.near.shifted(prefill=max(0.0, 1 - sign * prefill), decode=max(0.0, 1 + sign * decode))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from fulcrum.api.names import Role
@@ -20,15 +21,19 @@ class RoleGuard:
         known = tuple(workers)
         self._guarded = served_roles(known) & needed
         self._sure = {worker.uid: worker.serves for worker in known}
+        self._counts = Counter(role for sure in self._sure.values() for role in sure)
 
     def allow(self, worker: Worker, role: Role) -> bool:
         """Admit the change of `worker` to `role` (`DRAINING` also stands for deletion) unless it empties a role."""
         if self.lost(worker, role):
             return False
-        self._sure[worker.uid] = worker.serves & roles_served(role)
+        left = worker.serves & roles_served(role)
+        self._counts.subtract(self._sure[worker.uid] - left)
+        self._sure[worker.uid] = left
         return True
 
     def lost(self, worker: Worker, role: Role) -> frozenset[Role]:
         """Return the roles that nobody would be sure to serve after the change."""
-        others = frozenset[Role]().union(*(sure for uid, sure in self._sure.items() if uid != worker.uid))
-        return ((worker.serves - roles_served(role)) & self._guarded) - others
+        sure = self._sure[worker.uid]
+        leaving = (worker.serves - roles_served(role)) & self._guarded
+        return frozenset(kind for kind in leaving if self._counts[kind] <= (kind in sure))

@@ -68,6 +68,8 @@ class Loads:
     """Arrivals of the next minute and the backlog: what flips answer."""
     far: Load
     """The most of the forecast's horizon at its quantile: what Pods answer, because they take minutes to start."""
+    slow: Load | None
+    """What the forecast expects next: the load of the last minutes and not of seconds; None without a forecast."""
     peak: Load | None
     """The most of the past `scaleDown.stabilization` and of what is ahead; None: no worker is given back."""
     noise: Noise
@@ -128,6 +130,7 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], *, payback_seconds: 
     return Loads(
         near=near,
         far=far,
+        slow=_next(forecast, now) if forecast is not None and forecast.rate else None,
         peak=peak,
         noise=noise,
         window_seconds=traffic.window_seconds,
@@ -164,6 +167,16 @@ def _worst(forecast: Forecast, now: Demand) -> Load:
         prefill=max(steps, key=lambda step: step.rate * step.isl_tokens),
         decode=max(steps, key=lambda step: step.rate * step.osl_tokens),
     )
+
+
+def _next(forecast: Forecast, now: Demand) -> Load:
+    expected = replace(
+        now,
+        rate=forecast.rate[0],
+        isl_tokens=max(forecast.isl_tokens[0], 1.0) if forecast.isl_tokens else now.isl_tokens,
+        osl_tokens=max(forecast.osl_tokens[0], 1.0) if forecast.osl_tokens else now.osl_tokens,
+    )
+    return Load(rate=expected.rate, prefill=expected, decode=expected)
 
 
 def _backlog(workers: Iterable[Worker], now: Demand) -> dict[Role, float]:

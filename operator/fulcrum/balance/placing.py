@@ -34,30 +34,39 @@ def keep(snapshot: Snapshot, workers: Mapping[str, int], goal: Layout) -> Kept:
     kept: list[Worker] = []
     surplus = [w for w in snapshot.workers if w.pool not in workers and not w.deleting and not w.ended]
     for pool, count in workers.items():
-        here = list(live(snapshot, pool))
-        while len(here) > count:
-            wanted, have = goal.in_pool(pool), Counter(worker.role for worker in here)
-            leaving = min(
-                here,
-                key=lambda w: (
-                    w.role is not Role.DRAINING,
-                    w.ready,
-                    wanted.get(w.role, 0) - have[w.role],
-                    -w.ordinal,
-                ),
-            )
-            here.remove(leaving)
-            surplus.append(leaving)
-        kept += here
+        here = live(snapshot, pool)
+        leaving = _leaving(here, len(here) - count, goal.in_pool(pool))
+        gone = {worker.uid for worker in leaving}
+        surplus += leaving
+        kept += [worker for worker in here if worker.uid not in gone]
     return Kept(workers=tuple(kept), surplus=tuple(surplus))
+
+
+def _leaving(workers: tuple[Worker, ...], number: int, wanted: Mapping[Role, int]) -> list[Worker]:
+    if number <= 0:
+        return []
+    idle = [worker for worker in workers if worker.role is Role.DRAINING or not worker.ready]
+    idle.sort(key=lambda worker: (worker.role is not Role.DRAINING, -worker.ordinal))
+    leaving = idle[:number]
+    gone = {worker.uid for worker in idle}
+    serving = {role: [w for w in workers if w.role is role and w.uid not in gone] for role in _ROLES}
+    while len(leaving) < number:
+        role = max(_ROLES, key=lambda each: (bool(serving[each]), len(serving[each]) - wanted.get(each, 0)))
+        leaving.append(serving[role].pop())
+    return leaving
 
 
 def layout_of(workers: Iterable[Worker]) -> Layout:
     """Return the layout of workers by the roles that they have."""
+    return layout_of_places((worker.pool, worker.role) for worker in workers)
+
+
+def layout_of_places(places: Iterable[tuple[str, Role]]) -> Layout:
+    """Return the layout of (pool, role) of each worker; those that drain are left out."""
     counts: dict[Role, Counter[str]] = {role: Counter() for role in _ROLES}
-    for worker in workers:
-        if worker.role in counts:
-            counts[worker.role][worker.pool] += 1
+    for pool, role in places:
+        if role in counts:
+            counts[role][pool] += 1
     return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
 
 

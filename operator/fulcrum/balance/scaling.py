@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.layout import Room, room_of
+from fulcrum.balance.layout import Layout, Room, room_of
 from fulcrum.balance.load import Load, Loads
 from fulcrum.balance.service import Service
 from fulcrum.balance.sizing import Size, cheapest, cheapest_as_is
@@ -68,9 +68,10 @@ def scale(
         known=known,
     )
     rooms = pools.rooms(shrink=False)
-    now = _needed(rooms, service, loads.sure)
-    over = not now.enough or (was_over and not _needed(rooms, service, loads.near).enough)
-    ahead = _needed(rooms, service, loads.far)
+    usual = splits(rooms, {room.name: room.low for room in rooms}, service, loads.near)
+    now = _needed(rooms, service, loads.sure, usual)
+    over = not now.enough or (was_over and not _needed(rooms, service, loads.near, usual).enough)
+    ahead = _needed(rooms, service, loads.far, usual)
     largest = max((now, ahead), key=lambda size: size.gpus)
     if largest.gpus:
         reason = Reason.LOAD_FORECAST if largest is ahead else Reason.LOAD_SHIFTED
@@ -86,12 +87,13 @@ def scale(
     return Scale(workers=smaller, reason=Reason.LOAD_FELL)
 
 
-def _needed(rooms: list[Room], service: Service, load: Load) -> Size:
+def _needed(rooms: list[Room], service: Service, load: Load, usual: tuple[Layout, ...]) -> Size:
     """Return the cheapest size with all that stands; most often that is enough, and then nothing is searched for."""
-    held = {room.name: room.low for room in rooms}
-    for layout in splits(rooms, held, service, load) if load.rate > 0 else ():
-        if service.attainment(layout, load) >= service.slo.attainment:
+    for layout in usual:
+        if load.rate <= 0 or service.attainment(layout, load) >= service.slo.attainment:
             return Size(layout=layout, gpus=0, enough=True)
+    if usual and all(room.high == room.low for room in rooms):
+        return Size(layout=usual[0], gpus=0, enough=False)
     return cheapest(rooms, service, load)
 
 

@@ -18,8 +18,10 @@ from fulcrum.capacity.speed import WorkerSpeed
 STRETCH: Final = 1.5
 """Step by which a promise that not even an idle worker can keep is widened until one can."""
 STRETCH_STEPS: Final = 24
-ADMITTED_STEPS: Final = 7
-"""Halvings in the search for the share of an overload that can be served: below 1 %, before interpolation."""
+USUAL_ADMITTED: Final = 0.7
+"""Workers keep the promise up to about this part of what they carry without any waiting: where the search begins."""
+ADMITTED_STEPS: Final = 4
+"""Halvings in the search for the share of an overload that can be served: 2 % before interpolation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,9 @@ class Service:
         self.slo = slo
         self._prefill: dict[tuple[PoolCounts, Demand, float], float] = {}
         self._decode: dict[tuple[PoolCounts, Demand], tuple[float, float]] = {}
-        self._rates: dict[tuple[str, Demand, Demand], UnitRates] = {}
+        self.known_splits: dict[tuple[PoolCounts, Load], tuple[Layout, ...]] = {}
+        """Kept for `split`, by workers per pool and load."""
+        self._rates: dict[tuple[str | float, ...], UnitRates] = {}
         self._mixed: dict[tuple[PoolCounts, Demand], float] = {}
 
     def knows(self, pool: str) -> bool:
@@ -67,14 +71,14 @@ class Service:
     def admissible(self, layout: Layout, load: Load) -> float:
         """Return the largest share of the load for which the promise is kept, 0 to 1."""
         target = self.slo.attainment
-        high = min(1.0, self.cover(layout, load))
-        above = self.attainment(layout, load.scaled(high))
+        high, above = self.cover(layout, load), 0.0
+        if high > 1.0:
+            high, above = 1.0, self.attainment(layout, load)
         if above >= target:
             return high
         low, below = 0.0, 1.0
-        for step in range(ADMITTED_STEPS):
-            # Most often it is the upper half.
-            middle = high * 0.7 if step == 0 else (low + high) / 2
+        for step in range(1 + ADMITTED_STEPS):
+            middle = high * USUAL_ADMITTED if step == 0 else (low + high) / 2
             value = self.attainment(layout, load.scaled(middle))
             if value >= target:
                 low, below = middle, value
@@ -96,7 +100,16 @@ class Service:
 
     def unit_rates(self, pool: str, load: Load) -> UnitRates:
         """Return what one worker of the pool carries at full load: the fluid limit, where searches start."""
-        key = (pool, replace(load.prefill, rate=0.0), replace(load.decode, rate=0.0))
+        prompt, answer = load.prefill, load.decode
+        key = (
+            pool,
+            prompt.isl_tokens,
+            prompt.isl_cv2,
+            prompt.prefix_hit,
+            answer.isl_tokens,
+            answer.osl_tokens,
+            answer.osl_cv2,
+        )
         if key not in self._rates:
             self._rates[key] = self._unit_rates(pool, load)
         return self._rates[key]

@@ -56,7 +56,13 @@ def splits(rooms: Sequence[Room], workers: dict[str, int], service: Service, loa
     One that leaves prefill or decode to nobody is left out; without workers there is none. The one with the higher
     goodput comes first; where both keep every promise, the disaggregated one.
     """
-    line = _line(rooms, workers, service, load)
+    key = (tuple(sorted((room.name, workers[room.name]) for room in rooms)), load)
+    if key not in service.known_splits:
+        service.known_splits[key] = _splits(_line(rooms, workers, service, load), service, load)
+    return service.known_splits[key]
+
+
+def _splits(line: _Line, service: Service, load: Load) -> tuple[Layout, ...]:
     found: list[Layout] = []
     if line.lowest <= line.highest:
         found.append(line.at(_best_on(line, service, load)))
