@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,12 @@ from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Aggregated, StaticSplit
 from fulcrum.simulation.policy import Policy, Turn, known_speeds
 from fulcrum.simulation.result import Result
+from fulcrum.simulation.traffic import load_trace
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
 from fulcrum.simulation.workload import Workload
 
+MOONCAKE = Path(__file__).resolve().parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
 CLASSES = (
     QosClass(name="premium", priority=100, reserved=0.2, match=ClassMatch(header="x-tier", value="premium")),
     QosClass(name="free", priority=10),
@@ -294,3 +297,20 @@ def test_a_higher_class_takes_the_place_of_waiting_lower_ones() -> None:
     assert result.rejections.get(Reason.PREEMPTED, 0) > 0
     premium = load.qos_class == 1
     assert result.within(SLO)[premium].mean() > 1.5 * result.within(SLO)[~premium].mean()
+
+
+@pytest.mark.skipif(not MOONCAKE.exists(), reason="the trace is not here")
+def test_an_endless_cache_hits_as_often_as_the_trace_repeats_itself() -> None:
+    load = Workload.of(load_trace(MOONCAKE)).scaled(0.2)
+    speed = make_speed(kv_capacity_tokens=10**9, max_batch=4096)
+    result = engine.simulate(load, make_cluster(speed), Aggregated(pool="p", workers=1), slo=SLO)
+    check(result)
+    assert load.prefix_ids is not None
+    seen: set[int] = set()
+    hits = 0
+    for ids, prompt in zip(load.prefix_ids, load.prompt_tokens.tolist(), strict=True):
+        run = next((n for n, each in enumerate(ids) if each not in seen), len(ids))
+        hits += min(run, (prompt - 1) // 512) * 512
+        seen.update(ids[: prompt // 512])
+    assert 0.3 < hits / load.prompt_tokens.sum() < 0.4
+    assert result.computed_tokens.sum() == load.prompt_tokens.sum() - hits
