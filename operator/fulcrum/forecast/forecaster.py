@@ -110,7 +110,7 @@ class Forecaster:
         self._highest = float(np.nanmax(rate))
         self._season_intervals = self._season_seconds / series.interval_seconds
         new = None if self._series is None else new_intervals(self._series, series)
-        if new is None or steps > self._backtest.reach:
+        if new is None or new > _REPLAYED_ORIGINS + steps or steps > self._backtest.reach:
             self._start(rate, steps)
         else:
             for value in rate[len(rate) - new :]:
@@ -182,8 +182,12 @@ class Forecaster:
         except FitError as error:
             self._fell_back(method, str(error))
             return
-        if model is not None:
-            self._models[method] = model
+        if model is None:
+            return
+        if not np.isfinite(model.path(self._backtest.reach)).all():
+            self._fell_back(method, "its forecast is not finite")
+            return
+        self._models[method] = model
 
     def _fell_back(self, method: ForecastMethod, why: str) -> None:
         self.fallbacks[method.value] += 1
@@ -205,8 +209,8 @@ class Forecaster:
             scale=LogScale.of(rate),
             interval_seconds=series.interval_seconds,
         )
-        isl_tokens = expected_tokens(series.isl_tokens, rate, step=steps)
-        osl_tokens = expected_tokens(series.osl_tokens, rate, step=steps)
+        isl_tokens = expected_tokens(cleaned(series.isl_tokens), rate, step=steps)
+        osl_tokens = expected_tokens(cleaned(series.osl_tokens), rate, step=steps)
         error = self._backtest.scores(method, column, like=ForecastMethod.LAST_VALUE).wape
         last_error = self._backtest.scores(ForecastMethod.LAST_VALUE, column, like=method).wape
         return Forecast(
