@@ -66,6 +66,7 @@ async def test_a_real_prometheus_over_real_gateways(tmp_path: Path) -> None:
         assert isinstance(idle, Traffic)
         assert (idle.rate, idle.isl_tokens, idle.attainment, idle.ttft_p50_seconds) == (0.0, None, None, None)
 
+        await until(series, lambda answer: isinstance(answer, LoadSeries) and len(answer) >= 3)
         await asyncio.gather(one.ask(20), two.ask(10))
         busy = await until(traffic, lambda answer: isinstance(answer, Traffic) and answer.rate > 5)
         assert isinstance(busy, Traffic)

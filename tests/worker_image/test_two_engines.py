@@ -15,7 +15,7 @@ import pytest
 from tests.worker_image.agents import Agent, alive, post_json, prepared_model, start_agent, wait_until, worker_config
 
 from fulcrum.api.names import Role
-from fulcrum.api.worker import EXIT_ENGINE_DIED
+from fulcrum.api.worker import EXIT_ENGINE_DIED, WorkCounters
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -113,6 +113,38 @@ def test_two_legs_give_the_tokens_of_one_engine(pair: tuple[Agent, Agent]) -> No
     assert second["choices"][0]["text"] == expected
     assert decode.engine_metric("vllm:nixl_bytes_transferred_sum") > moved_before
     wait_until(lambda: prefill.load().idle, seconds=5, what="the prefill worker gives the blocks free")
+
+
+def test_work_is_counted_where_it_is_done(pair: tuple[Agent, Agent]) -> None:
+    prefill, decode = pair
+    before = [_work(agent) for agent in pair]
+    assert before[0].prompts > 0, "the measurement at start is in the counters from the start"
+    text = "Ships kept watch for the light on nights without a moon. " * 10
+    first = prefill.complete(text, max_tokens=1, request_id="counted", kv_transfer_params=REMOTE_DECODE)
+    prompt_tokens = first["usage"]["prompt_tokens"]
+    decode.complete(text, max_tokens=16, request_id="counted", kv_transfer_params=first["kv_transfer_params"])
+    prefill.complete(text, max_tokens=1)  # its whole blocks are cached by now
+    wait_until(lambda: _work(prefill).prompts == before[0].prompts + 2, seconds=5, what="both prompts are counted")
+    wait_until(lambda: _work(decode).prompts == before[1].prompts + 1, seconds=5, what="the answer is counted")
+    prefilled, decoded = (_work(agent) for agent in pair)
+    assert prefilled.prompt_tokens - before[0].prompt_tokens == 2 * prompt_tokens
+    assert prompt_tokens - 32 <= prefilled.cached_tokens - before[0].cached_tokens < prompt_tokens
+    assert prefilled.decode_tokens == before[0].decode_tokens, "one token each: none came after it"
+    assert 0 < prefilled.prefill_seconds - before[0].prefill_seconds < 30
+    assert decoded.decode_tokens - before[1].decode_tokens == 15
+    # vLLM 0.32.0 counts what the peer computed as computed, although it took the time of one step.
+    assert decoded.prompt_tokens - before[1].prompt_tokens == prompt_tokens
+    assert decoded.prefill_seconds - before[1].prefill_seconds < 5
+    assert 0 < decoded.decode_seconds - before[1].decode_seconds < 30
+    assert prefill.load().max_batch == 128, "what vLLM 0.32.0 takes on a CPU"
+    assert prefill.load().max_batched_tokens == 2048
+
+
+def _work(agent: Agent) -> WorkCounters:
+    time.sleep(0.3)  # reports are at most 0.25 s old
+    work = agent.load().work
+    assert work is not None, agent.tail()
+    return work
 
 
 def test_a_draining_worker_stays_ready_and_says_so(pair: tuple[Agent, Agent]) -> None:

@@ -34,7 +34,8 @@ _TOKEN_SECONDS: Final = (
     0.5, 1.0, 2.0, 5.0,
 )  # fmt: skip
 _LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
-_TOKENS: Final = tuple(float(1 << power) for power in range(21))
+# Half powers keep the spread that is read from them within 5 % (a power of two alone: 16 %).
+_TOKENS: Final = (1.0, *(share * (1 << power) for power in range(1, 20) for share in (1.0, 1.5)), float(1 << 20))
 
 
 class Histogram:

@@ -4,7 +4,6 @@ from fulcrum.telemetry.agents import Agents
 from fulcrum.telemetry.prometheus_source import PrometheusSource
 from fulcrum.telemetry.scrape_source import ScrapeSource
 from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown, peak_rate
-from fulcrum.telemetry.work_rows import WorkRows
 
 __all__ = [
     "Agents",
@@ -13,6 +12,5 @@ __all__ = [
     "ScrapeSource",
     "TelemetrySource",
     "Unknown",
-    "WorkRows",
     "peak_rate",
 ]

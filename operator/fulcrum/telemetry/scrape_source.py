@@ -161,9 +161,8 @@ class ScrapeSource:
             return self._unknown(cluster, known.problem or f"the last scrape was {now - known.scraped_at:.0f} s ago")
         counts, covered_seconds = known.ring.recent(window_seconds=window_seconds, now=now)
         if covered_seconds <= 0 or covered_seconds < _KNOWN_SHARE * window_seconds:
-            return self._unknown(
-                cluster, f"only {covered_seconds:.0f} s of the last {window_seconds:.0f} s were seen so far"
-            )
+            seen = f"only {covered_seconds:.0f} s of the last {window_seconds:.0f} s were seen so far"
+            return self._unknown(cluster, known.problem or seen)
         return make_traffic(counts, covered_seconds)
 
     def _unknown(self, cluster: ClusterRef, why: str) -> Unknown:

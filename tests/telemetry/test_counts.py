@@ -1,0 +1,129 @@
+"""A gateway's page, the increase between two, and the traffic that they make."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulcrum.gateway.metrics import Metrics, gauge
+from fulcrum.gateway.slo import SloOutcome
+from fulcrum.telemetry.counts import BadPageError, Counts, Key, Page, add, increase, make_traffic, read_page
+
+ARRIVALS = Key("arrivals_total")
+
+
+def a_page(*, cluster: str = "chat", model: str = 'a"b,le="7\\') -> str:
+    """What a gateway that counted a little exports."""
+    metrics = Metrics(model=model, labels={"fulcrum_cluster": cluster, "fulcrum_namespace": "prod"})
+    for name, tokens in (("default", 100), ("premium", 900)):
+        counts = metrics.of_class(name)
+        counts.arrivals = 2
+        counts.slo[SloOutcome.MET] = 1
+        counts.slo[SloOutcome.TTFT] = 1
+        counts.prompt_tokens.observe(tokens)
+        counts.output_tokens.observe(10)
+        counts.ttft_seconds.observe(0.25)
+        counts.tpot_seconds.observe(0.015)
+    metrics.requests["/v1/completions", 503, "NoWorker", "default"] = 1
+    metrics.requests["/v1/completions", 200, "", "default"] = 3
+    info = gauge("info", "", ("model", "pod"), [((model, "chat-gateway-x"), 1.0)])
+    return metrics.render([info]).decode()
+
+
+def test_a_page_is_summed_over_classes() -> None:
+    page = read_page(a_page())
+    assert (page.pod_name, page.cluster) == ("chat-gateway-x", "chat")
+    assert page.started_seconds > 1e9
+    assert page.counts[ARRIVALS] == 4
+    assert page.counts[Key("slo_total", "met")] == 2
+    assert page.counts[Key("requests_total", "NoWorker")] == 1
+    assert page.counts[Key("prompt_tokens_sum")] == 1000
+    assert page.counts[Key("prompt_tokens_bucket", "128.0")] == 1
+    assert page.counts[Key("prompt_tokens_bucket", "+Inf")] == 2
+
+
+def test_traffic_of_a_page() -> None:
+    traffic = make_traffic(read_page(a_page()).counts, 2.0)
+    assert (traffic.rate, traffic.isl_tokens, traffic.osl_tokens) == (2.0, 500.0, 10.0)
+    assert (traffic.attainment, traffic.rejected) == (0.5, 0.25)
+    assert traffic.ttft_p50_seconds == pytest.approx(0.25)
+    assert traffic.tpot_p90_seconds == pytest.approx(0.0145, abs=0.001)
+    assert traffic.isl_cv2 is not None
+    assert 0.4 < traffic.isl_cv2 < 1.0
+    assert traffic.prefix_hit is None
+
+
+def test_traffic_of_nothing() -> None:
+    traffic = make_traffic({ARRIVALS: 0.0}, 2.0)
+    assert traffic.rate == 0
+    assert traffic.isl_tokens is traffic.attainment is traffic.ttft_p50_seconds is traffic.rejected is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not those of a gateway"),
+        ("<html>", "not those of a gateway"),
+        ("fulcrum_gateway_arrivals_total 3\n", "not those of a gateway"),
+        ('fulcrum_gateway_info{pod="x"} 1\n', "not those of a gateway"),
+        ('fulcrum_gateway_info{pod="x"} 1\nfulcrum_gateway_arrivals_total x\n', "cannot be read"),
+        ('fulcrum_gateway_info{pod="x"} 1\nfulcrum_gateway_arrivals_total NaN\n', "is NaN"),
+        ("fulcrum_gateway_slo_total 1\n", "cannot be read"),
+        ("fulcrum_gateway_info{ 1\n", "cannot be read"),
+    ],
+)
+def test_what_is_no_gateway(text: str, why: str) -> None:
+    with pytest.raises(BadPageError, match=why):
+        read_page(text)
+
+
+@given(st.text())
+def test_reading_fails_in_one_way(text: str) -> None:
+    for page in (text, f"fulcrum_gateway_{text}", f'fulcrum_gateway_info{{pod="{text}"}} 1'):
+        with pytest.raises(BadPageError):
+            read_page(page)
+
+
+def page(counts: Counts, started_seconds: float = 1.0) -> Page:
+    return Page(pod_name="a", cluster="chat", started_seconds=started_seconds, counts=counts)
+
+
+OTHER = Key("slo_total", "met")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (page({ARRIVALS: 3}), page({ARRIVALS: 5}), {ARRIVALS: 2}),
+        (page({ARRIVALS: 3}), page({ARRIVALS: 3, OTHER: 2}), {ARRIVALS: 0, OTHER: 2}),
+        (page({ARRIVALS: 3}), page({ARRIVALS: 5}, 9.0), {ARRIVALS: 5}),  # it has started again
+        (page({ARRIVALS: 3}, math.nan), page({ARRIVALS: 5}, math.nan), {ARRIVALS: 2}),
+        (page({ARRIVALS: 3, OTHER: 1}, math.nan), page({ARRIVALS: 2, OTHER: 1}, math.nan), {ARRIVALS: 2, OTHER: 1}),
+        (page({ARRIVALS: 3, OTHER: 1}, math.nan), page({ARRIVALS: 4}, math.nan), {ARRIVALS: 4}),
+    ],
+)
+def test_increase(before: Page, after: Page, expected: Counts) -> None:
+    assert increase(before, after) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=1, max_size=30))
+def test_no_request_is_counted_twice_whatever_restarts(steps: list[tuple[int, bool]]) -> None:
+    """Increments of each step, and whether the gateway starts again after it (losing nothing that was scraped)."""
+    counted = 0.0
+    started, value = 1.0, 0
+    before = page({ARRIVALS: 0.0}, started)
+    for more, restarts in steps:
+        value += more
+        after = page({ARRIVALS: float(value)}, started)
+        counted += increase(before, after)[ARRIVALS]
+        before = after
+        if restarts:
+            started, value = started + 1, 0
+    assert counted == sum(more for more, _ in steps)
+
+
+def test_sums() -> None:
+    assert add([{ARRIVALS: 1.0}, {}, {ARRIVALS: 2.0, OTHER: 1.0}]) == {ARRIVALS: 3.0, OTHER: 1.0}

@@ -1,0 +1,163 @@
+"""Folding slices into intervals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulcrum.forecast.series import LoadSeries
+from fulcrum.telemetry import peak_rate
+from fulcrum.telemetry.counts import Counts, Key
+from fulcrum.telemetry.ring import Ring, Slice
+
+
+def counts(arrivals: float, *, isl: float = 100.0, osl: float = 10.0) -> Counts:
+    return {
+        Key("arrivals_total"): arrivals,
+        Key("prompt_tokens_sum"): arrivals * isl,
+        Key("prompt_tokens_count"): arrivals,
+        Key("output_tokens_sum"): arrivals * osl,
+        Key("output_tokens_count"): arrivals,
+    }
+
+
+def piece(start: float, end: float, arrivals: float) -> Slice:
+    return Slice(start_seconds=start, end_seconds=end, counts=counts(arrivals))
+
+
+def filled(*pieces: Slice, **options: float) -> Ring:
+    ring = Ring(cells=int(options.get("cells", 1000)), cell_seconds=options.get("cell_seconds", 5.0))
+    for each in pieces:
+        ring.put(each)
+    return ring
+
+
+def series(ring: Ring, *, interval: float = 60.0, history: float = 3600.0, now: float) -> LoadSeries:
+    found = ring.series(interval_seconds=interval, history_seconds=history, now=now)
+    assert found is not None
+    return found
+
+
+def test_an_even_flow_has_an_even_rate() -> None:
+    ring = filled(*(piece(start, start + 2, 6) for start in range(0, 300, 2)))
+    found = series(ring, now=300.5)
+    assert (len(found), found.end_seconds, found.interval_seconds) == (5, 300.0, 60.0)
+    assert found.rate == pytest.approx([3.0] * 5)
+    assert found.isl_tokens == pytest.approx([100.0] * 5)
+    assert found.osl_tokens == pytest.approx([10.0] * 5)
+
+
+def test_zero_is_known_and_has_no_lengths() -> None:
+    found = series(filled(*(piece(start, start + 5, 0) for start in range(0, 120, 5))), now=120)
+    assert found.rate.tolist() == [0.0, 0.0]
+    assert np.isnan(found.isl_tokens).all()
+
+
+def test_a_gap_is_nan() -> None:
+    ring = filled(*(piece(start, start + 5, 5) for start in range(0, 300, 5) if not 60 <= start < 150))
+    found = series(ring, now=300)
+    assert found.rate[0] == pytest.approx(1.0)
+    assert math.isnan(found.rate[1])
+    assert found.rate[2:] == pytest.approx([1.0, 1.0, 1.0]), "half of an interval says enough"
+
+
+def test_it_begins_with_the_first_known_interval_and_ends_before_now() -> None:
+    ring = filled(*(piece(start, start + 5, 5) for start in range(1000, 1200, 5)))
+    found = series(ring, now=1199.9)
+    assert (len(found), found.end_seconds) == (2, 1140.0)
+    found = series(ring, now=1290)
+    assert found.rate[:3] == pytest.approx([1.0, 1.0, 1.0])
+    assert math.isnan(found.rate[3])
+
+
+@pytest.mark.parametrize("now", [0.0, 10.0, 59.0])
+def test_without_a_whole_interval_there_is_no_series(now: float) -> None:
+    assert filled().series(interval_seconds=60, history_seconds=600, now=now) is None
+    ring = filled(piece(0, 5, 1))
+    assert ring.series(interval_seconds=60, history_seconds=600, now=now) is None
+    assert ring.series(interval_seconds=60, history_seconds=30, now=1000) is None
+
+
+def test_old_cells_are_overwritten() -> None:
+    ring = filled(*(piece(start, start + 5, 5) for start in range(0, 1000, 5)), cells=24)
+    assert len(series(ring, now=1000)) == 1
+    ring.put(piece(10_000, 10_005, 5))
+    assert ring.series(interval_seconds=60, history_seconds=3600, now=10_000) is None
+
+
+def test_the_last_seconds_are_cut_out_exactly() -> None:
+    ring = filled(piece(0, 10, 10), piece(10, 20, 100))
+    found, covered_seconds = ring.recent(window_seconds=15, now=20)
+    assert (found[Key("arrivals_total")], covered_seconds) == (105.0, 15.0)
+    found, covered_seconds = ring.recent(window_seconds=60, now=25)
+    assert (found[Key("arrivals_total")], covered_seconds) == (110.0, 20.0)
+    assert ring.recent(window_seconds=5, now=100) == ({}, 0.0)
+
+
+def test_details_are_kept_for_minutes_only() -> None:
+    ring = filled(*(piece(start, start + 5, 5) for start in range(0, 10_000, 5)))
+    assert ring.recent(window_seconds=10_000, now=10_000)[1] < 1000
+    assert len(series(ring, now=9_000)) == 60
+
+
+def test_a_ring_can_be_refined() -> None:
+    ring = filled(*(piece(start, start + 1, start % 2) for start in range(100)))
+    found = series(ring.refined(1.0), interval=1.0, now=100)
+    assert found.rate.tolist() == [0.0, 1.0] * 50
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.2, 40), st.integers(0, 1000), st.booleans()), min_size=1, max_size=60),
+    st.sampled_from([5.0, 7.0, 60.0, 90.0]),
+    st.floats(0, 1e9),
+)
+def test_what_was_put_in_comes_out(
+    steps: list[tuple[float, int, bool]], interval_seconds: float, begin_seconds: float
+) -> None:
+    """Slices of any length, some lost: rates are never negative or too high, and known ones hold all arrivals."""
+    ring = Ring(cells=2000)
+    at = float(round(begin_seconds))
+    highest = total = 0.0
+    for seconds, arrivals, lost in steps:
+        if not lost:
+            ring.put(piece(at, at + seconds, arrivals))
+            highest = max(highest, arrivals / seconds)
+            total += arrivals
+        at += seconds
+    found = ring.series(interval_seconds=interval_seconds, history_seconds=4000, now=at + interval_seconds)
+    if found is None:
+        return
+    known = ~np.isnan(found.rate)
+    assert known[0]
+    assert (found.rate[known] >= 0).all()
+    assert (found.rate[known] <= highest * 1.01 + 1e-6).all()
+    assert np.nansum(found.rate) * interval_seconds <= 2.01 * total + 1e-3, "at most half of an interval is filled in"
+    if not any(lost for _, _, lost in steps):
+        middle = found.rate[known][1:-1]
+        assert middle.sum() * interval_seconds <= total * 1.001 + 1e-3
+
+
+N = math.nan
+
+
+@pytest.mark.parametrize(
+    ("rate", "stabilization_seconds", "expected"),
+    [
+        ([1.0, 5.0, 2.0], 120, 5.0),
+        ([1.0, 5.0, 2.0], 60, 2.0),
+        ([9.0, 5.0, 2.0], 90, 5.0),
+        ([1.0, 5.0, 2.0], 180, 5.0),
+        ([1.0, 5.0, 2.0], 181, None),
+        ([1.0, N, 2.0], 120, None),
+        ([N, 5.0, 2.0], 120, 5.0),
+        ([1.0], 0, None),
+    ],
+)
+def test_peak_rate(rate: list[float], stabilization_seconds: float, expected: float | None) -> None:
+    nothing = np.full(len(rate), N)
+    found = LoadSeries(interval_seconds=60, end_seconds=0, rate=np.array(rate), isl_tokens=nothing, osl_tokens=nothing)
+    assert peak_rate(found, stabilization_seconds) == expected
