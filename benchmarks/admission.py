@@ -1,7 +1,7 @@
 """CPU cost of admission and routing for one request, by the number of workers and how busy they are.
 
-One process, no I/O. `decide` is estimate, path and decision; `keys` are those of the prompt's prefixes; `book` is start,
-prefill done, finish and learning. Fails when a decision costs more than 15 microseconds in some case.
+One process, no I/O. `decide` is path and decision; `keys` are those of the prompt's prefixes; `book` is start, prefill
+done, finish and learning. Fails when a decision costs more than 15 microseconds in some case.
 
     python benchmarks/admission.py [--quick]
 """

@@ -12,11 +12,10 @@ def state(breaker: Breaker) -> BreakerState:
 def test_one_failure_opens_and_one_success_after_a_pause_closes() -> None:
     breaker = Breaker()
     breaker.failed(10.0)
-    assert not breaker.available
     breaker.tick(10.4)
     assert state(breaker) is BreakerState.OPEN
     breaker.tick(10.5)
-    assert breaker.available
+    assert state(breaker) is BreakerState.HALF_OPEN
     breaker.taken(10.6)
     assert not breaker.available, "one request tries it, not all of them"
     breaker.worked()

@@ -28,6 +28,7 @@ does not count as a factor of two."""
 _LOWEST_MARGIN: Final = 0.8
 _HIGHEST_MARGIN: Final = 3.0
 _FIRST_MARGIN: Final = 1.1
+_MARGIN_RATE: Final = 0.03
 _NEAR: Final = 0.8
 """Share of the limit above which a case is near it."""
 _SILENT_REJECTIONS: Final = 50
@@ -95,19 +96,20 @@ def _bucket(prompt_tokens: float) -> int:
 class Margin:
     """How much longer than predicted a latency has to be expected to be: a quantile of actual over predicted.
 
-    With a level of 0.95, 95 % of those that were let in at the very limit keep their promise.
+    With a level of 0.95, at least 95 % of those that were let in at the very limit keep their promise.
     """
 
     __slots__ = ("_quantile", "_silence", "error", "samples")
 
     def __init__(self, level: float) -> None:
+        level = min(max(level, 0.5), 0.999)
         self._quantile = OnlineQuantile(
-            min(max(level, 0.5), 0.999), _FIRST_MARGIN, low=_LOWEST_MARGIN, high=_HIGHEST_MARGIN
+            level, _FIRST_MARGIN, low=_LOWEST_MARGIN, high=_HIGHEST_MARGIN, rate=_MARGIN_RATE, first_rate=_MARGIN_RATE
         )
         self._silence = 0
         self.samples = 0
         self.error = 0.0
-        """Mean of |actual - predicted| / actual over the last requests (of a tenth of the promise where that is more)."""
+        """Mean of |actual - predicted| / actual of the last requests; a tenth of the promise divides where it is more."""
 
     @property
     def factor(self) -> float:

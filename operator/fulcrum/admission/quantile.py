@@ -5,19 +5,21 @@ from __future__ import annotations
 from math import exp
 from typing import Final
 
-_FASTEST: Final = 0.5
 _FIRST_SAMPLES: Final = 40
 
 
 class OnlineQuantile:
     """Stochastic approximation of the quantile `level` (Robbins and Monro, 1951), in the logarithm: steps are relative.
 
-    Steps shrink over the first samples and then stay, so that it follows a stream that changes.
+    Steps of `rate` let it follow a stream that changes. Over the first samples they shrink from `first_rate`, which
+    is large where `initial` is a mere guess.
     """
 
-    __slots__ = ("_high", "_low", "_rate", "level", "samples", "value")
+    __slots__ = ("_first_rate", "_high", "_low", "_rate", "level", "samples", "value")
 
-    def __init__(self, level: float, initial: float, *, low: float, high: float, rate: float = 0.05) -> None:
+    def __init__(
+        self, level: float, initial: float, *, low: float, high: float, rate: float = 0.05, first_rate: float = 0.5
+    ) -> None:
         if not (0 < level < 1 and 0 < low <= initial <= high):
             raise ValueError("need 0 < level < 1 and 0 < low <= initial <= high")
         self.level = level
@@ -26,11 +28,12 @@ class OnlineQuantile:
         self._low = low
         self._high = high
         self._rate = rate
+        self._first_rate = first_rate
 
     def add(self, sample: float) -> None:
         """One more number of the stream."""
         self.samples += 1
-        rate = max(self._rate, _FASTEST * (1 - self.samples / _FIRST_SAMPLES))
+        rate = max(self._rate, self._first_rate * (1 - self.samples / _FIRST_SAMPLES))
         self._move(rate * (self.level if sample > self.value else self.level - 1))
 
     def lower(self, by: float) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from fulcrum.admission.classes import ClassTable
 from fulcrum.routing import ClusterView, Incoming, Route, decode_share
 
-_MEMORY_SECONDS: Final = 10.0
+_MEMORY_SECONDS: Final = 20.0
 """How long demand is remembered."""
 _ASLEEP: Final = 0.05
 """A class with fewer requests in its memory is not in use: three times the memory after a single request."""
@@ -61,6 +61,7 @@ class Shares:
             for qos in range(len(table))
         ]
         self._since: float | None = None
+        self._began = 0.0
 
     def offered(self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float) -> None:
         """A request arrived, for which `found` is the best path."""
@@ -91,7 +92,7 @@ class Shares:
         prefill_due = view.prefill_use[qos] < reserve * prefill_room
         decode_due = view.decode_use[qos] < reserve * decode_room
         prefill_kept = decode_kept = 0.0
-        rate = self._gateways / (weight * _MEMORY_SECONDS)
+        rate = self._gateways / (weight * min(_MEMORY_SECONDS, max(now_seconds - self._began, 1.0)))
         for other, demand, theirs, higher in rivals:
             prefill_kept += _kept(
                 demand.prefill * rate / prefill_workers,
@@ -117,7 +118,7 @@ class Shares:
     def _weight(self, now_seconds: float) -> float:
         # Instead of fading all sums with time, newer ones are written larger.
         if self._since is None:
-            self._since = now_seconds
+            self._since = self._began = now_seconds
         weight = exp(min(max((now_seconds - self._since) / _MEMORY_SECONDS, 0.0), _LONGEST_GAP))
         if weight > _LARGEST_WEIGHT:
             for demand in self._demands:
@@ -132,11 +133,12 @@ class Shares:
 def _kept(asked: float, used: float, size: float, workers: float, most: float) -> float:
     """Part of a resource that a class asks for and does not have, at most `most` with what it has.
 
-    What is asked for varies: a standard deviation (of the number of requests in service, a Poisson variable) is kept on
-    top, and never less than one request of the usual `size`.
+    What is asked for varies: two standard deviations (of the number of requests in service, a Poisson variable) are
+    kept on top, and never less than one request of the usual `size`.
     """
     if used >= most:
         return 0.0
-    asked += sqrt(asked * size / workers)
+    asked = max(asked, used)
+    asked += 2 * sqrt(asked * size / workers)
     kept = (min(most, asked)) - used
     return max(size, kept)

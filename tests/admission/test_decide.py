@@ -1,0 +1,259 @@
+"""Decisions, one at a time: a table of situations, and what must hold in all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.admission.world import SPEED, TPOT_SECONDS, TTFT_SECONDS, make
+
+from fulcrum.admission import Admission, Admit, Preempt, Reject
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.serving_types import AdmissionPolicy, QosClass
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.routing import ClusterView, Incoming, Route, route
+
+CLASSES = (QosClass(name="high", priority=10), QosClass(name="low", priority=1))
+
+
+def fill(view: ClusterView, count: int, incoming: Incoming, *, decoding: bool = False) -> None:
+    """Put requests on their best paths without asking admission."""
+    for _ in range(count):
+        found = route(incoming, view, 0.0)
+        assert isinstance(found, Route)
+        flight = view.start(incoming, found, 0.0)
+        if decoding:
+            view.prefill_done(flight, 0.0)
+
+
+def on_pair(view: ClusterView, count: int, incoming: Incoming) -> None:
+    """Queue requests on the first pair of an empty view, whatever else would be better."""
+    found = route(incoming, view, 0.0)
+    assert isinstance(found, Route)
+    for _ in range(count):
+        view.start(incoming, found, 0.0)
+
+
+def rejected(admission: Admission, incoming: Incoming, view: ClusterView, now: float = 0.0) -> Reject:
+    outcome = admission.decide(incoming, view, now)
+    assert isinstance(outcome, Reject), outcome
+    return outcome
+
+
+def test_nobody_is_there() -> None:
+    admission, view = make(prefills=0, decodes=0)
+    outcome = rejected(admission, admission.incoming(prompt_tokens=10), view)
+    assert (outcome.reason, outcome.retry_after_seconds) == (Reason.NO_WORKER, None)
+    view.put("x", Role.DRAINING)
+    assert rejected(admission, admission.incoming(prompt_tokens=10), view).reason is Reason.NO_WORKER
+
+
+@pytest.mark.parametrize("policy", list(AdmissionPolicy))
+def test_what_can_never_fit_is_rejected_at_once_for_ever(policy: AdmissionPolicy) -> None:
+    admission, view = make(policy)
+    outcome = rejected(admission, admission.incoming(prompt_tokens=10 * SPEED.kv_capacity_tokens), view)
+    assert (outcome.reason, outcome.retry_after_seconds) == (Reason.NEVER_FITS, None)
+
+
+@given(st.sampled_from(list(AdmissionPolicy)), st.floats(1, 200_000), st.floats(1, 100_000), st.integers(0, 1))
+def test_nobody_is_rejected_by_idle_workers(policy: AdmissionPolicy, prompt: float, output: float, qos: int) -> None:
+    admission, view = make(policy, CLASSES)
+    assert isinstance(admission.decide(Incoming(prompt_tokens=prompt, output_tokens=output, qos=qos), view, 0.0), Admit)
+
+
+def test_a_queue_that_is_too_long() -> None:
+    admission, view = make(decodes=2)
+    asked = admission.incoming(prompt_tokens=2000, max_tokens=10)
+    # Both decode workers have no slack, so nothing is deflected to them.
+    fill(view, 70, admission.incoming(prompt_tokens=1, max_tokens=1000), decoding=True)
+    on_pair(view, 20, asked)
+    outcome = rejected(admission, asked, view)
+    assert outcome.reason is Reason.TTFT_UNREACHABLE
+    assert outcome.predicted is not None
+    assert outcome.predicted.wait_seconds == pytest.approx(4.0, rel=0.01)
+    assert outcome.retry_after_seconds is not None
+    assert 3.0 < outcome.retry_after_seconds < 4.0
+
+
+def test_a_batch_that_is_too_large() -> None:
+    admission, view = make()
+    fill(view, 45, admission.incoming(prompt_tokens=1, max_tokens=1000), decoding=True)
+    outcome = rejected(admission, admission.incoming(prompt_tokens=1, max_tokens=10), view)
+    assert outcome.reason is Reason.TPOT_UNREACHABLE
+    assert outcome.retry_after_seconds is not None
+    assert outcome.retry_after_seconds > 0
+
+
+def test_a_batch_that_will_be_smaller_at_hand_over() -> None:
+    """The same batch, but the prefill takes long enough for many to end."""
+    admission, view = make(prefills=1, decodes=1)
+    fill(view, 40, admission.incoming(prompt_tokens=1, max_tokens=12), decoding=True)
+    assert isinstance(admission.decide(admission.incoming(prompt_tokens=9000, max_tokens=10), view, 0.0), Reject)
+    long_prefill = admission.incoming(prompt_tokens=6000, max_tokens=10)
+    assert isinstance(admission.decide(long_prefill, view, 0.0), Admit)
+    assert isinstance(admission.decide(admission.incoming(prompt_tokens=1, max_tokens=10), view, 0.0), Reject)
+
+
+def test_what_is_in_prefill_counts_for_the_batch() -> None:
+    admission, view = make()
+    on_pair(view, 45, admission.incoming(prompt_tokens=1, max_tokens=1000))
+    assert rejected(admission, admission.incoming(prompt_tokens=1), view).reason is Reason.TPOT_UNREACHABLE
+
+
+def test_a_cache_that_is_full() -> None:
+    admission, view = make()
+    fill(view, 3, Incoming(prompt_tokens=60_000, output_tokens=2000), decoding=True)
+    outcome = rejected(admission, Incoming(prompt_tokens=5000, output_tokens=19_000), view)
+    assert outcome.reason is Reason.KV_EXHAUSTED
+
+
+def test_header_promises_only_tighten() -> None:
+    admission, view = make()
+    loose = admission.incoming(prompt_tokens=10, ttft_seconds=99.0, tpot_seconds=9.0)
+    assert (loose.ttft_seconds, loose.tpot_seconds) == (float("inf"), float("inf"))
+    fill(view, 20, admission.incoming(prompt_tokens=10, max_tokens=500), decoding=True)
+    assert isinstance(admission.decide(loose, view, 0.0), Admit)
+    tight = admission.incoming(prompt_tokens=10, tpot_seconds=0.02)
+    assert rejected(admission, tight, view).reason is Reason.TPOT_UNREACHABLE
+    late = admission.incoming(prompt_tokens=5000, ttft_seconds=0.2)
+    assert rejected(admission, late, view).reason is Reason.TTFT_UNREACHABLE
+
+
+def test_a_tight_promise_once_given_is_kept_from_later_requests() -> None:
+    admission, view = make()
+    tight = admission.incoming(prompt_tokens=10, max_tokens=500, tpot_seconds=0.015)
+    fill(view, 1, tight, decoding=True)
+    admitted = 0
+    while isinstance(
+        outcome := admission.decide(admission.incoming(prompt_tokens=10, max_tokens=500), view, 0.0), Admit
+    ):
+        view.prefill_done(view.start(admission.incoming(prompt_tokens=10, max_tokens=500), outcome.route, 0.0), 0.0)
+        admitted += 1
+    assert admitted <= 4
+    assert isinstance(outcome, Reject)
+    assert outcome.reason is Reason.TPOT_UNREACHABLE
+
+
+def test_threshold_and_unknown_speed_go_by_queue_batch_and_cache() -> None:
+    for policy, speed in ((AdmissionPolicy.THRESHOLD, SPEED), (AdmissionPolicy.PREDICTIVE, None)):
+        admission, view = make(policy, prefills=0, decodes=0, speed=speed)
+        view.put("m0", Role.MIXED, pool="pool")
+        long = admission.incoming(prompt_tokens=4000, max_tokens=10)
+        on_pair(view, 7, long)
+        assert isinstance(admission.decide(long, view, 0.0), Admit)
+        on_pair(view, 1, long)
+        outcome = rejected(admission, long, view)
+        assert outcome.reason is Reason.QUEUE_FULL
+        assert outcome.retry_after_seconds is not None
+        short = admission.incoming(prompt_tokens=1, max_tokens=10)
+        on_pair(view, 247, short)
+        assert isinstance(admission.decide(short, view, 0.0), Admit)
+        on_pair(view, 1, short)
+        assert rejected(admission, short, view).reason is Reason.QUEUE_FULL
+
+
+def test_off_admits_everything() -> None:
+    admission, view = make(AdmissionPolicy.OFF)
+    for _ in range(300):
+        outcome = admission.decide(admission.incoming(prompt_tokens=5000), view, 0.0)
+        assert isinstance(outcome, Admit)
+        view.start(admission.incoming(prompt_tokens=5000), outcome.route, 0.0)
+
+
+def test_rejections_are_counted_by_class_and_reason() -> None:
+    admission, view = make(classes=CLASSES)
+    fill(view, 60, admission.incoming(prompt_tokens=1, max_tokens=1000), decoding=True)
+    for _ in range(3):
+        rejected(admission, admission.incoming(prompt_tokens=100, max_tokens=7, qos=1), view)
+    tally = admission.rejected["low", Reason.TPOT_UNREACHABLE]
+    assert (tally.requests, tally.prompt_tokens, tally.output_tokens) == (3, 300, 21)
+    assert admission.admitted == [0, 0]
+
+
+@given(st.integers(8, 60), st.floats(100, 9000))
+def test_after_retry_after_the_queue_lets_it_in(queued: int, prompt: float) -> None:
+    """The queue drains as predicted, nothing else comes."""
+    admission, view = make(decodes=2)
+    fill(view, 76, admission.incoming(prompt_tokens=1, max_tokens=100_000), decoding=True)
+    before = list(view.workers["p0"].legs)
+    view.put("d9", Role.DECODE, pool="pool")
+    on_pair(view, queued, admission.incoming(prompt_tokens=1000, max_tokens=1))
+    view.remove("d9")
+    view.put("d8", Role.DECODE, pool="slow")
+    # A decode worker that can decode but not prefill in time.
+    slow = SpeedCoefficients(prefill_a=9, prefill_b=1, prefill_c=0, decode_a=0.01, decode_b=1e-4, decode_c=0)
+    view.set_speed("slow", WorkerSpeed(coefficients=slow, kv_capacity_tokens=1_000_000))
+    asked = admission.incoming(prompt_tokens=prompt, max_tokens=10)
+    outcome = admission.decide(asked, view, 0.0)
+    if isinstance(outcome, Admit):
+        return
+    assert isinstance(outcome, Reject)
+    assert outcome.reason is Reason.TTFT_UNREACHABLE
+    assert outcome.retry_after_seconds is not None
+    assert not before
+    ended = 0.0
+    for leg in list(view.workers["p0"].legs):
+        ended += leg.work_seconds
+        if ended <= outcome.retry_after_seconds:
+            view.prefill_done(leg, ended)
+            view.finish(leg, ended)
+    if outcome.predicted is not None and outcome.predicted.ttft_seconds - outcome.predicted.wait_seconds < 0.9:
+        soon = outcome.retry_after_seconds - 0.02
+        assert isinstance(admission.decide(asked, view, outcome.retry_after_seconds + 1e-6), Admit)
+        assert soon < ended
+
+
+loads = st.tuples(st.integers(0, 12), st.integers(0, 50), st.integers(0, 1))
+
+
+@given(
+    loads, st.floats(1, 8000), st.floats(1, 500), st.lists(st.tuples(st.integers(0, 1), st.integers(1, 30)), max_size=4)
+)
+def test_a_higher_priority_is_never_worse(
+    load: tuple[int, int, int], prompt: float, output: float, asked_before: list[tuple[int, int]]
+) -> None:
+    """The same class, the same state; only its priority is higher."""
+    outcomes = []
+    for priority in (1, 5, 20):
+        classes = (QosClass(name="mine", priority=priority), QosClass(name="other", priority=5, reserved=0.3))
+        admission, view = make(classes=classes)
+        queued, running, qos = load
+        fill(view, running, Incoming(prompt_tokens=100, output_tokens=300, qos=qos), decoding=True)
+        fill(view, queued, Incoming(prompt_tokens=500, output_tokens=300, qos=1 - qos))
+        for other, times in asked_before:
+            for _ in range(times):
+                admission.decide(Incoming(prompt_tokens=800, output_tokens=200, qos=other), view, 0.0)
+        mine = Incoming(prompt_tokens=prompt, output_tokens=output, qos=0)
+        outcomes.append(not isinstance(admission.decide(mine, view, 0.0), Reject))
+    assert outcomes == sorted(outcomes)
+
+
+def test_queued_prefills_of_a_lower_class_make_way() -> None:
+    admission, view = make(classes=CLASSES)
+    low = admission.incoming(prompt_tokens=2000, max_tokens=100, qos=1)
+    fill(view, 38, Incoming(prompt_tokens=1, output_tokens=1000), decoding=True)
+    on_pair(view, 5, low)
+    view.workers["d0"].advance(0.0)
+    high = admission.incoming(prompt_tokens=2000, max_tokens=1, qos=0)
+    view.put("d1", Role.DECODE, pool="far")
+    slow = SpeedCoefficients(prefill_a=9, prefill_b=1, prefill_c=0, decode_a=0.01, decode_b=1e-4, decode_c=0)
+    view.set_speed("far", WorkerSpeed(coefficients=slow, kv_capacity_tokens=1_000_000))
+    assert isinstance(admission.decide(low, view, 0.0), Reject)
+    outcome = admission.decide(high, view, 0.0)
+    assert isinstance(outcome, Preempt)
+    legs = list(view.workers["p0"].legs)
+    assert legs[0] not in outcome.victims, "the first one is being computed"
+    assert outcome.victims == (legs[4], legs[3])
+    for victim in outcome.victims:
+        view.finish(victim, 0.0)
+    view.start(high, outcome.route, 0.0)
+    assert view.workers["p0"].own_seconds == pytest.approx(0.8)
+    assert admission.rejected["low", Reason.PREEMPTED].requests == 2
+
+
+def test_promises() -> None:
+    admission, view = make()
+    assert (view.ttft_seconds, view.tpot_seconds) == (TTFT_SECONDS, TPOT_SECONDS)
+    assert view.class_names == admission.classes.names

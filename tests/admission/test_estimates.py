@@ -1,0 +1,137 @@
+"""Estimators: they find what they are shown, and stay inside their bounds whatever that is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulcrum.admission import ClassTable, Margin, OnlineQuantile, OutputLengths, TokenRatio
+from fulcrum.api.serving_types import ClassMatch, QosClass
+
+
+@pytest.mark.parametrize("level", [0.5, 0.63, 0.9, 0.95])
+def test_a_quantile_is_found(level: float) -> None:
+    stream = random.Random(7)
+    quantile = OnlineQuantile(level, 1.0, low=1e-3, high=1e6, rate=0.01)
+    below = 0
+    for number in range(8000):
+        sample = stream.lognormvariate(5, 1)
+        below += number >= 2000 and sample <= quantile.value
+        quantile.add(sample)
+    assert below / 6000 == pytest.approx(level, abs=0.02)
+
+
+@given(st.lists(st.floats(1e-9, 1e12), max_size=50))
+def test_a_quantile_stays_within_its_bounds(samples: list[float]) -> None:
+    quantile = OnlineQuantile(0.9, 2.0, low=0.5, high=8.0)
+    for sample in samples:
+        quantile.add(sample)
+        assert 0.5 <= quantile.value <= 8.0
+
+
+def test_a_quantile_needs_sense() -> None:
+    with pytest.raises(ValueError, match="level"):
+        OnlineQuantile(1.0, 1.0, low=0.5, high=8.0)
+
+
+def test_bytes_per_token_are_learned_and_relearned() -> None:
+    ratio = TokenRatio()
+    assert ratio.tokens(4000) == pytest.approx(1000)
+    for _ in range(200):
+        ratio.learn(3000, 1000)
+    assert ratio.bytes_per_token == pytest.approx(3.0, rel=0.01)
+    for _ in range(1000):
+        ratio.learn(6000, 1000)
+    assert ratio.bytes_per_token == pytest.approx(6.0, rel=0.05)
+    ratio.learn(0, 0)
+    assert ratio.tokens(0) == 1
+
+
+def test_output_lengths_by_class_and_prompt_and_never_above_the_cap() -> None:
+    outputs = OutputLengths(("chat", "batch"))
+    for _ in range(300):
+        outputs.learn(0, 100, 50)
+        outputs.learn(0, 10_000, 800)
+    assert outputs.expect(0, 100, None) == pytest.approx(50, rel=0.1)
+    assert outputs.expect(0, 10_000, None) == pytest.approx(800, rel=0.1)
+    assert outputs.expect(0, 10_000, 30) == 30
+    assert outputs.expect(0, 10_000, 0) == 1
+    assert 50 < outputs.expect(0, 1000, None) < 900, "no request of that length yet: the class as a whole"
+    assert outputs.expect(1, 100, None) == 256
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 100)), max_size=200))
+def test_margins_are_bounded(seen: list[tuple[float, float]]) -> None:
+    margin = Margin(0.95)
+    for predicted, actual in seen:
+        margin.learn(predicted, actual, 1.0)
+        margin.rejected()
+    assert 0.8 <= margin.factor <= 3.0
+    assert margin.allowed_seconds(1.0) <= 1.3
+
+
+def test_margins_follow_the_error_and_let_go_when_nobody_comes_through() -> None:
+    margin = Margin(0.95)
+    for _ in range(200):
+        margin.learn(0.5, 1.0, 1.0)
+    assert margin.allowed_seconds(1.0) == pytest.approx(0.5, abs=0.06)
+    assert margin.error == pytest.approx(0.5)
+    high = margin.factor
+    for _ in range(50):
+        margin.rejected()
+    assert margin.factor == high
+    for _ in range(100):
+        margin.rejected()
+    assert margin.factor == pytest.approx(1.0, abs=0.02)
+
+
+def test_small_errors_of_small_latencies_do_not_count() -> None:
+    margin = Margin(0.95)
+    for _ in range(200):
+        margin.learn(0.001, 0.004, 1.0)
+    assert margin.factor < 1.1
+
+
+def test_only_cases_near_the_limit_tell_about_the_limit() -> None:
+    margin = Margin(0.95)
+    for _ in range(200):
+        margin.learn(0.2, 0.6, 1.0, limiting_seconds=0.2)
+    assert margin.factor == pytest.approx(1.1)
+    for _ in range(200):
+        margin.learn(0.2, 1.5, 1.0, limiting_seconds=0.9)
+    assert margin.factor == pytest.approx(1.6, abs=0.1)
+
+
+TIERS = ClassTable(
+    (
+        QosClass(name="free", priority=10),
+        QosClass(name="premium", priority=100, match=ClassMatch(header="X-Customer-Tier", value="premium")),
+        QosClass(name="inside", priority=50, match=ClassMatch(header="x-team", value="eval")),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({}, "free"),
+        ({"x-customer-tier": "premium"}, "premium"),
+        ({"x-customer-tier": "Premium"}, "free"),
+        ({"x-customer-tier": "other"}, "free"),
+        ({"x-team": "eval"}, "inside"),
+        ({"x-team": "eval", "x-customer-tier": "premium"}, "premium"),
+    ],
+)
+def test_class_of_a_request(headers: dict[str, str], name: str) -> None:
+    assert TIERS.names[TIERS.match(headers)] == name
+
+
+def test_classes_by_name_and_without_any() -> None:
+    assert TIERS.index("premium") == 1
+    assert TIERS.index("gold") is None
+    assert TIERS.headers == {"x-customer-tier", "x-team"}
+    assert ClassTable().names == ("default",)
+    assert ClassTable().match({"x": "y"}) == 0
