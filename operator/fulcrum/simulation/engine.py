@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop
 from typing import Final
-
-import numpy as np
 
 from fulcrum.api.reasons import Reason
 from fulcrum.balance.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill
 from fulcrum.simulation.fleet import Fleet, Pod
-from fulcrum.simulation.job import Job, Leg
+from fulcrum.simulation.job import Job, Leg, jobs_of
+from fulcrum.simulation.leases import Leases
 from fulcrum.simulation.outcome import Ledger, Outcome
 from fulcrum.simulation.policy import Policy
 from fulcrum.simulation.result import Result
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.transfers import Transfers
-from fulcrum.simulation.view import View, tpot_seconds
+from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
 from fulcrum.simulation.workload import Workload
 
-_CHUNK: Final = 65_536
 _NAN: Final = float("nan")
 
 
@@ -83,8 +80,7 @@ class Simulation:
             changed=self._pod_changed,
         )
         self._view = View(workload=workload, cluster=cluster, slo=slo, fleet=self._fleet, ledger=self._ledger)
-        self._leases: deque[Job] = deque()
-        self._lease_alarm = _Alarm(self._leases_due)
+        self._leases = Leases(self._timeline, cluster.lease_seconds)
         self._tick_alarm = _Alarm(self._tick)
         self._live: dict[int, Job] = {}
         self._engines: list[Worker] = []
@@ -100,7 +96,7 @@ class Simulation:
         self._tick(0.0)
         queue, view, live = self._timeline.queue, self._view, self._live
         deadline = self._workload.duration_seconds + self._tail_seconds
-        arrivals = self._arrivals()
+        arrivals = jobs_of(self._workload, due=self._hop_over)
         coming = next(arrivals, None)
         events = 0
         while True:
@@ -121,29 +117,6 @@ class Simulation:
         self._events = events
         return self._result()
 
-    def _arrivals(self) -> Iterator[Job]:
-        load = self._workload
-        classes, ids, due = load.classes, load.prefix_ids, self._hop_over
-        for start in range(0, len(load), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            rows = zip(
-                load.arrival_seconds[part].tolist(),
-                load.prompt_tokens[part].tolist(),
-                load.output_tokens[part].tolist(),
-                load.qos_class[part].tolist(),
-                strict=True,
-            )
-            for index, (arrival_seconds, prompt, output, qos_class) in enumerate(rows, start):
-                yield Job(
-                    index=index,
-                    arrival_seconds=arrival_seconds,
-                    prompt=prompt,
-                    output=output,
-                    qos_class=classes[qos_class],
-                    prefix_ids=ids[index] if ids is not None else (),
-                    due=due,
-                )
-
     # Requests
 
     def _arrive(self, job: Job, now: float) -> None:
@@ -155,7 +128,6 @@ class Simulation:
         self._attempt(job, now)
 
     def _attempt(self, job: Job, now: float) -> None:
-        self._view.turn += 1
         job.attempts += 1
         door = self._door
         chosen = door.choose(job, now) if door is not None else self._policy.route(job, self._view)
@@ -231,10 +203,7 @@ class Simulation:
             self._reject(job, reason, now)
             return
         job.leg = Leg.DECODE
-        job.lease_until = now + self._cluster.lease_seconds
-        self._leases.append(job)
-        if len(self._leases) == 1:
-            self._timeline.plan(job.lease_until, self._lease_alarm)
+        self._leases.begin(job, now)
         self._hop(job, now)
 
     def first_token(self, job: Job, now: float) -> None:
@@ -339,19 +308,6 @@ class Simulation:
         job.restart()
         self._attempt(job, now)
 
-    def _leases_due(self, now: float) -> None:
-        """Free KV that nobody pulled in time. Leases are all of one length, so they end in the order they began."""
-        leases = self._leases
-        while leases and (leases[0].lease_until <= now or leases[0].held_by is None):
-            job = leases.popleft()
-            if job.held_by is None or job.loading or job.lease_until > now:
-                continue
-            job.held_by.release(job, now)
-            if job.decode is not None and job in job.decode.waiting:
-                job.decode.kv_lost(job)
-        if leases:
-            self._timeline.plan(leases[0].lease_until, self._lease_alarm)
-
     def _tick(self, now: float) -> None:
         turn = self._policy.on_tick(self._view)
         for action in turn.actions:
@@ -361,16 +317,13 @@ class Simulation:
 
     def _result(self) -> Result:
         ledger, load = self._ledger, self._workload
-        everyone = np.arange(len(load), dtype=np.int64)
-        tpot = tpot_seconds(load, ledger, everyone)
-        tpot[ledger.outcome != Outcome.SERVED] = np.nan
-        ends = ledger.end_seconds[~np.isnan(ledger.end_seconds)]
-        end = float(ends.max()) if len(ends) == len(load) and len(load) else self._view.now
+        ended = ledger.ended == len(load) > 0
+        end = float(ledger.end_seconds.max()) if ended else self._view.now
         return Result(
             policy=self._policy.name,
             workload=load,
             ttft_seconds=ledger.ttft_seconds,
-            tpot_seconds=tpot,
+            tpot_seconds=ledger.tpot_seconds(load.arrival_seconds, load.output_tokens),
             end_seconds=ledger.end_seconds,
             outcome=ledger.outcome,
             computed_tokens=ledger.computed_tokens,
@@ -379,7 +332,7 @@ class Simulation:
             flips=self._fleet.flips,
             pods_started=self._fleet.started,
             gpu_seconds=self._fleet.gpu_seconds_until(end),
-            preemptions=sum(worker.preemptions for worker in self._engines),
+            preemptions=sum(worker.work.preemptions for worker in self._engines),
             events=self._events,
             end_of_run_seconds=end,
         )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from fulcrum.simulation.workload import Workload
 
 if TYPE_CHECKING:
     from fulcrum.simulation.worker import Worker
+
+
+_CHUNK: Final = 65_536
 
 
 class Leg(IntEnum):
@@ -110,3 +115,27 @@ class Job:
     def fire(self, now: float) -> None:
         """Its own event is due."""
         self.due(self, now)
+
+
+def jobs_of(workload: Workload, *, due: Callable[[Job, float], None]) -> Iterator[Job]:
+    """Yield the requests in order of arrival; only a part of the columns is turned into objects at a time."""
+    classes, ids = workload.classes, workload.prefix_ids
+    for start in range(0, len(workload), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        rows = zip(
+            workload.arrival_seconds[part].tolist(),
+            workload.prompt_tokens[part].tolist(),
+            workload.output_tokens[part].tolist(),
+            workload.qos_class[part].tolist(),
+            strict=True,
+        )
+        for index, (arrival_seconds, prompt, output, qos_class) in enumerate(rows, start):
+            yield Job(
+                index=index,
+                arrival_seconds=arrival_seconds,
+                prompt=prompt,
+                output=output,
+                qos_class=classes[qos_class],
+                prefix_ids=ids[index] if ids is not None else (),
+                due=due,
+            )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from array import array
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fulcrum.api.reasons import Reason
+
+_EVERY: Final = slice(None)
 
 
 class Outcome(IntEnum):
@@ -51,3 +54,16 @@ class Ledger:
         self._computed[index] = computed
         self._order[self.ended] = index
         self.ended += 1
+
+    def tpot_seconds(
+        self,
+        arrival_seconds: NDArray[np.float64],
+        output_tokens: NDArray[np.int32],
+        requests: NDArray[np.int64] | slice = _EVERY,
+    ) -> NDArray[np.float64]:
+        """Mean time per token after the first of `requests`; NaN where there is none, and for those not served."""
+        gaps = output_tokens[requests].astype(np.float64) - 1
+        gaps[(gaps == 0) | (self.outcome[requests] != Outcome.SERVED)] = np.nan
+        first = arrival_seconds[requests] + self.ttft_seconds[requests]
+        mean: NDArray[np.float64] = (self.end_seconds[requests] - first) / gaps
+        return mean

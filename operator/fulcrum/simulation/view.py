@@ -26,8 +26,6 @@ class View:
         self.cluster = cluster
         self.slo = slo
         self.now = 0.0
-        self.turn = 0
-        """Grows with each choice, so that ties rotate."""
         self.arrived = 0
         """Requests so far."""
         self.workers: list[Worker] = fleet.workers
@@ -53,7 +51,8 @@ class View:
         outcomes = ledger.outcome[ended]
         served = ended[outcomes == Outcome.SERVED]
         outputs = load.output_tokens[served]
-        ttft, tpot = ledger.ttft_seconds[served], tpot_seconds(load, ledger, served)
+        ttft = ledger.ttft_seconds[served]
+        tpot = ledger.tpot_seconds(load.arrival_seconds, load.output_tokens, served)
         within = (ttft <= self.slo.ttft_seconds) & ~(tpot > self.slo.tpot_seconds)
         prefilled = int(load.prompt_tokens[served].sum())
         computed = int(ledger.computed_tokens[served].sum())
@@ -106,15 +105,6 @@ class View:
             else:
                 low = middle + 1
         return ledger.order[low : ledger.ended]
-
-
-def tpot_seconds(load: Workload, ledger: Ledger, requests: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Mean time per output token after the first; NaN where there is only one."""
-    gaps = load.output_tokens[requests].astype(np.float64) - 1
-    gaps[gaps == 0] = np.nan
-    first = load.arrival_seconds[requests] + ledger.ttft_seconds[requests]
-    spread: NDArray[np.float64] = (ledger.end_seconds[requests] - first) / gaps
-    return spread
 
 
 def _means(values: NDArray[np.int32], edges: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -2,21 +2,18 @@
 
 Every step takes one token for each decoding request and fills the rest of the token budget with chunks of waiting
 prompts, first come, first served; when the KV blocks run out the latest request is preempted and recomputed. The role
-plays no part in it: it only decides which requests are sent here.
-
-As long as nothing joins, leaves or prefills, a run of k decode steps takes `k*base + slope*(k*C + B*k*(k-1)/2)`: each
-context grows by one per step. A run ends at the first step at which something changes, so skipping the steps between
-changes no result. What comes in the middle of a run takes effect at the next step boundary, as in the engine.
+plays no part in it: it only decides which requests are sent here. Steps without chunks are taken together
+(`decode_run`); what comes in the middle of them takes effect at the next step boundary, as in the engine.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass
 from typing import Protocol
 
 from fulcrum.api.names import Role
+from fulcrum.simulation.decode_run import DecodeRun
 from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.kv_blocks import KvBlocks
 from fulcrum.simulation.speed import Speed, StepTimes
@@ -39,52 +36,22 @@ class WorkerHost(Protocol):
         """Start moving the job's KV to `worker`, which has reserved the blocks; then call `loaded`."""
 
 
+@dataclass(slots=True)
+class WorkDone:
+    """What the engine has done so far (`api.worker.WorkCounters`)."""
+
+    prompts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    preemptions: int = 0
+
+
 class Worker:
     """State of one engine. Policies read the public attributes."""
-
-    __slots__ = (
-        "_base",
-        "_chunks",
-        "_cut",
-        "_finish",
-        "_held",
-        "_host",
-        "_kv",
-        "_max_batch",
-        "_ready",
-        "_running",
-        "_slope",
-        "_step",
-        "_steps",
-        "_timeline",
-        "_times",
-        "batch",
-        "busy_seconds",
-        "cached_tokens",
-        "clock",
-        "context_tokens",
-        "decode_legs",
-        "decode_seconds",
-        "decode_tokens",
-        "event",
-        "held_blocks",
-        "loading",
-        "max_batched_tokens",
-        "name",
-        "pool",
-        "preemptions",
-        "prefill_legs",
-        "prefill_seconds",
-        "prompt_tokens",
-        "prompts",
-        "queued_tokens",
-        "role",
-        "speed",
-        "stopped",
-        "suspect",
-        "tpot_ewma_seconds",
-        "waiting",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -104,15 +71,10 @@ class Worker:
         self.role = role
         """As gateways see it."""
         self.speed = speed
-        self.suspect = False
         self.prefill_legs = 0
         """Prefill legs under way, as a gateway counts them."""
         self.decode_legs = 0
         """Requests promised to or under way on this worker as their last leg."""
-        self.batch = 0
-        """Requests that decode."""
-        self.context_tokens = 0
-        """Sum of their contexts at the start of the step that runs."""
         self.queued_tokens = 0
         """Prompt tokens that wait for prefill, those of begun prompts included."""
         self.waiting: deque[Job] = deque()
@@ -122,21 +84,16 @@ class Worker:
         self.held_blocks = 0
         """Blocks that are kept until a decode worker has pulled them (shared prefixes not counted)."""
         self.stopped = False
-        self.clock = 0.0
-        self.prompts = self.prompt_tokens = self.cached_tokens = self.decode_tokens = self.preemptions = 0
-        self.prefill_seconds = self.decode_seconds = self.busy_seconds = self.tpot_ewma_seconds = 0.0
+        self.work = WorkDone()
         self.event = -1
-        self.max_batched_tokens = speed.max_batched_tokens
-        self._max_batch = speed.max_batch
-        self._times, self._base, self._slope = times, times.base, times.slope
-        self._timeline, self._host = timeline, host
+        self._clock = 0.0  # begin of the run under way
+        self._times, self._timeline, self._host = times, timeline, host
         self._kv = KvBlocks(capacity_tokens=speed.kv_capacity_tokens, block_tokens=block_tokens, cached=cached)
+        self._decode = DecodeRun(times, self._kv)
         self._running: dict[int, Job] = {}  # in the order of their admission
         self._chunks: list[tuple[Job, int]] = []  # of the step that runs
-        self._finish: list[tuple[int, int, Job]] = []  # by the step after which they end
         self._ready: deque[Job] = deque()  # pulled, not in the batch yet
         self._held: dict[int, Job] = {}
-        self._step = 0
         self._steps = -1  # of the run under way; -1: idle
         self._cut = False  # the run already ends at its next boundary
 
@@ -144,6 +101,16 @@ class Worker:
     def in_flight(self) -> int:
         """Legs under way, as a gateway counts them."""
         return self.prefill_legs + self.decode_legs
+
+    @property
+    def batch(self) -> int:
+        """Requests that decode."""
+        return self._decode.batch
+
+    @property
+    def context_tokens(self) -> int:
+        """Sum of their contexts at the start of the run under way."""
+        return self._decode.context_tokens
 
     @property
     def kv_usage(self) -> float:
@@ -232,66 +199,35 @@ class Worker:
         if self._steps < 0:
             self._steps = 0
             self._cut = True
-            self.clock = now
+            self._clock = now
             self._timeline.plan(now, self)
         elif not self._cut:
             self._cut = True
-            steps, seconds = self._boundary(now - self.clock)
+            steps, seconds = self._decode.boundary(now - self._clock)
             if steps < self._steps:
                 self._steps = steps
-                self._timeline.plan(self.clock + seconds, self)
-
-    def _boundary(self, elapsed_seconds: float) -> tuple[int, float]:
-        """Return the first step boundary not before `elapsed_seconds` of this run, and when it is: a quadratic.
-
-        The step that began is always finished, so it is at least the first.
-        """
-        batch = self.batch
-        slope = self._slope[batch]
-        quadratic = slope * batch / 2
-        linear = self._base[batch] + slope * self.context_tokens - quadratic
-        root = linear + math.sqrt(max(0.0, linear * linear + 4 * quadratic * elapsed_seconds))
-        if root <= 0.0:
-            return self._steps, self._run_seconds(self._steps)
-        steps = max(1, math.ceil(2 * elapsed_seconds / root))
-        while steps > 1 and self._run_seconds(steps - 1) >= elapsed_seconds:
-            steps -= 1
-        while (seconds := self._run_seconds(steps)) < elapsed_seconds:
-            steps += 1
-        return steps, seconds
-
-    def _run_seconds(self, steps: int) -> float:
-        """Seconds of `steps` decode steps from the start of this run, the batch unchanged."""
-        batch = self.batch
-        contexts = steps * self.context_tokens + batch * (steps * (steps - 1) // 2)
-        return steps * self._base[batch] + self._slope[batch] * contexts
+                self._timeline.plan(self._clock + seconds, self)
 
     def fire(self, now: float) -> None:
         """A run of steps is over."""
-        steps, batch = self._steps, self.batch
-        seconds = now - self.clock
-        self.clock = now
+        steps, batch, work = self._steps, self._decode.batch, self.work
+        seconds = now - self._clock
+        self._clock = now
         self._cut = True  # what comes meanwhile is looked at below
         if steps > 0:
-            self.busy_seconds += seconds
+            work.busy_seconds += seconds
             if batch:
-                self._kv.grow(self._step, steps)
-                self._step += steps
-                self.context_tokens += batch * steps
-                self.decode_tokens += batch * steps
-                self.decode_seconds += batch * seconds
-                self.tpot_ewma_seconds = seconds / steps
-                finish, step = self._finish, self._step
-                while finish and finish[0][0] <= step:
-                    job = heappop(finish)[2]
-                    self._leave(job)
+                work.decode_tokens += batch * steps
+                work.decode_seconds += batch * seconds
+                for job in self._decode.advance(steps):
+                    del self._running[job.index]
                     self._host.finished(job, self, now)
             if self._chunks:
                 self._end_chunks(now)
         self._schedule(now)
 
     def _end_chunks(self, now: float) -> None:
-        chunks, self._chunks = self._chunks, []
+        chunks, self._chunks, work = self._chunks, [], self.work
         for job, tokens in chunks:
             job.done += tokens
             job.computed += tokens
@@ -299,11 +235,11 @@ class Worker:
             if job.done < job.context:
                 self._chunks.append((job, 0))
                 continue
-            self.prompts += 1
-            self.prompt_tokens += job.context
-            self.cached_tokens += job.cached
             job.prefill_seconds = now - job.started_seconds
-            self.prefill_seconds += job.prefill_seconds
+            work.prompts += 1
+            work.prompt_tokens += job.context
+            work.cached_tokens += job.cached
+            work.prefill_seconds += job.prefill_seconds
             if job.leg is Leg.PREFILL:
                 del self._running[job.index]
                 self._held[job.index] = job
@@ -324,53 +260,32 @@ class Worker:
             before = self._kv.blocks_of(job, job.context)
             job.context += 1
             self._kv.used += self._kv.blocks_of(job, job.context) - before
-            self._join(job)
-
-    def _join(self, job: Job) -> None:
-        """Decode from the next step on."""
-        self._running[job.index] = job
-        job.joined_step = self._step
-        self.batch += 1
-        self.context_tokens += job.context
-        self._kv.join(job.context, self._step)
-        heappush(self._finish, (self._step + job.left, job.index, job))
-
-    def _leave(self, job: Job) -> None:
-        """Decode no longer; `context` and `left` become what they are now."""
-        taken = self._step - job.joined_step
-        job.context += taken
-        job.left -= taken
-        del self._running[job.index]
-        self.batch -= 1
-        self.context_tokens -= job.context
-        self._kv.leave(job.context, self._step)
-        self._kv.give_back(job, self._kv.blocks_of(job, job.context))
+            self._decode.join(job)
 
     def _preempt(self) -> None:
         """Free the blocks of the latest request; it is computed again when there is room."""
         job = self._running[next(reversed(self._running))]
-        self.preemptions += 1
+        self.work.preemptions += 1
+        del self._running[job.index]
         if job.done < job.context and any(each is job for each, _ in self._chunks):
             self._chunks = [(each, tokens) for each, tokens in self._chunks if each is not job]
-            del self._running[job.index]
             self._kv.give_back(job, self._kv.blocks_of(job, job.context))
             self.queued_tokens += job.done
         else:
-            self._finish = [entry for entry in self._finish if entry[2] is not job]
-            heapify(self._finish)
-            self._leave(job)
+            self._decode.drop(job)
             self.queued_tokens += job.context
         job.done = 0
         self.waiting.appendleft(job)
 
     def _schedule(self, now: float) -> None:
         """Begin the next step, or the next run of steps."""
-        kv, running = self._kv, self._running
+        kv, running, decode = self._kv, self._running, self._decode
         started: list[Job] = []
         ready = self._ready
-        while ready and len(running) < self._max_batch:
+        while ready and len(running) < self.speed.max_batch:
             job = ready.popleft()
-            self._join(job)
+            running[job.index] = job
+            decode.join(job)
             if job.first_token_seconds < 0:
                 started.append(job)
         preempted = False
@@ -381,12 +296,12 @@ class Worker:
         self._cut = False
         if tokens:
             self._steps = 1
-            first = seconds = self._times.step_seconds(self.batch, self.context_tokens, tokens, squared)
+            first = seconds = self._times.step_seconds(decode.batch, decode.context_tokens, tokens, squared)
             self._cut = True
-        elif self.batch:
-            self._steps = kv.steps_within(self._step, self._finish[0][0] - self._step)
-            seconds = self._run_seconds(self._steps)
-            first = self._run_seconds(1) if started else 0.0
+        elif decode.batch:
+            self._steps = decode.steps_until_change()
+            seconds = decode.seconds(self._steps)
+            first = decode.seconds(1) if started else 0.0
         else:
             self._steps = -1
             return
@@ -397,7 +312,7 @@ class Worker:
 
     def _fill(self, now: float, *, admit: bool) -> tuple[int, int]:
         """Fill the step's budget with chunks of prompts; returns their tokens and the growth of squared lengths."""
-        budget = self.max_batched_tokens - self.batch
+        budget = self.speed.max_batched_tokens - self._decode.batch
         chunks: list[tuple[Job, int]] = []
         total = squared = 0
         for job, _ in self._chunks:
@@ -407,7 +322,7 @@ class Worker:
             squared += chunk * (chunk + 2 * job.done)
             chunks.append((job, chunk))
         waiting, running, kv = self.waiting, self._running, self._kv
-        while admit and waiting and budget > 0 and len(running) < self._max_batch:
+        while admit and waiting and budget > 0 and len(running) < self.speed.max_batch:
             job = waiting[0]
             if not kv.take(job):
                 break

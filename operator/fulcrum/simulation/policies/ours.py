@@ -203,15 +203,15 @@ def load_report(pod: Pod, worker: Worker) -> LoadReport:
         kv_capacity_tokens=speed.kv_capacity_tokens,
         speed=coefficients if isinstance(coefficients, SpeedCoefficients) else None,
         work=WorkCounters(
-            prompts=worker.prompts,
-            prompt_tokens=worker.prompt_tokens,
-            cached_tokens=worker.cached_tokens,
-            prefill_seconds=worker.prefill_seconds,
-            decode_tokens=worker.decode_tokens,
-            decode_seconds=worker.decode_seconds,
+            prompts=worker.work.prompts,
+            prompt_tokens=worker.work.prompt_tokens,
+            cached_tokens=worker.work.cached_tokens,
+            prefill_seconds=worker.work.prefill_seconds,
+            decode_tokens=worker.work.decode_tokens,
+            decode_seconds=worker.work.decode_seconds,
         ),
         max_batch=speed.max_batch,
-        max_batched_tokens=worker.max_batched_tokens,
+        max_batched_tokens=speed.max_batched_tokens,
     )
 
 

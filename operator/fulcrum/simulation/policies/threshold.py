@@ -36,7 +36,7 @@ class Threshold(ReplicaPolicy):
 
     def on_tick(self, view: View) -> Turn:
         wanted = {role: self._wanted(role, view) for role in (Role.PREFILL, Role.DECODE)}
-        self._busy = {worker.name: worker.busy_seconds for worker in view.workers}
+        self._busy = {worker.name: worker.work.busy_seconds for worker in view.workers}
         if view.now <= 0:
             return Turn(again_seconds=self._every_seconds)
         self._recent.append((view.now, wanted))
@@ -56,7 +56,9 @@ class Threshold(ReplicaPolicy):
         if not workers:
             return max(present, 1)
         if role is Role.PREFILL:
-            busy = sum(worker.busy_seconds - self._busy.get(worker.name, worker.busy_seconds) for worker in workers)
+            busy = sum(
+                worker.work.busy_seconds - self._busy.get(worker.name, worker.work.busy_seconds) for worker in workers
+            )
             used = busy / (self._every_seconds * len(workers))
         else:
             used = sum(worker.kv_usage for worker in workers) / len(workers)
