@@ -109,7 +109,7 @@ class Margin:
         self._silence = 0
         self.samples = 0
         self.error = 0.0
-        """Mean of |actual - predicted| / actual of the last requests; a tenth of the promise divides where it is more."""
+        """Mean of |actual - predicted| / actual over the last requests (of at least a tenth of the promise)."""
 
     @property
     def factor(self) -> float:
