@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulcrum.gateway.metrics import Metrics, gauge
-from fulcrum.gateway.slo import SloOutcome
-from fulcrum.telemetry.counts import BadPageError, Counts, Key, Page, add, increase, make_traffic, read_page
+from fulcrum.gateway.slo import SloOutcome, judge_refusal
+from fulcrum.telemetry.counts import REJECTIONS, BadPageError, Counts, Key, Page, add, increase, make_traffic, read_page
 
 ARRIVALS = Key("arrivals_total")
 
@@ -123,6 +123,11 @@ def test_no_request_is_counted_twice_whatever_restarts(steps: list[tuple[int, bo
         if restarts:
             started, value = started + 1, 0
     assert counted == sum(more for more, _ in steps)
+
+
+def test_gateway_and_source_agree_on_what_is_a_rejection() -> None:
+    for reason in REJECTIONS:
+        assert judge_refusal(503, reason) is SloOutcome.REJECTED
 
 
 def test_sums() -> None:

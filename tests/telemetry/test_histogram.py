@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulcrum.gateway.metrics import _TOKENS as TOKEN_BOUNDS
+from fulcrum.gateway.class_metrics import TOKENS
 from fulcrum.telemetry.histogram import quantile, squared_variation
 
 INF = math.inf
@@ -63,7 +63,7 @@ def test_quantiles_stay_in_their_buckets_and_in_order(values: list[float], one: 
     ],
 )
 def test_spread_is_about_right(values: np.ndarray, expected: float, tolerance: float) -> None:
-    found = squared_variation(cumulative(list(values), list(TOKEN_BOUNDS)))
+    found = squared_variation(cumulative(list(values), list(TOKENS)))
     assert found == pytest.approx(expected, abs=tolerance)
 
 

@@ -11,8 +11,9 @@ from typing import Final
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH, Job, Usage, read_answer, read_job
+from fulcrum.gateway.class_metrics import ClassMetrics
 from fulcrum.gateway.errors import SERVER_ERROR, RequestError, no_worker, upstream_failed
-from fulcrum.gateway.metrics import DEFAULT_CLASS, ClassMetrics, Metrics
+from fulcrum.gateway.metrics import DEFAULT_CLASS, Metrics
 from fulcrum.gateway.prompt_estimate import PromptEstimate
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request

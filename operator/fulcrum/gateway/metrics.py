@@ -5,82 +5,24 @@ Counting happens on the request path, so it is plain integers here; the Promethe
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from fulcrum.gateway.slo import SloOutcome
+from fulcrum.gateway.class_metrics import PREFIX, ClassMetrics, Histogram, histogram_lines
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
-_PREFIX: Final = "fulcrum_gateway_"
 DEFAULT_CLASS: Final = "default"
 """QoS class of a request that belongs to no other."""
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-# Quantiles are read from these two by interpolation, so their buckets are narrower.
-_FIRST_TOKEN_SECONDS: Final = (
-    0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0,
-    30.0, 60.0, 120.0, 300.0, 600.0,
-)  # fmt: skip
-_TOKEN_SECONDS: Final = (
-    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15, 0.2, 0.3,
-    0.5, 1.0, 2.0, 5.0,
-)  # fmt: skip
 _LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
-# Half powers keep the spread that is read from them within 5 % (a power of two alone: 16 %).
-_TOKENS: Final = (1.0, *(share * (1 << power) for power in range(1, 20) for share in (1.0, 1.5)), float(1 << 20))
-
-
-class Histogram:
-    """Cumulative on scrape, one list update per observation."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """As Prometheus wants it."""
-        total = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        family.add_metric(labels, buckets, self._sum)
-
-    def family(self, name: str, documentation: str) -> HistogramMetricFamily:
-        """The only one of its name."""
-        family = HistogramMetricFamily(_PREFIX + name, documentation, labels=())
-        self.add_to(family, ())
-        return family
-
-
-class ClassMetrics:
-    """What is counted of the requests of one QoS class."""
-
-    __slots__ = ("arrivals", "output_tokens", "prompt_tokens", "slo", "tpot_seconds", "ttft_seconds")
-
-    def __init__(self) -> None:
-        self.arrivals = 0
-        """Requests that came and could be read, those that were turned away included."""
-        self.slo = dict.fromkeys(SloOutcome, 0)
-        self.ttft_seconds = Histogram(_FIRST_TOKEN_SECONDS)
-        self.tpot_seconds = Histogram(_TOKEN_SECONDS)
-        self.prompt_tokens = Histogram(_TOKENS)
-        self.output_tokens = Histogram(_TOKENS)
 
 
 class Metrics:
@@ -117,12 +59,13 @@ class Metrics:
     def render(self, gauges: Iterable[Metric]) -> bytes:
         """Prometheus text exposition."""
         registry = CollectorRegistry(auto_describe=False)
-        families = [*self._families(), *self._class_families(), *gauges]
+        families = [*self._families(), *self._class_counters(), *gauges]
         for family in families:
             family.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in family.samples]
         registry.register(_Once(families))
         ProcessCollector(registry=registry)
-        return generate_latest(registry)
+        histograms = histogram_lines(self.classes, {**self._labels, "model": self._model})
+        return generate_latest(registry) + "".join(histograms).encode()
 
     def _families(self) -> Iterator[Metric]:
         yield _counter("requests", "Requests answered.", ("route", "code", "reason", "class"), self.requests.items())
@@ -139,7 +82,7 @@ class Metrics:
             "role_change_lag_seconds", "From a seen role change to the first request that is sent by it."
         )
 
-    def _class_families(self) -> Iterator[Metric]:
+    def _class_counters(self) -> Iterator[Metric]:
         model = self._model
         labels = ("class", "model")
         arrivals = [((name, model), counts.arrivals) for name, counts in self.classes.items()]
@@ -150,31 +93,13 @@ class Metrics:
             for outcome, count in counts.slo.items()
         ]
         yield _counter("slo", "Requests by how they fared against the promise.", (*labels, "outcome"), slo)
-        for attribute, name, documentation in _CLASS_HISTOGRAMS:
-            family = HistogramMetricFamily(_PREFIX + name, documentation, labels=labels)
-            for class_name, counts in self.classes.items():
-                histogram: Histogram = getattr(counts, attribute)
-                histogram.add_to(family, (class_name, model))
-            yield family
-
-
-_CLASS_HISTOGRAMS: Final = (
-    (
-        "ttft_seconds",
-        "time_to_first_token_seconds",
-        "From a whole request to its first token: of streams, to the first bytes; else to the end of the prefill leg.",
-    ),
-    ("tpot_seconds", "time_per_output_token_seconds", "Time per output token after the first, mean of each request."),
-    ("prompt_tokens", "prompt_tokens", "Prompt length: as the engine counted it, else estimated from its bytes."),
-    ("output_tokens", "output_tokens", "Output length: as the engine counted it; of streams, the number of events."),
-)
 
 
 def gauge(
     name: str, documentation: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], float]]
 ) -> Metric:
     """A gauge with its values now."""
-    family = GaugeMetricFamily(_PREFIX + name, documentation, labels=labels)
+    family = GaugeMetricFamily(PREFIX + name, documentation, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, value)
     return family
@@ -191,7 +116,7 @@ class _Once(Collector):
 def _counter(
     name: str, documentation: str, labels: Sequence[str], values: Iterable[tuple[tuple[object, ...], int]]
 ) -> Metric:
-    family = CounterMetricFamily(_PREFIX + name, documentation, labels=labels)
+    family = CounterMetricFamily(PREFIX + name, documentation, labels=labels)
     for label_values, value in values:
         family.add_metric([str(label) for label in label_values], value)
     return family

@@ -23,7 +23,17 @@ PROMPT: Final = "prompt_tokens"
 OUTPUT: Final = "output_tokens"
 INFO: Final = "info"
 HISTOGRAMS: Final = (TTFT, TPOT, PROMPT, OUTPUT)
-REJECTIONS: Final = (Reason.NO_WORKER.value, Reason.OVERLOADED.value)
+REJECTIONS: Final = (
+    Reason.NO_WORKER.value,
+    Reason.OVERLOADED.value,
+    Reason.TTFT_UNREACHABLE.value,
+    Reason.TPOT_UNREACHABLE.value,
+    Reason.KV_EXHAUSTED.value,
+    Reason.QUEUE_FULL.value,
+    Reason.CLASS_SHARE.value,
+    Reason.PREEMPTED.value,
+    Reason.NEVER_FITS.value,
+)
 """Values of the label `reason` of requests that were turned away."""
 _START: Final = "process_start_time_seconds"
 _SUBJECTS: Final = {
