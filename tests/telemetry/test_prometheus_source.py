@@ -58,8 +58,9 @@ async def test_a_real_prometheus_over_real_gateways(tmp_path: Path) -> None:
         async def traffic(cluster: ClusterRef = CLUSTER) -> Traffic | Unknown:
             return await source.traffic(cluster, window_seconds=WINDOW_SECONDS, now=time.time())
 
+        # More steps than Prometheus takes in one query.
         async def series(cluster: ClusterRef = CLUSTER) -> LoadSeries | Unknown:
-            return await source.load_series(cluster, interval_seconds=2.0, history_seconds=120.0, now=time.time())
+            return await source.load_series(cluster, interval_seconds=2.0, history_seconds=24_000.0, now=time.time())
 
         # Up and idle is a true zero; before it has scraped twice it is unknown.
         idle = await until(traffic, is_traffic)
