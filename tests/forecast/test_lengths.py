@@ -47,15 +47,10 @@ def test_intervals_count_by_their_requests() -> None:
     assert found == pytest.approx(1000, abs=20)
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.floats(min_value=0, max_value=1e6) | st.just(NAN), st.floats(min_value=0, max_value=1e6) | st.just(NAN)
-        ),
-        max_size=40,
-    ),
-    st.integers(1, 50),
-)
+measured = st.just(0.0) | st.floats(min_value=1e-6, max_value=1e6) | st.just(NAN)
+
+
+@given(st.lists(st.tuples(measured, measured), max_size=40), st.integers(1, 50))
 def test_always_within_what_was_measured(rows: list[tuple[float, float]], step: int) -> None:
     tokens, rate = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
     found = expected_tokens(tokens, rate, step=step)
