@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import pty
 import random
 import re
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from tests.controller.cluster import BIN, Agent, ApiServer, Cluster, client_of, running_api_server
+from tests.controller.cluster import BIN, Agent, ApiServer, Cluster, client_of, eventually, running_api_server
 
 from fulcrum.api.names import PORT_GATEWAY, Role
 from fulcrum.api.worker import LoadReport, WorkCounters
@@ -203,3 +206,40 @@ async def test_without_an_api_server_it_says_so(tmp_path: Any, api_server: ApiSe
     config.write_text(re.sub(r"server: .*", "server: https://127.0.0.1:1", api_server.kubeconfig.read_text()))
     out = await asyncio.to_thread(top, api_server, "--kubeconfig", str(config), code=1)
     assert "the API server does not answer" in out
+
+
+async def test_it_goes_on_until_interrupted(cluster: Cluster) -> None:
+    await cluster.apply()
+    terminal, end = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(str(BIN / "fulcrum"), "top", "-n", cluster.namespace, "--interval", "0.2"),
+        env={**os.environ, "KUBECONFIG": str(cluster.server.kubeconfig), "TERM": "xterm", "COLUMNS": "100"},
+        stdin=end,
+        stdout=end,
+        stderr=end,
+    )
+    os.close(end)
+    os.set_blocking(terminal, False)
+    shown = b""
+
+    async def frames(text: bytes, count: int) -> None:
+        async def there() -> bool:
+            nonlocal shown
+            with contextlib.suppress(BlockingIOError):
+                shown += os.read(terminal, 65536)
+            return shown.count(text) >= count
+
+        await eventually(there)
+
+    try:
+        await frames(b"No worker yet.", 3)
+        await make_worker(cluster, 0, "prefill")
+        await frames(b"c-p-0", 1)
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert b"Traceback" not in shown
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(terminal)

@@ -175,11 +175,14 @@ class ClusterWatch:
     async def _tick(self) -> None:
         sight = self.sight
         source = await self._sources.of(sight.spec)
-        if not decides(sight.spec):
+        if decides(sight.spec):
+            await asyncio.gather(self._read_traffic(sight, source), self._read_loads(sight))
+            self._begin_forecast(sight, source)
+        else:
             await self._read_traffic(sight, source)
-            self._wake_if_changed()
-            return
-        await asyncio.gather(self._read_traffic(sight, source), self._read_loads(sight))
+        self._wake_if_changed()
+
+    def _begin_forecast(self, sight: Sight, source: TelemetrySource) -> None:
         if self._forecasting is None and self._clock() >= self._forecast_due_at:
             self._forecasting = asyncio.create_task(
                 self._make_forecast(sight, source), name=f"forecast-{sight.namespace}-{sight.name}"
@@ -291,7 +294,7 @@ class ClusterWatch:
         return self._start_seconds + TICK_SECONDS if horizon == "auto" else seconds(horizon)
 
     def _wake_if_changed(self) -> None:
-        """In Manual only the status follows from traffic: a turn is worth its while only when that changes."""
+        """Ask for a turn because of the status: one in Manual, or that is paused, has no other reason to come soon."""
         if not self.settled or self._clock() - self._woke_at < PUBLISH_SECONDS:
             return
         standing = self.sight.status
