@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fulcrum.simulation.speed import Speed
+from fulcrum.capacity.speed import Speed
 
 
 @dataclass

@@ -18,8 +18,9 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, ClassMatch, QosClass
 from fulcrum.balance import SetRole, StartDrain
 from fulcrum.balance.demand import Slo
+from fulcrum.capacity.profile import PiecewiseSpeed
 from fulcrum.simulation import engine
-from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links
+from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, PoolModel
 from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.job import Job
 from fulcrum.simulation.outcome import Outcome
@@ -224,6 +225,18 @@ def test_two_legs_add_up() -> None:
     assert result.ttft_seconds[0] == pytest.approx(prefill, rel=1e-9)
     steps = [0.0101 + 5e-8 * (1001 + n) for n in range(10)]
     assert result.tpot_seconds[0] == pytest.approx((transfer + sum(steps)) / 10, rel=1e-9)
+
+
+def test_a_piecewise_speed_takes_its_steps_from_the_right_piece() -> None:
+    small = make_speed(decode=(0.02, 0.0, 0.0))
+    speed = PiecewiseSpeed(small=small, from_batch=3, decode_a=0.05, decode_b=0.0, decode_c=0.0)
+    pools = (PoolModel(name="a", speed=make_speed(), gpus_per_worker=2), PoolModel(name="b", speed=speed))
+    split = StaticSplit(pool="a", prefill=1, decode=1, decode_pool="b")
+    for count, pace in ((2, 0.02), (4, 0.05)):
+        load = make_workload([(0.0, 10, 101)] * count)
+        result = engine.simulate(load, ClusterModel(pools=pools), split, slo=SLO)
+        assert result.tpot_seconds == pytest.approx([pace] * count, rel=1e-9)
+        assert result.gpu_seconds == pytest.approx(3 * result.end_of_run_seconds)
 
 
 def test_links_are_taken_in_turn_and_overlap_hides_all_but_a_layer() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from fulcrum.simulation.speed import Speed
+from fulcrum.capacity.speed import Speed
 
 NVLINK_BYTES_PER_SECOND: Final = 450e9
 """H100 SXM, one direction."""

@@ -1,35 +1,16 @@
-"""What the engine asks of a speed model, and the same tabulated per batch size."""
+"""The seconds of engine steps, tabulated per batch size."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
-
-class Speed(Protocol):
-    """How fast a worker is: `capacity.WorkerSpeed`, or another model behind the same methods.
-
-    For a fixed batch `decode_step_seconds` must be linear in the context: that is what makes a run of decode steps a
-    closed form.
-    """
-
-    @property
-    def kv_capacity_tokens(self) -> int: ...
-
-    @property
-    def max_batch(self) -> int: ...
-
-    @property
-    def max_batched_tokens(self) -> int: ...
-
-    def prefill_seconds(self, tokens: float, squared_tokens: float) -> float: ...
-
-    def decode_step_seconds(self, batch: float, context_tokens: float) -> float: ...
-
-    def transfer_seconds(self, tokens: float) -> float: ...
+from fulcrum.capacity.speed import Speed
 
 
 class StepTimes:
-    """Seconds of engine steps: `base[batch] + slope[batch] * context` for decoding, fused with prefill chunks."""
+    """Seconds of engine steps: `base[batch] + slope[batch] * context` for decoding, fused with prefill chunks.
+
+    For a fixed batch a speed must be linear in the context, as all of `capacity` are: that is what makes a run of
+    decode steps a closed form.
+    """
 
     __slots__ = ("_prefill_seconds", "_shared", "base", "slope")
 

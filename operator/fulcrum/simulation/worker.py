@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fulcrum.api.names import Role
+from fulcrum.capacity.speed import Speed
 from fulcrum.simulation.decode_run import DecodeRun
 from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.kv_blocks import KvBlocks
-from fulcrum.simulation.speed import Speed, StepTimes
+from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.timeline import Timeline
 
 

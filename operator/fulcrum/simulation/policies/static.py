@@ -10,13 +10,13 @@ from fulcrum.simulation.policy import Policy
 
 
 class StaticSplit(Policy):
-    """P prefill and D decode workers of one pool, for ever."""
+    """P prefill and D decode workers, for ever; of one pool, or the decode workers of another."""
 
-    def __init__(self, *, pool: str, prefill: int, decode: int) -> None:
+    def __init__(self, *, pool: str, prefill: int, decode: int, decode_pool: str | None = None) -> None:
         if prefill < 1 or decode < 1:
             raise ValueError("a static split needs at least one worker of each role")
         self.name = f"static {prefill}P:{decode}D"
-        self._workers = [(pool, Role.PREFILL)] * prefill + [(pool, Role.DECODE)] * decode
+        self._workers = [(pool, Role.PREFILL)] * prefill + [(decode_pool or pool, Role.DECODE)] * decode
 
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return self._workers
