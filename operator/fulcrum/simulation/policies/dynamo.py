@@ -63,7 +63,10 @@ class Dynamo(ReplicaPolicy):
             self._throughput_due += self._throughput_seconds
             planned = self._from_throughput(view)
             if planned is not None:
-                self._least = wanted = planned
+                self._least = planned
+                bound_only = self._mode is DynamoMode.BOTH
+                wanted = {role: max(wanted[role], planned[role]) if bound_only else planned[role] for role in planned}
+                wanted = self.within_budget(wanted[Role.PREFILL], wanted[Role.DECODE])
         elif self._mode is not DynamoMode.THROUGHPUT:
             wanted = self._from_load(view, wanted)
         return Turn(actions=self.towards(wanted, view), again_seconds=self._every)
@@ -91,7 +94,7 @@ class Dynamo(ReplicaPolicy):
         if len(view.pods) > len(pods) or any(pod.worker is None for pod in pods):
             return wanted  # the last change is still under way
         traffic = view.traffic(self._load_seconds * 12)
-        isl = traffic.isl_tokens or 0.0
+        isl, osl = traffic.isl_tokens or 0.0, traffic.osl_tokens or 0.0
         result = dict(wanted)
         for role, target in ((Role.PREFILL, self._slo.ttft_seconds), (Role.DECODE, self._slo.tpot_seconds)):
             estimates = []
@@ -101,8 +104,10 @@ class Dynamo(ReplicaPolicy):
                     tokens = worker.queued_tokens + isl
                     estimates.append(self._speed.prefill_seconds(tokens, tokens * isl))
                 else:
-                    batch = worker.batch + 1
-                    estimates.append(self._speed.decode_step_seconds(batch, worker.context_tokens + isl))
+                    # What is scheduled, what is queued, and the next request half-way through its output.
+                    queued = len(worker.waiting) + worker.loading + 1
+                    tokens = worker.context_tokens + queued * isl + osl / 2
+                    estimates.append(self._speed.decode_step_seconds(worker.batch + queued, tokens))
             if all(estimate > target for estimate in estimates):
                 if sum(result.values()) < self._most_workers:
                     result[role] += 1
