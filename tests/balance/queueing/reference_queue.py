@@ -133,6 +133,21 @@ class ReferenceQueue:
         seconds = 0.0
         if generating:
             seconds = k.decode_a + k.decode_b * generating + k.decode_c * engine.context
+        filled, fill_seconds, done = self._fill(engine, now, budget=budget, generating=generating)
+        if not generating and not filled:
+            engine.busy = False
+            return
+        if filled:
+            constant = k.decode_a if self.role == "decode" else k.prefill_a
+            seconds += fill_seconds + (max(0.0, constant - k.decode_a) if generating else constant)
+        engine.busy = True
+        self._plans[index] = done
+        heapq.heappush(self._events, (now + seconds, index))
+
+    def _fill(self, engine: _Engine, now: float, *, budget: int, generating: int) -> tuple[int, float, list[int]]:
+        """Spend a step's budget on prompts: how many, their seconds, and those that are then complete."""
+        speed, k = engine.speed, engine.speed.coefficients
+        holds = self.role != "prefill"
         done = []
         fill_seconds = 0.0
         position = 0
@@ -163,15 +178,7 @@ class ReferenceQueue:
             if end >= length:
                 done.append(request)
             position += 1
-        if not generating and not position:
-            engine.busy = False
-            return
-        if position:
-            constant = k.decode_a if self.role == "decode" else k.prefill_a
-            seconds += fill_seconds + (max(0.0, constant - k.decode_a) if generating else constant)
-        engine.busy = True
-        self._plans[index] = done
-        heapq.heappush(self._events, (now + seconds, index))
+        return position, fill_seconds, done
 
     def _finish(self, now: float, index: int) -> None:
         """Book the step that ends now, and start the next one."""
@@ -229,7 +236,8 @@ def draw_requests(demand: Demand, *, count: int, seed: int) -> Requests:
     def lengths(mean: float, cv2: float) -> Integers:
         sigma = np.sqrt(np.log1p(cv2))
         drawn = mean * np.exp(sigma * rng.standard_normal(count) - sigma * sigma / 2)
-        return np.maximum(np.rint(drawn), 1).astype(np.int64)
+        rounded: Integers = np.maximum(np.rint(drawn), 1).astype(np.int64)
+        return rounded
 
     return Requests(
         arrivals=np.cumsum(rng.exponential(1 / demand.rate, count)),

@@ -122,7 +122,7 @@ def batches(rate: float, tokens: float, lanes: Sequence[BatchLane], context: Con
 
     The router fills them so that steps take the same time everywhere: the quick ones first.
     """
-    lanes = [lane for lane in lanes if lane.workers > 0 and lane.room > 0.0]
+    lanes = [lane for lane in lanes if lane.workers > 0 and lane.room >= 1.0]
     if not lanes:
         return OVERLOADED
     # A step takes as long as there are requests for: a line through these knots.

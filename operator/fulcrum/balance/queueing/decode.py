@@ -58,7 +58,7 @@ def tpot_inside(
     average. The contexts of the others are averaged in the same way. `jitter` is the variance (s^2) that a single
     step's other work adds, averaged over the tokens.
     """
-    if pool.waiting >= 1.0:
+    if pool.waiting >= 1.0 or tpot_seconds < min(lane.idle for lane in lanes):
         return 0.0
     sigma = log_spread(demand.osl_cv2)
     relative = np.exp(sigma * _CLASSES - sigma * sigma / 2)

@@ -97,7 +97,8 @@ def _jitter(state: Batches, *, jitter: float, tokens: float) -> float:
     """Return the variance (s^2) that prompts add to a step, averaged over a request's `tokens`.
 
     What prompts take out of a residence varies as busy periods do; a router that evens out numbers evens out half of
-    it, and one worker alone sways more (fitted to simulation). A burst of arrivals both takes time for its prompts and leaves more requests to decode: the deviations add up.
+    it, and one worker alone sways more (fitted to simulation). A burst of arrivals both takes time
+    for its prompts and leaves more requests to decode: the deviations add up.
     """
     mean = float(state.shares @ state.steps) / (1.0 - state.waiting)
     spread = float(state.shares @ np.square(state.steps - mean)) / (1.0 - state.waiting)

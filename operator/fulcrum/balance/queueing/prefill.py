@@ -63,7 +63,7 @@ def prefill_attainment(demand: Demand, stations: Stations, *, ttft_seconds: floa
     """Return the share of requests whose wait + prefill + KV transfer + `extra_seconds` is at most `ttft_seconds`.
 
     `extra_seconds` is what comes on top of it: hand-over and first decode step. At rate 0 this is the best that any
-    number of workers can do: prompts that take too long on an idle worker are outside. Pools are taken fastest first,
+    number of workers can do: prompts that take too long on an idle worker are outside. Pools are taken best first,
     and one that would do harm is taken as not used.
     """
     lanes = [
@@ -108,15 +108,22 @@ def lanes_attainment(demand: Demand, lanes: Sequence[Lane], *, seconds: float) -
     if demand.isl_tokens < 1.0:
         demand = replace(demand, isl_tokens=1.0)
     lengths, weights = length_points(demand.isl_tokens, demand.isl_cv2)
-    known = sorted(((float(weights @ lane.time.seconds(lengths)), lane) for lane in lanes), key=lambda each: each[0])
-    best = 0.0
-    for used in range(1, len(known) + 1):
-        best = max(best, _attainment(demand, [lane for _, lane in known[:used]], seconds, lengths, weights))
-    return best
+    best_first = list(lanes)
+    if len(best_first) > 1:
+
+        def late_and_mean(lane: Lane) -> tuple[float, float]:
+            _, inside = length_points(demand.isl_tokens, demand.isl_cv2, longest=lane.longest(seconds))
+            return -float(inside.sum()), float(weights @ lane.time.seconds(lengths))
+
+        best_first.sort(key=late_and_mean)
+    return max(
+        (_attainment(demand, best_first[: i + 1], seconds, lengths, weights) for i in range(len(best_first))),
+        default=0.0,
+    )
 
 
 def _attainment(demand: Demand, lanes: list[Lane], seconds: float, lengths: Floats, weights: Floats) -> float:
-    """Return the share of prompts in time when all `lanes` (fastest first) are used."""
+    """Return the share of prompts in time when all `lanes` (best first) are used."""
     times = [lane.time.seconds(lengths) for lane in lanes]
     means = [float(weights @ time) for time in times]
     shares = _shares(demand.rate, means, [lane.workers for lane in lanes])
@@ -168,8 +175,16 @@ def _wait(
             own=max(mean - alone, 0.0),
             cv2=max(square / (mean * mean) - 1.0, 0.0) if mean > 0.0 else 0.0,
             most_sharing=max(alone / full, 1.0) if full > 0.0 else 1.0,
+            held_up=sum(share * _held_up(lane, demand.isl_tokens) for share, lane, _ in parts),
         ),
     )
+
+
+def _held_up(lane: Lane, isl_tokens: float) -> float:
+    """Return by how much prompts behind one's own hold it up: they share its (last) step as far as the budget goes."""
+    if lane.most_sharing <= 1.0:
+        return 1.0
+    return 1.5 - 0.3 * min(isl_tokens * lane.time.chunks, 1.0)
 
 
 def _root(square: float, linear: float, value: float) -> float:

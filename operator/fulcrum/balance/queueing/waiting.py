@@ -47,7 +47,9 @@ class Service:
     cv2: float
     """Squared coefficient of variation of `constant + own`."""
     most_sharing: float
-    """Most requests that share one step, on average; at least 1."""
+    """Most requests that share one step's constant, on average; at least 1."""
+    held_up: float
+    """By how much the backlog counts more because requests behind one's own are in the same step: 1 (none) to 1.5."""
 
     @property
     def alone(self) -> float:
@@ -119,12 +121,11 @@ def waiting(rate: float, servers: int, service: Service) -> Waiting:
     busy = min(busy / servers, 1.0 - 1e-9)
     chance = sqrt(common * _blocking_at(servers, busy * servers))
     spread = (1.0 + service.cv2) / 2
-    gated = 1.5 - 0.3 / service.most_sharing
     return Waiting(
         chance=chance,
         residual=spread ** (_RESIDUAL_POWER - 1.0),
         backlog_chance=busy,
-        backlog=gated * spread * min(chance / busy, 1.0) * queued / rate,
+        backlog=service.held_up * spread * min(chance / busy, 1.0) * queued / rate,
     )
 
 
