@@ -44,7 +44,7 @@ def test_defaults() -> None:
     assert cluster.spec.balance.ratio is None
     assert cluster.spec.admission.policy is AdmissionPolicy.OFF
     assert cluster.spec.engine.kv_cache.dtype is KvCacheDtype.FP8
-    assert cluster.spec.pools[0].roles == (Role.PREFILL, Role.DECODE)
+    assert cluster.spec.pools[0].roles == (Role.PREFILL, Role.DECODE, Role.MIXED)
     assert cluster.status == InferenceClusterStatus()
 
 

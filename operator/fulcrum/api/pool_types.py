@@ -99,11 +99,12 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
         Meta(
             min_length=1,
             max_length=3,
-            description="Roles that its workers may take: prefill, decode, or both, which makes them flippable; "
-            "or mixed alone, for workers that do both for each request.",
+            description="Roles that its workers may take. prefill and decode together make them flippable; with mixed "
+            "beside them, all workers may also do both for each request where that serves more. mixed alone: they "
+            "always do both.",
             extra_json_schema={"x-kubernetes-list-type": "set"},
         ),
-    ] = (Role.PREFILL, Role.DECODE)
+    ] = (Role.PREFILL, Role.DECODE, Role.MIXED)
     template: Annotated[
         dict[str, Any],
         Meta(
@@ -121,9 +122,9 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
 
     rules: ClassVar[Rules] = (
         rule(
-            "!('mixed' in self.roles) || size(self.roles) == 1",
-            "roles: mixed cannot be combined with other roles, because a mixed worker already does both; "
-            "use [mixed] or [prefill, decode]",
+            "!('mixed' in self.roles) || size(self.roles) != 2",
+            "roles: mixed cannot be combined with only one of prefill and decode, because a mixed worker does both; "
+            "use [mixed], [prefill, decode], or all three",
         ),
         rule(
             "self.accelerator != 'cpu' || (self.parallelism.tensor == 1 && self.parallelism.pipeline == 1)",
