@@ -81,15 +81,14 @@ def look(snapshot: Snapshot, now: datetime) -> Sight | Unknown:
     if missing or not speeds:
         names = ", ".join(missing or [pool.name for pool in spec.pools])
         return Unknown(message=f"Nobody knows yet how fast the workers of pool {names} are.")
-    payback = payback_seconds(snapshot)
-    loads = read_loads(outlook, snapshot.workers, payback_seconds=payback)
-    if isinstance(loads, Unknown):
-        return loads
     slo = Slo(
         ttft_seconds=seconds(spec.slo.ttft),
         tpot_seconds=seconds(spec.slo.tpot),
         attainment=spec.slo.attainment,
     )
+    loads = read_loads(outlook, snapshot.workers, slo, payback_seconds=payback_seconds(snapshot))
+    if isinstance(loads, Unknown):
+        return loads
     service = Service(speeds, reachable(speeds, slo, loads.near))
     more = corrected(snapshot, now, loads, service, slo)
     return Sight(
@@ -112,7 +111,9 @@ def payback_seconds(snapshot: Snapshot) -> float:
 def _decide(sight: Sight, held: Mapping[str, int]) -> Choice:
     snapshot, loads, service = sight.snapshot, sight.loads, sight.service
     divided = any(worker.role in (Role.PREFILL, Role.DECODE) for worker in snapshot.workers if worker.serving)
-    scaled = scale(snapshot, held, loads, service, divided=divided, was_over=_said_over(snapshot))
+    scaled = scale(
+        snapshot, sight.now, held, loads=loads, service=service, divided=divided, was_over=_said_over(snapshot)
+    )
     goal = _goal(sight, scaled)
     kept = keep(snapshot, scaled.workers, goal)
     if _forces_early_flip(sight, scaled, kept):

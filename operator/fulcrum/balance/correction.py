@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
-from math import sqrt
 from typing import Final
 
 from fulcrum.balance.demand import Slo
-from fulcrum.balance.load import NOISE_SIGMAS, Load, Loads
+from fulcrum.balance.load import Load, Loads, deviation, served_share
 from fulcrum.balance.placing import layout_of
 from fulcrum.balance.service import Service
 from fulcrum.balance.snapshot import Snapshot
@@ -23,10 +22,10 @@ def corrected(snapshot: Snapshot, now: datetime, loads: Loads, service: Service,
     """Return the loads with the near one as large as what was measured makes it; None where nothing is amiss.
 
     Only what was measured with the present roles counts: nothing is corrected while the window reaches back beyond a
-    change. Requests that were turned away are no fault of the roles and are left out.
+    change.
     """
     traffic = snapshot.outlook.traffic
-    if traffic is None or traffic.attainment is None or loads.near.rate <= 0:
+    if traffic is None or loads.near.rate <= 0:
         return None
     since = now - timedelta(seconds=traffic.window_seconds)
     serving = [worker for worker in snapshot.workers if worker.serving]
@@ -34,13 +33,8 @@ def corrected(snapshot: Snapshot, now: datetime, loads: Loads, service: Service,
     if any(moment > since for moment in changes) or any(worker.draining_since for worker in snapshot.workers):
         return None
     standing = layout_of(serving)
-    served = 1 - (traffic.rejected or 0.0)
-    measured = min(traffic.attainment / served, 1.0) if served > 0 else 1.0
-    seen = max(traffic.rate * traffic.window_seconds * served, 1.0)
-    if measured + NOISE_SIGMAS * sqrt(measured * (1 - measured) / seen) >= slo.attainment:
-        return None
-    expected = service.attainment(standing, loads.near)
-    if measured + NOISE_SIGMAS * sqrt(expected * (1 - expected) / seen) >= expected:
+    measured, expected = served_share(traffic), service.attainment(standing, loads.near)
+    if loads.kept or measured + deviation(traffic, expected) >= expected:
         return None
     late = (traffic.ttft_p90_seconds or 0.0) > slo.ttft_seconds
     slow = (traffic.tpot_p90_seconds or 0.0) > slo.tpot_seconds

@@ -127,13 +127,13 @@ def _doubts(standing: Layout, moves: Sequence[Move], loads: Loads) -> list[Load]
     if not moves:
         return []
     noise = loads.noise
-    fewer = loads.near.scaled(max(0.0, 1 - NOISE_SIGMAS * noise.rate))
+    fewer = loads.sure
     layout = after(standing, moves)
     towards = layout.count(Role.PREFILL) - standing.count(Role.PREFILL)
     away = layout.count(Role.DECODE) - standing.count(Role.DECODE)
     if towards * away >= 0:  # to or from mixed: the mix matters less than how much there is
         # Everybody flips: a mix that passes through the window on its way to another is no reason for that.
-        more = loads.near.scaled(1 + NOISE_SIGMAS * noise.rate)
+        more = loads.near.with_rate(loads.near.rate * (1 + NOISE_SIGMAS * noise.rate))
         return [fewer, more, *([loads.slow] if loads.slow is not None else [])]
     prefill, decode = _mix_doubt(noise)
     sign = 1 if towards > 0 else -1

@@ -8,7 +8,7 @@ from math import sqrt
 from typing import Final
 
 from fulcrum.api.names import Role
-from fulcrum.balance.demand import Demand
+from fulcrum.balance.demand import Demand, Slo
 from fulcrum.balance.outlook import Outlook, Traffic
 from fulcrum.balance.snapshot import Worker
 from fulcrum.forecast.result import Forecast
@@ -32,6 +32,15 @@ class Load:
             rate=self.rate * factor,
             prefill=replace(self.prefill, rate=self.prefill.rate * factor),
             decode=replace(self.decode, rate=self.decode.rate * factor),
+        )
+
+    def with_rate(self, rate: float) -> Load:
+        """Return the load with other arrivals and the same backlog."""
+        more = rate - self.rate
+        return Load(
+            rate=rate,
+            prefill=replace(self.prefill, rate=max(0.0, self.prefill.rate + more)),
+            decode=replace(self.decode, rate=max(0.0, self.decode.rate + more)),
         )
 
     def shifted(self, *, prefill: float, decode: float) -> Load:
@@ -74,6 +83,8 @@ class Loads:
     """The most of the past `scaleDown.stabilization` and of what is ahead; None: no worker is given back."""
     noise: Noise
     window_seconds: float
+    kept: bool
+    """The promise is kept, as far as anybody measured."""
     forecast_leads: bool
     """The forecast expects clearly more than what is measured."""
     queued: Role | None
@@ -82,7 +93,7 @@ class Loads:
     @property
     def sure(self) -> Load:
         """The near load without what may be noise: what arrives at least."""
-        return self.near.scaled(max(0.0, 1 - NOISE_SIGMAS * self.noise.rate))
+        return self.near.with_rate(self.near.rate * max(0.0, 1 - NOISE_SIGMAS * self.noise.rate))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +103,7 @@ class Unknown:
     message: str
 
 
-def read_loads(outlook: Outlook, workers: Iterable[Worker], *, payback_seconds: float) -> Loads | Unknown:
+def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback_seconds: float) -> Loads | Unknown:
     """Return the load to plan for. A backlog adds what it takes to be gone within `payback_seconds`."""
     traffic, forecast = outlook.traffic, outlook.forecast
     if traffic is None:
@@ -134,9 +145,27 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], *, payback_seconds: 
         peak=peak,
         noise=noise,
         window_seconds=traffic.window_seconds,
+        kept=served_share(traffic) + deviation(traffic, slo.attainment) >= slo.attainment,
         forecast_leads=soon > now.rate * (1 + NOISE_SIGMAS * noise.rate),
         queued=longest if queue[longest] > NOISE_SIGMAS * sqrt(seen) else None,
     )
+
+
+def served_share(traffic: Traffic) -> float:
+    """Return the share of admitted requests inside the SLO; 1 where nobody measured it.
+
+    That some were turned away is no fault of the roles.
+    """
+    admitted = 1 - (traffic.rejected or 0.0)
+    if traffic.attainment is None or admitted <= 0:
+        return 1.0
+    return min(traffic.attainment / admitted, 1.0)
+
+
+def deviation(traffic: Traffic, share: float) -> float:
+    """Return by how much a measured share may differ from `share` by chance."""
+    seen = traffic.rate * traffic.window_seconds * (1 - (traffic.rejected or 0.0))
+    return NOISE_SIGMAS * sqrt(share * (1 - share) / max(seen, 1.0))
 
 
 def _lengths(traffic: Traffic, forecast: Forecast | None) -> Demand | None:

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
+from fulcrum.api.durations import seconds
+from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
+
+SHORTEST_WINDOW_SECONDS: Final = 10.0
+LONGEST_WINDOW_SECONDS: Final = 30.0
+QUERY_WINDOW_SECONDS: Final = 60.0
+"""Prometheus scrapes every 15 to 30 s as a rule, and two scrapes must lie in the window."""
+
+
+def traffic_window_seconds(spec: InferenceClusterSpec) -> float:
+    """Return over how many seconds load is averaged before a decision.
+
+    A flip must pay within its dwell, so what it is decided by need not be older than that: a shorter dwell asks for
+    quicker and noisier decisions.
+    """
+    if spec.metrics.prometheus is not None:
+        return QUERY_WINDOW_SECONDS
+    dwell_seconds = seconds(spec.balance.flip.min_dwell)
+    return min(max(dwell_seconds, SHORTEST_WINDOW_SECONDS), LONGEST_WINDOW_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
@@ -14,6 +16,9 @@ from fulcrum.balance.sizing import Size, cheapest, cheapest_as_is
 from fulcrum.balance.snapshot import Snapshot
 from fulcrum.balance.split import splits
 from fulcrum.balance.standing import live
+
+DEFAULT_START_SECONDS: Final = 120.0
+"""How long a Pod is given to find a node while nobody has measured it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,30 +61,38 @@ class _Pools:
 
 
 def scale(
-    snapshot: Snapshot, held: Mapping[str, int], loads: Loads, service: Service, *, divided: bool, was_over: bool
+    snapshot: Snapshot,
+    now: datetime,
+    held: Mapping[str, int],
+    *,
+    loads: Loads,
+    service: Service,
+    divided: bool,
+    was_over: bool,
 ) -> Scale:
     """Return the workers to have. `divided`: flippable workers have roles now; `was_over`: it was said before."""
     known = frozenset(pool.name for pool in snapshot.spec.pools if service.knows(pool.name))
     pools = _Pools(
         spec=snapshot.spec,
         held=held,
-        broken={name: min(count, _broken(snapshot, name)) for name, count in held.items()},
+        broken={name: min(count, _broken(snapshot, name, now)) for name, count in held.items()},
         stuck=frozenset(w.pool for w in snapshot.workers if w.unschedulable and not w.deleting),
         known=known,
     )
     rooms = pools.rooms(shrink=False)
     usual = splits(rooms, {room.name: room.low for room in rooms}, service, loads.near)
-    now = _needed(rooms, service, loads.sure, usual)
-    over = not now.enough or (was_over and not _needed(rooms, service, loads.near, usual).enough)
+    present = _needed(rooms, service, loads.sure, usual)
+    over = not present.enough or (was_over and not _needed(rooms, service, loads.near, usual).enough)
     ahead = _needed(rooms, service, loads.far, usual)
-    largest = max((now, ahead), key=lambda size: size.gpus)
+    largest = max((present, ahead), key=lambda size: size.gpus)
     if largest.gpus:
         reason = Reason.LOAD_FORECAST if largest is ahead else Reason.LOAD_SHIFTED
-        if largest is now and loads.queued is not None:
+        if largest is present and loads.queued is not None:
             reason = Reason.QUEUE_GROWING
         return Scale(workers=pools.workers(largest, rooms), reason=reason, over_capacity=over)
     kept = Scale(workers=dict(held), over_capacity=over)
-    if loads.peak is None or over:
+    # Whatever the model says: workers are not given back while requests are late.
+    if loads.peak is None or over or not loads.kept:
         return kept
     smaller = _shrunk(pools, service, loads.peak, divided=divided)
     if smaller is None or sum(smaller.values()) >= sum(held.values()):
@@ -114,5 +127,11 @@ def _shrunk(pools: _Pools, service: Service, peak: Load, *, divided: bool) -> di
     return pools.workers(size, rooms) if size.enough else None
 
 
-def _broken(snapshot: Snapshot, pool: str) -> int:
-    return sum(1 for worker in live(snapshot, pool) if worker.unschedulable or worker.engine_failed)
+def _broken(snapshot: Snapshot, pool: str, now: datetime) -> int:
+    """Count workers that take up a place and will not serve soon: a node that takes as long as usual may still come."""
+    since = now - timedelta(seconds=snapshot.outlook.start_seconds or DEFAULT_START_SECONDS)
+    return sum(
+        1
+        for worker in live(snapshot, pool)
+        if worker.engine_failed or (worker.unschedulable and (worker.created is None or worker.created <= since))
+    )

@@ -71,14 +71,15 @@ class Service:
     def admissible(self, layout: Layout, load: Load) -> float:
         """Return the largest share of the load for which the promise is kept, 0 to 1."""
         target = self.slo.attainment
-        high, above = self.cover(layout, load), 0.0
-        if high > 1.0:
-            high, above = 1.0, self.attainment(layout, load)
+        high, above = 1.0, self.attainment(layout, load)
         if above >= target:
             return high
         low, below = 0.0, 1.0
-        for step in range(1 + ADMITTED_STEPS):
-            middle = high * USUAL_ADMITTED if step == 0 else (low + high) / 2
+        first = min(self.cover(layout, load), 1.0)
+        for step in range(2 + ADMITTED_STEPS):
+            middle = (first, first * USUAL_ADMITTED)[step] if step < 2 else (low + high) / 2
+            if not low < middle < high:
+                continue
             value = self.attainment(layout, load.scaled(middle))
             if value >= target:
                 low, below = middle, value
@@ -118,7 +119,9 @@ class Service:
         speed, prompt, answer = self._speeds[pool], load.prefill, load.decode
         fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
         squared = prompt.isl_tokens**2 * (1 + prompt.isl_cv2) * (1 - prompt.prefix_hit**2)
-        prefill = 1 / max(speed.prefill_seconds(fresh, squared), 1e-9)
+        # Steps that are full share their constant.
+        sharing = max(1.0, min(speed.max_batched_tokens / max(fresh, 1.0), speed.max_batch))
+        prefill = 1 / max(speed.prefill_seconds(sharing * fresh, sharing * squared) / sharing, 1e-9)
         context = answer.isl_tokens + answer.osl_tokens * (1 + answer.osl_cv2) / 2
         k = speed.coefficients
         per_request = max(k.decode_b + k.decode_c * context, 1e-12)

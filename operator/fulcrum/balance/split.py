@@ -9,7 +9,7 @@ from typing import Final
 from fulcrum.api.names import Role
 from fulcrum.balance.layout import Layout, Room
 from fulcrum.balance.load import Load
-from fulcrum.balance.service import Service
+from fulcrum.balance.service import USUAL_ADMITTED, Service
 
 FINENESS: Final = 128
 """Splits of many workers are searched to this part of them: one in a thousand changes nothing that can be measured."""
@@ -54,7 +54,7 @@ def splits(rooms: Sequence[Room], workers: dict[str, int], service: Service, loa
     """Return the best disaggregated split of `workers` and the one in which flippable workers do both.
 
     One that leaves prefill or decode to nobody is left out; without workers there is none. The one with the higher
-    goodput comes first; where both keep every promise, the disaggregated one.
+    goodput comes first; where both keep the promise, the disaggregated one.
     """
     key = (tuple(sorted((room.name, workers[room.name]) for room in rooms)), load)
     if key not in service.known_splits:
@@ -69,7 +69,8 @@ def _splits(line: _Line, service: Service, load: Load) -> tuple[Layout, ...]:
     together = line.all_mixed()
     if together.complete and together not in found:
         found.append(together)
-    return tuple(sorted(found, key=lambda layout: service.goodput(layout, load), reverse=True))
+    promised = load.rate * service.slo.attainment
+    return tuple(sorted(found, key=lambda layout: min(service.goodput(layout, load), promised), reverse=True))
 
 
 def _line(rooms: Sequence[Room], workers: dict[str, int], service: Service, load: Load) -> _Line:
@@ -98,7 +99,8 @@ def _best_on(line: _Line, service: Service, load: Load) -> int:
         return prefill * load.decode.rate >= decode * load.prefill.rate
 
     # Where both roles have the same room, and from there uphill; between equal ones the more even one stands.
-    best = _first_true(line.lowest, line.highest, prefill_covers)
+    crossing = _first_true(line.lowest, line.highest, prefill_covers)
+    best = max(range(max(line.lowest, crossing - 1), crossing + 1), key=lambda k: (service.cover(line.at(k), load), k))
     load = _telling(line.at(best), service, load)
     value = service.attainment(line.at(best), load)
     span = line.highest - line.lowest
@@ -114,8 +116,11 @@ def _best_on(line: _Line, service: Service, load: Load) -> int:
 
 
 def _telling(layout: Layout, service: Service, load: Load) -> Load:
-    """Return the part of the load at which splits differ: in overload all of them look equally bad."""
-    if service.attainment(layout, load) >= service.slo.attainment / 2:
+    """Return the load at which splits differ: in overload all look equally bad, and with room to spare equally good."""
+    attainment = service.attainment(layout, load)
+    if attainment >= service.slo.attainment:
+        return load.scaled(max(1.0, USUAL_ADMITTED * service.cover(layout, load)))
+    if attainment >= service.slo.attainment / 2:
         return load
     return load.scaled(service.admissible(layout, load) or 1.0)
 

@@ -1,0 +1,326 @@
+"""Tables of modes Auto and Observe: what is done, why, and what the status says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from tests.balance.loads import forecast, outlook, speed, traffic
+from tests.balance.world import World, idle_load, make_spec, pool
+
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import Condition, ConditionStatus, ConditionType
+from fulcrum.balance import CreateWorker, Plan, SetRole, StartDrain, TellRole, plan
+from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.plan import TICK_SECONDS
+
+P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
+PROMPTS = (30.0, 3000.0, 50.0)
+"""Rate, ISL, OSL of a load that four workers serve best as 3P:1D."""
+ANSWERS = (12.0, 200.0, 1000.0)
+"""And as 1P:3D."""
+
+
+def auto(*pools: dict[str, Any], mode: str = "Auto", **others: Any) -> World:
+    slo = others.pop("slo", {"ttft": "500ms", "tpot": "25ms", "attainment": 0.95})
+    return World(make_spec(*pools, mode=mode, slo=slo, **others))
+
+
+def settled(world: World, known: Outlook, *, seconds: float = 60) -> World:
+    world.outlook = known
+    world.settle()
+    world.pass_time(seconds)
+    return world
+
+
+def condition(result: Plan, kind: ConditionType) -> Condition:
+    return next(c for c in result.conditions if c.type is kind)
+
+
+def writes(result: Plan) -> list[Any]:
+    return [action for action in result.actions if not isinstance(action, TellRole)]
+
+
+@pytest.mark.parametrize(("known", "expected"), [(PROMPTS, {P: 3, D: 1}), (ANSWERS, {P: 1, D: 3})])
+def test_a_fixed_budget_is_split_by_goodput(known: tuple[float, float, float], expected: dict[Role, int]) -> None:
+    assert settled(auto(pool(low=4, high=4)), outlook(*known)).roles() == expected
+
+
+def test_a_mix_that_moves_is_answered_by_flips_alone() -> None:
+    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
+    world.outlook = outlook(*ANSWERS)
+    result = world.plan()
+    assert [(a.name, a.role, a.reason) for a in result.actions if isinstance(a, SetRole)] == [
+        ("c-p-1", D, Reason.LOAD_SHIFTED),
+        ("c-p-2", D, Reason.LOAD_SHIFTED),
+    ]
+    assert len(writes(result)) == 2
+    decision = result.status.last_decision
+    assert decision is not None
+    assert (decision.from_, decision.to, decision.reason) == ("3P:1D", "1P:3D", Reason.LOAD_SHIFTED)
+    assert (result.target, result.insight.reason) == ({P: 1, D: 3}, Reason.LOAD_SHIFTED)
+
+
+def test_no_worker_flips_again_within_its_dwell() -> None:
+    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
+    world.outlook = outlook(*ANSWERS)
+    for action in world.plan().actions:
+        world.do(action)
+    flipped = {name for name, worker in world.workers.items() if worker.role_since == world.now}
+    assert flipped == {"c-p-1", "c-p-2"}
+    world.outlook = outlook(*PROMPTS)
+    world.pass_time(29)
+    assert {action.name for action in writes(world.plan())} == {"c-p-3"}
+    world.pass_time(1)
+    assert len(writes(world.plan())) == 2
+
+
+def test_a_flip_that_does_not_pay_is_left_alone() -> None:
+    """A load that any split serves: nothing is gained by the best one."""
+    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
+    world.outlook = outlook(1.0, 300.0, 100.0)
+    assert writes(world.plan()) == []
+
+
+def test_a_flip_pays_within_its_dwell_or_not_at_all() -> None:
+    """Long answers keep a flipped worker busy in its old role: what pays in a minute does not pay in two seconds."""
+    for dwell, expected in (("2s", 0), ("60s", 1)):
+        world = settled(auto(pool(low=4, high=4), dwell=dwell), outlook(*ANSWERS))
+        assert world.roles() == {P: 1, D: 3}
+        world.outlook = outlook(18.0, 1800.0, 300.0)
+        assert len(writes(world.plan())) == expected
+
+
+def test_what_the_forecast_says_is_there_before_the_load() -> None:
+    world = settled(auto(pool(low=2, high=8)), outlook(10.0))
+    before = sum(world.roles().values())
+    world.outlook = replace(outlook(10.0), forecast=forecast(10.0, 60.0))
+    created = [action for action in world.plan().actions if isinstance(action, CreateWorker)]
+    assert len(created) > 0
+    assert {action.reason for action in created} == {Reason.LOAD_FORECAST}
+    assert before + len(created) <= 8
+
+
+def test_workers_go_only_after_a_calm_and_only_as_many_as_the_peak_can_spare() -> None:
+    world = settled(auto(pool(low=1, high=12)), outlook(60.0))
+    most = sum(world.roles().values())
+    for peak, kept in ((None, most), (60.0, most)):
+        world.outlook = outlook(5.0, peak_rate=peak)
+        assert [a for a in world.plan().actions if isinstance(a, StartDrain)] == []
+        assert sum(world.plan().target.values()) == kept
+    world.outlook = outlook(5.0, peak_rate=40.0)
+    drained = [action for action in world.plan().actions if isinstance(action, StartDrain)]
+    assert 0 < len(drained) < most
+    assert {action.reason for action in drained} == {Reason.LOAD_FELL}
+    half = settled(auto(pool(low=1, high=12)), outlook(40.0))
+    assert most - len(drained) == sum(half.roles().values())
+
+
+def test_over_capacity_says_what_to_do() -> None:
+    world = settled(auto(pool(low=2, high=4)), outlook(20.0))
+    world.outlook = outlook(200.0)
+    result = world.plan()
+    degraded = condition(result, ConditionType.DEGRADED)
+    assert (degraded.status, degraded.reason) == (ConditionStatus.TRUE, Reason.OVER_CAPACITY)
+    assert "workers.max" in degraded.message
+    assert [event.reason for event in result.events] == [Reason.OVER_CAPACITY]
+    assert sum(result.target.values()) == 4
+    world.outlook = outlook(20.0)
+    assert condition(world.plan(), ConditionType.DEGRADED).status is ConditionStatus.FALSE
+
+
+def test_over_capacity_does_not_flicker_at_the_edge() -> None:
+    world = settled(auto(pool(low=4, high=4)), outlook(20.0))
+    said = []
+    for rate in (20.0, 25.0, 28.0, 31.0, 34.0, 40.0, 34.0, 31.0, 28.0, 25.0, 22.0, 20.0):
+        world.outlook = outlook(rate)
+        said.append(condition(world.plan(), ConditionType.DEGRADED).status is ConditionStatus.TRUE)
+    changes = sum(1 for before, after in pairwise(said) if before is not after)
+    assert said[5]
+    assert not said[-1]
+    assert changes == 2
+
+
+def test_a_queue_is_worked_off_as_well_as_what_arrives() -> None:
+    world = settled(auto(pool(low=4, high=4)), outlook(15.0, 2000.0, 200.0))
+    assert world.roles() == {P: 2, D: 2}
+    for name, worker in world.workers.items():
+        if worker.role is P:
+            load = idle_load(worker, running=5)
+            world.set(name, load=msgspec.structs.replace(load, waiting=200, queued_prompt_tokens=400_000))
+    flips = [action for action in world.plan().actions if isinstance(action, SetRole)]
+    assert {(action.role, action.reason) for action in flips} == {(P, Reason.QUEUE_GROWING)}
+
+
+def test_attainment_that_falls_without_a_reason_moves_workers_to_the_late_role() -> None:
+    """The speeds are off by more than the model knows: requests are late all the same."""
+    world = settled(auto(pool(low=4, high=4)), outlook(15.0, 2000.0, 200.0))
+    assert writes(world.plan()) == []
+    known = world.outlook
+    late = traffic(15.0, attainment=0.55, ttft_p90_seconds=3.0, tpot_p90_seconds=0.015)
+    world.outlook = replace(known, traffic=late)
+    flips = [action for action in world.plan().actions if isinstance(action, SetRole)]
+    assert {(action.role, action.reason) for action in flips} == {(P, Reason.ATTAINMENT_FALLING)}
+    # What was measured before the last change says nothing about the roles that are there now.
+    world.set("c-p-0", role_since=world.now)
+    assert writes(world.plan()) == []
+
+
+def test_a_role_that_nobody_serves_is_taken_over_at_once() -> None:
+    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
+    world.crash("c-p-3")
+    (flip,) = writes(world.plan())
+    assert (flip.role, flip.reason) == (D, Reason.ROLE_EMPTY)
+    world.outlook = Outlook(unknown="away")
+    (flip,) = writes(world.plan())
+    assert (flip.role, flip.reason) == (D, Reason.ROLE_EMPTY)
+
+
+def test_an_only_worker_takes_both_roles_and_gives_one_back() -> None:
+    world = settled(auto(pool(low=2, high=2)), outlook(2.0))
+    assert world.roles() == {P: 1, D: 1}
+    world.crash("c-p-1")
+    (flip,) = writes(world.plan())
+    assert (flip.name, flip.role) == ("c-p-0", M)
+    world.do(flip)
+    world.start("c-p-1")
+    assert writes(world.plan()) == []  # dwell
+    world.pass_time(30)
+    (flip,) = writes(world.plan())
+    assert (flip.name, flip.role) == ("c-p-0", P)
+
+
+def test_a_cluster_that_starts_is_not_broken() -> None:
+    world = auto(pool(low=2, high=2))
+    world.outlook = outlook(1.0)
+    for action in world.plan().actions:
+        world.do(action)
+    world.start("c-p-0")
+    world.pass_time(2)
+    assert writes(world.plan()) == []
+
+
+def test_workers_do_both_where_that_serves_more() -> None:
+    """Two workers cannot be divided in any other proportion than one to one."""
+    known = outlook(28.0, 300.0, 300.0)
+    world = settled(auto(pool(low=2, high=2)), known, seconds=0)
+    for _ in range(20):
+        for action in world.plan().actions:
+            world.do(action)
+        world.pass_time(10)
+    assert world.roles() == {M: 2}
+    # A mix that only passes through the window is no reason to change all of them.
+    brief = settled(auto(pool(low=2, high=2)), outlook(2.0))
+    brief.outlook = replace(outlook(2.0), traffic=known.traffic)
+    assert not [action for action in brief.plan().actions if isinstance(action, SetRole) and action.role is M]
+
+
+def test_each_pool_does_what_its_hardware_is_best_at() -> None:
+    speeds = {"a": speed(prefill=3.0), "b": speed(prefill=0.5)}
+    world = auto(pool("a", low=2, high=2), pool("b", low=2, high=2))
+    settled(world, outlook(20.0, 2000.0, 250.0, speeds=speeds))
+    assert {(w.pool, w.role) for w in world.workers.values() if w.role is P} <= {("a", P)}
+    assert {(w.pool, w.role) for w in world.workers.values() if w.pool == "b"} == {("b", D)}
+
+
+def test_a_dear_pool_is_left_alone_while_a_cheap_one_does() -> None:
+    dear = {**pool("a", high=8), "parallelism": {"tensor": 4}}
+    world = settled(auto(dear, pool("b", high=8)), outlook(20.0, pools=("a", "b")))
+    assert {worker.pool for worker in world.workers.values()} == {"b"}
+
+
+def test_a_pool_of_unknown_speed_that_has_no_workers_is_left_out() -> None:
+    world = settled(auto(pool("a", high=8), pool("b", high=8)), outlook(20.0, pools=("a",)))
+    assert {worker.pool for worker in world.workers.values()} == {"a"}
+    assert condition(world.plan(), ConditionType.PROGRESSING).reason is Reason.RECONCILED
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        (Outlook(speeds={"p": speed()}, unknown="prometheus is away"), "prometheus is away"),
+        (replace(outlook(5.0), speeds={}), "how fast the workers of pool p are"),
+        (Outlook(traffic=traffic(5.0, None, None), speeds={"p": speed()}), "nobody measured their lengths"),
+    ],
+)
+def test_what_is_unknown_is_said(known: Outlook, said: str) -> None:
+    world = settled(auto(pool(low=2, high=4)), outlook(5.0))
+    before = world.roles()
+    world.outlook = known
+    result = world.plan()
+    assert writes(result) == []
+    progressing = condition(result, ConditionType.PROGRESSING)
+    assert progressing.reason is Reason.METRICS_UNKNOWN
+    assert said in progressing.message
+    assert result.insight.unknown is not None
+    assert world.roles() == before == dict(result.target)
+
+
+def test_a_promise_that_no_worker_keeps_is_planned_for_as_near_as_can_be() -> None:
+    world = auto(pool(low=4, high=4), slo={"ttft": "20ms", "tpot": "2ms", "attainment": 0.95})
+    settled(world, outlook(*ANSWERS))
+    assert sum(world.roles().values()) == 4
+    assert "Even an idle worker is slower" in condition(world.plan(), ConditionType.PROGRESSING).message
+
+
+def test_a_quiet_turn_is_looked_at_again_in_seconds_and_says_the_same() -> None:
+    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
+    first = world.plan()
+    world.pass_time(2)
+    second = world.plan()
+    assert first.requeue_after_seconds == TICK_SECONDS
+    assert second.status == first.status
+    world.outlook = outlook(30.3, 3010.0, 50.0)
+    assert world.plan().status == first.status  # noise is no news
+
+
+class TestObserve:
+    """Everything is computed and published, and nothing is done."""
+
+    def test_a_new_cluster_starts_as_in_manual(self) -> None:
+        world = auto(pool(high=4), mode="Observe", ratio=(1, 3))
+        created = [action.role for action in world.plan().actions if isinstance(action, CreateWorker)]
+        assert created == [P, D, D, D]
+
+    def test_it_says_what_auto_would_do(self) -> None:
+        world = settled(auto(pool(low=4, high=4), mode="Observe"), outlook(*PROMPTS))
+        assert world.roles() == {P: 2, D: 2}
+        result = world.plan()
+        assert writes(result) == []
+        assert result.target == {P: 3, D: 1}
+        assert result.observed_only
+        decision = result.status.last_decision
+        assert decision is not None
+        assert decision.action == "Observed only: Auto would go from 2P:2D to 3P:1D"
+        progressing = condition(result, ConditionType.PROGRESSING)
+        assert progressing.reason is Reason.OBSERVING
+        assert "Auto would go to 3P:1D" in progressing.message
+        world.pass_time(100)
+        assert world.plan().status == result.status
+
+    def test_it_replaces_what_dies_and_changes_no_count(self) -> None:
+        world = settled(auto(pool(low=1, high=8), mode="Observe"), outlook(1.0))
+        assert world.roles() == {P: 4, D: 4}
+        del world.workers["c-p-2"]
+        assert [(a.name, a.role) for a in writes(world.plan())] == [("c-p-2", P)]
+        world.settle()
+        world.outlook = outlook(500.0)
+        assert writes(world.plan()) == []
+
+    def test_the_way_from_auto_freezes_what_stands(self) -> None:
+        world = settled(auto(pool(low=1, high=8)), outlook(20.0))
+        before = world.roles()
+        world.spec = auto(pool(low=1, high=8), mode="Observe").spec
+        world.outlook = outlook(80.0)
+        assert writes(world.plan()) == []
+        assert world.roles() == before
+
+
+def test_paused_does_nothing() -> None:
+    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
+    world.outlook = outlook(*ANSWERS)
+    assert plan(world.snapshot(paused=True), world.now).actions == ()

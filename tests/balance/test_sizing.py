@@ -1,0 +1,91 @@
+"""The search for sizes and splits, against trying everything."""
+
+from __future__ import annotations
+
+import pytest
+from tests.balance.loads import speed
+
+from fulcrum.api.names import Role
+from fulcrum.balance.demand import Demand, Slo
+from fulcrum.balance.layout import Layout, Room
+from fulcrum.balance.load import Load
+from fulcrum.balance.service import Service, reachable
+from fulcrum.balance.sizing import cheapest
+from fulcrum.balance.split import splits
+
+SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.025, attainment=0.95)
+
+
+def load(rate: float, isl: float = 2000.0, osl: float = 200.0) -> Load:
+    demand = Demand(rate=rate, isl_tokens=isl, osl_tokens=osl)
+    return Load(rate=rate, prefill=demand, decode=demand)
+
+
+def fewest(service: Service, wanted: Load, most: int) -> int:
+    """Try every layout of one pool."""
+    for total in range(1, most + 1):
+        layouts = [Layout.of(prefill={"a": p}, decode={"a": total - p}) for p in range(1, total)]
+        layouts.append(Layout.of(mixed={"a": total}))
+        if any(service.attainment(layout, wanted) >= SLO.attainment for layout in layouts):
+            return total
+    return most
+
+
+@pytest.mark.parametrize(
+    "wanted", [load(2), load(15), load(60), load(30, 4000, 30), load(10, 200, 1200), load(90, 500, 100)]
+)
+def test_the_size_is_the_smallest_or_one_more(wanted: Load) -> None:
+    service = Service({"a": speed()}, SLO)
+    size = cheapest([Room(name="a", role=None, low=0, high=40)], service, wanted)
+    assert size.enough
+    assert service.attainment(size.layout, wanted) >= SLO.attainment
+    assert fewest(service, wanted, 40) <= size.gpus <= fewest(service, wanted, 40) + 1
+
+
+@pytest.mark.parametrize("wanted", [load(20), load(60), load(30, 4000, 30), load(10, 200, 1200), load(300, 500, 100)])
+def test_the_split_serves_the_most_or_nearly(wanted: Load) -> None:
+    service = Service({"a": speed()}, SLO)
+    (best, *_) = splits([Room(name="a", role=None, low=0, high=10)], {"a": 10}, service, wanted)
+    layouts = [Layout.of(prefill={"a": p}, decode={"a": 10 - p}) for p in range(1, 10)]
+    layouts.append(Layout.of(mixed={"a": 10}))
+    most = max(service.goodput(layout, wanted) for layout in layouts)
+    assert service.goodput(best, wanted) >= 0.98 * most
+
+
+def test_two_kinds_of_hardware_cost_no_more_than_the_best_combination() -> None:
+    service = Service({"a": speed(), "b": speed(prefill=0.3, decode=0.8)}, SLO)
+    rooms = [Room(name="a", role=None, low=0, high=12, gpus=2), Room(name="b", role=Role.DECODE, low=0, high=12)]
+    wanted = load(30)
+    size = cheapest(rooms, service, wanted)
+    assert size.enough
+    best = min(
+        2 * (p + d) + other
+        for p in range(1, 8)
+        for d in range(8)
+        for other in range(12)
+        if d + other
+        and service.attainment(Layout.of(prefill={"a": p}, decode={"a": d, "b": other}), wanted) >= SLO.attainment
+    )
+    assert size.gpus <= best + 1
+
+
+def test_more_than_there_is_comes_back_as_not_enough() -> None:
+    service = Service({"a": speed()}, SLO)
+    size = cheapest([Room(name="a", role=None, low=1, high=4)], service, load(500))
+    assert not size.enough
+    assert size.layout.total == 4
+
+
+def test_no_load_needs_one_worker() -> None:
+    service = Service({"a": speed()}, SLO)
+    assert cheapest([Room(name="a", role=None, low=0, high=4)], service, load(0)).gpus == 1
+    rooms = [Room(name="a", role=Role.PREFILL, low=0, high=4), Room(name="b", role=Role.DECODE, low=0, high=4)]
+    both = Service({"a": speed(), "b": speed()}, SLO)
+    assert cheapest(rooms, both, load(0)).gpus == 2
+
+
+def test_a_promise_within_reach_is_left_as_it_is() -> None:
+    assert reachable({"a": speed()}, SLO, load(1)) == SLO
+    wider = reachable({"a": speed()}, Slo(ttft_seconds=0.001, tpot_seconds=0.001, attainment=0.95), load(1))
+    assert wider.ttft_seconds > 0.05
+    assert wider.tpot_seconds > 0.008
