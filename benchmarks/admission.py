@@ -1,7 +1,9 @@
 """CPU cost of admission and routing for one request, by the number of workers and how busy they are.
 
-One process, no I/O. `decide` is path and decision; `keys` are those of the prompt's prefixes; `book` is start, prefill
-done, finish and learning. Fails when a decision costs more than 15 microseconds in some case.
+One process, no I/O. `decide` is estimates, path and decision; `keys` are those of the prompt's prefixes; `book` is
+start, prefill done, finish and learning. Of ten parts of a run the median of the best one counts: what else the machine
+does is not of interest here. Fails when a decision on a request that is let in costs more than 15 microseconds, or
+one in an overload, where most are turned away, more than 25.
 
     python benchmarks/admission.py [--quick]
 """
@@ -9,20 +11,22 @@ done, finish and learning. Fails when a decision costs more than 15 microseconds
 from __future__ import annotations
 
 import argparse
-import gc
+import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
-from fulcrum.admission import Admission, Admit, Reject
+from fulcrum.admission import Admission, Preempt, Reject
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, ClassMatch, QosClass
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.routing import ClusterView, Flight, Incoming, prefix_keys
+from fulcrum.routing import ClusterView, Flight, prefix_keys
+from fulcrum.routing.flight import ENDED, PREFILLING
 
 TARGET_MICROSECONDS = 15.0
+OVERLOAD_TARGET_MICROSECONDS = 25.0
 SPEED = WorkerSpeed(
     coefficients=SpeedCoefficients(
         prefill_a=0.008, prefill_b=3e-5, prefill_c=1e-10, decode_a=0.012, decode_b=2e-5, decode_c=2e-8
@@ -38,26 +42,41 @@ CLASSES = (
 )
 PROMPT_BYTES = 4000
 OUTPUT_TOKENS = 300
+BATCH = 60
+"""Requests that a decode worker has under way at load 1."""
+LIFE_SECONDS = OUTPUT_TOKENS * SPEED.decode_step_seconds(BATCH, BATCH * 1150)
 
 
 @dataclass(frozen=True)
 class Case:
     """One situation."""
 
-    name: str
     workers: int
-    in_flight: int
-    """Requests under way for each decode worker; some more are queued for prefill."""
+    load: float
+    """Arrivals, as a multiple of those that keep `BATCH` requests on each decode worker."""
     prefix: bool
+    """With prefix affinity: a quarter share a system prompt, a quarter are further turns of a conversation."""
+
+
+@dataclass
+class Took:
+    """What was measured."""
+
+    decide: float
+    keys: float
+    book: float
+    rejected: float
 
 
 def prompt(number: int) -> bytes:
-    """One in four shares a beginning with others."""
+    """Prompt of a request."""
     shared = b"You are a helpful assistant. " * 40 if number % 4 == 0 else b""
-    return (shared + b"%d " % number * (PROMPT_BYTES // 4))[:PROMPT_BYTES]
+    turns = b"And then? " * 100 if number % 4 == 1 else b""
+    of = number - 400 if turns else number
+    return (shared + b"%d " % of * (PROMPT_BYTES // 4))[:PROMPT_BYTES] + turns
 
 
-def build(case: Case) -> tuple[Admission, ClusterView]:
+def build(case: Case) -> tuple[Admission, ClusterView, int]:
     admission = Admission(AdmissionPolicy.PREDICTIVE, CLASSES, ttft_seconds=1.0, tpot_seconds=0.05)
     view = admission.new_view()
     view.set_speed("h100", SPEED)
@@ -65,81 +84,83 @@ def build(case: Case) -> tuple[Admission, ClusterView]:
     for number in range(case.workers):
         role = Role.PREFILL if number < prefills else Role.DECODE
         view.put(f"w{number}", role, pool="h100", revision="r1", node=f"n{number // 8}")
-    for number in range(case.in_flight * (case.workers - prefills)):
-        flight = start(admission, view, number, 0.0, case.prefix)
-        if flight is not None and number % 50:
-            view.prefill_done(flight, 0.0)
-    return admission, view
+    return admission, view, case.workers - prefills
 
 
-def ask(admission: Admission, number: int, with_prefix: bool) -> Incoming:
-    body = prompt(number)
-    qos = admission.classes.match({"x-customer-tier": ("premium", "standard", "none")[number % 3]})
-    keys = prefix_keys(body) if with_prefix else ()
-    return admission.incoming(prompt_bytes=len(body), max_tokens=OUTPUT_TOKENS, qos=qos, prefix=keys)
+def measure(case: Case, count: int) -> Took:
+    """Run a steady load by a clock of its own, and time each part."""
+    admission, view, decodes = build(case)
+    gap = LIFE_SECONDS / (BATCH * decodes * case.load)
+    clock = time.perf_counter_ns
+    events: list[tuple[float, int, Flight]] = []
+    times: tuple[list[float], list[float], list[float]] = ([], [], [])
+    rejected = 0
+    for number in range(count + int(2 * LIFE_SECONDS / gap)):
+        now = number * gap
+        while events and events[0][0] <= now:
+            at, turn, flight = heappop(events)
+            if flight.phase == PREFILLING:
+                view.prefill_done(flight, at, prompt_tokens=1000)
+                heappush(events, (at + LIFE_SECONDS, turn, flight))
+            else:
+                view.finish(flight, at)
+        body = prompt(number)
+        qos = admission.classes.match({"x-customer-tier": ("premium", "standard", "none")[number % 3]})
+        began = clock()
+        keys = prefix_keys(body) if case.prefix else ()
+        keyed = clock()
+        incoming = admission.incoming(prompt_bytes=len(body), max_tokens=OUTPUT_TOKENS, qos=qos, prefix=keys)
+        outcome = admission.decide(incoming, view, now)
+        decided = clock()
+        if number * gap > 2 * LIFE_SECONDS:
+            rejected += isinstance(outcome, Reject)
+            times[0].append((decided - keyed) / 1e3)
+            times[1].append((keyed - began) / 1e3)
+        if isinstance(outcome, Reject):
+            continue
+        if isinstance(outcome, Preempt):
+            for victim in outcome.victims:
+                view.finish(victim, now)
+            events = [event for event in events if event[2].phase != ENDED]
+            heapify(events)
+        route = outcome.route
+        flight = view.start(incoming, route, now)
+        heappush(events, (now + route.ttft_seconds, number, flight))
+        # What follows is measured on a request of its own, which comes and goes at once.
+        began = clock()
+        other = view.start(incoming, route, now)
+        view.prefill_done(other, now, prompt_tokens=1000)
+        view.finish(other, now)
+        admission.learn(other, ttft_seconds=route.ttft_seconds, tpot_seconds=route.tpot_seconds, output_tokens=300)
+        times[2].append((clock() - began) / 1e3)
+    decide, keys_took, book = (best_part(each) for each in times)
+    return Took(decide, keys_took, book, rejected / len(times[0]))
 
 
-def start(admission: Admission, view: ClusterView, number: int, now: float, with_prefix: bool) -> Flight | None:
-    incoming = ask(admission, number, with_prefix)
-    outcome = admission.decide(incoming, view, now)
-    return None if isinstance(outcome, Reject) else view.start(incoming, outcome.route, now)
-
-
-def microseconds(of: Callable[[int], object], count: int) -> float:
-    rounds = []
-    for _ in range(9):
-        began = time.process_time()
-        for number in range(count):
-            of(number)
-        rounds.append((time.process_time() - began) / count * 1e6)
-    return min(rounds)
-
-
-def measure(case: Case, count: int) -> dict[str, float | str]:
-    admission, view = build(case)
-    asks = [ask(admission, number, case.prefix) for number in range(256)]
-    bodies = [prompt(number) for number in range(256)]
-    outcomes = [admission.decide(each, view, 0.01) for each in asks]
-    route = next((one.route for one in outcomes if isinstance(one, Admit)), None)
-
-    def book(number: int) -> None:
-        assert route is not None
-        flight = view.start(asks[number % 256], route, 0.01)
-        view.prefill_done(flight, 0.01, prompt_tokens=1000)
-        view.finish(flight, 0.01)
-        admission.learn(flight, ttft_seconds=route.ttft_seconds, tpot_seconds=route.tpot_seconds, output_tokens=200)
-
-    gc.collect()
-    return {
-        "keys": microseconds(lambda number: prefix_keys(bodies[number % 256]), count) if case.prefix else 0.0,
-        "decide": microseconds(lambda number: admission.decide(asks[number % 256], view, 0.01), count),
-        "book": microseconds(book, count) if route is not None else float("nan"),
-        "rejected": sum(isinstance(one, Reject) for one in outcomes) / len(outcomes),
-    }
+def best_part(times: list[float]) -> float:
+    """Lowest of the medians of ten parts."""
+    size = max(len(times) // 10, 1)
+    return min(statistics.median(times[begin : begin + size]) for begin in range(0, len(times) - size + 1, size))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer requests")
-    count = 1000 if parser.parse_args().quick else 10_000
-    cases = [
-        Case(name, workers, in_flight, prefix)
-        for workers in (8, 16, 64)
-        for name, in_flight, prefix in (("light", 2, False), ("busy", 60, False), ("busy, prefixes", 60, True))
-    ] + [Case("overload", 64, 2000, True)]
-    print("microseconds of one request; CPU time, best of 9 rounds")
-    print(f"{'workers':>7}  {'load':<16}{'decide':>8}{'keys':>8}{'book':>8}{'rejected':>10}")
-    worst = 0.0
-    for case in cases:
-        took = measure(case, count)
-        worst = max(worst, float(took["decide"]))
-        print(
-            f"{case.workers:>7}  {case.name:<16}{took['decide']:>8.1f}{took['keys']:>8.1f}{took['book']:>8.1f}"
-            f"{took['rejected']:>10.0%}"
-        )
-    print(f"worst decision {worst:.1f} microseconds, target {TARGET_MICROSECONDS:.0f}")
-    if worst > TARGET_MICROSECONDS:
-        sys.exit("FAILED: above the target")
+    count = 2000 if parser.parse_args().quick else 20_000
+    print("microseconds for one request, by load: 1 is 60 requests on each decode worker")
+    print(f"{'workers':>7}{'load':>6}{'prefixes':>10}{'decide':>9}{'keys':>7}{'book':>7}{'rejected':>10}")
+    failed = False
+    for workers in (8, 16, 64):
+        for load, prefix in ((0.3, False), (0.9, False), (0.9, True), (13.0, False), (13.0, True)):
+            took = measure(Case(workers, load, prefix), count)
+            target = TARGET_MICROSECONDS if load < 1 else OVERLOAD_TARGET_MICROSECONDS
+            failed = failed or took.decide > target
+            print(
+                f"{workers:>7}{load:>6.1f}{'yes' if prefix else 'no':>10}{took.decide:>9.1f}{took.keys:>7.1f}"
+                f"{took.book:>7.1f}{took.rejected:>10.0%}{'  over the target' if took.decide > target else ''}"
+            )
+    if failed:
+        sys.exit(f"FAILED: the targets are {TARGET_MICROSECONDS:.0f} and {OVERLOAD_TARGET_MICROSECONDS:.0f}")
 
 
 if __name__ == "__main__":

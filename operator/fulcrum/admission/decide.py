@@ -165,6 +165,8 @@ class Admission:
         """Queued prefills of lower classes on the path's worker, the lowest and newest first; [] if too few."""
         priorities = self.classes.priorities
         own = priorities[incoming.qos]
+        if own == min(priorities):
+            return []
         # The first one is being computed: what was spent on it would be lost.
         queued = [leg for leg in list(found.prefill.legs)[1:] if priorities[leg.qos] < own]
         queued.reverse()

@@ -11,7 +11,7 @@ from math import exp
 
 import msgspec
 
-from fulcrum.routing.worker import RATE_SECONDS, WorkerView
+from fulcrum.routing.worker import LEAST_LEFT, RATE_SECONDS, WorkerView
 
 _MOST_PREFILL = 0.8
 """Share of a worker's time that prefill is believed to take from its decoding, at most."""
@@ -45,13 +45,21 @@ def hand_over(
     others, others_context = worker.foreign_running, worker.foreign_context
     still, left = 0.0, output_tokens
     if running:
-        worker.advance(now_seconds)
-        still, left, context = running, worker.left_tokens, worker.context_tokens
+        # `WorkerView.advance` and what follows from it, written out: this is the inner loop of every decision.
+        context = worker.prompt_tokens + running * worker.steps - worker.joined_steps
+        step = worker.decode_a + b * (running + others) + c * (context + others_context)
+        gone = now_seconds - worker.decode_at
+        made = running * (gone / step) if gone > 0 else 0.0
+        context += made
+        expected = worker.expected_tokens
+        left = (expected + worker.prompt_tokens - context) / running
+        left = max(left, expected / running * LEAST_LEFT)
+        left = max(left, 1.0)
+        still = running
         if delay_seconds > 0:
-            made = delay_seconds / (worker.decode_a + b * (running + others) + c * (context + others_context))
-            stay = exp(-made / left)
+            stay = exp(-delay_seconds / (step * left))
             still = running * stay
-            context = stay * context + still * made
+            context = stay * context + still * (delay_seconds / step)
         others += still
         others_context += context
     growth = still * left

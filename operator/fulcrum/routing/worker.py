@@ -28,9 +28,14 @@ NOMINAL_SPEED: Final = WorkerSpeed(
 UNBOUNDED: Final = float("inf")
 RATE_SECONDS: Final = 10.0
 """Memory of the rates at which work joins a worker."""
+LEAST_LEFT: Final = 0.5
+"""Share of the expected output that is left of a running request, on average: lengths are guesses, and those that still
+run are the long ones."""
 _IDLE: Final = -1e12
 """Idle workers come before busy ones, the one that is idle for longest first."""
 _TIE: Final = 1e-9
+_OVERDUE_FACTOR: Final = 2.0
+_OVERDUE_SECONDS: Final = 0.05
 
 
 class WorkerView:
@@ -196,7 +201,11 @@ class WorkerView:
 
     def overdue(self, now_seconds: float) -> bool:
         """Its prefill is behind what was predicted by more than an ordinary error."""
-        return bool(self.legs) and self.backlog_seconds(now_seconds) > self.own_seconds + self.foreign_seconds
+        limit = self.foreign_seconds
+        for head in self.legs:
+            limit += head.work_seconds
+            break
+        return now_seconds - self.anchor > _OVERDUE_FACTOR * limit + _OVERDUE_SECONDS
 
     def step_seconds(self) -> float:
         """One decode step of what runs now."""
@@ -219,8 +228,7 @@ class WorkerView:
         if not running:
             return 1.0
         left = self.expected_tokens - running * self.steps + self.joined_steps
-        # Lengths are guesses, and those that run are the long ones: half of the estimate is left at any time at least.
-        left = max(left, 0.5 * self.expected_tokens)
+        left = max(left, LEAST_LEFT * self.expected_tokens)
         return left / running if left > running else 1.0
 
     # What happens. Only `ClusterView` calls these.
