@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from fulcrum.api.types import BalanceMode, InferenceClusterSpec
+from fulcrum.balance.outlook import traffic_window_seconds
 from fulcrum.telemetry.prometheus_source import PrometheusSource
 from fulcrum.telemetry.scrape_source import ScrapeSource
 from fulcrum.telemetry.source import TelemetrySource
@@ -26,12 +27,11 @@ class Pace:
     window_seconds: float
 
 
-_SCRAPED: Final = Pace(every_seconds=TICK_SECONDS, window_seconds=30.0)
+_SHOWN_WINDOW_SECONDS: Final = 60.0
 # A scrape must follow the one before within the source's grace; nobody decides by it, so it may be rare.
-_SCRAPED_TO_SHOW: Final = Pace(every_seconds=5.0, window_seconds=60.0)
-# Two scrapes must lie in the window, and Prometheus scrapes every 15 to 30 s as a rule.
-_QUERIED: Final = Pace(every_seconds=5.0, window_seconds=60.0)
-_QUERIED_TO_SHOW: Final = Pace(every_seconds=15.0, window_seconds=60.0)
+_SCRAPED_TO_SHOW: Final = Pace(every_seconds=5.0, window_seconds=_SHOWN_WINDOW_SECONDS)
+_QUERIED_TO_SHOW: Final = Pace(every_seconds=15.0, window_seconds=_SHOWN_WINDOW_SECONDS)
+QUERIES_EVERY_SECONDS: Final = 5.0
 
 
 def decides(spec: InferenceClusterSpec) -> bool:
@@ -41,9 +41,12 @@ def decides(spec: InferenceClusterSpec) -> bool:
 
 def pace_of(spec: InferenceClusterSpec) -> Pace:
     """Return how often the traffic of a cluster is read."""
-    if spec.metrics.prometheus is not None:
-        return _QUERIED if decides(spec) else _QUERIED_TO_SHOW
-    return _SCRAPED if decides(spec) else _SCRAPED_TO_SHOW
+    queried = spec.metrics.prometheus is not None
+    if not decides(spec):
+        return _QUERIED_TO_SHOW if queried else _SCRAPED_TO_SHOW
+    return Pace(
+        every_seconds=QUERIES_EVERY_SECONDS if queried else TICK_SECONDS, window_seconds=traffic_window_seconds(spec)
+    )
 
 
 def name_of(spec: InferenceClusterSpec) -> str:

@@ -17,7 +17,7 @@ from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.balance import CreateWorker, GatewayState, Snapshot, WorkerPhase, plan, worker_revision
 from fulcrum.balance import Worker as PlannedWorker
 from fulcrum.balance.demand import Slo
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.outlook import Outlook, traffic_window_seconds
 from fulcrum.balance.plan import TICK_SECONDS
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.forecaster import Forecaster
@@ -67,8 +67,7 @@ class Ours(Policy):
         self._speeds = dict(speeds) if speeds is not None else None
         self._start_seconds = start_seconds
         self._history = history
-        # As the controller: gateways scraped over 30 s, or Prometheus asked for the last minute.
-        self._window_seconds = 30.0 if spec.metrics.prometheus is None else 60.0
+        self._window_seconds = traffic_window_seconds(spec)
         self._least_turn_seconds = least_turn_seconds
         self._status = InferenceClusterStatus()
         self._revisions = {pool.name: worker_revision(cluster=CLUSTER, spec=spec, pool=pool) for pool in spec.pools}
