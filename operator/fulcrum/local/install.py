@@ -26,8 +26,8 @@ def kubectl() -> str:
 def manifests() -> tuple[Path, Path]:
     """Folders of the manifests and of the CRD: inside the installed package, or in a checkout. Errors: InstallError."""
     package = Path(__file__).parents[1]
-    for root, names in ((package, ("_manifests", "_crds")), (package.parents[1], ("manifests", "crds"))):
-        kustomize, crds = (root / name for name in names)
+    for root in (package / "_install", package.parents[1]):  # a wheel, a checkout
+        kustomize, crds = root / "manifests", root / "crds"
         if (kustomize / "kustomization.yaml").is_file() and crds.is_dir():
             return kustomize, crds
     raise InstallError("this installation of Fulcrum has no manifests; install it again")
