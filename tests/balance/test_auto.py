@@ -151,7 +151,7 @@ def test_a_queue_is_worked_off_as_well_as_what_arrives() -> None:
     for name, worker in world.workers.items():
         if worker.role is P:
             load = idle_load(worker, running=5)
-            world.set(name, load=msgspec.structs.replace(load, waiting=200, queued_prompt_tokens=400_000))
+            world.set(name, load=msgspec.structs.replace(load, waiting=400, queued_prompt_tokens=800_000))
     flips = [action for action in world.plan().actions if isinstance(action, SetRole)]
     assert {(action.role, action.reason) for action in flips} == {(P, Reason.QUEUE_GROWING)}
 
