@@ -110,7 +110,7 @@ class Admission:
         # Nobody is helped by turning a request away from workers that have nothing to do.
         if found.idle:
             return self._let_in(incoming, found)
-        rooms = self._shares.room(incoming.qos, view, now_seconds)
+        rooms = self._shares.room(incoming.qos, found, view, now_seconds)
         over = self._over(incoming, found, view, rooms)
         if not over:
             return self._let_in(incoming, found)

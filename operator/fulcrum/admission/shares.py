@@ -78,37 +78,39 @@ class Shares:
         demand.work_seconds += rate * (found.work_seconds - demand.work_seconds)
         demand.share += rate * (share - demand.share)
 
-    def room(self, qos: int, view: ClusterView, now_seconds: float) -> tuple[float, float]:
-        """Parts of prefill and of decode, 0 to 1, that a request of class `qos` may see filled; 1: all."""
+    def room(self, qos: int, found: Route, view: ClusterView, now_seconds: float) -> tuple[float, float]:
+        """Parts of prefill and of decode, 0 to 1, that a request of class `qos` may see filled on its path; 1: all."""
         weight = self._weight(now_seconds)
         asleep = _ASLEEP * weight
         rivals = [rival for rival in self._rivals[qos] if rival[1].requests >= asleep]
         if not rivals:
             return 1.0, 1.0
-        prefill_workers, decode_workers = view.prefill_workers, view.decode_workers
-        decode_room = decode_workers / self._gateways
-        prefill_room = prefill_workers / self._gateways * view.ttft_seconds
+        gateways = self._gateways
         reserve = self._table.reserved[qos]
-        prefill_due = view.prefill_use[qos] < reserve * prefill_room
-        decode_due = view.decode_use[qos] < reserve * decode_room
-        prefill_kept = decode_kept = 0.0
-        rate = self._gateways / (weight * min(_MEMORY_SECONDS, max(now_seconds - self._began, 1.0)))
+        rate = gateways / (weight * min(_MEMORY_SECONDS, max(now_seconds - self._began, 1.0)))
+
+        workers = view.decode_workers
+        capacity = workers / gateways
+        due = view.decode_use[qos] < reserve * capacity
+        decode_room = 1.0
         for other, demand, theirs, higher in rivals:
-            prefill_kept += _kept(
-                demand.prefill * rate / prefill_workers,
-                view.prefill_use[other] / prefill_room,
-                demand.work_seconds / view.ttft_seconds,
-                prefill_workers,
-                1.0 if higher and not prefill_due else theirs,
-            )
-            decode_kept += _kept(
-                demand.decode * rate / decode_workers,
-                view.decode_use[other] / decode_room,
-                demand.share,
-                decode_workers,
-                1.0 if higher and not decode_due else theirs,
-            )
-        return max(1 - prefill_kept, _LEAST_ROOM), max(1 - decode_kept, _LEAST_ROOM)
+            most = 1.0 if higher and not due else theirs
+            used = view.decode_use[other] / capacity
+            decode_room -= _kept(demand.decode * rate / workers, used, demand.share, workers, most)
+
+        prefill_room = 1.0
+        if found.wait_seconds > 0:  # where nothing is queued, there is room
+            workers = view.prefill_workers
+            seconds = view.ttft_seconds
+            capacity = workers / gateways * seconds
+            due = view.prefill_use[qos] < reserve * capacity
+            for other, demand, theirs, higher in rivals:
+                most = 1.0 if higher and not due else theirs
+                used = view.prefill_use[other] / capacity
+                prefill_room -= _kept(
+                    demand.prefill * rate / workers, used, demand.work_seconds / seconds, workers, most
+                )
+        return max(prefill_room, _LEAST_ROOM), max(decode_room, _LEAST_ROOM)
 
     def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
