@@ -82,3 +82,24 @@ def test_an_interval_of_no_length_says_nothing() -> None:
     after = report(decode_tokens=9000, decode_seconds=180.0)
     assert rows_between(report(), after, seconds=0.0) == (None, None)
     assert rows_between(msgspec.structs.replace(report(), work=None), after, seconds=1.0) == (None, None)
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE, Role.MIXED])
+def test_prompts_of_a_decode_worker_were_prefilled_elsewhere(role: Role) -> None:
+    """vLLM 0.32.0 books the prompt as computed there, in the time of a step."""
+    before = msgspec.structs.replace(report(), role=role)
+    after = msgspec.structs.replace(report(prompts=104, prompt_tokens=105_000, prefill_seconds=10.8), role=role)
+    prefill, _ = rows_between(before, after, seconds=5.0)
+    assert (prefill is None) is (role is Role.DECODE)
+
+
+def test_a_flip_in_between_mixes_both_kinds_of_work() -> None:
+    before = msgspec.structs.replace(report(), role=Role.DECODE)
+    after = msgspec.structs.replace(report(prompts=104, prompt_tokens=105_000, prefill_seconds=10.8), role_epoch=1)
+    assert rows_between(before, after, seconds=5.0)[0] is None
+
+
+def test_a_prompt_that_took_a_step_was_pulled() -> None:
+    # 20 ms a token; a mixed worker that was given the KV answers after about one step.
+    after = report(prompts=104, prompt_tokens=105_000, prefill_seconds=10.08, decode_tokens=5400, decode_seconds=108.0)
+    assert rows_between(report(), after, seconds=5.0)[0] is None

@@ -7,10 +7,13 @@ from typing import Final
 
 import msgspec
 
+from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
 
 _MOST_PREFILL_SHARE: Final = 0.2
 """Prefill beyond this share of an interval stretches the steps between tokens: they are no decode steps any more."""
+_PULLED_STEPS: Final = 2
+"""A prompt whose KV came from a peer has its first token after about one step; a longer time was spent computing."""
 
 
 class PrefillRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -65,8 +68,9 @@ def rows_between(
 
     None for a part that did not happen, is unknown, or cannot be told apart: vLLM books a prompt's time from its
     scheduling, so while prompts overlap (more than a second of it per second) their times are not their own; and tokens
-    between which prompts were prefilled took longer than a decode step. Squares of lengths follow from `isl_cv2`;
-    contexts from the KV usage.
+    between which prompts were prefilled took longer than a decode step. A prompt whose KV a peer has computed counts as
+    prefilled in no time (vLLM 0.32.0), so decode workers say nothing about prefill. Squares of lengths follow from
+    `isl_cv2`; contexts from the KV usage.
     """
     if before.work is None or after.work is None or seconds <= 0:
         return None, None
@@ -79,13 +83,20 @@ def rows_between(
     if min(prompts, tokens, prefill_seconds, steps, decode_seconds) < 0:
         return None, None  # the engine started again in between
     prefill = None
-    if prompts > 0 and tokens > 0 and 0 < prefill_seconds <= seconds:
+    here = _one_prefilling_role(before, after) and (
+        steps == 0 or prefill_seconds * steps > _PULLED_STEPS * decode_seconds * prompts
+    )
+    if here and prompts > 0 and tokens > 0 and 0 < prefill_seconds <= seconds:
         squared = tokens * tokens / prompts * (1 + max(0.0, isl_cv2))
         prefill = PrefillRow(prompts=prompts, tokens=tokens, squared_tokens=squared, seconds=prefill_seconds)
     decode = None
     if steps > 0 and decode_seconds > 0 and prefill_seconds <= _MOST_PREFILL_SHARE * seconds:
         decode = _decode_row(before, after, steps=steps, decode_seconds=decode_seconds, seconds=seconds)
     return prefill, decode
+
+
+def _one_prefilling_role(before: LoadReport, after: LoadReport) -> bool:
+    return after.role is not Role.DECODE and (before.role, before.role_epoch) == (after.role, after.role_epoch)
 
 
 def _decode_row(
