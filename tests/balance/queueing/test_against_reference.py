@@ -32,7 +32,7 @@ CHAT = Demand(rate=0.0, isl_tokens=1000.0, osl_tokens=200.0)
 @pytest.mark.parametrize(("workers", "rate"), [(1, 2.5), (4, 20.0), (4, 26.0), (16, 110.0)])
 def test_prefill(workers: int, rate: float) -> None:
     demand = replace(CHAT, rate=rate)
-    outcome = ReferenceQueue(draw_requests(demand, count=15_000, seed=2), [SPEED] * workers, role="prefill").run()
+    outcome = ReferenceQueue(draw_requests(demand, count=60_000, seed=2), [SPEED] * workers, role="prefill").run()
     simulated = float((settled(outcome.first) <= 1.0).mean())
     assert prefill_attainment(demand, [(SPEED, workers)], ttft_seconds=1.0) == pytest.approx(simulated, abs=0.04)
 

@@ -94,6 +94,8 @@ def test_more_load_is_never_served_better(
     for field in ("rate", "isl_tokens", "osl_tokens"):
         heavier = replace(demand, **{field: getattr(demand, field) * factor})
         for name, estimate in estimates(target):
+            if name == "mixed tpot" and field == "osl_tokens":
+                continue  # longer outputs do average the prompts of others out over more tokens
             before, after = estimate(demand, [(speed, count)]), estimate(heavier, [(speed, count)])
             assert after <= before + 5 * EPSILON, (name, field)
 

@@ -13,6 +13,8 @@ from fulcrum.balance.queueing.prefill import Stations
 
 _CLASSES, _CLASS_WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 _CLASS_WEIGHTS = _CLASS_WEIGHTS / _CLASS_WEIGHTS.sum()
+_WIDTH = 0.03
+"""How far, as a share of the target, steps that are too slow on average still leave some requests inside."""
 
 
 def decode_step(demand: Demand, stations: Stations) -> float:
@@ -72,7 +74,8 @@ def tpot_inside(
     others = per_context * per_context * Context.of(demand).variance * max(held / workers, 1.0)
     spread = others * _averaged(relative)
     distance = threshold[:, None] - pool.steps
-    steady = np.sqrt(spread)[:, None] + 1e-9
+    # States that are too slow: a fixed width, or heavier demand would get more of them inside by chance.
+    steady = _WIDTH * tpot_seconds
     # Long contexts make steps long, so that more requests gather: two relaxations in a row, shared by the pool.
     e = pool.elasticity
     gathered = 1.0 + (2.0 * e / (2.0 - e) + e * e / ((1.0 - e) * (2.0 - e))) / workers
