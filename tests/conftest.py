@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import settings
+# Before anything loads numpy: its threads and ours would only wait for each other.
+for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+from hypothesis import settings  # noqa: E402
 
 # A slow example on a busy machine says nothing about the code; pytest's own time-out ends what hangs. On CI the same
 # examples are tried each time, so that a red run is about the change; everywhere else new ones are looked for.

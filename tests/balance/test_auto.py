@@ -219,6 +219,19 @@ def test_workers_do_both_where_that_serves_more() -> None:
     assert not [action for action in brief.plan().actions if isinstance(action, SetRole) and action.role is M]
 
 
+def test_workers_that_may_not_do_both_never_do() -> None:
+    divided = ("prefill", "decode")
+    world = settled(auto(pool(low=2, high=2, roles=divided)), outlook(28.0, 300.0, 300.0), seconds=0)
+    for _ in range(20):
+        for action in world.plan().actions:
+            world.do(action)
+        world.pass_time(10)
+    assert world.roles() == {P: 1, D: 1}
+    # A new cluster is as small as it can be without one.
+    fresh = auto(pool(low=0, high=4, roles=divided))
+    assert sorted(action.role for action in fresh.plan().actions if isinstance(action, CreateWorker)) == [D, P]
+
+
 def test_each_pool_does_what_its_hardware_is_best_at() -> None:
     speeds = {"a": speed(prefill=3.0), "b": speed(prefill=0.5)}
     world = auto(pool("a", low=2, high=2), pool("b", low=2, high=2))

@@ -20,7 +20,7 @@ from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.snapshot import served_roles
 
 QUIET = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 DWELL = timedelta(seconds=30)
 SPEEDS = {"a": speed(), "b": speed(prefill=0.3, decode=0.6)}
@@ -35,6 +35,7 @@ def specs(draw: st.DrawFn) -> InferenceClusterSpec:
         [pool("a", low=low, high=high), pool("b", high=draw(st.integers(0, 3)), roles=("decode",))],
         [pool("a", low=low, high=high), pool("b", high=draw(st.integers(0, 3)))],
         [pool("a", low=low, high=high, roles=("prefill",)), pool("b", low=0, high=3, roles=("decode",))],
+        [pool("a", low=low, high=high, roles=("prefill", "decode"))],
         [pool("a", low=low, high=high), pool("b", high=2, roles=("mixed",))],
         [pool("b", low=low, high=high, roles=("mixed",))],
     ]

@@ -32,7 +32,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def pool(
-    name: str = "p", *, low: int = 0, high: int = 4, roles: tuple[str, ...] = ("prefill", "decode")
+    name: str = "p", *, low: int = 0, high: int = 4, roles: tuple[str, ...] = ("prefill", "decode", "mixed")
 ) -> dict[str, Any]:
     return {"name": name, "accelerator": "cpu", "workers": {"min": low, "max": high}, "roles": list(roles)}
 

@@ -74,10 +74,12 @@ class Room:
     high: int
     gpus: int = 1
     """GPUs of one worker: what it costs."""
+    mixes: bool = True
+    """Flippable workers may also do both."""
 
     def as_mixed(self) -> Room:
-        """Return the pool with its flippable workers doing both."""
-        if self.role is not None:
+        """Return the pool with its flippable workers doing both, where they may."""
+        if self.role is not None or not self.mixes:
             return self
         return Room(name=self.name, role=Role.MIXED, low=self.low, high=self.high, gpus=self.gpus)
 
@@ -85,7 +87,8 @@ class Room:
 def room_of(pool: Pool, *, low: int, high: int) -> Room:
     """Return the room of a pool between two bounds."""
     gpus = pool.parallelism.tensor * pool.parallelism.pipeline
-    return Room(name=pool.name, role=only_role(pool), low=low, high=high, gpus=gpus)
+    mixes = Role.MIXED in pool.roles
+    return Room(name=pool.name, role=only_role(pool), low=low, high=high, gpus=gpus, mixes=mixes)
 
 
 def only_role(pool: Pool) -> Role | None:

@@ -27,6 +27,8 @@ class _Line:
     decode: dict[str, int]
     mixed: dict[str, int]
     flexible: tuple[tuple[str, int], ...]
+    mixes: bool
+    """Flippable workers may also do both: all their pools allow it, or there is only one worker."""
 
     @property
     def lowest(self) -> int:
@@ -51,7 +53,7 @@ class _Line:
 
 
 def splits(rooms: Sequence[Room], workers: dict[str, int], service: Service, load: Load) -> tuple[Layout, ...]:
-    """Return the best disaggregated split of `workers` and the one in which flippable workers do both.
+    """Return the best disaggregated split of `workers` and, where they may, the one in which flippable workers do both.
 
     One that leaves prefill or decode to nobody is left out; without workers there is none. The one with the higher
     goodput comes first; where both keep the promise, the disaggregated one.
@@ -67,7 +69,7 @@ def _splits(line: _Line, service: Service, load: Load) -> tuple[Layout, ...]:
     if line.lowest <= line.highest:
         found.append(line.at(_best_on(line, service, load)))
     together = line.all_mixed()
-    if together.complete and together not in found:
+    if line.mixes and together.complete and together not in found:
         found.append(together)
     promised = load.rate * service.slo.attainment
     return tuple(sorted(found, key=lambda layout: min(service.goodput(layout, load), promised), reverse=True))
@@ -81,6 +83,7 @@ def _line(rooms: Sequence[Room], workers: dict[str, int], service: Service, load
         decode=having[Role.DECODE],
         mixed=having[Role.MIXED],
         flexible=tuple(flexible),
+        mixes=all(room.mixes for room in rooms if room.name in having[None]) or sum(workers.values()) == 1,
     )
 
 

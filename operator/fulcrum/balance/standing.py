@@ -53,8 +53,15 @@ def _lost(snapshot: Snapshot, missing: int) -> list[Pool]:
         able = [pool for pool in snapshot.spec.pools if free[pool.name] > 0]
         if not able:
             break
-        # The pool that can fill the largest gap; one that cannot flip before one that can.
-        chosen = max(able, key=lambda pool: (_gap(gaps, pool), only_role(pool) is not None))
+        # A pool below its least, the pool that can fill the largest gap, one that cannot flip before one that can.
+        chosen = max(
+            able,
+            key=lambda pool: (
+                free[pool.name] > pool.workers.max - pool.workers.min,
+                _gap(gaps, pool),
+                only_role(pool) is not None,
+            ),
+        )
         role = only_role(chosen) or max(gaps, key=lambda role: gaps[role], default=Role.DECODE)
         gaps[role] = gaps.get(role, 0) - 1
         free[chosen.name] -= 1
@@ -77,12 +84,13 @@ def with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str,
     cheapest = sorted(
         (p for p in spec.pools if p.name in able), key=lambda p: p.parallelism.tensor * p.parallelism.pipeline
     )
-    both = next((pool.name for pool in cheapest if able[pool.name] in (None, Role.MIXED)), None)
+    both = next((pool for pool in cheapest if able[pool.name] in (None, Role.MIXED)), None)
     if both is not None and not used:
-        raised[both] = max(raised[both], 1)
+        alone = Role.MIXED in both.roles or both.workers.max == 1
+        raised[both.name] = max(raised[both.name], 1 if alone else 2)
         return raised
     for role in (Role.PREFILL, Role.DECODE):
-        first = next((p.name for p in cheapest if able[p.name] is role), both)
+        first = next((p.name for p in cheapest if able[p.name] is role), both.name if both is not None else None)
         if role not in used and first is not None:
             raised[first] = max(raised[first], 1)
     return raised

@@ -63,17 +63,13 @@ class BatchLane:
             return self.workers * self.room if step >= self.idle else 0.0
         return self.workers * min(max((step - self.idle) / self.per_request, 0.0), self.room)
 
-    def roomy(self, steps: Floats, context: Context) -> Floats:
-        """Return the probability that one worker's KV memory takes one more prompt, by the seconds that its steps take.
+    def roomy(self, others: Floats, context: Context) -> Floats:
+        """Return the probability that one worker's KV memory takes one more prompt, by the requests it holds.
 
         The router counts requests and not tokens, so that contexts add up differently from worker to worker.
         """
-        if self.per_request > 0.0:
-            each = np.clip((steps - self.idle) / self.per_request, 0.0, self.room)
-        else:
-            each = np.full_like(steps, self.room)
-        spread = np.sqrt(each * context.variance) + 1e-9
-        return normal((self.kv_tokens - each * context.mean - context.prompt) / spread)
+        spread = np.sqrt(others * context.variance) + 1e-9
+        return normal((self.kv_tokens - others * context.mean - context.prompt) / spread)
 
 
 def batch_lane(speed: WorkerSpeed, workers: int, context: Context, *, stretch: float = 1.0) -> BatchLane:
@@ -156,10 +152,12 @@ def batches(rate: float, tokens: float, lanes: Sequence[BatchLane], context: Con
     if not states.size:
         return OVERLOADED
     steps = steps_at(states + 1.0)
-    held_now = [max(lane.held(step), 1e-9) for lane in lanes]
+    parts = [max(lane.held(step), 1e-9) for lane in lanes]
     roomy = np.zeros_like(steps)
-    for lane, weight in zip(lanes, held_now, strict=True):
-        roomy += weight / sum(held_now) * lane.roomy(steps, context)
+    for lane, part in zip(lanes, parts, strict=True):
+        # Each pool holds the part of all requests that it holds in the middle of the distribution.
+        share = part / sum(parts)
+        roomy += share * lane.roomy(states * (share / lane.workers), context)
     shares = mass * roomy / (mass.sum() + beyond)
     return Batches(
         step=step,
