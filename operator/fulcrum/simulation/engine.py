@@ -24,6 +24,7 @@ from fulcrum.simulation.worker import Worker
 from fulcrum.simulation.workload import Workload
 
 _NAN: Final = float("nan")
+_PROGRESS_STEPS: Final = 200
 
 
 def simulate(
@@ -34,12 +35,15 @@ def simulate(
     slo: Slo,
     kills: Sequence[Kill] = (),
     tail_seconds: float = 3600.0,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Result:
     """Run `workload` through `cluster` under `policy`. The same input gives the same result, bit by bit.
 
     `slo` is what the policy aims at. Requests that have not ended `tail_seconds` after the last arrival are pending.
+    `on_progress` is told now and then how many requests have arrived.
     """
-    return Simulation(workload, cluster, policy, slo=slo, kills=kills, tail_seconds=tail_seconds).run()
+    simulation = Simulation(workload, cluster, policy, slo=slo, kills=kills, tail_seconds=tail_seconds)
+    return simulation.run(on_progress)
 
 
 class _Alarm:
@@ -88,8 +92,8 @@ class Simulation:
         self._leg_seconds = cluster.leg_seconds
         self._first_by_prefill = cluster.first_token is FirstToken.PREFILL
 
-    def run(self) -> Result:
-        """Run to the end."""
+    def run(self, on_progress: Callable[[int], None] | None = None) -> Result:
+        """Run to the end, and tell `on_progress` how many requests have arrived."""
         self._fleet.begin(self._policy.initial(self._cluster))
         for kill in self._kills:
             self._timeline.plan(kill.at_seconds, _Alarm(partial(self._fleet.kill, kill.worker)))
@@ -99,6 +103,7 @@ class Simulation:
         arrivals = jobs_of(self._workload, due=self._hop_over)
         coming = next(arrivals, None)
         events = 0
+        told_every = max(1, len(self._workload) // _PROGRESS_STEPS)
         while True:
             if coming is not None and (not queue or coming.arrival_seconds <= queue[0][0]):
                 events += 1
@@ -106,6 +111,8 @@ class Simulation:
                 view.arrived += 1
                 self._arrive(coming, view.now)
                 coming = next(arrivals, None)
+                if on_progress is not None and view.arrived % told_every == 0:
+                    on_progress(view.arrived)
                 continue
             if not queue or (coming is None and not live) or queue[0][0] > deadline:
                 break

@@ -1,0 +1,193 @@
+"""Policies by name, all on one workload and cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from fulcrum.api.names import Role
+from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.balance.demand import Slo
+from fulcrum.simulation.bound import most_within
+from fulcrum.simulation.cluster import ClusterModel
+from fulcrum.simulation.engine import simulate
+from fulcrum.simulation.policies import Aggregated, Arrow, Dynamo, DynamoMode, Mooncake, Ours, Rejection, Threshold
+from fulcrum.simulation.policies.schedule import Schedule, Split
+from fulcrum.simulation.policy import Policy, known_speeds
+from fulcrum.simulation.result import Result
+from fulcrum.simulation.search import Setting, Told, best_of, candidates, run_splits, with_foresight
+from fulcrum.simulation.workload import Workload
+
+NAMES: Final = {
+    "ours": "the planner, router and admission of the cluster's spec",
+    "static": "the best static split, by trying them all; static-3:5 is that one",
+    "aggregated": "all workers mixed, with chunked prefill",
+    "threshold": "an autoscaler per role at 70 % utilisation",
+    "dynamo": "NVIDIA Dynamo's planner, throughput mode",
+    "dynamo-load": "NVIDIA Dynamo's planner, load mode",
+    "dynamo-both": "NVIDIA Dynamo's planner, both modes",
+    "arrow": "the flip rule of Arrow and xLLM",
+    "mooncake-baseline": "the best static split, decode load looked at after the prefill",
+    "mooncake-early": "the same, decode load looked at on arrival",
+    "mooncake-predictive": "the same, decode load predicted on arrival",
+    "optimum": "the best schedule found with the whole workload known and flips for free",
+}
+"""Policies by name, and what they are."""
+
+_STATIC: Final = re.compile(r"static-(\d+):(\d+)")
+
+
+class UnknownPolicyError(ValueError):
+    """A policy that is not there, or that the cluster is no place for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arena:
+    """What all policies get."""
+
+    workload: Workload
+    cluster: ClusterModel
+    spec: InferenceClusterSpec
+    slo: Slo
+    least_turn_seconds: float = 0.0
+    """For ours: a coarser control loop is quicker to simulate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a policy made of it."""
+
+    name: str
+    policy: Policy
+    result: Result
+
+
+def checked(names: Sequence[str], arena: Arena) -> tuple[str, ...]:
+    """Return the names without repetition; `all` stands for every one. Raises UnknownPolicyError."""
+    wanted = list(dict.fromkeys(each for name in names for each in (NAMES if name == "all" else (name,))))
+    for name in wanted:
+        split = _STATIC.fullmatch(name)
+        if name not in NAMES and split is None:
+            raise UnknownPolicyError(f"there is no policy {name!r}; there are {', '.join(NAMES)}, static-P:D and all")
+        if name != "ours" and len(arena.cluster.pools) > 1:
+            raise UnknownPolicyError(f"{name} runs clusters of one pool only; of several pools only ours makes sense")
+        if split is not None and not (int(split[1]) and int(split[2])):
+            raise UnknownPolicyError(f"{name}: at least one worker of each role is needed")
+        if name not in ("ours", "aggregated") and split is None and _most_workers(arena) < 2:
+            raise UnknownPolicyError(f"{name} needs a pool of at least two workers")
+    return tuple(wanted)
+
+
+def steps_of(names: Sequence[str], arena: Arena) -> int:
+    """Return about how many simulations it takes to run these."""
+    searched = any(name in ("static", "optimum") or name.startswith("mooncake") for name in names)
+    count = sum(1 for name in names if name not in ("static", "optimum"))
+    return count + (len(candidates(_most_workers(arena))) if searched else 0) + (3 if "optimum" in names else 0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Contest:
+    """Runs policies one after the other; what several of them need is searched once."""
+
+    arena: Arena
+    told: Told | None = None
+    _kept: dict[AdmissionPolicy, dict[Split, Result]] = field(default_factory=dict)
+
+    def run(self, name: str) -> Entry:
+        """Run one policy; `name` is one that `checked` has let through."""
+        if name == "static":
+            return self._static()
+        if name == "optimum":
+            return self._optimum()
+        policy = self._policy(name)
+        arena, told = self.arena, self.told
+        on_progress = None if told is None else lambda arrived: told(policy.name, arrived)
+        result = simulate(arena.workload, arena.cluster, policy, slo=arena.slo, on_progress=on_progress)
+        return Entry(name=name, policy=policy, result=result)
+
+    def bound(self) -> int:
+        """Return how many requests at most could be inside the SLO."""
+        arena, pool = self.arena, self.arena.cluster.pools[0]
+        return most_within(arena.workload, known_speeds(arena.cluster)[pool.name], _most_workers(arena), arena.slo)
+
+    def kept(self, admission: AdmissionPolicy) -> dict[Split, Result]:
+        """Return every static split's result under an admission."""
+        if admission not in self._kept:
+            self._kept[admission] = run_splits(self._setting(admission), candidates(self._workers), self.told)
+        return self._kept[admission]
+
+    @property
+    def _workers(self) -> int:
+        return _most_workers(self.arena)
+
+    def _setting(self, admission: AdmissionPolicy) -> Setting:
+        arena = self.arena
+        return Setting(
+            workload=arena.workload,
+            cluster=arena.cluster,
+            pool=arena.cluster.pools[0].name,
+            workers=self._workers,
+            slo=arena.slo,
+            admission=admission,
+            classes=arena.spec.admission.classes,
+        )
+
+    def _static(self) -> Entry:
+        """The best split with the spec's admission, or without any where that serves more."""
+        admission = self.arena.spec.admission.policy
+        kept = self.kept(admission)
+        best = best_of(kept, self.arena.slo)
+        result = kept[best]
+        if admission is not AdmissionPolicy.OFF:
+            plain = run_splits(self._setting(AdmissionPolicy.OFF), [best], self.told)[best]
+            if plain.within(self.arena.slo).sum() > result.within(self.arena.slo).sum():
+                result, admission = plain, AdmissionPolicy.OFF
+        policy = Schedule(pool=self.arena.cluster.pools[0].name, splits=[(0.0, best)], admission=admission)
+        return Entry(name="static", policy=policy, result=replace(result, policy=f"best static {best}"))
+
+    def _optimum(self) -> Entry:
+        setting = self._setting(self.arena.spec.admission.policy)
+        result, policy = with_foresight(setting, self.kept(setting.admission), self.told)
+        return Entry(name="optimum", policy=policy, result=result)
+
+    def _policy(self, name: str) -> Policy:
+        arena, pool, most = self.arena, self.arena.cluster.pools[0], self._workers
+        if name == "ours":
+            return Ours(arena.spec, least_turn_seconds=arena.least_turn_seconds)
+        if name == "aggregated":
+            return Aggregated(pool=pool.name, workers=most)
+        if (split := _STATIC.fullmatch(name)) is not None:
+            return Schedule(pool=pool.name, splits=[(0.0, Split(int(split[1]), int(split[2])))])
+        if name.startswith("mooncake-"):
+            best = best_of(self.kept(arena.spec.admission.policy), arena.slo)
+            return Mooncake(pool=pool.name, split=best, rule=Rejection(name.removeprefix("mooncake-")))
+        prefill, decode = self._start()
+        makers: dict[str, Callable[[], Policy]] = {
+            "threshold": lambda: Threshold(pool=pool.name, prefill=prefill, decode=decode, most_workers=most),
+            "arrow": lambda: Arrow(pool=pool.name, prefill=prefill, decode=decode),
+        }
+        if name in makers:
+            return makers[name]()
+        mode = {"dynamo": DynamoMode.THROUGHPUT, "dynamo-load": DynamoMode.LOAD, "dynamo-both": DynamoMode.BOTH}[name]
+        return Dynamo(
+            pool=pool.name,
+            speed=pool.speed,
+            slo=arena.slo,
+            prefill=prefill,
+            decode=decode,
+            most_workers=most,
+            mode=mode,
+        )
+
+    def _start(self) -> tuple[int, int]:
+        """The split that our plan begins with, where it is one; else half and half."""
+        roles = [role for _, role in Ours(self.arena.spec).initial(self.arena.cluster)]
+        prefill, decode = roles.count(Role.PREFILL), roles.count(Role.DECODE)
+        return (prefill, decode) if prefill and decode else (self._workers // 2, self._workers - self._workers // 2)
+
+
+def _most_workers(arena: Arena) -> int:
+    return sum(pool.workers.max for pool in arena.spec.pools)

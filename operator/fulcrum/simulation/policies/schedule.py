@@ -1,0 +1,83 @@
+"""Splits of one pool at times that are known beforehand: what a planner with foresight would set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fulcrum.api.names import Role
+from fulcrum.api.serving_types import AdmissionPolicy, QosClass
+from fulcrum.balance import Action, SetRole
+from fulcrum.balance.demand import Slo
+from fulcrum.simulation.cluster import ClusterModel
+from fulcrum.simulation.front_door import FrontDoor
+from fulcrum.simulation.policy import Policy, Turn, known_speeds
+from fulcrum.simulation.view import View
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Split:
+    """So many workers of each role."""
+
+    prefill: int
+    decode: int
+    mixed: int = 0
+
+    def roles(self) -> list[Role]:
+        """Return one role per worker."""
+        return [Role.PREFILL] * self.prefill + [Role.DECODE] * self.decode + [Role.MIXED] * self.mixed
+
+    def __str__(self) -> str:
+        return f"{self.prefill}P:{self.decode}D" if not self.mixed else f"{self.mixed}M"
+
+
+class Schedule(Policy):
+    """Split after split, each from its second on; with one split it never changes anything."""
+
+    def __init__(
+        self,
+        *,
+        pool: str,
+        splits: Sequence[tuple[float, Split]],
+        admission: AdmissionPolicy = AdmissionPolicy.OFF,
+        classes: Sequence[QosClass] = (),
+        name: str | None = None,
+    ) -> None:
+        """`splits` ascend from second 0 and all have as many workers."""
+        workers = {len(split.roles()) for _, split in splits}
+        if not splits or len(workers) != 1 or splits[0][0] > 0:
+            raise ValueError("a schedule needs a split from second 0 on, and all splits the same number of workers")
+        self.name = name or f"static {splits[0][1]}"
+        self._pool, self._admission, self._classes = pool, admission, classes
+        self.splits = tuple(splits)
+        self._next = 1
+
+    def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
+        return [(self._pool, role) for role in self.splits[0][1].roles()]
+
+    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
+        return FrontDoor(slo=slo, speeds=known_speeds(cluster), policy=self._admission, classes=self._classes)
+
+    def on_tick(self, view: View) -> Turn:
+        actions: list[Action] = []
+        while self._next < len(self.splits) and self.splits[self._next][0] <= view.now:
+            actions = towards(self.splits[self._next][1], view)
+            self._next += 1
+        if self._next == len(self.splits):
+            return Turn(actions=actions)
+        return Turn(actions=actions, again_seconds=self.splits[self._next][0] - view.now)
+
+
+def towards(split: Split, view: View) -> list[Action]:
+    """Return the fewest flips that give the pool's workers the roles of `split`."""
+    missing = split.roles()
+    surplus = []
+    for pod in view.pods:
+        if pod.role in missing:
+            missing.remove(pod.role)
+        else:
+            surplus.append(pod)
+    return [
+        SetRole(name=pod.name, uid=pod.uid, from_role=pod.role, role=role, epoch=pod.epoch + 1)
+        for pod, role in zip(surplus, missing, strict=False)
+    ]

@@ -1,0 +1,106 @@
+"""Searches over splits of a fixed number of workers: the best static one, and the best at each time with foresight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fulcrum.api.serving_types import AdmissionPolicy, QosClass
+from fulcrum.balance.demand import Slo
+from fulcrum.simulation.cluster import ClusterModel
+from fulcrum.simulation.engine import simulate
+from fulcrum.simulation.policies.schedule import Schedule, Split
+from fulcrum.simulation.result import Result
+from fulcrum.simulation.workload import Workload
+
+WINDOWS_SECONDS: Final = (30.0, 120.0, 300.0)
+"""Lengths of time for which the search with foresight tries to keep a split."""
+_COARSE_ABOVE: Final = 12
+"""From so many workers on, only every second split and more are tried, so that at most so many are."""
+
+Told = Callable[[str, int], None]
+"""Called with the name of a run and how many of its requests have arrived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What the searched runs have in common."""
+
+    workload: Workload
+    cluster: ClusterModel
+    pool: str
+    workers: int
+    slo: Slo
+    admission: AdmissionPolicy = AdmissionPolicy.OFF
+    """Of the runs; with an admission, an overloaded minute does not spoil the next one."""
+    classes: tuple[QosClass, ...] = ()
+
+
+def candidates(workers: int) -> list[Split]:
+    """Return the splits to try: every P:D (some of them, when there are many), and all workers mixed."""
+    step = max(1, -(-workers // _COARSE_ABOVE))
+    prefills = sorted({*range(1, workers, step), workers - 1} - {0})
+    return [Split(prefill, workers - prefill) for prefill in prefills] + [Split(0, 0, workers)]
+
+
+def run_splits(setting: Setting, splits: Sequence[Split], told: Told | None = None) -> dict[Split, Result]:
+    """Return what comes of each split when it is kept."""
+    return {split: _run(setting, [(0.0, split)], None, told) for split in splits}
+
+
+def best_of(results: Mapping[Split, Result], slo: Slo) -> Split:
+    """Return the disaggregated split with most requests inside the SLO."""
+    return max((split for split in results if split.prefill), key=lambda split: int(results[split].within(slo).sum()))
+
+
+def with_foresight(setting: Setting, kept: Mapping[Split, Result], told: Told | None = None) -> tuple[Result, Schedule]:
+    """Return the best schedule that was found with the whole workload known, and flips that take no time.
+
+    For each window the split that, kept all the time, brought most of that window's arrivals inside the SLO; played
+    again as a schedule, for several lengths of windows, since the windows are not quite independent. The best of these
+    and of the kept splits counts. So it is a plan that can be carried out, hence never above the true optimum;
+    `bound.most_within` is never below it.
+    """
+    splits = sorted(kept)
+    within = np.array([kept[split].within(setting.slo) for split in splits])
+    free = replace(setting, cluster=replace(setting.cluster, flip_seconds=0.0))
+    best = max(splits, key=lambda split: int(kept[split].within(setting.slo).sum()))
+    winner, plan = kept[best], _schedule(setting, [(0.0, best)], "optimum")
+    for window_seconds in WINDOWS_SECONDS:
+        steps = _per_window(within, splits, setting.workload.arrival_seconds, window_seconds)
+        if len(steps) == 1:
+            continue
+        result = _run(free, steps, "optimum", told)
+        if result.within(setting.slo).sum() > winner.within(setting.slo).sum():
+            winner, plan = result, _schedule(setting, steps, "optimum")
+    return replace(winner, policy="optimum"), plan
+
+
+def _per_window(
+    within: NDArray[np.bool_], splits: Sequence[Split], arrival_seconds: NDArray[np.float64], window_seconds: float
+) -> list[tuple[float, Split]]:
+    """Return the best split of each window, where it changes."""
+    window = (arrival_seconds // window_seconds).astype(np.int64)
+    good = np.array([np.bincount(window, weights=each, minlength=int(window[-1]) + 1) for each in within])
+    steps: list[tuple[float, Split]] = []
+    present = int(np.argmax(good.sum(axis=1)))
+    for number in range(good.shape[1]):
+        best = int(np.argmax(good[:, number]))
+        if good[best, number] > good[present, number] or not steps:
+            present = best
+            steps.append((number * window_seconds, splits[present]))
+    return steps
+
+
+def _run(setting: Setting, steps: Sequence[tuple[float, Split]], name: str | None, told: Told | None) -> Result:
+    policy = _schedule(setting, steps, name)
+    on_progress = None if told is None else lambda arrived: told(policy.name, arrived)
+    return simulate(setting.workload, setting.cluster, policy, slo=setting.slo, on_progress=on_progress)
+
+
+def _schedule(setting: Setting, steps: Sequence[tuple[float, Split]], name: str | None) -> Schedule:
+    return Schedule(pool=setting.pool, splits=steps, admission=setting.admission, classes=setting.classes, name=name)
