@@ -40,7 +40,7 @@ def _document(**spec: Any) -> dict[str, Any]:
 def test_defaults() -> None:
     cluster = load_inference_cluster(_document())
     assert cluster.metadata.generation == 3
-    assert cluster.spec.balance.mode is BalanceMode.MANUAL
+    assert cluster.spec.balance.mode is BalanceMode.AUTO
     assert cluster.spec.balance.ratio is None
     assert cluster.spec.admission.policy is AdmissionPolicy.OFF
     assert cluster.spec.engine.kv_cache.dtype is KvCacheDtype.FP8

@@ -238,6 +238,7 @@ class Cluster:
             "spec": {
                 "model": {"name": "m"},
                 "pools": [{"name": "p", "accelerator": "cpu", "workers": {"max": workers}}],
+                "balance": {"mode": "Manual"},
                 **spec,
             },
         }

@@ -96,7 +96,7 @@ class ScaleDown(ApiStruct, frozen=True, kw_only=True):
     """How capacity is given back."""
 
     stabilization: Annotated[
-        Duration, Meta(description="How long demand must stay low before workers go; not acted on in this release.")
+        Duration, Meta(description="How long demand must have been low before workers are given back; 0s: at once.")
     ] = "300s"
 
 
@@ -106,17 +106,18 @@ class Balance(ApiStruct, frozen=True, kw_only=True):
     mode: Annotated[
         BalanceMode,
         Meta(
-            description="Manual: the ratio below, on `workers.max` workers of each pool. Auto (plan and act) and "
-            "Observe (plan and publish) are accepted but not acted on in this release: they behave as Manual."
+            description="Auto: the ratio and the number of workers follow the load, so that most requests stay inside "
+            "spec.slo; what cannot be measured changes nothing. Observe: the same is planned and published in the "
+            "status, and nothing is changed. Manual: the ratio below, on `workers.max` workers of each pool."
         ),
-    ] = BalanceMode.MANUAL
+    ] = BalanceMode.AUTO
     ratio: Annotated[
         Ratio | None,
         Meta(
             description="Workers per role in Manual, fitted proportionally into the pools' bounds; changing it flips "
-            "live workers and restarts none. Default: an even split, prefill first."
+            "live workers and restarts none. Default: an even split, prefill first. Auto and Observe do not read it."
         ),
     ] = None
-    forecast: Annotated[Forecast, Meta(description="Load forecast; not acted on in this release.")] = Forecast()
+    forecast: Annotated[Forecast, Meta(description="How load is forecast, for Auto and Observe.")] = Forecast()
     flip: Annotated[Flip, Meta(description="How workers change role.")] = Flip()
     scale_down: Annotated[ScaleDown, Meta(description="How capacity is given back.")] = ScaleDown()

@@ -191,7 +191,7 @@ class Metrics(ApiStruct, frozen=True, kw_only=True):
     prometheus: Annotated[
         Prometheus | None,
         Meta(
-            description="Prometheus to query; absent: the gateways are scraped directly. "
-            "Not read in this release, which keeps no load history yet."
+            description="Prometheus to query, which keeps hours of history over restarts of the operator; absent: the "
+            "gateways are scraped directly, and the history is the operator's memory."
         ),
     ] = None

@@ -115,7 +115,8 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
 
     model: Annotated[Model, Meta(description="The model that is served.")]
     slo: Annotated[
-        Slo, Meta(description="The latency that is promised. No decision is made by it in this release yet.")
+        Slo,
+        Meta(description="The latency that is promised: what workers are sized for, and what is counted as attained."),
     ] = Slo()
     pools: Annotated[
         tuple[Pool, ...],
