@@ -180,6 +180,14 @@ def test_a_role_that_nobody_serves_is_taken_over_at_once() -> None:
     assert (flip.role, flip.reason) == (D, Reason.ROLE_EMPTY)
 
 
+def test_an_empty_role_waits_for_no_drain() -> None:
+    world = settled(auto(pool(low=3, high=3), style="Drain"), outlook(20.0, 3000.0, 50.0))
+    assert world.roles() == {P: 2, D: 1}
+    del world.workers["c-p-2"]
+    flips = [action for action in writes(world.plan()) if isinstance(action, SetRole)]
+    assert [(action.role, action.reason) for action in flips] == [(M, Reason.ROLE_EMPTY)]
+
+
 def test_an_only_worker_takes_both_roles_and_gives_one_back() -> None:
     world = settled(auto(pool(low=2, high=2)), outlook(2.0))
     assert world.roles() == {P: 1, D: 1}

@@ -209,9 +209,10 @@ def _repair(snapshot: Snapshot, kept: Kept, now: datetime) -> tuple[Move, ...]:
     if not able:
         return ()
     chosen = able[-1]
-    others = standing.count(chosen.role) - 1
+    # Nobody waits for a drain while requests have nowhere to go: then, too, one does both for the time being.
+    immediate = snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE
     missing = Role.DECODE if standing.prefill else Role.PREFILL
-    return (Move(chosen.pool, chosen.role, missing if others else Role.MIXED),)
+    return (Move(chosen.pool, chosen.role, missing if immediate and standing.total > 1 else Role.MIXED),)
 
 
 def _hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair: bool) -> Choice:
