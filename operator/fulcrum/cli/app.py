@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "replay": ("fulcrum.cli.replay", "Replay a trace against an OpenAI-compatible endpoint."),
     "model": ("fulcrum.cli.model", "Prepare a model for local use."),
     "capacity": ("fulcrum.cli.capacity", "Show how fast a worker should be and what fits into it."),
+    "simulate": ("fulcrum.cli.simulate", "Compare policies on a trace, without a cluster."),
     "operator": ("fulcrum.cli.operator", "Run the operator against a Kubernetes API server."),
     "gateway": ("fulcrum.cli.gateway", "Run a gateway."),
     "apiserver": ("fulcrum.cli.apiserver", "Run the embedded Kubernetes API server alone."),

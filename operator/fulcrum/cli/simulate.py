@@ -1,0 +1,251 @@
+"""`fulcrum simulate`: traffic through a cluster that exists only as numbers, under several policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from fulcrum.api.types import InferenceClusterSpec
+    from fulcrum.capacity.speed import WorkerSpeed
+    from fulcrum.simulation.contest import Arena, Entry
+    from fulcrum.simulation.result import Summary
+    from fulcrum.simulation.search import Told
+    from fulcrum.simulation.workload import Workload
+
+
+@click.command(short_help="Compare policies on a trace, without a cluster.")
+@click.option("--trace", required=True, metavar="FILE|NAME", help="Trace file, or a synthetic workload by name.")
+@click.option(
+    "--cluster",
+    "cluster_file",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with an InferenceCluster.",
+)
+@click.option(
+    "--policy", "policies", default="ours,static,aggregated", show_default=True, help="Names, with commas; or all."
+)
+@click.option("--profile", "profiles", multiple=True, metavar="[POOL=]FILE", help="Measured speeds of a pool's worker.")
+@click.option("--speed", default=1.0, show_default=True, help="Replay the trace this many times as fast.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first requests.")
+@click.option("--seed", default=1, show_default=True, help="Of a synthetic workload.")
+@click.option("--start", default="60s", show_default=True, help="From a Pod's creation to its readiness.")
+@click.option("--turn", default="0s", show_default=True, help="Least time between turns of our planner; quicker.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@click.option("--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write report.html to.")
+def command(
+    *,
+    trace: str,
+    cluster_file: Path,
+    policies: str,
+    profiles: tuple[str, ...],
+    speed: float,
+    limit: int | None,
+    seed: int,
+    start: str,
+    turn: str,
+    as_json: bool,
+    report: Path | None,
+) -> None:
+    """Send a trace through the cluster of a file, simulated, once per policy, and compare what becomes of it.
+
+    Speeds come from the roofline of model and accelerator, or from profiles (docs/operations/simulate.md). Decisions
+    are made by the code that runs in production.
+
+    \b
+    Traces: Azure or BurstGPT (.csv), Mooncake (.jsonl), or a name: stationary, ramp, sine, dynamo-sine, bursts,
+    steps, shifts.
+    Policies: ours, static (the best one), static-P:D, aggregated, threshold, dynamo, dynamo-load, dynamo-both,
+    arrow, mooncake-baseline, mooncake-early, mooncake-predictive, optimum; all.
+
+    \b
+    Examples:
+      fulcrum simulate --trace shifts --cluster cluster.yaml
+      fulcrum simulate --trace conv.csv --cluster cluster.yaml --policy ours,static,optimum --speed 3
+      fulcrum simulate --trace mooncake.jsonl --cluster cluster.yaml --profile profile.json --policy all --report out
+    """
+    from fulcrum.api.durations import seconds
+    from fulcrum.simulation.contest import Arena, Contest, checked, steps_of
+    from fulcrum.simulation.from_spec import cluster_model, promised
+
+    try:
+        spec = _spec(cluster_file)
+        model = cluster_model(spec, profiles=_profiles(profiles, spec), start_seconds=seconds(start))
+        workload = _workload(trace, seed=seed, speed=speed, limit=limit)
+        arena = Arena(workload=workload, cluster=model, spec=spec, slo=promised(spec), least_turn_seconds=seconds(turn))
+        names = checked([name.strip() for name in policies.split(",") if name.strip()], arena)
+    except (OSError, ValueError, LookupError) as error:
+        raise click.UsageError(_text_of(error)) from error
+    if not names:
+        raise click.UsageError("--policy: name at least one")
+    with _bar(steps_of(names, arena) * len(workload)) as told:
+        contest = Contest(arena=arena, told=told)
+        entries = [contest.run(name) for name in names]
+    most = contest.bound() if len(model.pools) == 1 else None
+    if as_json:
+        _print_json(entries, arena, most)
+    else:
+        _print_table(trace, entries, arena, most)
+    if report is not None:
+        from fulcrum.simulation.report import write_report
+
+        path = write_report(report, title=Path(trace).name, arena=arena, entries=entries, most_within=most)
+        click.echo(f"Report: {path}", err=True)
+
+
+def _spec(path: Path) -> InferenceClusterSpec:
+    """The one InferenceCluster of a file, checked as the API server would. Raises ValueError."""
+    import yaml
+
+    from fulcrum.api.crd import root_schema
+    from fulcrum.api.names import KIND
+    from fulcrum.api.objects import load_inference_cluster
+    from fulcrum.local.objects.schema import StructuralSchema
+
+    try:
+        documents = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if isinstance(each, dict)]
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    found = [each for each in documents if each.get("kind") == KIND]
+    if len(found) != 1:
+        raise ValueError(f"{path} must hold one {KIND}, and holds {len(found)}")
+    schema = StructuralSchema(root_schema())
+    problems = [f"unknown field {name}" for name in schema.unknown_fields(found[0])]
+    problems += [str(each) for each in schema.validate(schema.default(found[0]))]
+    if problems:
+        raise ValueError(f"{path}: " + "; ".join(problems))
+    return load_inference_cluster(found[0]).spec
+
+
+def _profiles(given: Sequence[str], spec: InferenceClusterSpec) -> dict[str, WorkerSpeed]:
+    """Speeds by pool; a profile without a pool's name is for all that have none of their own."""
+    from fulcrum.capacity.profile import ProfileError, parse_profile, profile_speed
+
+    speeds: dict[str, WorkerSpeed] = {}
+    pools = [pool.name for pool in spec.pools]
+    for text in sorted(given, key=lambda each: "=" not in each, reverse=True):
+        pool, _, name = text.rpartition("=")
+        if pool and pool not in pools:
+            raise ValueError(f"--profile {text}: there is no pool {pool}; there are {', '.join(pools)}")
+        try:
+            speed = profile_speed(parse_profile(Path(name).read_bytes()))
+        except ProfileError as error:
+            raise ValueError(f"{name}: {error}") from error
+        speeds.update(dict.fromkeys([pool] if pool else pools, speed))
+    return speeds
+
+
+def _workload(trace: str, *, seed: int, speed: float, limit: int | None) -> Workload:
+    import numpy as np
+
+    from fulcrum.simulation.generate import WORKLOADS
+    from fulcrum.simulation.traffic import load_trace
+    from fulcrum.simulation.workload import Workload
+
+    if trace in WORKLOADS:
+        workload = WORKLOADS[trace](seed)
+    elif not Path(trace).exists():
+        raise ValueError(
+            f"--trace {trace}: there is no such file, and no such workload; there are {', '.join(WORKLOADS)}"
+        )
+    else:
+        workload = Workload.of(load_trace(Path(trace)))
+    if limit is not None:
+        workload = workload.at(np.arange(min(limit, len(workload))))
+    return workload.scaled(speed)
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Told]:
+    """A progress bar on stderr where that is a terminal; adds up the requests of all runs."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:24}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, refresh_per_second=4) as progress:
+        task = progress.add_task("", total=total)
+        last: dict[str, int] = {}
+
+        def told(name: str, arrived: int) -> None:
+            before = last.get(name, 0)
+            progress.update(task, description=name, advance=arrived - before if arrived > before else arrived)
+            last[name] = arrived
+
+        yield told
+
+
+def _print_table(trace: str, entries: Sequence[Entry], arena: Arena, most: int | None) -> None:
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+
+    load, slo = arena.workload, arena.slo
+    # In a pipe nothing is cut off.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
+    rate = len(load) / load.duration_seconds if load.duration_seconds else 0.0
+    console.print(
+        f"{Path(trace).name}: {len(load):,} requests in {load.duration_seconds:,.0f} s ({rate:.2f}/s), "
+        f"{load.prompt_tokens.mean():,.0f} + {load.output_tokens.mean():,.0f} tokens; "
+        f"SLO {slo.ttft_seconds * 1e3:,.0f} / {slo.tpot_seconds * 1e3:,.0f} ms",
+        markup=False,
+        soft_wrap=True,
+    )
+    for pool in arena.cluster.pools:
+        source = getattr(pool.speed, "source", None)
+        console.print(f"pool {pool.name}: {pool.gpus_per_worker} GPUs a worker, speed by {source}", markup=False)
+    table = Table(
+        "POLICY", "IN SLO", "GOODPUT", "PER GPU", "GPU-H", "TTFT p50/p90/p99", "TPOT p50/p90/p99", "FLIPS", "STARTED",
+        "REJECTED", "FAILED", "WASTED", box=None, pad_edge=False,
+    )  # fmt: skip
+    for entry in entries:
+        table.add_row(*_row(entry.result.summary(slo)))
+    console.print(table)
+    if most is not None:
+        share = most / len(load) if len(load) else 1.0
+        console.print(f"No planner could have more than {share:.1%} inside the SLO on so many workers (a fluid bound).")
+
+
+def _row(summary: Summary) -> tuple[str, ...]:
+    ttft, tpot = (
+        "/".join(f"{each * 1e3:,.0f}" for each in (times.p50, times.p90, times.p99)) + " ms"
+        for times in (summary.ttft_seconds, summary.tpot_seconds)
+    )
+    return (
+        summary.policy,
+        f"{summary.attainment:.1%}",
+        f"{summary.goodput:.2f}/s",
+        f"{summary.goodput_per_gpu:.3f}/s",
+        f"{summary.gpu_hours:.2f}",
+        ttft,
+        tpot,
+        str(summary.flips),
+        str(summary.pods_started),
+        f"{summary.rejected:,}",
+        f"{summary.failed:,}",
+        f"{summary.wasted_prefill:.1%}",
+    )
+
+
+def _print_json(entries: Sequence[Entry], arena: Arena, most: int | None) -> None:
+    import msgspec
+
+    rows: list[dict[str, Any]] = []
+    for entry in entries:
+        figures = msgspec.to_builtins(entry.result.summary(arena.slo))
+        rejections = {reason.value: count for reason, count in entry.result.rejections.items()}
+        rows.append({"name": entry.name, **figures, "rejections": rejections})
+    document = {"requests": len(arena.workload), "most_within": most, "policies": rows}
+    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def _text_of(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error.args[0]) if isinstance(error, LookupError) and error.args else str(error)

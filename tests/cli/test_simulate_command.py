@@ -1,0 +1,129 @@
+"""`fulcrum simulate`: the table, the JSON, the report, and what users get wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fulcrum.cli.app import main
+from fulcrum.simulation.contest import NAMES
+from fulcrum.simulation.generate import WORKLOADS
+
+CLUSTER = """
+apiVersion: fulcrum.dev/v1alpha1
+kind: InferenceCluster
+metadata: {name: chat}
+spec:
+  model: {name: meta-llama/Llama-3.1-70B-Instruct}
+  slo: {ttft: 500ms, tpot: 50ms}
+  pools:
+  - {name: h100, accelerator: H100-SXM-80GB, parallelism: {tensor: 4}, workers: {min: 2, max: 4}}
+"""
+PROFILE = {
+    "model": "m",
+    "accelerator": "cpu",
+    "kvCapacityTokens": 200_000,
+    "coefficients": {
+        "prefillA": 0.01, "prefillB": 5e-5, "prefillC": 1e-9, "decodeA": 0.012, "decodeB": 1e-4, "decodeC": 3e-8,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    return path
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["simulate", *map(str, arguments)])
+
+
+def test_the_table_has_a_row_per_policy(cluster: Path) -> None:
+    result = run("--trace", "steps", "--cluster", cluster, "--limit", "300", "--policy", "ours,static-1:3,aggregated")
+    assert result.exit_code == 0, result.output
+    for shown in ("steps: 300 requests", "speed by roofline", "static 1P:3D", "aggregated 4M", "ours", "WASTED"):
+        assert shown in result.output
+    assert "No planner could have more than" in result.output
+
+
+def test_json_and_report(cluster: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    result = run(
+        "--trace", "steps", "--cluster", cluster, "--limit", "200", "--policy", "all", "--json", "--report", folder,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout)
+    assert [row["name"] for row in shown["policies"]] == list(NAMES)
+    for row in shown["policies"]:
+        assert row["served"] + row["rejected"] + row["failed"] == shown["requests"] == 200
+        assert round(row["attainment"] * 200) <= shown["most_within"]
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") >= 4
+    assert "best static" in page
+    for outside in ("http://", "https://"):
+        # Names of XML vocabularies are no addresses to load from.
+        assert all("www.w3.org" in part[:40] or "purl.org" in part[:40] or "creativecommons.org" in part[:40]
+                   for part in page.split(outside)[1:])  # fmt: skip
+
+
+def test_the_same_seed_gives_the_same_figures(cluster: Path) -> None:
+    def shown(seed: int) -> str:
+        arguments = ("--trace", "bursts", "--cluster", cluster, "--limit", "200", "--policy", "ours", "--json")
+        return run(*arguments, "--seed", str(seed)).stdout
+
+    assert shown(1) == shown(1) != shown(2)
+
+
+def test_a_profile_takes_the_place_of_the_roofline(tmp_path: Path) -> None:
+    cluster, profile = tmp_path / "cpu.yaml", tmp_path / "profile.json"
+    cluster.write_text(CLUSTER.replace("H100-SXM-80GB", "cpu").replace(", parallelism: {tensor: 4}", ""))
+    profile.write_text(json.dumps(PROFILE))
+    without = run("--trace", "steps", "--cluster", cluster, "--limit", "50")
+    assert without.exit_code == 2
+    assert "only a profile can tell" in without.output
+    for given in (str(profile), f"h100={profile}"):
+        result = run("--trace", "steps", "--cluster", cluster, "--limit", "50", "--policy", "ours", "--profile", given)
+        assert result.exit_code == 0, result.output
+        assert "speed by profile" in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        ((), ("--trace", "nothing"), "no such file, and no such workload"),
+        ((), ("--policy", "best"), "there is no policy 'best'"),
+        ((), ("--policy", "static-0:4"), "at least one worker of each role"),
+        ((), ("--policy", " , "), "name at least one"),
+        ((), ("--speed", "0"), "speed must be above 0"),
+        ((), ("--start", "soon"), "is not a duration"),
+        ((), ("--profile", "other=x.json"), "there is no pool other"),
+        ((), ("--profile", "missing.json"), "missing.json"),
+        (("70B-Instruct", "1T"), (), "Llama-3.1-1T"),
+        (("H100-SXM-80GB", "H900"), (), "H900"),
+        (("min: 2", "min: 9"), (), "min must not be above max"),
+        (("pools:", "pool:"), (), "unknown field spec.pool"),
+        (("kind: InferenceCluster", "kind: Pod"), (), "must hold one InferenceCluster"),
+        (("spec:", "spec: ["), (), "is not YAML"),
+    ],
+)  # fmt: skip
+def test_what_users_get_wrong(
+    cluster: Path, change: tuple[str, str] | tuple[()], arguments: tuple[str, ...], message: str
+) -> None:
+    if change:
+        cluster.write_text(CLUSTER.replace(*change))
+    trace = () if "--trace" in arguments else ("--trace", "steps")
+    result = run(*trace, "--cluster", cluster, "--limit", "20", *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.replace("\u2502", " ").split())
+
+
+def test_help_names_everything() -> None:
+    text = " ".join(run("--help").output.split())
+    assert "Examples:" in text
+    for name in (*NAMES, *WORKLOADS):
+        assert name in text
