@@ -103,3 +103,11 @@ def test_a_prompt_that_took_a_step_was_pulled() -> None:
     # 20 ms a token; a mixed worker that was given the KV answers after about one step.
     after = report(prompts=104, prompt_tokens=105_000, prefill_seconds=10.08, decode_tokens=5400, decode_seconds=108.0)
     assert rows_between(report(), after, seconds=5.0)[0] is None
+
+
+def test_a_prefill_worker_whose_prompts_overlap_was_busy_all_the_time() -> None:
+    before = msgspec.structs.replace(report(), role=Role.PREFILL)
+    after = msgspec.structs.replace(report(prompts=104, prompt_tokens=105_000, prefill_seconds=18.0), role=Role.PREFILL)
+    prefill, _ = rows_between(before, after, seconds=5.0)
+    assert prefill is not None
+    assert prefill.seconds == 5.0

@@ -23,7 +23,9 @@ WORKERS_NEEDED = 2.3
 _PROMPT_TOKENS = 500
 _ANSWER_TOKENS = 40
 _SHORT = 32
-_BATCH = 2
+_PROMPT_ANSWER_TOKENS = 4
+_CLIENTS = 8
+_MEASURED_SECONDS = 15.0
 _SPREAD = 0.3
 _SEEDS = count(1)
 
@@ -37,21 +39,13 @@ class Mix:
 
 
 def measured_mix(cluster: Cluster, *, seconds: float) -> Mix:
-    """The mixes that are right for how fast the workers are here and now; asks one engine directly."""
-    url = f"http://{cluster.workers()[0].ip}:8000"
-    _ask(url, cluster.name, "warm up", 4)
-    prompt_seconds = sorted(_ask(url, cluster.name, f"{number} " + "word " * _PROMPT_TOKENS, 1) for number in range(5))[
-        2
-    ]
-    with ThreadPoolExecutor(_BATCH) as pool:
-        asked = [pool.submit(_ask, url, cluster.name, f"{n} " + "word " * _SHORT, _ANSWER_TOKENS) for n in range(6)]
-        answer_seconds = sorted(each.result() for each in asked)[3]
-    prompts_per_second = WORKERS_NEEDED / prompt_seconds
-    answers_per_second = WORKERS_NEEDED * _BATCH / answer_seconds
-    print(f"one worker: {prompt_seconds:.2f} s a prompt, {answer_seconds:.2f} s for {_BATCH} answers at once")
+    """The mixes that are right for how fast workers are here and now; the cluster has two of each role meanwhile."""
+    prompts = _served_per_second(cluster, _PROMPT_TOKENS, _PROMPT_ANSWER_TOKENS) / 2
+    answers = _served_per_second(cluster, _SHORT, _ANSWER_TOKENS) / 2
+    print(f"one worker: {prompts:.2f} prompts/s, {answers:.2f} answers/s")
     return Mix(
-        prompts=_phase(seconds, prompts_per_second, _PROMPT_TOKENS, 4),
-        answers=_phase(seconds, answers_per_second, _SHORT, _ANSWER_TOKENS),
+        prompts=_phase(seconds, WORKERS_NEEDED * prompts, _PROMPT_TOKENS, _PROMPT_ANSWER_TOKENS),
+        answers=_phase(seconds, WORKERS_NEEDED * answers, _SHORT, _ANSWER_TOKENS),
     )
 
 
@@ -77,13 +71,28 @@ def _phase(seconds: float, rate: float, prompt_tokens: float, output_tokens: flo
     )
 
 
-def _ask(url: str, model: str, prompt: str, output_tokens: int) -> float:
-    """Seconds that one request takes."""
+def _served_per_second(cluster: Cluster, prompt_tokens: int, output_tokens: int) -> float:
+    """Requests per second with always a few waiting."""
+    ended: list[float] = []
+    url = cluster.endpoint()
+    until = time.monotonic() + _MEASURED_SECONDS
+
+    def ask_on(client: int) -> None:
+        while time.monotonic() < until:
+            _ask(url, cluster.name, f"{client} {next(_SEEDS)} " + "word " * prompt_tokens, output_tokens)
+            ended.append(time.monotonic())
+
+    with ThreadPoolExecutor(_CLIENTS) as pool:
+        list(pool.map(ask_on, range(_CLIENTS)))
+    # The first ones found an idle cluster, the last ones leave one.
+    middle = [at for at in sorted(ended) if at <= until][_CLIENTS:]
+    return (len(middle) - 1) / (middle[-1] - middle[0])
+
+
+def _ask(url: str, model: str, prompt: str, output_tokens: int) -> None:
     body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    began = time.monotonic()
     with urllib.request.urlopen(request, timeout=120) as response:
         response.read()
-    return time.monotonic() - began

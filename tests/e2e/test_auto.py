@@ -42,6 +42,7 @@ def auto(quickstart: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def mix(auto: Cluster) -> Mix:
+    fix_ratio(auto, 2, 2)
     return measured_mix(auto, seconds=PHASE_SECONDS)
 
 

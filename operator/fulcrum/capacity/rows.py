@@ -66,11 +66,12 @@ def rows_between(
 ) -> tuple[PrefillRow | None, DecodeRow | None]:
     """What a worker did in the `seconds` between two of its reports, as far as they say it without doubt.
 
-    None for a part that did not happen, is unknown, or cannot be told apart: vLLM books a prompt's time from its
-    scheduling, so while prompts overlap (more than a second of it per second) their times are not their own; and tokens
-    between which prompts were prefilled took longer than a decode step. A prompt whose KV a peer has computed counts as
-    prefilled in no time (vLLM 0.32.0), so decode workers say nothing about prefill. Squares of lengths follow from
-    `isl_cv2`; contexts from the KV usage.
+    None for a part that did not happen, is unknown, or cannot be told apart. vLLM books a prompt's time from its
+    scheduling, so while prompts overlap (more than a second of it per second) their times are not their own: a prefill
+    worker was busy all the time then, with these prompts; of a mixed one nothing can be said. Tokens between which
+    prompts were prefilled took longer than a decode step. A prompt whose KV a peer has computed counts as prefilled in
+    no time (vLLM 0.32.0), so decode workers say nothing about prefill. Squares of lengths follow from `isl_cv2`;
+    contexts from the KV usage.
     """
     if before.work is None or after.work is None or seconds <= 0:
         return None, None
@@ -86,6 +87,8 @@ def rows_between(
     here = _one_prefilling_role(before, after) and (
         steps == 0 or prefill_seconds * steps > _PULLED_STEPS * decode_seconds * prompts
     )
+    if after.role is Role.PREFILL:
+        prefill_seconds = min(prefill_seconds, seconds)
     if here and prompts > 0 and tokens > 0 and 0 < prefill_seconds <= seconds:
         squared = tokens * tokens / prompts * (1 + max(0.0, isl_cv2))
         prefill = PrefillRow(prompts=prompts, tokens=tokens, squared_tokens=squared, seconds=prefill_seconds)
