@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks")]  # modules that tests here, and the benchmarks, share
 
 from answers import Question, questions_of  # noqa: E402
-from local_cluster import BIN, Cluster, local_cluster, wait_until  # noqa: E402
+from local_cluster import BIN, REPOSITORY, Cluster, local_cluster, wait_until  # noqa: E402
 
 ORDER = (
     "test_parity",
@@ -24,8 +25,10 @@ ORDER = (
     "test_scale_down",
     "test_delete",
     "test_parity_bf16",
+    "test_auto",
+    "test_prometheus",
 )
-"""Later ones change the cluster for good; the last starts its own engines where the first ones were."""
+"""Later ones change the cluster for good; from `test_parity_bf16` on they have others where the first one was."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,6 +46,17 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with local_cluster(tmp_path_factory.mktemp("fulcrum")) as cluster:
         wait_until("the cluster to be Available", lambda: cluster.condition("Available") == "True", seconds=240)
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def auto(quickstart: Cluster) -> Cluster:
+    """`examples/auto.yaml` in the same local Kubernetes, once the clusters before it are gone: memory is scarce."""
+    quickstart.kubectl("delete", "ic", "--all", "--wait=false")
+    wait_until("no workers of other clusters", lambda: not quickstart.read("pods")["items"], seconds=120)
+    quickstart.kubectl("apply", "-f", str(REPOSITORY / "examples" / "auto.yaml"))
+    cluster = replace(quickstart, name="auto")
+    wait_until("four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=300)
+    return cluster
 
 
 @pytest.fixture

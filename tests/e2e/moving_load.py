@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
+from types import TracebackType
+from typing import Self
 
 from local_cluster import Cluster
 
@@ -20,10 +23,9 @@ SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3)
 """As in examples/auto.yaml."""
 WORKERS_NEEDED = 2.3
 """Of the four: too much for two workers of a role, and bearable for three."""
-_PROMPT_TOKENS = 500
-_ANSWER_TOKENS = 40
-_SHORT = 32
-_PROMPT_ANSWER_TOKENS = 4
+PROMPTS = (500, 4)
+ANSWERS = (32, 40)
+"""Prompt and output tokens of either mix."""
 _CLIENTS = 8
 _MEASURED_SECONDS = 15.0
 _SPREAD = 0.3
@@ -40,12 +42,15 @@ class Mix:
 
 def measured_mix(cluster: Cluster, *, seconds: float) -> Mix:
     """The mixes that are right for how fast workers are here and now; the cluster has two of each role meanwhile."""
-    prompts = _served_per_second(cluster, _PROMPT_TOKENS, _PROMPT_ANSWER_TOKENS) / 2
-    answers = _served_per_second(cluster, _SHORT, _ANSWER_TOKENS) / 2
-    print(f"one worker: {prompts:.2f} prompts/s, {answers:.2f} answers/s")
+    rates = []
+    for mix in (PROMPTS, ANSWERS):
+        with Pressure(cluster, mix) as pressure:
+            time.sleep(_MEASURED_SECONDS)  # a duration to measure over, not a wait for something
+        rates.append(pressure.served_per_second / 2)
+    print(f"one worker: {rates[0]:.2f} prompts/s, {rates[1]:.2f} answers/s")
     return Mix(
-        prompts=_phase(seconds, WORKERS_NEEDED * prompts, _PROMPT_TOKENS, _PROMPT_ANSWER_TOKENS),
-        answers=_phase(seconds, WORKERS_NEEDED * answers, _SHORT, _ANSWER_TOKENS),
+        prompts=_phase(seconds, WORKERS_NEEDED * rates[0], PROMPTS),
+        answers=_phase(seconds, WORKERS_NEEDED * rates[1], ANSWERS),
     )
 
 
@@ -61,38 +66,61 @@ def run(cluster: Cluster, phases: Sequence[Phase], *, seed: int) -> Report:
     return asyncio.run(go())
 
 
-def _phase(seconds: float, rate: float, prompt_tokens: float, output_tokens: float) -> Phase:
+class Pressure:
+    """From `__enter__` to `__exit__` there are always a few requests waiting."""
+
+    def __init__(self, cluster: Cluster, mix: tuple[int, int]) -> None:
+        self._url = cluster.endpoint()
+        self._model = cluster.name
+        self._mix = mix
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(_CLIENTS)
+        self._clients: list[Future[None]] = []
+        self._ended: list[float] = []
+
+    @property
+    def served_per_second(self) -> float:
+        """Without the first ones, which found an idle cluster."""
+        middle = sorted(self._ended)[_CLIENTS:]
+        return (len(middle) - 1) / (middle[-1] - middle[0])
+
+    def __enter__(self) -> Self:
+        self._clients = [self._pool.submit(self._ask_on) for _ in range(_CLIENTS)]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._pool.shutdown()
+        if error is None:
+            for client in self._clients:
+                client.result()
+
+    def _ask_on(self) -> None:
+        prompt_tokens, output_tokens = self._mix
+        while not self._stop.is_set():
+            body = {
+                "model": self._model,
+                "prompt": f"{next(_SEEDS)} " + "word " * prompt_tokens,
+                "max_tokens": output_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+            }
+            request = urllib.request.Request(
+                f"{self._url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=120) as response:
+                response.read()
+            if not self._stop.is_set():
+                self._ended.append(time.monotonic())
+
+
+def _phase(seconds: float, rate: float, mix: tuple[int, int]) -> Phase:
     return Phase(
         seconds=seconds,
         requests_per_second=rate,
-        prompt_tokens_mean=prompt_tokens,
-        output_tokens_mean=output_tokens,
+        prompt_tokens_mean=mix[0],
+        output_tokens_mean=mix[1],
         spread=_SPREAD,
     )
-
-
-def _served_per_second(cluster: Cluster, prompt_tokens: int, output_tokens: int) -> float:
-    """Requests per second with always a few waiting."""
-    ended: list[float] = []
-    url = cluster.endpoint()
-    until = time.monotonic() + _MEASURED_SECONDS
-
-    def ask_on(client: int) -> None:
-        while time.monotonic() < until:
-            _ask(url, cluster.name, f"{client} {next(_SEEDS)} " + "word " * prompt_tokens, output_tokens)
-            ended.append(time.monotonic())
-
-    with ThreadPoolExecutor(_CLIENTS) as pool:
-        list(pool.map(ask_on, range(_CLIENTS)))
-    # The first ones found an idle cluster, the last ones leave one.
-    middle = [at for at in sorted(ended) if at <= until][_CLIENTS:]
-    return (len(middle) - 1) / (middle[-1] - middle[0])
-
-
-def _ask(url: str, model: str, prompt: str, output_tokens: int) -> None:
-    body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as response:
-        response.read()

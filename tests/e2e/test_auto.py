@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import pytest
-from local_cluster import REPOSITORY, Cluster, wait_until
+from local_cluster import Cluster, wait_until
 from moving_load import Mix, measured_mix, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
-AUTO = REPOSITORY / "examples" / "auto.yaml"
 PHASE_SECONDS = 35.0
 FIXED = ((2, 2), (1, 3), (3, 1))
 """Every ratio of four workers; the last one is where Auto begins."""
@@ -26,18 +23,6 @@ def has_roles(cluster: Cluster, prefill: int, decode: int) -> bool:
 def fix_ratio(cluster: Cluster, prefill: int, decode: int) -> None:
     cluster.patch({"balance": {"mode": "Manual", "ratio": {"prefill": prefill, "decode": decode}}})
     wait_until(f"{prefill}P:{decode}D", partial(has_roles, cluster, prefill, decode), seconds=30)
-
-
-@pytest.fixture(scope="module")
-def auto(quickstart: Cluster) -> Iterator[Cluster]:
-    """`examples/auto.yaml` in the same local Kubernetes, once the clusters before it are gone: memory is scarce."""
-    quickstart.kubectl("delete", "ic", "--all", "--wait=false")
-    wait_until("no workers of other clusters", lambda: not quickstart.read("ic")["items"], seconds=120)
-    quickstart.kubectl("apply", "-f", str(AUTO))
-    cluster = replace(quickstart, name="auto")
-    wait_until("four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=300)
-    yield cluster
-    cluster.kubectl("delete", "ic", "auto")
 
 
 @pytest.fixture(scope="module")
