@@ -1,0 +1,69 @@
+"""Decisions from a real Prometheus: they stop with it, say so, and come back with it."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_cluster import Cluster, wait_until
+from moving_load import ANSWERS, PROMPTS, Pressure
+from tests.prometheus_server import PrometheusServer, prometheus_server
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+DECIDED_SECONDS = 180
+"""Load is averaged over a minute of scrapes, and the engines have their queues to work off."""
+HELD_SECONDS = 45
+
+
+def reason(cluster: Cluster) -> str:
+    conditions: list[dict[str, Any]] = cluster.cluster()["status"]["conditions"]
+    return next(str(c["reason"]) for c in conditions if c["type"] == "Progressing")
+
+
+def mostly(cluster: Cluster, role: str) -> bool:
+    return cluster.roles().get(role, 0) == 3
+
+
+def held(cluster: Cluster, flips: int, *, checks: int) -> bool:
+    """True after so many looks at a cluster that changed nothing meanwhile."""
+    seen = 0
+
+    def look() -> bool:
+        nonlocal seen
+        assert cluster.flips() == flips, "a flip without metrics"
+        seen += 1
+        return seen >= checks
+
+    return wait_until("time to pass without a flip", look, seconds=10 * checks, every_seconds=1)
+
+
+async def test_decisions_follow_prometheus(auto: Cluster, tmp_path: Path) -> None:
+    targets = [f"{pod['status']['podIP']}:8080" for pod in auto.pods("gateway")]
+    async with prometheus_server(tmp_path, *targets, scrape_interval="1s") as prometheus:
+        await _follow(auto, prometheus)
+    auto.kubectl("patch", "ic", auto.name, "--type", "merge", "-p", '{"spec":{"metrics":{"prometheus":null}}}')
+
+
+async def _follow(auto: Cluster, prometheus: PrometheusServer) -> None:
+    until = partial(asyncio.to_thread, wait_until)
+    auto.patch({"balance": {"mode": "Manual", "ratio": {"prefill": 3, "decode": 1}}})
+    await until("3P:1D", partial(mostly, auto, "prefill"), seconds=30)
+    auto.patch(
+        {"balance": {"mode": "Auto", "ratio": None}, "metrics": {"prometheus": {"url": prometheus.url}}},
+    )
+    with Pressure(auto, ANSWERS):
+        await until("1P:3D by what Prometheus says", partial(mostly, auto, "decode"), seconds=DECIDED_SECONDS)
+    await prometheus.stop()
+    await until("a condition that says so", lambda: reason(auto) == "MetricsUnknown", seconds=60)
+    flips = auto.flips()
+    with Pressure(auto, PROMPTS):
+        await asyncio.to_thread(held, auto, flips, checks=HELD_SECONDS)
+        assert reason(auto) == "MetricsUnknown"
+        assert "Prometheus" in auto.kubectl("get", "ic", auto.name, "-o", "jsonpath={.status.conditions[*].message}")
+        await prometheus.start()
+        await until("3P:1D, once it is back", partial(mostly, auto, "prefill"), seconds=DECIDED_SECONDS)
+    assert reason(auto) != "MetricsUnknown"
