@@ -25,8 +25,13 @@ from tests.balance.queueing.reference_queue import ReferenceQueue, draw_requests
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing import decode_attainment, mixed_attainment, prefill_attainment
-from fulcrum.balance.queueing.capacity import decode_throughput, prefill_throughput
+from fulcrum.balance.queueing import (
+    decode_attainment,
+    decode_throughput,
+    mixed_attainment,
+    prefill_attainment,
+    prefill_throughput,
+)
 from fulcrum.capacity.speed import WorkerSpeed
 
 TARGET_POINTS = 2.0

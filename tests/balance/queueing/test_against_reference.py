@@ -10,13 +10,12 @@ from tests.balance.queueing.reference_queue import ReferenceQueue, draw_requests
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.balance.demand import Demand, Slo
 from fulcrum.balance.queueing import (
-    backlog_seconds,
     decode_attainment,
+    decode_step,
     decode_wait,
-    joint_attainment,
     mixed_attainment,
     prefill_attainment,
-    prefill_capacity_rate,
+    prefill_throughput,
 )
 from fulcrum.capacity.speed import WorkerSpeed
 
@@ -87,28 +86,12 @@ def test_both_legs_together() -> None:
     then = replace(requests, arrivals=handed[order], prompts=requests.prompts[order], outputs=requests.outputs[order])
     decode = ReferenceQueue(then, [SPEED] * 4, role="decode").run()
     inside = (first[order] + decode.first <= slo.ttft_seconds) & (decode.between <= slo.tpot_seconds)
-    found = joint_attainment(demand, slo, prefill=[(SPEED, 2)], decode=[(SPEED, 4)])
+    found = prefill_attainment(
+        demand, [(SPEED, 2)], ttft_seconds=slo.ttft_seconds, extra_seconds=decode_step(demand, [(SPEED, 4)])
+    ) * decode_attainment(demand, [(SPEED, 4)], tpot_seconds=slo.tpot_seconds)
     assert found == pytest.approx(float(settled(inside.astype(float), warm_up=0.3).mean()), abs=0.05)
 
 
 def test_prefix_hits_are_capacity() -> None:
-    def capacity(hit: float) -> float:
-        demand = replace(CHAT, prefix_hit=hit)
-        return prefill_capacity_rate(demand, [(SPEED, 4)], ttft_seconds=1.0, attainment=0.9)
-
-    assert capacity(0.5) > 1.5 * capacity(0.0)
-
-
-def test_a_backlog_lasts_as_long_as_the_spare_capacity_says() -> None:
-    """8 workers that half of is spare: a second's work of all of them takes two."""
-    plain = replace(
-        SPEED,
-        coefficients=SpeedCoefficients(
-            prefill_a=0.0, prefill_b=1e-3, prefill_c=0.0, decode_a=0.02, decode_b=0.0, decode_c=0.0
-        ),
-    )
-    found = backlog_seconds(replace(CHAT, rate=4.0), [(plain, 8)], queued_prompt_tokens=8000.0, queued_requests=8)
-    assert found == pytest.approx(2.0)
-    assert backlog_seconds(
-        replace(CHAT, rate=9.0), [(plain, 8)], queued_prompt_tokens=8000.0, queued_requests=8
-    ) == float("inf")
+    able = [prefill_throughput(replace(CHAT, prefix_hit=hit), [(SPEED, 4)]) for hit in (0.0, 0.5)]
+    assert able[1] > 1.5 * able[0]

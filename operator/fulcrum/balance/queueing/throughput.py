@@ -1,0 +1,37 @@
+"""How much load workers take when their steps are full and nobody minds the wait: where searches end."""
+
+from __future__ import annotations
+
+from math import inf
+
+from fulcrum.balance.demand import Demand
+from fulcrum.balance.queueing.batch import Context, batch_lane
+from fulcrum.balance.queueing.prefill import Stations, prompt_time
+
+
+def prefill_throughput(demand: Demand, stations: Stations) -> float:
+    """Return the requests/s that prefill workers do when their steps are full and nobody minds the wait."""
+    total = 0.0
+    for speed, workers in stations:
+        time = prompt_time(
+            speed,
+            constant=speed.coefficients.prefill_a,
+            prefix_hit=demand.prefix_hit,
+            budget_tokens=speed.max_batched_tokens,
+        )
+        isl = max(demand.isl_tokens, 1.0)
+        constant = time.constant * max(isl * time.chunks, 1.0 / max(speed.max_batch, 1))
+        seconds = constant + time.linear * isl + time.square * isl * isl * (1.0 + max(demand.isl_cv2, 0.0))
+        total += workers / seconds if seconds > 0.0 else (inf if workers > 0 else 0.0)
+    return total
+
+
+def decode_throughput(demand: Demand, stations: Stations) -> float:
+    """Return the requests/s that decode workers do with full batches and no regard to TPOT."""
+    context = Context.of(demand)
+    lanes = [batch_lane(speed, workers, context) for speed, workers in stations if workers > 0]
+    steps = [lane.idle + lane.per_request * lane.room for lane in lanes]
+    tokens = sum(
+        lane.workers * lane.room / step if step > 0.0 else inf for lane, step in zip(lanes, steps, strict=True)
+    )
+    return tokens / max(demand.osl_tokens, 1.0)
