@@ -1,0 +1,275 @@
+"""Fidelity: DistServe's published attainment and placement, from its published fits, in our simulator.
+
+DistServe (arXiv 2401.09670) prints for OPT-13B on ShareGPT (200 ms to the first token, 100 ms per token) the share of
+requests inside the SLO at 1 to 4 requests/s per GPU: vLLM on one GPU, DistServe on three (prefill TP 2, decode TP 1).
+Its search on one node of four A100 finds that placement, at 1.56 requests/s per GPU with 90 % inside.
+
+What is assumed here. TTFT ends with the prefill, transfers over NVLink cost nothing, steps take at most 2048 tokens,
+requests go to the shortest queue (our router would prefill some on the decode worker). The requests that DistServe ran
+are in its repository and not shipped here: `simdistserve/benchmarks/alignment/data-ground-truth/
+opt-13b-sharegpt-workload/distserve-c21d11-300-3.exp`, 300 requests at 3/s, replayed faster for higher rates: 25 to 100
+seconds, too short for an overload to show. With `--workload FILE` they are taken; otherwise as many are drawn from
+their deciles, with Poisson arrivals, 20 times over. DistServe's own simulator keeps no account of KV memory in decode;
+both ways are printed, and the one without is held against the target.
+
+`--measured FILE` takes what DistServe measured of each request on real GPUs (`opt-13b-sharegpt/distserve-c21d11-*.exp`
+beside that folder), replays the same requests at the same times, and compares latencies.
+
+The exit code is 1 when attainment is off by more than 3 points at any rate, or another placement is better.
+
+    python benchmarks/distserve.py [--workload FILE] [--measured FILE] [--reference FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import csv
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.balance.demand import Slo
+from fulcrum.capacity.profile import PiecewiseSpeed, distserve_speed
+from fulcrum.simulation.cluster import ClusterModel, FirstToken, PoolModel
+from fulcrum.simulation.engine import simulate
+from fulcrum.simulation.front_door import Chosen, FrontDoor
+from fulcrum.simulation.job import Job
+from fulcrum.simulation.policies import Aggregated, StaticSplit
+from fulcrum.simulation.result import Result
+from fulcrum.simulation.traffic import Request
+from fulcrum.simulation.view import View
+from fulcrum.simulation.workload import Workload
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "reference"
+MODEL = "facebook/opt-13b"
+SLO = Slo(ttft_seconds=0.2, tpot_seconds=0.1, attainment=0.9)
+RATES = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
+PUBLISHED = {
+    "vLLM": (97.0, 65.5, 52.8, 44.9, 36.7, 27.8, 23.6),
+    "DistServe": (100.0, 100.0, 99.3, 87.3, 83.0, 77.3, 70.0),
+}
+TOLERANCE_POINTS = 3.0
+GOLDEN_RATE, GOLDEN = 1.56, (1, 2, 1, 1)
+# Deciles of the 300 requests, prompt and output tokens; their correlation is -0.12 and left out.
+PROMPT_DECILES = (9, 94, 279, 430, 573, 758, 867, 1047, 1319, 1512, 2003)
+OUTPUT_DECILES = (2, 9, 14, 23, 36, 67, 164, 236, 337, 478, 1085)
+MOST_TOKENS = 2048
+STEP_TOKENS = 2048
+UNBOUNDED_TOKENS = 10_000_000
+REQUESTS = 300
+DRAWS = 20
+SEARCH_DRAWS = 5
+# (prefill workers, their TP, decode workers, their TP) on at most four GPUs.
+PLACEMENTS = tuple(
+    (prefills, prefill_tp, decodes, decode_tp)
+    for prefills in (1, 2, 3)
+    for prefill_tp in (1, 2)
+    for decodes in (1, 2, 3)
+    for decode_tp in (1, 2)
+    if prefills * prefill_tp + decodes * decode_tp <= 4
+)
+
+
+def main() -> int:
+    """Run the benchmark; 0 when the target is met, or when the fits are not there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", type=Path, help="DistServe's file of requests (.exp)")
+    parser.add_argument("--measured", type=Path, help="DistServe's file of measured requests (.exp)")
+    parser.add_argument("--reference", type=Path, default=SHARED, help="folder of distserve_*.json and .csv")
+    arguments = parser.parse_args()
+    if not (arguments.reference / "distserve_profile_a100.json").exists():
+        print(f"skipped: {arguments.reference} has no distserve_profile_a100.json")
+        return 0
+    fits = Fits(arguments.reference)
+    if arguments.workload is not None:
+        loads = [recorded(arguments.workload)]
+        print(f"{len(loads[0])} requests of {arguments.workload.name}")
+    else:
+        loads = [synthetic(seed) for seed in range(DRAWS)]
+        print(f"{DRAWS} times {REQUESTS} requests from the deciles of DistServe's (its file is not given: --workload)")
+    prompts = np.concatenate([load.prompt_tokens for load in loads])
+    outputs = np.concatenate([load.output_tokens for load in loads])
+    print(f"mean {prompts.mean():.0f} + {outputs.mean():.0f} tokens\n")
+    worst = attainment_table(fits, loads)
+    if arguments.measured is not None:
+        against_measured(fits, arguments.measured)
+    same = placements_table(fits)
+    met = worst <= TOLERANCE_POINTS
+    print(
+        f"\nattainment: off by {worst:.1f} points at most (target {TOLERANCE_POINTS:.0f}) {'ok' if met else 'MISSED'}"
+    )
+    print(f"golden placement is the best one found: {'ok' if same else 'MISSED'}")
+    return 0 if met and same else 1
+
+
+class Fits:
+    """DistServe's files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ours: Mapping[str, Any] = json.loads((folder / "distserve_profile_a100.json").read_bytes())
+        self._vllm: Mapping[str, Any] = json.loads((folder / "distserve_profile_a100_vllm.json").read_bytes())
+        with (folder / "distserve_kv_tokens.csv").open(encoding="utf-8") as file:
+            rows = csv.DictReader(file, skipinitialspace=True)
+            names = {name.strip(): name for name in rows.fieldnames or ()}
+            self._room = {
+                (row[names["model"]].strip(), int(row[names["tp"]]), int(row[names["pp"]])): int(
+                    row[names["max_num_tokens"]]
+                )
+                for row in rows
+            }
+
+    def speed(self, tensor: int, *, vllm: bool = False, bounded: bool = True) -> PiecewiseSpeed:
+        """Return a worker of OPT-13B; `bounded` False leaves KV memory out of account."""
+        room = self._room[MODEL, tensor, 1] if bounded else UNBOUNDED_TOKENS
+        document = self._vllm if vllm else self._ours
+        return distserve_speed(document, MODEL, tensor=tensor, kv_capacity_tokens=room, max_batched_tokens=STEP_TOKENS)
+
+
+class ShortestQueue(StaticSplit):
+    """As DistServe schedules: the prefill worker with fewest queued tokens, the decode worker with fewest requests."""
+
+    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor | None:
+        return None
+
+    def route(self, request: Job, view: View) -> Chosen | Reason:
+        return Chosen(
+            min((each for each in view.workers if each.role is Role.PREFILL), key=lambda each: each.queued_tokens),
+            min((each for each in view.workers if each.role is Role.DECODE), key=lambda each: each.decode_legs),
+        )
+
+
+def attainment_table(fits: Fits, loads: Sequence[Workload]) -> float:
+    """Print the attainment at each rate; returns DistServe's largest difference, in points."""
+    alone = fits.speed(1, vllm=True)
+    lengths = np.concatenate([load.prompt_tokens for load in loads]).astype(float)
+    late = np.array([alone.prefill_seconds(each, each * each) > SLO.ttft_seconds for each in lengths]).mean()
+    print(f"{'requests/s per GPU':36}" + "".join(f"{rate:7.1f}" for rate in RATES))
+    rows = {
+        "vLLM, published": PUBLISHED["vLLM"],
+        "vLLM, simulated (fused steps)": tuple(mean(loads, on_vllm, fits, rate) for rate in RATES),
+        "DistServe, published": PUBLISHED["DistServe"],
+        "DistServe, simulated": tuple(mean(loads, split, fits, rate, GOLDEN, bounded=False) for rate in RATES),
+        "DistServe, simulated, KV bounded": tuple(mean(loads, split, fits, rate, GOLDEN) for rate in RATES),
+    }
+    for name, values in rows.items():
+        print(f"{name:36}" + "".join(f"{value:7.1f}" for value in values))
+    print(f"By vLLM's fit {late:.0%} of these prompts take longer than {SLO.ttft_seconds * 1e3:.0f} ms even alone, so")
+    print("its published 97 % at 1.0 requests/s were not measured on them; the row is shown and not held against us.")
+    pairs = zip(rows["DistServe, published"], rows["DistServe, simulated"], strict=True)
+    return max(abs(published - ours) for published, ours in pairs)
+
+
+def against_measured(fits: Fits, path: Path) -> None:
+    """Print latencies of the same requests, measured by DistServe and simulated."""
+    rows = sorted(ast.literal_eval(path.read_text(encoding="utf-8")), key=lambda row: float(row["issue_time"]))
+    load = Workload.of(
+        Request(
+            arrival_seconds=row["issue_time"] - rows[0]["issue_time"],
+            prompt_tokens=row["prompt_len"],
+            output_tokens=max(1, row["output_len"]),
+        )
+        for row in rows
+    )
+    result = split(load, fits, 1 / (3 * mean_gap(load)), GOLDEN, bounded=False)
+    print(f"\n{path.name}: {len(load)} requests at {1 / mean_gap(load):.1f}/s    p50 ms  p90 ms  inside the promise")
+    columns = (("ttft", SLO.ttft_seconds, result.ttft_seconds), ("tpot", SLO.tpot_seconds, result.tpot_seconds))
+    for name, promise, simulated in columns:
+        measured = np.array([row[f"{name}_ms"] / 1e3 for row in rows])
+        for who, seconds in (("measured", measured), ("simulated", simulated)):
+            known = seconds[~np.isnan(seconds)]
+            p50, p90 = np.quantile(known, [0.5, 0.9]) * 1e3
+            print(f"  {name.upper()} {who:28} {p50:16.1f} {p90:7.1f} {(known <= promise).mean():10.1%}")
+
+
+def placements_table(fits: Fits) -> bool:
+    """Print the rate per GPU of each placement; returns whether DistServe's is the best."""
+    loads = [synthetic(seed) for seed in range(SEARCH_DRAWS)]
+    found = {placement: highest_rate(fits, loads, placement) for placement in PLACEMENTS}
+    print(f"\n{'placement on up to 4 GPUs':36} requests/s per GPU with {SLO.attainment:.0%} inside")
+    for placement, rate in sorted(found.items(), key=lambda each: -each[1])[:6]:
+        prefills, prefill_tp, decodes, decode_tp = placement
+        golden = f"  DistServe's: {GOLDEN_RATE}" if placement == GOLDEN else ""
+        print(f"  {prefills} x prefill TP{prefill_tp}, {decodes} x decode TP{decode_tp:<8} {rate:14.2f}{golden}")
+    return max(found, key=lambda placement: found[placement]) == GOLDEN
+
+
+def highest_rate(fits: Fits, loads: Sequence[Workload], placement: tuple[int, int, int, int]) -> float:
+    """Return the highest rate per GPU with the promised attainment, to 0.02."""
+    low, high = 0.0, 6.0
+    while high - low > 0.02:
+        middle = (low + high) / 2
+        if mean(loads, split, fits, middle, placement, bounded=False) >= SLO.attainment * 100:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def split(
+    load: Workload, fits: Fits, rate_per_gpu: float, placement: tuple[int, int, int, int], *, bounded: bool = True
+) -> Result:
+    """Simulate (prefill workers, TP, decode workers, TP)."""
+    prefills, prefill_tp, decodes, decode_tp = placement
+    gpus = prefills * prefill_tp + decodes * decode_tp
+    cluster = ClusterModel(
+        pools=(
+            PoolModel(name="prefill", speed=fits.speed(prefill_tp, bounded=bounded), gpus_per_worker=prefill_tp),
+            PoolModel(name="decode", speed=fits.speed(decode_tp, bounded=bounded), gpus_per_worker=decode_tp),
+        ),
+        first_token=FirstToken.PREFILL,
+    )
+    policy = ShortestQueue(pool="prefill", prefill=prefills, decode=decodes, decode_pool="decode")
+    return simulate(load.scaled(rate_per_gpu * gpus * mean_gap(load)), cluster, policy, slo=SLO)
+
+
+def on_vllm(load: Workload, fits: Fits, rate: float) -> Result:
+    """Simulate one worker that does both."""
+    cluster = ClusterModel(pools=(PoolModel(name="gpu", speed=fits.speed(1, vllm=True)),))
+    return simulate(load.scaled(rate * mean_gap(load)), cluster, Aggregated(pool="gpu", workers=1), slo=SLO)
+
+
+def mean(loads: Sequence[Workload], run: Callable[..., Result], *arguments: Any, **options: Any) -> float:
+    """Percent inside the SLO, over all loads."""
+    return float(np.mean([100 * run(load, *arguments, **options).within(SLO).mean() for load in loads]))
+
+
+def mean_gap(load: Workload) -> float:
+    """Seconds between two requests."""
+    return load.duration_seconds / len(load)
+
+
+def recorded(path: Path) -> Workload:
+    """DistServe's file: a JSON list of `prompt_len`, `output_len`, `start_time`."""
+    rows = json.loads(path.read_bytes())
+    return Workload.of(
+        Request(
+            arrival_seconds=row["start_time"], prompt_tokens=row["prompt_len"], output_tokens=max(1, row["output_len"])
+        )
+        for row in rows
+    )
+
+
+def synthetic(seed: int) -> Workload:
+    """Requests with the deciles of DistServe's, at about 3/s."""
+    random, count = np.random.default_rng(seed), REQUESTS
+    levels = np.linspace(0, 1, len(PROMPT_DECILES))
+    prompts = np.interp(random.random(count), levels, PROMPT_DECILES).round().astype(np.int32)
+    outputs = np.interp(random.random(count), levels, OUTPUT_DECILES).round().astype(np.int32)
+    arrival_seconds = np.cumsum(random.exponential(1 / 3, count))
+    return Workload(
+        arrival_seconds=arrival_seconds,
+        prompt_tokens=prompts,
+        output_tokens=np.minimum(outputs, MOST_TOKENS - prompts).astype(np.int32),
+        qos_class=np.zeros(count, dtype=np.int16),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
