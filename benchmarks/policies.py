@@ -38,7 +38,7 @@ from fulcrum.simulation.traffic import load_trace
 from fulcrum.simulation.workload import Workload
 
 SHARED_TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
-QUICK_POLICIES = ("ours", "static", "aggregated", "dynamo", "arrow", "mooncake-predictive", "optimum")
+QUICK_POLICIES = ("ours", "ours-open", "static", "aggregated", "dynamo", "arrow", "mooncake-predictive", "optimum")
 QUICK_CASES = ("stationary", "shifts", "overload")
 OF_OPTIMUM, OF_STATIC, FLIPS_PER_CHANGE = 0.95, 0.99, 2
 TURN_SECONDS = 1.0

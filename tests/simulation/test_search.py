@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,18 +19,18 @@ from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import phased
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Mooncake, Rejection, Schedule, Split
-from fulcrum.simulation.search import Setting, best_of, candidates, run_splits, with_foresight
+from fulcrum.simulation.search import Setting, Step, best_of, candidates, run_splits, with_foresight
 from fulcrum.simulation.traffic import Phase
 from fulcrum.simulation.workload import Workload, merged
 
 SPEED = make_speed(prefill=(0.012, 7e-5, 1.5e-9), kv_capacity_tokens=400_000)
 
 
-def setting(workload: Workload, *, workers: int = 4) -> Setting:
-    return Setting(
-        workload=workload, cluster=make_cluster(SPEED), pool="p", workers=workers, slo=SLO,
-        admission=AdmissionPolicy.PREDICTIVE,
-    )  # fmt: skip
+def setting(workload: Workload) -> Setting:
+    def make(steps: Sequence[Step]) -> Schedule:
+        return Schedule(pool="p", splits=steps, admission=AdmissionPolicy.PREDICTIVE)
+
+    return Setting(workload=workload, cluster=make_cluster(SPEED), slo=SLO, make=make)
 
 
 def test_a_schedule_flips_when_it_says_and_loses_nothing() -> None:
@@ -129,7 +130,9 @@ def test_mooncakes_rules_waste_less_the_earlier_they_look() -> None:
     load = overload()
     found = {}
     for rule in Rejection:
-        result = simulate(load, make_cluster(SPEED), Mooncake(pool="p", split=Split(3, 1), rule=rule), slo=slo)
+        result = simulate(
+            load, make_cluster(SPEED), Mooncake(pool="p", splits=[(0.0, Split(3, 1))], rule=rule), slo=slo
+        )
         late = int(((result.outcome == Outcome.REJECTED) & (result.computed_tokens > 0)).sum())
         found[rule] = (result.count(Outcome.REJECTED), late)
         assert result.count(Outcome.SERVED) + result.count(Outcome.REJECTED) == len(load)
@@ -142,7 +145,9 @@ def test_mooncakes_rules_waste_less_the_earlier_they_look() -> None:
 def test_mooncake_turns_nobody_away_without_load() -> None:
     load = merged([poisson(rate=2, count=100, prompt=400, output=50, seed=seed) for seed in (1, 2)])
     for rule in Rejection:
-        result = simulate(load, make_cluster(SPEED), Mooncake(pool="p", split=Split(2, 2), rule=rule), slo=SLO)
+        result = simulate(
+            load, make_cluster(SPEED), Mooncake(pool="p", splits=[(0.0, Split(2, 2))], rule=rule), slo=SLO
+        )
         assert result.count(Outcome.SERVED) == len(load)
 
 

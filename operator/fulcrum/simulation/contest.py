@@ -18,11 +18,21 @@ from fulcrum.simulation.policies import Aggregated, Arrow, Dynamo, DynamoMode, M
 from fulcrum.simulation.policies.schedule import Schedule, Split
 from fulcrum.simulation.policy import Policy, known_speeds
 from fulcrum.simulation.result import Result
-from fulcrum.simulation.search import Setting, Told, best_of, candidates, run_splits, with_foresight
+from fulcrum.simulation.search import (
+    WINDOWS_SECONDS,
+    Setting,
+    Step,
+    Told,
+    best_of,
+    candidates,
+    run_splits,
+    with_foresight,
+)
 from fulcrum.simulation.workload import Workload
 
 NAMES: Final = {
     "ours": "the planner, router and admission of the cluster's spec",
+    "ours-open": "the same planner and router, turning nobody away",
     "static": "the best static split, by trying them all; static-3:5 is that one",
     "aggregated": "all workers mixed, with chunked prefill",
     "threshold": "an autoscaler per role at 70 % utilisation",
@@ -36,6 +46,9 @@ NAMES: Final = {
     "optimum": "the best schedule found with the whole workload known and flips for free",
 }
 """Policies by name, and what they are."""
+
+Rule = AdmissionPolicy | Rejection
+"""How a searched run turns requests away."""
 
 _STATIC: Final = re.compile(r"static-(\d+):(\d+)")
 
@@ -72,11 +85,11 @@ def checked(names: Sequence[str], arena: Arena) -> tuple[str, ...]:
         split = _STATIC.fullmatch(name)
         if name not in NAMES and split is None:
             raise UnknownPolicyError(f"there is no policy {name!r}; there are {', '.join(NAMES)}, static-P:D and all")
-        if name != "ours" and len(arena.cluster.pools) > 1:
+        if not name.startswith("ours") and len(arena.cluster.pools) > 1:
             raise UnknownPolicyError(f"{name} runs clusters of one pool only; of several pools only ours makes sense")
         if split is not None and not (int(split[1]) and int(split[2])):
             raise UnknownPolicyError(f"{name}: at least one worker of each role is needed")
-        if name not in ("ours", "aggregated") and split is None and _most_workers(arena) < 2:
+        if name not in ("ours", "ours-open", "aggregated") and split is None and _most_workers(arena) < 2:
             raise UnknownPolicyError(f"{name} needs a pool of at least two workers")
     return tuple(wanted)
 
@@ -85,9 +98,9 @@ def steps_of(names: Sequence[str], arena: Arena) -> int:
     """Return about how many simulations it takes to run these."""
     searched = any(name in ("static", "optimum") or name.startswith("mooncake") for name in names)
     count = sum(1 for name in names if name not in ("static", "optimum"))
-    sweeps = 1 if arena.spec.admission.policy is AdmissionPolicy.OFF else 2
-    search = len(candidates(_most_workers(arena))) + (3 if "optimum" in names else 0)
-    return count + (sweeps * search if searched else 0)
+    rules = _rules(arena) if "optimum" in names else _rules(arena)[:-1]
+    search = len(candidates(_most_workers(arena))) + (len(WINDOWS_SECONDS) if "optimum" in names else 0)
+    return count + (len(rules) * search if searched else 0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +109,7 @@ class Contest:
 
     arena: Arena
     told: Told | None = None
-    _kept: dict[AdmissionPolicy, dict[Split, Result]] = field(default_factory=dict)
+    _kept: dict[Rule, dict[Split, Result]] = field(default_factory=dict)
 
     def run(self, name: str) -> Entry:
         """Run one policy; `name` is one that `checked` has let through."""
@@ -115,45 +128,40 @@ class Contest:
         arena, pool = self.arena, self.arena.cluster.pools[0]
         return most_within(arena.workload, known_speeds(arena.cluster)[pool.name], _most_workers(arena), arena.slo)
 
-    def kept(self, admission: AdmissionPolicy) -> dict[Split, Result]:
-        """Return every static split's result under an admission."""
-        if admission not in self._kept:
-            self._kept[admission] = run_splits(self._setting(admission), candidates(self._workers), self.told)
-        return self._kept[admission]
+    def kept(self, rule: Rule) -> dict[Split, Result]:
+        """Return every static split's result under a rule of admission."""
+        if rule not in self._kept:
+            self._kept[rule] = run_splits(self._setting(rule), candidates(self._workers), self.told)
+        return self._kept[rule]
 
     @property
     def _workers(self) -> int:
         return _most_workers(self.arena)
 
-    def _setting(self, admission: AdmissionPolicy) -> Setting:
-        arena = self.arena
-        return Setting(
-            workload=arena.workload,
-            cluster=arena.cluster,
-            pool=arena.cluster.pools[0].name,
-            workers=self._workers,
-            slo=arena.slo,
-            admission=admission,
-            classes=arena.spec.admission.classes,
-        )
+    def _setting(self, rule: Rule) -> Setting:
+        arena, pool = self.arena, self.arena.cluster.pools[0].name
+        classes = arena.spec.admission.classes
+
+        def make(steps: Sequence[Step]) -> Schedule:
+            if isinstance(rule, Rejection):
+                return Mooncake(pool=pool, splits=steps, rule=rule)
+            return Schedule(pool=pool, splits=steps, admission=rule, classes=classes)
+
+        return Setting(workload=arena.workload, cluster=arena.cluster, slo=arena.slo, make=make)
 
     def _static(self) -> Entry:
         """The best split with the spec's admission, or without any where that serves more."""
         slo, found = self.arena.slo, []
-        for admission in dict.fromkeys([self.arena.spec.admission.policy, AdmissionPolicy.OFF]):
-            kept = self.kept(admission)
+        for rule in _rules(self.arena)[:-1]:
+            kept = self.kept(rule)
             best = best_of(kept, slo)
-            policy = Schedule(pool=self.arena.cluster.pools[0].name, splits=[(0.0, best)], admission=admission)
-            found.append((kept[best], policy, best))
+            found.append((kept[best], self._setting(rule).make([(0.0, best)]), best))
         result, policy, best = max(found, key=lambda each: int(each[0].within(slo).sum()))
         return Entry(name="static", policy=policy, result=replace(result, policy=f"best static {best}"))
 
     def _optimum(self) -> Entry:
-        """The best schedule with the spec's admission, or without any."""
-        found = [
-            with_foresight(self._setting(admission), self.kept(admission), self.told)
-            for admission in dict.fromkeys([self.arena.spec.admission.policy, AdmissionPolicy.OFF])
-        ]
+        """The best schedule under any rule of admission."""
+        found = [with_foresight(self._setting(rule), self.kept(rule), self.told) for rule in _rules(self.arena)]
         result, policy = max(found, key=lambda each: int(each[0].within(self.arena.slo).sum()))
         return Entry(name="optimum", policy=policy, result=result)
 
@@ -161,13 +169,17 @@ class Contest:
         arena, pool, most = self.arena, self.arena.cluster.pools[0], self._workers
         if name == "ours":
             return Ours(arena.spec, least_turn_seconds=arena.least_turn_seconds)
+        if name == "ours-open":
+            return Ours(
+                arena.spec, least_turn_seconds=arena.least_turn_seconds, admission=AdmissionPolicy.OFF, name=name
+            )
         if name == "aggregated":
             return Aggregated(pool=pool.name, workers=most)
         if (split := _STATIC.fullmatch(name)) is not None:
             return Schedule(pool=pool.name, splits=[(0.0, Split(int(split[1]), int(split[2])))])
         if name.startswith("mooncake-"):
             best = best_of(self.kept(AdmissionPolicy.OFF), arena.slo)
-            return Mooncake(pool=pool.name, split=best, rule=Rejection(name.removeprefix("mooncake-")))
+            return Mooncake(pool=pool.name, splits=[(0.0, best)], rule=Rejection(name.removeprefix("mooncake-")))
         prefill, decode = self._start()
         makers: dict[str, Callable[[], Policy]] = {
             "threshold": lambda: Threshold(pool=pool.name, prefill=prefill, decode=decode, most_workers=most),
@@ -195,3 +207,8 @@ class Contest:
 
 def _most_workers(arena: Arena) -> int:
     return sum(pool.workers.max for pool in arena.spec.pools)
+
+
+def _rules(arena: Arena) -> tuple[Rule, ...]:
+    """Return the spec's admission, none (once, if that is the same), and Mooncake's early rejection."""
+    return (*dict.fromkeys([arena.spec.admission.policy, AdmissionPolicy.OFF]), Rejection.EARLY)

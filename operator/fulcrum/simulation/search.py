@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.balance.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
@@ -22,6 +21,8 @@ WINDOWS_SECONDS: Final = (30.0, 120.0, 300.0)
 _COARSE_ABOVE: Final = 12
 """From so many workers on, only every second split and more are tried, so that at most so many are."""
 
+Step = tuple[float, Split]
+"""A split, and the second from which on it is kept."""
 Told = Callable[[str, int], None]
 """Called with the name of a run and how many of its requests have arrived."""
 
@@ -32,12 +33,9 @@ class Setting:
 
     workload: Workload
     cluster: ClusterModel
-    pool: str
-    workers: int
     slo: Slo
-    admission: AdmissionPolicy = AdmissionPolicy.OFF
-    """Of the runs; with an admission, an overloaded minute does not spoil the next one."""
-    classes: tuple[QosClass, ...] = ()
+    make: Callable[[Sequence[Step]], Schedule]
+    """The policy that keeps these splits; with an admission, an overloaded minute does not spoil the next one."""
 
 
 def candidates(workers: int) -> list[Split]:
@@ -49,7 +47,7 @@ def candidates(workers: int) -> list[Split]:
 
 def run_splits(setting: Setting, splits: Sequence[Split], told: Told | None = None) -> dict[Split, Result]:
     """Return what comes of each split when it is kept."""
-    return {split: _run(setting, [(0.0, split)], None, told) for split in splits}
+    return {split: _run(setting, [(0.0, split)], str(split), told) for split in splits}
 
 
 def best_of(results: Mapping[Split, Result], slo: Slo) -> Split:
@@ -69,24 +67,24 @@ def with_foresight(setting: Setting, kept: Mapping[Split, Result], told: Told | 
     within = np.array([kept[split].within(setting.slo) for split in splits])
     free = replace(setting, cluster=replace(setting.cluster, flip_seconds=0.0))
     best = max(splits, key=lambda split: int(kept[split].within(setting.slo).sum()))
-    winner, plan = kept[best], _schedule(setting, [(0.0, best)], "optimum")
+    winner, plan = kept[best], setting.make([(0.0, best)])
     for window_seconds in WINDOWS_SECONDS:
         steps = _per_window(within, splits, setting.workload.arrival_seconds, window_seconds)
         if len(steps) == 1:
             continue
         result = _run(free, steps, "optimum", told)
         if result.within(setting.slo).sum() > winner.within(setting.slo).sum():
-            winner, plan = result, _schedule(setting, steps, "optimum")
+            winner, plan = result, setting.make(steps)
     return replace(winner, policy="optimum"), plan
 
 
 def _per_window(
     within: NDArray[np.bool_], splits: Sequence[Split], arrival_seconds: NDArray[np.float64], window_seconds: float
-) -> list[tuple[float, Split]]:
+) -> list[Step]:
     """Return the best split of each window, where it changes."""
     window = (arrival_seconds // window_seconds).astype(np.int64)
     good = np.array([np.bincount(window, weights=each, minlength=int(window[-1]) + 1) for each in within])
-    steps: list[tuple[float, Split]] = []
+    steps: list[Step] = []
     present = int(np.argmax(good.sum(axis=1)))
     for number in range(good.shape[1]):
         best = int(np.argmax(good[:, number]))
@@ -96,11 +94,6 @@ def _per_window(
     return steps
 
 
-def _run(setting: Setting, steps: Sequence[tuple[float, Split]], name: str | None, told: Told | None) -> Result:
-    policy = _schedule(setting, steps, name)
-    on_progress = None if told is None else lambda arrived: told(policy.name, arrived)
-    return simulate(setting.workload, setting.cluster, policy, slo=setting.slo, on_progress=on_progress)
-
-
-def _schedule(setting: Setting, steps: Sequence[tuple[float, Split]], name: str | None) -> Schedule:
-    return Schedule(pool=setting.pool, splits=steps, admission=setting.admission, classes=setting.classes, name=name)
+def _run(setting: Setting, steps: Sequence[Step], name: str, told: Told | None) -> Result:
+    on_progress = None if told is None else lambda arrived: told(name, arrived)
+    return simulate(setting.workload, setting.cluster, setting.make(steps), slo=setting.slo, on_progress=on_progress)

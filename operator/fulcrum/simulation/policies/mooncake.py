@@ -6,6 +6,7 @@ Load is predicted latency over its SLO; above 1 an instance is overloaded. Roles
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -32,14 +33,14 @@ class Rejection(StrEnum):
 
 
 class Mooncake(Schedule):
-    """A static split with one of the rules; requests are routed as production does.
+    """A static split, or a schedule of them, with one of the rules; requests are routed as production does.
 
     The prediction is the system-level one of the paper: each request decodes for the same time t_d (here the mean of
     the last 500). Those whose prefill ends by then join, those that will have decoded for t_d are gone.
     """
 
-    def __init__(self, *, pool: str, split: Split, rule: Rejection) -> None:
-        super().__init__(pool=pool, splits=[(0.0, split)], name=f"mooncake {rule.value}")
+    def __init__(self, *, pool: str, splits: Sequence[tuple[float, Split]], rule: Rejection) -> None:
+        super().__init__(pool=pool, splits=splits, name=f"mooncake {rule.value}")
         self._rule = rule
         self._decode_seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._decode_total = 0.0
