@@ -167,12 +167,9 @@ class Contest:
 
     def _policy(self, name: str) -> Policy:
         arena, pool, most = self.arena, self.arena.cluster.pools[0], self._workers
-        if name == "ours":
-            return Ours(arena.spec, least_turn_seconds=arena.least_turn_seconds)
-        if name == "ours-open":
-            return Ours(
-                arena.spec, least_turn_seconds=arena.least_turn_seconds, admission=AdmissionPolicy.OFF, name=name
-            )
+        if name in ("ours", "ours-open"):
+            admission = AdmissionPolicy.OFF if name == "ours-open" else None
+            return Ours(arena.spec, least_turn_seconds=arena.least_turn_seconds, admission=admission, name=name)
         if name == "aggregated":
             return Aggregated(pool=pool.name, workers=most)
         if (split := _STATIC.fullmatch(name)) is not None:
