@@ -9,6 +9,8 @@ from tests.routing.cluster import SPEED, ask, cluster, find, names, send
 
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.routing import ClusterView, NobodyFits, NobodyThere, NoPool, Route, route
 
 
@@ -210,3 +212,14 @@ def test_a_path_is_found_exactly_when_somebody_in_a_role_is_left(
     if any(not fleet[n][3] for n in left):
         assert not found.prefill.suspect
         assert not found.decode.suspect
+
+
+def test_engines_that_cost_no_time() -> None:
+    """A profile may leave a part out: zero is a speed like any other."""
+    view = cluster()
+    nothing = SpeedCoefficients(prefill_a=0.0, prefill_b=0.0, prefill_c=0.0, decode_a=0.0, decode_b=0.0, decode_c=0.0)
+    view.set_speed("pool", WorkerSpeed(coefficients=nothing, kv_capacity_tokens=100_000))
+    for number in range(5):
+        found = find(view, now_seconds=float(number))
+        assert 0 <= found.tpot_seconds < 1e-3
+        send(view, now_seconds=float(number), decoding=True)

@@ -28,6 +28,8 @@ NOMINAL_SPEED: Final = WorkerSpeed(
 UNBOUNDED: Final = float("inf")
 RATE_SECONDS: Final = 10.0
 """Memory of the rates at which work joins a worker."""
+LEAST_STEP_SECONDS: Final = 1e-6
+"""No step is shorter, whatever a profile leaves out: times are divided by it."""
 LEAST_LEFT: Final = 0.5
 """Share of the expected output that is left of a running request, on average: lengths are guesses, and those that still
 run are the long ones."""
@@ -148,7 +150,7 @@ class WorkerView:
         # Copied: these are read several times for each request.
         k = speed.coefficients
         self.prefill_a, self.prefill_b, self.prefill_c = k.prefill_a, k.prefill_b, k.prefill_c
-        self.decode_a, self.decode_b, self.decode_c = k.decode_a, k.decode_b, k.decode_c
+        self.decode_a, self.decode_b, self.decode_c = max(k.decode_a, LEAST_STEP_SECONDS), k.decode_b, k.decode_c
         self.kv_capacity = float(speed.kv_capacity_tokens)
         self.max_batch = float(speed.max_batch)
         self.chunk_tokens = float(speed.max_batched_tokens)
