@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+
+# Started in the background of a script, tests and what they start would ignore Ctrl-C; some try what it does.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything loads numpy: its threads and ours would only wait for each other.
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
