@@ -36,6 +36,11 @@ e2e: install  ## Tests with real vLLM engines
 	$(PYTEST) -m engine --durations=15
 
 bench: install  ## The benchmarks that back a claim (flip.py starts real engines)
+	$(BIN)/python benchmarks/forecast.py
+	$(BIN)/python benchmarks/queueing.py
+	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/capacity.py
+	$(BIN)/python benchmarks/simulation.py
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/flip.py
 
