@@ -144,7 +144,10 @@ class Admission:
         if not found.known:
             return
         if ttft_seconds is not None:
-            self.ttft_margin.learn(found.ttft_seconds, ttft_seconds, self.ttft_seconds)
+            # Far from the limit a small error is a large factor, and decides nothing.
+            self.ttft_margin.learn(
+                found.ttft_seconds, ttft_seconds, self.ttft_seconds, limiting_seconds=found.ttft_seconds
+            )
         if tpot_seconds is not None:
             self.tpot_margin.learn(
                 found.tpot_seconds, tpot_seconds, self.tpot_seconds, limiting_seconds=found.hand_over.step_seconds
