@@ -16,7 +16,8 @@ from fulcrum.telemetry.source import TelemetrySource
 
 TICK_SECONDS: Final = 2.0
 """How often a cluster is looked at whose ratio is decided here."""
-FORECASTS_AT_ONCE: Final = 2
+FORECASTS_AT_ONCE: Final = 1
+"""A fit takes a whole core, and what Python does with its warnings meanwhile holds for all threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
