@@ -21,9 +21,9 @@ from fulcrum.simulation.traffic import Phase, generate
 
 SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3)
 """As in examples/auto.yaml."""
-WORKERS_NEEDED = 2.3
+WORKERS_NEEDED = 2.2
 """Of the four: too much for two workers of a role, and bearable for three."""
-PROMPTS = (500, 4)
+PROMPTS = (500, 2)
 ANSWERS = (32, 40)
 """Prompt and output tokens of either mix."""
 _CLIENTS = 8
