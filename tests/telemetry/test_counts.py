@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fulcrum.api.reasons import REJECTIONS
 from fulcrum.gateway.metrics import Metrics, gauge
 from fulcrum.gateway.slo import SloOutcome, judge_refusal
-from fulcrum.telemetry.counts import REJECTIONS, BadPageError, Counts, Key, Page, add, increase, make_traffic, read_page
+from fulcrum.telemetry.counts import BadPageError, Counts, Key, Page, add, increase, make_traffic, read_page
 
 ARRIVALS = Key("arrivals_total")
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed, non_negative_least_squares
+from fulcrum.capacity.nonnegative import fit_relative
+from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed
 
 LENGTHS = (16, 64, 256, 1024, 4096)
 SHAPES = ((1, 17.0), (4, 68.0), (16, 272.0), (4, 520.0), (16, 2080.0))
@@ -45,7 +46,7 @@ def test_exact_samples_are_predicted_exactly(
 def test_never_negative_and_never_worse_than_nothing(samples: list[tuple[float, float]]) -> None:
     rows = [(1.0, x, x * x) for x, _ in samples]
     targets = [y for _, y in samples]
-    solution = non_negative_least_squares(rows, targets)
+    solution = fit_relative(rows, targets)
     assert all(value >= 0 for value in solution)
     errors = [
         (sum(c * x for c, x in zip(solution, row, strict=True)) / target - 1) ** 2
@@ -55,7 +56,7 @@ def test_never_negative_and_never_worse_than_nothing(samples: list[tuple[float, 
 
 
 def test_falling_times_give_a_constant() -> None:
-    solution = non_negative_least_squares([(1.0, 1.0), (1.0, 2.0)], [2.0, 1.0])
+    solution = fit_relative([(1.0, 1.0), (1.0, 2.0)], [2.0, 1.0])
     assert solution[1] == 0
     assert 1 <= solution[0] <= 2
 

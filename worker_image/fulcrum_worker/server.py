@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from fulcrum.api.names import HEADER_POD
 from fulcrum.api.worker import RoleRequest, WorkerConfig
 from fulcrum_worker.metrics_page import CONTENT_TYPE, metrics_page
 from fulcrum_worker.roles import RoleOutcome
@@ -18,8 +19,6 @@ from fulcrum_worker.state import WorkerState
 logger = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES: Final = 64 * 1024
-POD_HEADER: Final = "x-fulcrum-pod"
-"""Name of the Pod that answers; on a request, of the Pod that is meant: addresses are used again by other Pods."""
 _OUTCOME_STATUS: Final = {
     RoleOutcome.CHANGED: 200,
     RoleOutcome.UNCHANGED: 200,
@@ -83,14 +82,14 @@ class _Routes:
         return _json(body, status=200 if reason is None else 503)
 
     async def load(self, _: web.Request) -> web.Response:
-        return _json(await self._state.load_report(), headers={POD_HEADER: self._state.pod_name})
+        return _json(await self._state.load_report(), headers={HEADER_POD: self._state.pod_name})
 
     async def metrics(self, _: web.Request) -> web.Response:
         page = metrics_page(self._config, self._state, await self._state.load_report())
         return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE})
 
     async def role(self, request: web.Request) -> web.Response:
-        meant = request.headers.get(POD_HEADER)
+        meant = request.headers.get(HEADER_POD)
         if meant and self._state.pod_name and meant != self._state.pod_name:
             logger.info("role_refused outcome=misdirected meant=%r", meant)
             return _error(HTTPStatus.MISDIRECTED_REQUEST, f"this is {self._state.pod_name}")

@@ -51,6 +51,9 @@ PORT_GATEWAY: Final = 8080
 PORT_OPERATOR_HEALTH: Final = 8081
 """`GET /healthz` of the operator."""
 
+HEADER_POD: Final = "x-fulcrum-pod"
+"""Name of the Pod whose agent answers; on a request, of the Pod that is meant: addresses are used again."""
+
 ENV_WORKER_CONFIG: Final = "FULCRUM_WORKER_CONFIG"
 """JSON of `api.worker.WorkerConfig`."""
 ENV_GATEWAY_CONFIG: Final = "FULCRUM_GATEWAY_CONFIG"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class Reason(StrEnum):
@@ -52,3 +53,17 @@ class Reason(StrEnum):
     UPSTREAM_FAILED = "UpstreamFailed"
     TIMED_OUT = "TimedOut"
     SHUTTING_DOWN = "ShuttingDown"
+
+
+REJECTIONS: Final = (
+    Reason.NO_WORKER,
+    Reason.OVERLOADED,
+    Reason.TTFT_UNREACHABLE,
+    Reason.TPOT_UNREACHABLE,
+    Reason.KV_EXHAUSTED,
+    Reason.QUEUE_FULL,
+    Reason.CLASS_SHARE,
+    Reason.PREEMPTED,
+    Reason.NEVER_FITS,
+)
+"""Why a gateway turned a request away without any work; its other reasons are failures after work was done."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from fulcrum.api.names import Role
@@ -64,6 +66,12 @@ class SpeedCoefficients(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     decode_a: float
     decode_b: float
     decode_c: float
+
+    @classmethod
+    def of(cls, *, prefill: Sequence[float], decode: Sequence[float]) -> SpeedCoefficients:
+        """Return the coefficients (a, b, c) of both formulas, as a fit gives them."""
+        names = ("prefill_a", "prefill_b", "prefill_c", "decode_a", "decode_b", "decode_c")
+        return cls(**dict(zip(names, (*prefill, *decode), strict=True)))
 
 
 class WorkCounters(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

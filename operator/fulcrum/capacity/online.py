@@ -188,14 +188,7 @@ class OnlineSpeed:
     def coefficients(self) -> SpeedCoefficients:
         """What is known now; never negative."""
         prefill, decode = self._prefill.coefficients, self._decode.coefficients
-        return SpeedCoefficients(
-            prefill_a=prefill[0],
-            prefill_b=prefill[1],
-            prefill_c=prefill[2],
-            decode_a=decode[0],
-            decode_b=decode[1],
-            decode_c=decode[2],
-        )
+        return SpeedCoefficients.of(prefill=prefill, decode=decode)
 
     @property
     def confidence(self) -> float:

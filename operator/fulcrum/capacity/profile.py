@@ -144,14 +144,7 @@ def _require_samples(profile: Profile) -> None:
 def _fitted(profile: Profile) -> SpeedCoefficients:
     prefill = fit_relative([row.features for row in profile.prefill], [row.seconds for row in profile.prefill])
     decode = fit_relative([row.features for row in profile.decode], [row.seconds_per_step for row in profile.decode])
-    return SpeedCoefficients(
-        prefill_a=prefill[0],
-        prefill_b=prefill[1],
-        prefill_c=prefill[2],
-        decode_a=decode[0],
-        decode_b=decode[1],
-        decode_c=decode[2],
-    )
+    return SpeedCoefficients.of(prefill=prefill, decode=decode)
 
 
 def distserve_speed(

@@ -128,14 +128,7 @@ class Roofline:
             [(1.0, float(batch), float(context)) for batch, context in points],
             [self.decode_step_seconds(batch, context) for batch, context in points],
         )
-        return SpeedCoefficients(
-            prefill_a=prefill[0],
-            prefill_b=prefill[1],
-            prefill_c=prefill[2],
-            decode_a=decode[0],
-            decode_b=decode[1],
-            decode_c=decode[2],
-        )
+        return SpeedCoefficients.of(prefill=prefill, decode=decode)
 
     def _step_seconds(self, *, tokens: float, heads: float) -> float:
         """One pass of `tokens` through all layers, attention left out; `heads` of them go on to the vocabulary."""

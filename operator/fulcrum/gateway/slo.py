@@ -6,10 +6,8 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Final
 
-from fulcrum.api.reasons import Reason
+from fulcrum.api.reasons import REJECTIONS
 
-_FAILURES: Final = frozenset((Reason.UPSTREAM_FAILED.value, Reason.TIMED_OUT.value, Reason.SHUTTING_DOWN.value))
-"""Reasons of refusals after work was done; every other reason is a rejection."""
 _SERVER_ERRORS: Final = 500
 
 
@@ -49,6 +47,6 @@ def judge_latency(
 
 def judge_refusal(code: int, reason: str) -> SloOutcome | None:
     """Judge an answer other than 200; None for what is the client's own fault (4xx, and 499: it left)."""
-    if code == HTTPStatus.TOO_MANY_REQUESTS or (reason and reason not in _FAILURES):
+    if code == HTTPStatus.TOO_MANY_REQUESTS or reason in REJECTIONS:
         return SloOutcome.REJECTED
     return SloOutcome.FAILED if code >= _SERVER_ERRORS else None

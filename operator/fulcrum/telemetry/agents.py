@@ -11,7 +11,7 @@ from typing import Final, Self
 import aiohttp
 import msgspec
 
-from fulcrum.api.names import PORT_AGENT, Role
+from fulcrum.api.names import HEADER_POD, PORT_AGENT, Role
 from fulcrum.api.worker import LoadReport, RoleRequest
 
 logger = logging.getLogger(__name__)
@@ -22,8 +22,6 @@ _AT_ONCE: Final = 64
 """Calls under way together: so many that dead workers do not hold up the living (1,000 dead ones take 5 s), and so few
 that a call's deadline is not spent on waiting for this process."""
 _IDLE_SECONDS: Final = 30.0
-_POD_HEADER: Final = "x-fulcrum-pod"
-"""Name of the Pod that answers (`fulcrum_worker.server`)."""
 
 _LOAD: Final = msgspec.json.Decoder(LoadReport)
 _FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError)
@@ -73,7 +71,7 @@ class Agents:
         body = msgspec.json.encode(RoleRequest(role=role, role_epoch=epoch))
         headers = {"Content-Type": "application/json"}
         if pod_name is not None:
-            headers[_POD_HEADER] = pod_name
+            headers[HEADER_POD] = pod_name
         try:
             async with self._turns, self._open.post(self._url(pod_ip, "role"), data=body, headers=headers) as response:
                 return response.status in (200, 409)
@@ -85,7 +83,7 @@ class Agents:
         try:
             async with self._turns, self._open.get(self._url(pod_ip, "load")) as response:
                 report = _LOAD.decode(await response.read()) if response.status == 200 else None
-                answerer = response.headers.get(_POD_HEADER, "")
+                answerer = response.headers.get(HEADER_POD, "")
         except _FAILURES as error:
             logger.debug("load_unknown pod_ip=%s error=%r", pod_ip, error)
             return None

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fulcrum.api.reasons import Reason
+from fulcrum.api.reasons import REJECTIONS
 from fulcrum.balance.outlook import Traffic
 from fulcrum.telemetry.histogram import quantile, squared_variation
 
@@ -23,18 +23,6 @@ PROMPT: Final = "prompt_tokens"
 OUTPUT: Final = "output_tokens"
 INFO: Final = "info"
 HISTOGRAMS: Final = (TTFT, TPOT, PROMPT, OUTPUT)
-REJECTIONS: Final = (
-    Reason.NO_WORKER.value,
-    Reason.OVERLOADED.value,
-    Reason.TTFT_UNREACHABLE.value,
-    Reason.TPOT_UNREACHABLE.value,
-    Reason.KV_EXHAUSTED.value,
-    Reason.QUEUE_FULL.value,
-    Reason.CLASS_SHARE.value,
-    Reason.PREEMPTED.value,
-    Reason.NEVER_FITS.value,
-)
-"""Values of the label `reason` of requests that were turned away."""
 _START: Final = "process_start_time_seconds"
 _SUBJECTS: Final = {
     PREFIX + ARRIVALS: "",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fulcrum.api.reasons import REJECTIONS
 from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.telemetry.counts import (
@@ -25,7 +26,6 @@ from fulcrum.telemetry.counts import (
     OUTPUT,
     PREFIX,
     PROMPT,
-    REJECTIONS,
     REQUESTS,
     SLO,
     Counts,
