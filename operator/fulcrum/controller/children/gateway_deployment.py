@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.durations import seconds
-from fulcrum.api.gateway import GatewayConfig
+from fulcrum.api.gateway import GatewayConfig, GatewayPool
 from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, gateway_name
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.children.owner import (
@@ -35,6 +35,10 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         max_model_len=spec.model.max_model_len,
         slo_ttft_seconds=seconds(spec.slo.ttft),
         slo_tpot_seconds=seconds(spec.slo.tpot),
+        slo_attainment=spec.slo.attainment,
+        admission=spec.admission,
+        pools=tuple(GatewayPool(name=pool.name, admits=pool.admits) for pool in spec.pools),
+        replicas=spec.gateway.replicas,
     )
 
 
