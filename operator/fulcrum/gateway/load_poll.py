@@ -53,6 +53,12 @@ class LoadPoller:
             speed = pool_speed(measured)
             if speed is not None:
                 self._view.cluster.set_speed(pool, speed)
+        if self._alone:
+            return
+        now = asyncio.get_running_loop().time()
+        for worker in self._view.workers:
+            if worker.report is not None:
+                self._view.cluster.report(worker.name, worker.report, now)
 
     async def _ask(self, worker: Worker) -> None:
         agent = worker.agent
@@ -75,5 +81,3 @@ class LoadPoller:
             return
         self._metrics.load_reports["answered"] += 1
         worker.report = report
-        if not self._alone:
-            self._view.cluster.report(worker.name, report, asyncio.get_running_loop().time())
