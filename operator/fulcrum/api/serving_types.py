@@ -110,15 +110,15 @@ class Admission(ApiStruct, frozen=True, kw_only=True):
         AdmissionPolicy,
         Meta(
             description='How a request that could not be served in time is turned away. "Off" (in quotes: YAML takes a '
-            "bare Off for false) admits everything. "
-            "Predictive and Threshold are accepted but not acted on in this release: they admit everything, too."
+            "bare Off for false) admits everything. Predictive refuses what it predicts to miss the SLO. Threshold "
+            "refuses above fixed limits of queue, batch and KV cache."
         ),
     ] = AdmissionPolicy.OFF
     classes: Annotated[
         tuple[QosClass, ...],
         Meta(
             max_length=MAX_CLASSES,
-            description="QoS classes; empty: one class for every request. Not acted on while the policy is Off.",
+            description="QoS classes; empty: one class for every request. While the policy is Off nothing is reserved for any.",
             extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = ()
