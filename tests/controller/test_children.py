@@ -221,6 +221,17 @@ def test_the_gateway_knows_policy_classes_and_what_pools_admit() -> None:
     assert (config.replicas, config.slo_attainment) == (3, 0.9)
 
 
+def test_api_keys_are_mounted_and_need_no_right_to_read_secrets() -> None:
+    made = {child["kind"]: child for child in children(OWNER, make_spec(gateway={"auth": {"secretName": "keys"}}))}
+    assert all("secrets" not in rule["resources"] for rule in made["Role"]["rules"])
+    pod = made["Deployment"]["spec"]["template"]["spec"]
+    (volume,) = (each for each in pod["volumes"] if "secret" in each)
+    assert volume["secret"] == {"secretName": "keys"}
+    (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == volume["name"])
+    config = msgspec.json.decode(pod["containers"][0]["env"][0]["value"], type=GatewayConfig)
+    assert (mount["mountPath"], mount["readOnly"]) == (config.api_keys_directory, True)
+
+
 def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
     made = {(child["kind"], child["metadata"]["name"]): child for child in children(OWNER, make_spec())}
     assert list(made) == [

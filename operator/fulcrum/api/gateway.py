@@ -43,6 +43,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     pools: tuple[GatewayPool, ...] = ()
     replicas: int = 1
     """Gateways that share the traffic; each sees its part of the whole."""
+    api_keys_directory: str | None = None
+    """Where the Secret with API keys is mounted; None: anybody may ask."""
     limits: GatewayLimits = GatewayLimits()
     shutdown_grace_seconds: float = 120.0
     """How long SIGTERM waits for streams that are under way."""

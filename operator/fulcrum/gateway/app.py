@@ -22,6 +22,7 @@ from fulcrum.gateway.config import Settings
 from fulcrum.gateway.door_metrics import door_metrics
 from fulcrum.gateway.errors import RequestError, shutting_down
 from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.keys import RELOAD_SECONDS, KeyRing
 from fulcrum.gateway.legs import Inference
 from fulcrum.gateway.load_poll import LoadPoller
 from fulcrum.gateway.metrics import Metrics, gauge
@@ -96,6 +97,12 @@ class Gateway:
         return True
 
     def _answer_other(self, path: str, request: Request, reply: Reply) -> None:
+        if path.startswith(_MODELS):
+            try:
+                self.door.enter(request.headers)
+            except RequestError as error:
+                self._fail(reply, error)
+                return
         if path in _GET_PATHS and request.method in (b"GET", b"HEAD"):
             status, content_type, body = self._get(path)
             reply.send(status, content_type, body)
@@ -206,6 +213,8 @@ class Gateway:
             self._spawn(watch_workers(self))
         self._spawn(self._sweep())
         self._spawn(self.poller.run())
+        if self.door.keys is not None:
+            self._spawn(self._reload(self.door.keys))
         self._server = await self._loop.create_server(
             lambda: ClientConnection(self, self._loop), settings.host, settings.port, backlog=_BACKLOG
         )
@@ -245,6 +254,11 @@ class Gateway:
         task = self._loop.create_task(work)
         task.add_done_callback(_report)
         self._tasks.append(task)
+
+    async def _reload(self, keys: KeyRing) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_SECONDS)
+            keys.refresh()
 
     async def _sweep(self) -> None:
         limits = self.limits

@@ -12,6 +12,7 @@ from fulcrum.gateway.body import Job, Usage
 from fulcrum.gateway.class_metrics import ClassMetrics
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.keys import ApiKey
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.slo import judge_latency, judge_refusal
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Plain numbers: looking up a member of HTTPStatus costs half a microsecond.
 _OK: Final = 200
+_TOO_MANY: Final = 429
 _SERVER_ERRORS: Final = 500
 _LEARN_EVERY: Final = 4
 """One answered request of so many teaches the bytes of a token: it costs half a microsecond."""
@@ -34,10 +36,10 @@ class Call:
     reply: Reply
     started_at: float
     deadline: float
-    qos: int
     qos_class: str
     job: Job | None = None
     """None while (and if never) the body could be read."""
+    key: ApiKey | None = None
     incoming: Incoming | None = None
     flight: Flight | None = None
     """Of the last attempt."""
@@ -88,6 +90,10 @@ class Accounts:
         counts = metrics.of_class(call.qos_class)
         if call.job is not None:
             self._prompt(call, call.job, counts)
+            if call.key is not None and call.incoming is not None:
+                # Who was turned away has used nothing.
+                used = 0 if code == _TOO_MANY else (call.prompt_tokens or 0) + (call.output_tokens or 0)
+                call.key.correct(used - call.incoming.prompt_tokens - call.incoming.output_tokens)
             if error is None and code == _OK:
                 self._answer(call, call.job, counts, duration_seconds)
             elif self.has_slo and (refused := judge_refusal(code, reason)) is not None:

@@ -65,6 +65,8 @@ def read_settings(
         )
     if served_name:
         config = msgspec.structs.replace(config, served_name=served_name)
+    if config.api_keys_directory is not None and (folder := environment.get(names.ENV_VOLUME_API_KEYS)):
+        config = msgspec.structs.replace(config, api_keys_directory=folder)
     return Settings(
         config=config,
         host=host or environment.get(names.ENV_POD_IP) or "127.0.0.1",

@@ -20,6 +20,7 @@ _WHY_REJECTED: Final = {
     Reason.KV_EXHAUSTED: "There is no room for the request in the KV cache.",
     Reason.QUEUE_FULL: "The queue is full.",
     Reason.CLASS_SHARE: "The room that is left is kept for other classes.",
+    Reason.RATE_LIMITED: "The API key is over its rate limit.",
     Reason.PREEMPTED: "The request made way for one of a higher class.",
 }
 
@@ -67,6 +68,8 @@ class RequestError(Exception):
                 lines += b"retry-after-ms: %d\r\n" % ceil(self.retry_after_seconds * 1000)
         if self.reason is not None:
             lines += b"x-fulcrum-rejected: " + self.reason.encode() + b"\r\n"
+        if self.status is HTTPStatus.UNAUTHORIZED:
+            lines += b"www-authenticate: Bearer\r\n"
         if self.allow is not None:
             lines += b"allow: " + self.allow.encode() + b"\r\n"
         return lines
@@ -118,6 +121,13 @@ def rejected(reason: Reason, retry_after_seconds: float | None) -> RequestError:
         code=_CODES[reason],
         reason=reason,
         retry_after_seconds=retry_after_seconds,
+    )
+
+
+def unauthorized() -> RequestError:
+    """401: no key, or an unknown one."""
+    return RequestError(
+        HTTPStatus.UNAUTHORIZED, "A valid API key is required: `Authorization: Bearer KEY`.", code="invalid_api_key"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf, isfinite
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -14,6 +15,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH, Job
 from fulcrum.gateway.errors import RequestError, bad_request, never_fits, no_worker, rejected
+from fulcrum.gateway.keys import AUTHORIZATION, ApiKey, KeyRing
 from fulcrum.gateway.prompt_estimate import PromptEstimate
 from fulcrum.routing import Incoming, Route, prefix_keys, route
 from fulcrum.routing.view import DEFAULT_TPOT_SECONDS, DEFAULT_TTFT_SECONDS
@@ -40,11 +42,20 @@ class FrontDoor:
             gateways=config.replicas,
             limits=_NO_LIMITS if spec.policy is _PREDICTIVE else None,
         )
+        directory = config.api_keys_directory
+        self.keys = None if directory is None else KeyRing(Path(directory), gateways=config.replicas)
+        """None: anybody may ask."""
         self.cluster = self.admission.new_view()
         self.cluster.set_pools({pool.name: pool.admits for pool in config.pools})
         self.classes = self.admission.classes
         self.kept_headers: frozenset[bytes] = frozenset(
-            name.encode() for name in (*self.classes.headers, TTFT_HEADER, TPOT_HEADER)
+            name.encode()
+            for name in (
+                *self.classes.headers,
+                TTFT_HEADER,
+                TPOT_HEADER,
+                *([AUTHORIZATION] if self.keys is not None else []),
+            )
         )
         """Headers of a request that are read here."""
         self.unpredicted = [0] * len(self.classes)
@@ -52,6 +63,17 @@ class FrontDoor:
         self._predicts = spec.policy is _PREDICTIVE
         self._prompts = {CHAT_PATH: PromptEstimate(), COMPLETIONS_PATH: PromptEstimate()}
         self._max_model_len = config.max_model_len or _UNBOUNDED_TOKENS
+
+    def enter(self, headers: Mapping[str, str]) -> ApiKey | None:
+        """The key of a request; None where none is needed. Raises RequestError (401)."""
+        return None if self.keys is None else self.keys.find(headers.get(AUTHORIZATION))
+
+    def qos(self, key: ApiKey | None, headers: Mapping[str, str]) -> int:
+        """Class of a request: its key's, if that is of one, else by its headers."""
+        if key is not None and key.class_name is not None:
+            index = self.classes.index(key.class_name)
+            return self.classes.rest if index is None else index
+        return self.classes.match(headers)
 
     def incoming(self, job: Job, qos: int, headers: Mapping[str, str]) -> Incoming:
         """A request as admission and routing see it. Raises RequestError (400) for a promise that cannot be read."""

@@ -74,20 +74,26 @@ class Inference:
     async def serve(self, route: str, request: Request, reply: Reply) -> None:
         """Answer one request; raises nothing. A cancelled one is answered with `reply.verdict`, if there is one."""
         now = self._loop.time()
-        qos = self._classes.match(request.headers)
+        qos = self._classes.rest
         call = Call(
             route=route,
             reply=reply,
             started_at=now,
             deadline=now + self._request_timeout_seconds,
-            qos=qos,
             qos_class=self._classes.names[qos],
         )
         error: RequestError | None = None
         try:
-            job = call.job = read_job(route, request.body, self._served_name)
+            key = call.key = self._door.enter(request.headers)
+            qos = self._door.qos(key, request.headers)
+            call.qos_class = self._classes.names[qos]
+            job = read_job(route, request.body, self._served_name)
+            incoming = self._door.incoming(job, qos, request.headers)
+            if key is not None:
+                key.charge(incoming.prompt_tokens + incoming.output_tokens, now)
+            # From here on it is load, whatever becomes of it.
+            call.job, call.incoming = job, incoming
             self._metrics.of_class(call.qos_class).arrivals += 1
-            call.incoming = incoming = self._door.incoming(job, qos, request.headers)
             await self._attempts(call, job, incoming)
         except RequestError as refused:
             error = refused
