@@ -131,6 +131,19 @@ def test_what_never_fits_is_the_clients_own_fault() -> None:
     assert error.headers() == b"x-fulcrum-rejected: NeverFits\r\n"
 
 
+@pytest.mark.parametrize("field", ["cache_salt", "tools", "chat_template"])
+def test_equal_prompts_may_have_different_prefixes(field: str) -> None:
+    door = FrontDoor(GatewayConfig(cluster="c", served_name="m", model="m"))
+
+    def keys(**more: Any) -> tuple[int, ...]:
+        body = {"messages": [{"role": "user", "content": "x" * 2000}], **more}
+        return door.incoming(read_job(CHAT_PATH, json.dumps(body).encode(), "m"), 0, {}).prefix
+
+    assert len(keys()) == len(keys(**{field: "a"})) > 0
+    assert keys(**{field: "a"}) == keys(**{field: "a"})
+    assert len({keys(), keys(**{field: "a"}), keys(**{field: "b"})}) == 3
+
+
 async def test_overload_is_turned_away_at_once_and_says_when_to_come_back(
     make_site: MakeSite, make_agent: MakeAgent
 ) -> None:

@@ -141,7 +141,7 @@ class Accounts:
             )
             if outcome is not None:
                 counts.slo[outcome] += 1
-        if call.flight is not None:
+        if call.flight is not None and (self._door.decides or self._turn % _LEARN_EVERY == 0):
             self._door.admission.learn(
                 call.flight,
                 # Later attempts waited for what the first one lost.

@@ -22,6 +22,8 @@ from fulcrum.routing.view import DEFAULT_TPOT_SECONDS, DEFAULT_TTFT_SECONDS
 
 TTFT_HEADER: Final = "x-llm-d-slo-ttft-ms"
 TPOT_HEADER: Final = "x-llm-d-slo-tpot-ms"
+_BEFORE_PROMPT: Final = ("cache_salt", "tools", "chat_template", "chat_template_kwargs")
+"""Fields with which an engine's prefix cache tells equal prompts apart."""
 _PREDICTIVE: Final = AdmissionPolicy.PREDICTIVE
 _NO_LIMITS: Final = ThresholdLimits(queued_prompt_tokens=inf, kv_usage=inf, batch=inf)
 """While a speed is unknown nothing can be predicted, and what is unknown is not overload."""
@@ -60,6 +62,8 @@ class FrontDoor:
         """Headers of a request that are read here."""
         self.unpredicted = [0] * len(self.classes)
         """Requests that were let in without a prediction, because a speed was unknown, by class."""
+        self.decides = spec.policy is not AdmissionPolicy.OFF
+        """Somebody may be turned away."""
         self._predicts = spec.policy is _PREDICTIVE
         self._prompts = {CHAT_PATH: PromptEstimate(), COMPLETIONS_PATH: PromptEstimate()}
         self._max_model_len = config.max_model_len or _UNBOUNDED_TOKENS
@@ -84,11 +88,15 @@ class FrontDoor:
         if headers:
             ttft_seconds = _promise(headers, TTFT_HEADER)
             tpot_seconds = _promise(headers, TPOT_HEADER)
+        prefix = prefix_keys(prompt_bytes)
+        if prefix and not job.fields.keys().isdisjoint(_BEFORE_PROMPT):
+            before = b"\0".join(bytes(job.fields.get(name, b"")) for name in _BEFORE_PROMPT)
+            prefix = tuple(hash((before, key)) for key in prefix)
         return self.admission.incoming(
             prompt_tokens=prompt_tokens,
             max_tokens=job.max_tokens,
             qos=qos,
-            prefix=prefix_keys(prompt_bytes),
+            prefix=prefix,
             units_per_token=max(len(prompt_bytes), 1) / prompt_tokens,
             ttft_seconds=ttft_seconds,
             tpot_seconds=tpot_seconds,
