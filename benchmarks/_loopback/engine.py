@@ -45,6 +45,12 @@ STREAM_END = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 STREAM = STREAM_HEAD + EVENT * (CHUNKS - 1) + STREAM_END
 MODELS = _whole(b'{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"x"}]}')
 
+LOAD = _whole(
+    b'{"role":"mixed","roleEpoch":0,"ready":true,"draining":false,"running":0,"waiting":0,"queuedPromptTokens":0,'
+    b'"kvUsage":0.0,"kvHeldForPeers":0.0,"kvCapacityTokens":10000000,"maxBatch":1024,"maxBatchedTokens":8192,"speed":'
+    b'{"prefillA":1e-4,"prefillB":1e-7,"prefillC":0.0,"decodeA":1e-4,"decodeB":1e-6,"decodeC":1e-10}}'
+)
+
 
 class Engine(asyncio.Protocol):
     """One connection; requests come one at a time."""
@@ -73,7 +79,7 @@ class Engine(asyncio.Protocol):
             return
         self._buffer = b""
         if head.startswith(b"get"):
-            self._transport.write(MODELS)
+            self._transport.write(LOAD if head.startswith(b"get /load ") else MODELS)
         elif b'"do_remote_decode":true' in body:
             self._transport.write(PREFILLED)
         elif b'"stream":true' not in body:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fulcrum.api.gateway import GatewayConfig
+from fulcrum.api.gateway import GatewayConfig, GatewayPool
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import WorkerConfig
@@ -205,6 +205,33 @@ def test_overlay(base: Manifest, patch: Manifest, merged: Manifest) -> None:
     assert msgspec.json.encode(base) == before
 
 
+def test_the_gateway_knows_policy_classes_and_what_pools_admit() -> None:
+    premium = {"name": "premium", "priority": 9, "reserved": 0.1, "match": {"header": "x-tier", "value": "gold"}}
+    admission = {"policy": "Predictive", "classes": [premium, {"name": "rest", "priority": 1}]}
+    pools = [
+        {"name": "gpu", "accelerator": "L4-24GB", "workers": {"max": 2}},
+        {"name": "cpu", "accelerator": "cpu", "workers": {"max": 2}, "admits": {"classes": ["rest"]}},
+    ]
+    spec = make_spec(admission=admission, pools=pools, gateway={"replicas": 3}, slo={"attainment": 0.9})
+    (deployment,) = (child for child in children(OWNER, spec) if child["kind"] == "Deployment")
+    document = deployment["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"]
+    config = msgspec.json.decode(document, type=GatewayConfig)
+    assert config.admission == spec.admission
+    assert [(pool.name, pool.admits) for pool in config.pools] == [("gpu", None), ("cpu", spec.pools[1].admits)]
+    assert (config.replicas, config.slo_attainment) == (3, 0.9)
+
+
+def test_api_keys_are_mounted_and_need_no_right_to_read_secrets() -> None:
+    made = {child["kind"]: child for child in children(OWNER, make_spec(gateway={"auth": {"secretName": "keys"}}))}
+    assert all("secrets" not in rule["resources"] for rule in made["Role"]["rules"])
+    pod = made["Deployment"]["spec"]["template"]["spec"]
+    (volume,) = (each for each in pod["volumes"] if "secret" in each)
+    assert volume["secret"] == {"secretName": "keys"}
+    (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == volume["name"])
+    config = msgspec.json.decode(pod["containers"][0]["env"][0]["value"], type=GatewayConfig)
+    assert (mount["mountPath"], mount["readOnly"]) == (config.api_keys_directory, True)
+
+
 def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
     made = {(child["kind"], child["metadata"]["name"]): child for child in children(OWNER, make_spec())}
     assert list(made) == [
@@ -230,6 +257,9 @@ def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
         max_model_len=4096,
         slo_ttft_seconds=2.0,
         slo_tpot_seconds=0.1,
+        slo_attainment=0.95,
+        pools=(GatewayPool(name="cpu"),),
+        replicas=2,
     )
     assert pod["terminationGracePeriodSeconds"] == 135
     assert pod["containers"][0]["command"] == ["fulcrum", "gateway"]

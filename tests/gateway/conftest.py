@@ -46,6 +46,8 @@ class Engine:
     role: Role
     tokens: int = 3
     behave: Behave | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """More of its record: pool, revision, agent_port ..."""
     seen: list[Seen] = field(default_factory=list)
     connections: int = 0
     gone: int = 0
@@ -69,7 +71,7 @@ class Engine:
         await asyncio.gather(*self.handlers, return_exceptions=True)
 
     def record(self) -> WorkerRecord:
-        return WorkerRecord(name=self.name, role=self.role, host="127.0.0.1", port=self.port)
+        return WorkerRecord(name=self.name, role=self.role, host="127.0.0.1", port=self.port, **self.facts)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -281,18 +283,20 @@ async def make_site() -> AsyncIterator[MakeSite]:
         limits: GatewayLimits | None = None,
         grace_seconds: float = 5.0,
         slo_seconds: tuple[float | None, float | None] = (None, None),
+        config: dict[str, Any] | None = None,
         **settings: Any,
     ) -> Site:
         for engine in engines:
             await engine.start()
-        config = GatewayConfig(
+        made = GatewayConfig(
             cluster="c", served_name="m", model="org/m", limits=limits or GatewayLimits(),
             shutdown_grace_seconds=grace_seconds, slo_ttft_seconds=slo_seconds[0], slo_tpot_seconds=slo_seconds[1],
+            **(config or {}),
         )  # fmt: skip
         merged: dict[str, Any] = {"prewarm": False, "lame_duck_seconds": 0.0, **settings}
         gateway = Gateway(
             Settings(
-                config=config,
+                config=made,
                 host="127.0.0.1",
                 port=0,
                 static_workers=tuple(engine.record() for engine in engines) or (_NOBODY,),

@@ -61,6 +61,8 @@ def test_latency(
         (503, "ShuttingDown", SloOutcome.FAILED),
         (500, "", SloOutcome.FAILED),
         (400, "", None),
+        (400, "NeverFits", None),
+        (429, "TtftUnreachable", SloOutcome.REJECTED),
         (404, "", None),
         (499, "", None),
     ],

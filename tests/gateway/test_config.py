@@ -28,6 +28,11 @@ def test_environment_gives_the_settings_and_options_win() -> None:
     assert settings.config.served_name == "x"
 
 
+def test_a_static_worker_may_have_an_agent() -> None:
+    settings = read_settings({}, served_name="m", static_workers=("mixed=http://127.0.0.1:1?agent=2",))
+    assert [(worker.port, worker.agent_port) for worker in settings.static_workers] == [(1, 2)]
+
+
 def test_static_workers_need_no_document() -> None:
     settings = read_settings(
         {}, served_name="m", static_workers=("prefill=http://127.0.0.1:1", "mixed=http://[::1]:2/")
@@ -48,6 +53,8 @@ def test_static_workers_need_no_document() -> None:
         ({"FULCRUM_GATEWAY_CONFIG": DOCUMENT}, ("prefill=a:1",)),
         ({"FULCRUM_GATEWAY_CONFIG": DOCUMENT}, ("prefill=http://a",)),
         ({"FULCRUM_GATEWAY_CONFIG": DOCUMENT}, ("prefill=http://a:99999",)),
+        ({"FULCRUM_GATEWAY_CONFIG": DOCUMENT}, ("prefill=http://a:1?agent=x",)),
+        ({"FULCRUM_GATEWAY_CONFIG": DOCUMENT}, ("prefill=http://a:1?agnt=1",)),
     ],
 )
 def test_what_cannot_be_used_is_refused(environment: dict[str, str], static: tuple[str, ...]) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 from lightkube import AsyncClient, KubeConfig
-from lightkube.models.core_v1 import Container, ContainerStatus, PodCondition, PodSpec, PodStatus
+from lightkube.models.core_v1 import Container, ContainerStatus, EnvVar, PodCondition, PodSpec, PodStatus
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Pod
 from lightkube.types import PatchType
@@ -23,10 +24,11 @@ from lightkube.types import PatchType
 from fulcrum.api import names
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.names import Role
+from fulcrum.api.worker import KvCacheConfig, WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.worker_watch import record_of, watch_workers
-from fulcrum.gateway.workers import WorkerView
+from fulcrum.gateway.workers import WorkerRecord, WorkerView
 
 from .conftest import eventually
 
@@ -70,6 +72,43 @@ def test_which_pods_are_workers(given: Pod, role: Role | None) -> None:
     assert (record.role if record else None) == role
     if record is not None:
         assert (record.role_epoch, record.host, record.port, record.incarnation) == (4, "127.77.0.1", 8000, "u/0")
+
+
+def worker_config(pool: str, **changes: Any) -> str:
+    config = WorkerConfig(cluster="c", pool=pool, model="org/m", served_name="m", accelerator="cpu", **changes)
+    return msgspec.json.encode(config).decode()
+
+
+def of_pool(pool: str, *, image: str = "i", document: str | None = None) -> WorkerRecord:
+    given = pod()
+    assert given.metadata is not None
+    assert given.metadata.labels is not None
+    given.metadata.labels[names.LABEL_POOL] = pool
+    env = [EnvVar(name=names.ENV_WORKER_CONFIG, value=document or worker_config(pool))]
+    given.spec = PodSpec(containers=[Container(name="worker", image=image, env=env)], nodeName="n1")
+    record = record_of(given)
+    assert record is not None
+    return record
+
+
+def test_what_routing_must_know_of_a_pod() -> None:
+    record = of_pool("h100")
+    assert (record.pool, record.node, record.agent_port) == ("h100", "n1", 8001)
+    # Pools differ in much that does not touch the format of the KV.
+    assert of_pool("l40s", document=worker_config("l40s", tensor_parallel=2)).revision == record.revision
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        of_pool("h100", image="i2"),
+        of_pool("h100", document=worker_config("h100", kv_cache=KvCacheConfig(dtype="bf16"))),
+        of_pool("h100", document=worker_config("h100", engine_args=("--seed=1",))),
+        of_pool("h100", document='{"of": "another version"}'),
+    ],
+)
+def test_what_changes_the_format_of_the_kv_is_another_revision(other: WorkerRecord) -> None:
+    assert other.revision != of_pool("h100").revision
 
 
 def test_a_pod_that_is_being_deleted_is_no_worker() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from fulcrum.api.pool_types import PoolAdmits
+from fulcrum.api.serving_types import Admission
+
 
 class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Bounds on what one client may ask of a gateway."""
@@ -16,6 +19,14 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     idle_timeout_seconds: float = 75.0
 
 
+class GatewayPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """What a gateway knows of a pool beforehand."""
+
+    name: str
+    admits: PoolAdmits | None = None
+    """Which requests may be sent to it; None: every one."""
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """One JSON document in `FULCRUM_GATEWAY_CONFIG`."""
 
@@ -26,6 +37,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     slo_ttft_seconds: float | None = None
     slo_tpot_seconds: float | None = None
     """The promise that answers are measured against; None: nothing is counted as inside or outside."""
+    slo_attainment: float = 0.95
+    """Share of the admitted requests that are to stay within the promise, 0 to 1."""
+    admission: Admission = Admission()
+    pools: tuple[GatewayPool, ...] = ()
+    replicas: int = 1
+    """Gateways that share the traffic; each sees its part of the whole."""
+    api_keys_directory: str | None = None
+    """Where the Secret with API keys is mounted; None: anybody may ask."""
     limits: GatewayLimits = GatewayLimits()
     shutdown_grace_seconds: float = 120.0
     """How long SIGTERM waits for streams that are under way."""

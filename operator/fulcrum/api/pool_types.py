@@ -115,9 +115,7 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
     ] = msgspec.field(default_factory=dict)
     admits: Annotated[
         PoolAdmits | None,
-        Meta(
-            description="Which requests may be sent to the pool; absent: every request. Not acted on in this release."
-        ),
+        Meta(description="Which requests may be sent to the pool; absent: every request."),
     ] = None
 
     rules: ClassVar[Rules] = (

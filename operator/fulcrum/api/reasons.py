@@ -49,6 +49,7 @@ class Reason(StrEnum):
     QUEUE_FULL = "QueueFull"
     CLASS_SHARE = "ClassShare"
     PREEMPTED = "Preempted"
+    RATE_LIMITED = "RateLimited"
     NEVER_FITS = "NeverFits"
     UPSTREAM_FAILED = "UpstreamFailed"
     TIMED_OUT = "TimedOut"

@@ -110,15 +110,16 @@ class Admission(ApiStruct, frozen=True, kw_only=True):
         AdmissionPolicy,
         Meta(
             description='How a request that could not be served in time is turned away. "Off" (in quotes: YAML takes a '
-            "bare Off for false) admits everything. "
-            "Predictive and Threshold are accepted but not acted on in this release: they admit everything, too."
+            "bare Off for false) admits everything. Predictive refuses what it predicts to miss the SLO. Threshold "
+            "refuses above fixed limits of queue, batch and KV cache."
         ),
     ] = AdmissionPolicy.OFF
     classes: Annotated[
         tuple[QosClass, ...],
         Meta(
             max_length=MAX_CLASSES,
-            description="QoS classes; empty: one class for every request. Not acted on while the policy is Off.",
+            description="QoS classes; empty: one class for every request. While the policy is Off nothing is reserved "
+            "for any.",
             extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = ()
@@ -145,7 +146,11 @@ class GatewayAuth(ApiStruct, frozen=True, kw_only=True):
     """Authentication of clients."""
 
     secret_name: Annotated[
-        ObjectName, Meta(description="Secret in the same namespace; each of its values is an API key.")
+        ObjectName,
+        Meta(
+            description="Secret in the same namespace; each of its values is an API key of at least 8 characters, or "
+            'JSON: {"key": ..., "class": ..., "requestsPerMinute": ..., "tokensPerMinute": ...}.'
+        ),
     ]
 
 
@@ -156,19 +161,8 @@ class Gateway(ApiStruct, frozen=True, kw_only=True):
     image: Annotated[Image, Meta(description="Gateway image.")] = "ghcr.io/fulcrum/fulcrum:0.1.0"
     auth: Annotated[
         GatewayAuth | None,
-        Meta(
-            description="API keys; absent: no authentication. Refused in this release, which does not check keys yet."
-        ),
+        Meta(description="API keys; absent: no authentication."),
     ] = None
-
-    rules: ClassVar[Rules] = (
-        # Accepting it would leave an endpoint open that its owner believes to be closed.
-        rule(
-            "!has(self.auth)",
-            "auth: this release does not check API keys, so the endpoint would be open; "
-            "remove it, and put an authenticating proxy in front of the gateway",
-        ),
-    )
 
 
 class Prometheus(ApiStruct, frozen=True, kw_only=True):

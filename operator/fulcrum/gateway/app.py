@@ -19,9 +19,13 @@ from fulcrum.api.reasons import Reason
 from fulcrum.gateway import metrics as metrics_module
 from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH
 from fulcrum.gateway.config import Settings
+from fulcrum.gateway.door_metrics import door_metrics
 from fulcrum.gateway.errors import RequestError, shutting_down
+from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.keys import RELOAD_SECONDS, KeyRing
 from fulcrum.gateway.legs import Inference
-from fulcrum.gateway.metrics import DEFAULT_CLASS, Metrics, gauge
+from fulcrum.gateway.load_poll import LoadPoller
+from fulcrum.gateway.metrics import Metrics, gauge
 from fulcrum.gateway.prewarm import Prewarmer
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
@@ -39,6 +43,7 @@ _GET_PATHS: Final = (_MODELS, "/health", "/ready", "/metrics")
 _POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
 _POST_TARGETS: Final = {path.encode(): path for path in _POST_PATHS}
 _BACKLOG: Final = 2048
+_SWEEP_SECONDS: Final = 0.25
 
 
 class Gateway:
@@ -50,11 +55,15 @@ class Gateway:
         self.max_connections = settings.max_connections
         self.connections: set[ClientConnection] = set()
         self.closing = False
+        self.door = FrontDoor(settings.config)
+        self.kept_headers = self.door.kept_headers
         self.metrics = Metrics(
             model=settings.config.served_name,
             labels={"fulcrum_cluster": settings.config.cluster, "fulcrum_namespace": settings.namespace},
+            class_names=self.door.classes.names,
         )
-        self.view = WorkerView(self.metrics)
+        self.view = WorkerView(self.metrics, self.door.cluster)
+        self.poller = LoadPoller(self.view, self.metrics, alone=settings.config.replicas == 1)
         self.prewarmer = Prewarmer(self.view, self.metrics, settings.config.served_name)
         self.watch_connected = False
         self.port = settings.port
@@ -65,6 +74,7 @@ class Gateway:
         self._stop = asyncio.Event()
         self._inference = Inference(
             config=settings.config,
+            door=self.door,
             view=self.view,
             metrics=self.metrics,
             loop=loop,
@@ -87,6 +97,12 @@ class Gateway:
         return True
 
     def _answer_other(self, path: str, request: Request, reply: Reply) -> None:
+        if path.startswith(_MODELS):
+            try:
+                self.door.enter(request.headers)
+            except RequestError as error:
+                self._fail(reply, error)
+                return
         if path in _GET_PATHS and request.method in (b"GET", b"HEAD"):
             status, content_type, body = self._get(path)
             reply.send(status, content_type, body)
@@ -106,10 +122,11 @@ class Gateway:
 
     def refused(self, error: RequestError) -> None:
         reason = error.reason.value if error.reason is not None else ""
-        self.metrics.requests["", error.status.value, reason, DEFAULT_CLASS] += 1
+        rest = self.door.classes.names[self.door.classes.rest]
+        self.metrics.requests["", error.status.value, reason, rest] += 1
         if error.reason is Reason.OVERLOADED:
             # Nobody has read it, but it is load all the same.
-            counts = self.metrics.of_class(DEFAULT_CLASS)
+            counts = self.metrics.of_class(rest)
             counts.arrivals += 1
             if self._inference.has_slo:
                 counts.slo[SloOutcome.REJECTED] += 1
@@ -171,6 +188,9 @@ class Gateway:
         yield gauge("workers", "Usable workers.", ("role",), by_role)
         in_flight = [((worker.name, worker.role.value), float(worker.in_flight)) for worker in workers]
         yield gauge("worker_in_flight", "Legs under way on each worker.", ("worker", "role"), in_flight)
+        known = float(sum(worker.state.known for worker in workers))
+        yield gauge("workers_speed_known", "Usable workers whose speed is known.", (), [((), known)])
+        yield from door_metrics(self.door)
         epochs = [((worker.name,), float(worker.record.role_epoch)) for worker in workers]
         yield gauge("worker_role_epoch", "Role epoch by which this gateway routes.", ("worker",), epochs)
         yield gauge("client_connections", "Open client connections.", (), [((), len(self.connections))])
@@ -192,6 +212,9 @@ class Gateway:
 
             self._spawn(watch_workers(self))
         self._spawn(self._sweep())
+        self._spawn(self.poller.run())
+        if self.door.keys is not None:
+            self._spawn(self._reload(self.door.keys))
         self._server = await self._loop.create_server(
             lambda: ClientConnection(self, self._loop), settings.host, settings.port, backlog=_BACKLOG
         )
@@ -232,13 +255,18 @@ class Gateway:
         task.add_done_callback(_report)
         self._tasks.append(task)
 
+    async def _reload(self, keys: KeyRing) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_SECONDS)
+            keys.refresh()
+
     async def _sweep(self) -> None:
         limits = self.limits
         shortest_seconds = min(
             limits.header_timeout_seconds, limits.body_timeout_seconds, limits.request_timeout_seconds,
             limits.idle_timeout_seconds,
         )  # fmt: skip
-        every_seconds = min(0.5, shortest_seconds / 4)
+        every_seconds = min(_SWEEP_SECONDS, shortest_seconds / 4)
         while True:
             await asyncio.sleep(every_seconds)
             now = self._loop.time()

@@ -22,6 +22,7 @@ _PREFILL_PARAMS: Final = Raw(
 _ONE: Final = Raw(b"1")
 _FALSE: Final = Raw(b"false")
 _EMPTY: Final = Raw(b"")
+_COMPLETION_TOKENS: Final = 16
 # Connector fields name a peer to read KV from: from a client they would read someone's KV, or any host.
 _CONNECTOR_FIELDS: Final = frozenset(("kv_transfer_params", "ec_transfer_params", "vllm_xargs"))
 _WHOLE_WHEN_SET: Final = (
@@ -52,6 +53,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     whole: bool
     """The two-leg protocol cannot carry it: prefill and decode on one worker."""
+    max_tokens: int | None = None
+    """Most output tokens of each sequence; None: as many as the model's length leaves."""
 
     @property
     def prompt(self) -> Raw:
@@ -118,9 +121,15 @@ def read_job(path: str, body: bytes, served_name: str) -> Job:
     _check_model(fields.get("model"), served_name)
     if not fields.keys().isdisjoint(_CONNECTOR_FIELDS):
         _drop_connector_fields(fields)
+    # What the engine takes where a completion does not say; a chat may fill the model's length.
+    max_tokens = _COMPLETION_TOKENS if path == COMPLETIONS_PATH and "max_tokens" not in fields else None
     for name, value in fields.items():
         if name in _COUNTS:
-            _check_count(value, name)
+            number = _read_count(value, name)
+            if number is not None and (
+                name == "max_completion_tokens" or (name == "max_tokens" and max_tokens is None)
+            ):
+                max_tokens = number
         elif name in _FLAGS and bytes(value) not in (b"true", b"false", b"null"):
             raise bad_request(f"`{name}` must be true or false.", param=name)
     whole = not fields.keys().isdisjoint(_WHOLE_FIELDS) and _needs_whole(fields)
@@ -129,7 +138,13 @@ def read_job(path: str, body: bytes, served_name: str) -> Job:
     else:
         whole = _check_prompt(fields) or whole
     stream = fields.get("stream")
-    return Job(path=path, fields=fields, stream=stream is not None and bytes(stream) == b"true", whole=whole)
+    return Job(
+        path=path,
+        fields=fields,
+        stream=stream is not None and bytes(stream) == b"true",
+        whole=whole,
+        max_tokens=max_tokens,
+    )
 
 
 def _decode_fields(body: bytes) -> dict[str, Raw]:
@@ -181,15 +196,16 @@ def _check_model(value: Raw | None, served_name: str) -> None:
         raise model_not_found(model)
 
 
-def _check_count(value: Raw, name: str) -> None:
+def _read_count(value: Raw, name: str) -> int | None:
     if not _set(value):
-        return
+        return None
     try:
         number = msgspec.json.decode(value, type=int)
     except msgspec.DecodeError:
         raise bad_request(f"`{name}` must be an integer.", param=name) from None
     if number < 0:
         raise bad_request(f"`{name}` must not be negative.", param=name)
+    return number
 
 
 def _check_messages(value: Raw | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
@@ -65,6 +65,8 @@ def read_settings(
         )
     if served_name:
         config = msgspec.structs.replace(config, served_name=served_name)
+    if config.api_keys_directory is not None and (folder := environment.get(names.ENV_VOLUME_API_KEYS)):
+        config = msgspec.structs.replace(config, api_keys_directory=folder)
     return Settings(
         config=config,
         host=host or environment.get(names.ENV_POD_IP) or "127.0.0.1",
@@ -80,13 +82,16 @@ def read_settings(
 
 
 def static_worker(text: str, number: int) -> WorkerRecord:
-    """A worker written as `role=http://host:port`. Raises ConfigError."""
+    """A worker written as `role=http://host:port`, `?agent=PORT` behind it to ask its agent. Raises ConfigError."""
     role_text, _, url = text.partition("=")
     parts = urlsplit(url)
     try:
         role, port = Role(role_text), parts.port
+        agent = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
+        agent_port = int(agent.pop("agent")[0]) if "agent" in agent else None
     except ValueError as error:
         raise ConfigError(f"static worker {text!r}: {error}") from error
-    if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in ("", "/"):
+    if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in ("", "/") or agent:
         raise ConfigError(f"static worker {text!r}: write it as prefill=http://127.0.0.1:8000")
-    return WorkerRecord(name=f"{role.value}-{number}", role=role, host=parts.hostname, port=port)
+    name = f"{role.value}-{number}"
+    return WorkerRecord(name=name, role=role, host=parts.hostname, port=port, agent_port=agent_port)

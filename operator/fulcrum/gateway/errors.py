@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
+from math import ceil
 from typing import Final
 
 import msgspec
@@ -11,6 +13,18 @@ from fulcrum.api.reasons import Reason
 
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
+RATE_LIMIT: Final = "rate_limit_error"
+_WHY_REJECTED: Final = {
+    Reason.TTFT_UNREACHABLE: "The first token would come too late.",
+    Reason.TPOT_UNREACHABLE: "The tokens would come too slowly.",
+    Reason.KV_EXHAUSTED: "There is no room for the request in the KV cache.",
+    Reason.QUEUE_FULL: "The queue is full.",
+    Reason.CLASS_SHARE: "The room that is left is kept for other classes.",
+    Reason.RATE_LIMITED: "The API key is over its rate limit.",
+    Reason.PREEMPTED: "The request made way for one of a higher class.",
+}
+
+_CODES: Final = {reason: re.sub(r"(?<!^)(?=[A-Z])", "_", reason.value).lower() for reason in Reason}
 
 
 class RequestError(Exception):
@@ -25,7 +39,7 @@ class RequestError(Exception):
         param: str | None = None,
         code: str | None = None,
         reason: Reason | None = None,
-        retry_after_seconds: int | None = None,
+        retry_after_seconds: float | None = None,
         allow: str | None = None,
     ) -> None:
         super().__init__(message)
@@ -36,6 +50,7 @@ class RequestError(Exception):
         self.code = code
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
+        """Written in whole seconds, rounded up, and in milliseconds beside it where it is not whole."""
         self.allow = allow
 
     def body(self) -> bytes:
@@ -48,9 +63,13 @@ class RequestError(Exception):
         """Extra header lines, each ended by CRLF."""
         lines = b""
         if self.retry_after_seconds is not None:
-            lines += b"retry-after: %d\r\n" % self.retry_after_seconds
+            lines += b"retry-after: %d\r\n" % max(ceil(self.retry_after_seconds), 1)
+            if self.retry_after_seconds % 1:
+                lines += b"retry-after-ms: %d\r\n" % ceil(self.retry_after_seconds * 1000)
         if self.reason is not None:
             lines += b"x-fulcrum-rejected: " + self.reason.encode() + b"\r\n"
+        if self.status is HTTPStatus.UNAUTHORIZED:
+            lines += b"www-authenticate: Bearer\r\n"
         if self.allow is not None:
             lines += b"allow: " + self.allow.encode() + b"\r\n"
         return lines
@@ -90,6 +109,35 @@ def overloaded(message: str) -> RequestError:
         code="overloaded",
         reason=Reason.OVERLOADED,
         retry_after_seconds=1,
+    )
+
+
+def rejected(reason: Reason, retry_after_seconds: float | None) -> RequestError:
+    """429: it could not be served in time now; `retry_after_seconds` is when it could be."""
+    return RequestError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"{_WHY_REJECTED.get(reason, 'The cluster is overloaded.')} Retry later.",
+        kind=RATE_LIMIT,
+        code=_CODES[reason],
+        reason=reason,
+        retry_after_seconds=retry_after_seconds,
+    )
+
+
+def unauthorized() -> RequestError:
+    """401: no key, or an unknown one."""
+    return RequestError(
+        HTTPStatus.UNAUTHORIZED, "A valid API key is required: `Authorization: Bearer KEY`.", code="invalid_api_key"
+    )
+
+
+def never_fits() -> RequestError:
+    """400: no pool takes such a request, however long it waits."""
+    return RequestError(
+        HTTPStatus.BAD_REQUEST,
+        "No pool of workers takes this request: its prompt is too long or too short for all that admit its class.",
+        code=_CODES[Reason.NEVER_FITS],
+        reason=Reason.NEVER_FITS,
     )
 
 

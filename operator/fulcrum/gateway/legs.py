@@ -1,26 +1,27 @@
-"""One inference request: choose workers, run its leg or legs, try again elsewhere, account for it."""
+"""One inference request: let in or turned away, its leg or legs run, tried again elsewhere, accounted for."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
+from fulcrum.admission import Preempt
 from fulcrum.api.gateway import GatewayConfig
+from fulcrum.api.reasons import Reason
 from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError
-from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH, Job, Usage, read_answer, read_job
-from fulcrum.gateway.class_metrics import ClassMetrics
-from fulcrum.gateway.errors import SERVER_ERROR, RequestError, no_worker, upstream_failed
-from fulcrum.gateway.metrics import DEFAULT_CLASS, Metrics
-from fulcrum.gateway.prompt_estimate import PromptEstimate
+from fulcrum.gateway.body import Job, read_answer, read_job
+from fulcrum.gateway.call import Accounts, Call
+from fulcrum.gateway.errors import SERVER_ERROR, RequestError, rejected, upstream_failed
+from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
-from fulcrum.gateway.slo import judge_latency, judge_refusal
 from fulcrum.gateway.stream_usage import UsageTail, asks_for_usage
 from fulcrum.gateway.workers import Worker, WorkerView
-from fulcrum.routing import NobodyThere, OneLeg, TwoLegs, plan
+from fulcrum.routing import Flight, Incoming
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +29,8 @@ _MAX_ATTEMPTS: Final = 3
 # Plain numbers: looking up a member of HTTPStatus costs half a microsecond.
 _OK: Final = 200
 _SERVER_ERRORS: Final = 500
-_LEARN_EVERY: Final = 4
-"""One answered request of so many teaches the bytes of a token: it costs half a microsecond."""
-_UNBOUNDED: Final = 1 << 62
 _READ_USAGE_BYTES: Final = 256 * 1024
+_LONGEST_GUESS_SECONDS: Final = 3600.0
 CLIENT_CLOSED: Final = 499
 """Code in metrics and logs of a request whose client left."""
 
@@ -45,31 +44,6 @@ class LegFailedError(Exception):
         self.leg = leg
 
 
-@dataclass(slots=True, kw_only=True)
-class _Call:
-    """One request on its way, and what is known of it when it ends."""
-
-    route: str
-    reply: Reply
-    started_at: float
-    deadline: float
-    qos_class: str = DEFAULT_CLASS
-    job: Job | None = None
-    """None while (and if never) the body could be read."""
-    attempts: int = 0
-    path: str = "-"
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    first_token_at: float = 0.0
-    """Loop time; 0 while unknown."""
-
-    def note_usage(self, usage: Usage | None, *, output: bool) -> None:
-        if usage is not None:
-            self.prompt_tokens = usage.prompt_tokens
-            if output and usage.completion_tokens is not None:
-                self.output_tokens = usage.completion_tokens
-
-
 class Inference:
     """Serves completions and chat completions over the workers of `view`."""
 
@@ -77,6 +51,7 @@ class Inference:
         self,
         *,
         config: GatewayConfig,
+        door: FrontDoor,
         view: WorkerView,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
@@ -84,26 +59,42 @@ class Inference:
     ) -> None:
         self._served_name = config.served_name
         self._request_timeout_seconds = config.limits.request_timeout_seconds
-        self._max_model_len = config.max_model_len or _UNBOUNDED
-        self._slo_ttft_seconds = config.slo_ttft_seconds
-        self._slo_tpot_seconds = config.slo_tpot_seconds
-        self.has_slo = self._slo_ttft_seconds is not None or self._slo_tpot_seconds is not None
+        self._door = door
+        self._classes = door.classes
+        self._cluster = door.cluster
         self._view = view
         self._metrics = metrics
         self._loop = loop
-        self._access_log = access_log
-        self._turn = 0
-        self._prompts = {CHAT_PATH: PromptEstimate(), COMPLETIONS_PATH: PromptEstimate()}
+        self._accounts = Accounts(config=config, door=door, metrics=metrics, loop=loop, access_log=access_log)
+        self.has_slo = self._accounts.has_slo
+        self._preempts = len(self._classes) > 1
+        self._under_way: dict[Flight, tuple[asyncio.Task[None], Reply]] = {}
+        """Whom to tell that their request makes way for another; empty where there is one class only."""
 
     async def serve(self, route: str, request: Request, reply: Reply) -> None:
         """Answer one request; raises nothing. A cancelled one is answered with `reply.verdict`, if there is one."""
         now = self._loop.time()
-        call = _Call(route=route, reply=reply, started_at=now, deadline=now + self._request_timeout_seconds)
+        qos = self._classes.rest
+        call = Call(
+            route=route,
+            reply=reply,
+            started_at=now,
+            deadline=now + self._request_timeout_seconds,
+            qos_class=self._classes.names[qos],
+        )
         error: RequestError | None = None
         try:
-            job = call.job = read_job(route, request.body, self._served_name)
+            key = call.key = self._door.enter(request.headers)
+            qos = self._door.qos(key, request.headers)
+            call.qos_class = self._classes.names[qos]
+            job = read_job(route, request.body, self._served_name)
+            incoming = self._door.incoming(job, qos, request.headers)
+            if key is not None:
+                key.charge(incoming.prompt_tokens + incoming.output_tokens, now)
+            # From here on it is load, whatever becomes of it.
+            call.job, call.incoming = job, incoming
             self._metrics.of_class(call.qos_class).arrivals += 1
-            await self._attempts(call, job)
+            await self._attempts(call, job, incoming)
         except RequestError as refused:
             error = refused
         except asyncio.CancelledError:
@@ -115,34 +106,58 @@ class Inference:
             error = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed.", kind=SERVER_ERROR)
         if error is not None:
             reply.fail(error)
-        self._account(call, error)
+        self._accounts.close(call, error)
 
-    async def _attempts(self, call: _Call, job: Job) -> None:
-        tried: set[str] = set()
+    async def _attempts(self, call: Call, job: Job, incoming: Incoming) -> None:
+        decided = self._door.decide(incoming, call.started_at)
+        if isinstance(decided, Preempt):
+            self._preempt(decided)
+        found = decided.route
+        tried: frozenset[str] = frozenset()
         while True:
-            self._turn += 1
             call.attempts += 1
             call.first_token_at = 0.0  # of an attempt that failed
-            path = plan(self._view.workers, whole=job.whole, exclude=tried, turn=self._turn)
+            flight = call.flight = self._cluster.start(incoming, found, self._loop.time())
             try:
-                if isinstance(path, TwoLegs):
-                    await self._two_legs(call, job, path.prefill, path.decode)
-                elif isinstance(path, OneLeg):
-                    call.path = path.worker.name
-                    await self._last_leg(call, job, path.worker, "whole", job.whole_body())
-                elif tried:
-                    raise upstream_failed("No worker could serve the request. Retry it.")
-                elif isinstance(path, NobodyThere):
-                    raise no_worker("No worker is ready.")
-                else:
-                    raise no_worker("No worker is in a role that serves requests.")
+                await self._attempt(call, job, flight)
             except LegFailedError as failed:
                 self._after_failure(call, failed)
-                tried.add(failed.worker.name)
+                tried |= {failed.worker.name}
             else:
                 return
+            finally:
+                self._cluster.finish(flight, self._loop.time())
+            detour = self._door.detour(incoming, tried, self._loop.time())
+            if detour is None:
+                raise upstream_failed("No worker could serve the request. Retry it.")
+            found = detour
 
-    def _after_failure(self, call: _Call, failed: LegFailedError) -> None:
+    async def _attempt(self, call: Call, job: Job, flight: Flight) -> None:
+        found = flight.route
+        if self._preempts:
+            task = asyncio.current_task()
+            if task is not None:
+                self._under_way[flight] = (task, call.reply)
+        try:
+            prefill = self._view.of(found.prefill)
+            if found.prefill is not found.decode:
+                await self._two_legs(call, job, flight, prefill, self._view.of(found.decode))
+            else:
+                await self._one_leg(call, job, flight, prefill)
+        finally:
+            if self._preempts:
+                self._under_way.pop(flight, None)
+
+    def _preempt(self, decided: Preempt) -> None:
+        """End requests of lower classes that still wait for their prefill: no token of them was sent."""
+        for victim in decided.victims:
+            self._cluster.finish(victim, self._loop.time())
+            task, reply = self._under_way.pop(victim, (None, None))
+            if task is not None and reply is not None and reply.verdict is None:
+                reply.verdict = rejected(Reason.PREEMPTED, decided.retry_after_seconds)
+                task.cancel()
+
+    def _after_failure(self, call: Call, failed: LegFailedError) -> None:
         """Raises RequestError unless another attempt may be made."""
         if call.reply.started:
             raise upstream_failed("The worker was lost in the middle of the answer. Retry the request.") from failed
@@ -151,18 +166,12 @@ class Inference:
             raise upstream_failed("Several workers failed to serve the request. Retry it.") from failed
         self._metrics.retries[failed.leg] += 1
 
-    async def _two_legs(self, call: _Call, job: Job, prefill: Worker, decode: Worker) -> None:
+    async def _two_legs(self, call: Call, job: Job, flight: Flight, prefill: Worker, decode: Worker) -> None:
         call.path = f"{prefill.name},{decode.name}"
         started_at = self._loop.time()
         # A third, so that a prefill worker that hangs leaves time for two more attempts.
         deadline = min(call.deadline, started_at + self._request_timeout_seconds / 3)
-        prefill.prefill_legs += 1
-        decode.decode_legs += 1  # from the start: it is promised to this request
-        try:
-            answer = await self._leg(call, job, prefill, "prefill", job.prefill_body(), deadline=deadline)
-        finally:
-            prefill.prefill_legs -= 1
-            decode.decode_legs -= 1
+        answer = await self._leg(call, job, prefill, "prefill", job.prefill_body(), deadline=deadline)
         if answer.status != _OK:
             call.reply.send(answer.status, answer.content_type, answer.body)
             return
@@ -174,22 +183,36 @@ class Inference:
         kv = prefilled.usable_kv if prefilled is not None else None
         if prefilled is not None:
             call.note_usage(prefilled.usage, output=False)
+        self._cluster.prefill_done(flight, prefilled_at, prompt_tokens=call.prompt_tokens)
         if kv is None:
             self._metrics.legs["prefill", "no_kv"] += 1
         await self._last_leg(call, job, decode, "decode", job.decode_body(kv))
 
-    async def _last_leg(self, call: _Call, job: Job, worker: Worker, leg: str, body: bytes) -> None:
+    async def _one_leg(self, call: Call, job: Job, flight: Flight, worker: Worker) -> None:
+        call.path = worker.name
+        if job.stream:
+            call.reply.on_begin = partial(self._first_token, flight)
+            await self._last_leg(call, job, worker, "whole", job.whole_body())
+            return
+        # Nobody sees the first token of an answer that comes as one: it is taken to come when predicted.
+        delay_seconds = min(flight.route.ttft_seconds, _LONGEST_GUESS_SECONDS)
+        guess = self._loop.call_later(delay_seconds, self._first_token, flight)
+        try:
+            await self._last_leg(call, job, worker, "whole", job.whole_body())
+        finally:
+            guess.cancel()
+
+    def _first_token(self, flight: Flight) -> None:
+        self._cluster.prefill_done(flight, self._loop.time())
+
+    async def _last_leg(self, call: Call, job: Job, worker: Worker, leg: str, body: bytes) -> None:
         """The leg whose answer is the client's."""
         reply = call.reply
         reply.path_headers = b"x-fulcrum-path: %b\r\n" % call.path.encode()
-        worker.decode_legs += 1
-        try:
-            sink: StreamSink | None = reply if job.stream else None
-            # Only where the prompt's length would have to be guessed: it costs a call for each piece of the stream.
-            tail = UsageTail(reply) if sink and call.prompt_tokens is None and asks_for_usage(job) else None
-            answer = await self._leg(call, job, worker, leg, body, deadline=call.deadline, sink=tail or sink)
-        finally:
-            worker.decode_legs -= 1
+        sink: StreamSink | None = reply if job.stream else None
+        # Only where the prompt's length would have to be guessed: it costs a call for each piece of the stream.
+        tail = UsageTail(reply) if sink and call.prompt_tokens is None and asks_for_usage(job) else None
+        answer = await self._leg(call, job, worker, leg, body, deadline=call.deadline, sink=tail or sink)
         if answer.streamed:
             reply.stream_end()
             call.first_token_at = answer.first_byte_at
@@ -205,7 +228,7 @@ class Inference:
 
     async def _leg(
         self,
-        call: _Call,
+        call: Call,
         job: Job,
         worker: Worker,
         leg: str,
@@ -224,65 +247,11 @@ class Inference:
             raise self._leg_failure(worker, leg, error.failure) from error
         if answer.status >= _SERVER_ERRORS:
             raise self._leg_failure(worker, leg, Failure.ERROR_STATUS)
-        worker.worked()
+        self._view.worked(worker)
         self._metrics.legs[leg, "answered"] += 1
         return answer
 
     def _leg_failure(self, worker: Worker, leg: str, failure: Failure) -> LegFailedError:
-        worker.failed()
+        self._view.failed(worker, self._loop.time())
         self._metrics.legs[leg, failure.value] += 1
         return LegFailedError(worker, leg, failure)
-
-    def _account(self, call: _Call, error: RequestError | None) -> None:
-        duration_seconds = self._loop.time() - call.started_at
-        reason = error.reason.value if error is not None and error.reason is not None else ""
-        code = error.status.value if error is not None else int(call.reply.status)
-        metrics = self._metrics
-        metrics.requests[call.route, code, reason, call.qos_class] += 1
-        metrics.duration_seconds.observe(duration_seconds)
-        counts = metrics.of_class(call.qos_class)
-        if call.job is not None:
-            self._account_prompt(call, call.job, counts)
-            if error is None and code == _OK:
-                self._account_answer(call, call.job, counts, duration_seconds)
-            elif self.has_slo and (refused := judge_refusal(code, reason)) is not None:
-                counts.slo[refused] += 1
-        level = logging.WARNING if code >= _SERVER_ERRORS else logging.INFO
-        if self._access_log or level > logging.INFO:
-            logger.log(
-                level,
-                "request id=%s route=%s code=%d reason=%s path=%s attempts=%d seconds=%.4f prompt_tokens=%s "
-                "output_tokens=%s",
-                call.reply.request_id.decode(), call.route, code, reason or "-", call.path, call.attempts,
-                duration_seconds, call.prompt_tokens, call.output_tokens,
-            )  # fmt: skip
-
-    def _account_prompt(self, call: _Call, job: Job, counts: ClassMetrics) -> None:
-        """Prompt length of any request that could be read: those that were turned away are load too."""
-        if call.prompt_tokens is None:
-            call.prompt_tokens = min(self._prompts[job.path].tokens(job.prompt), self._max_model_len)
-        elif self._turn % _LEARN_EVERY == 0:
-            self._prompts[job.path].learn(job.prompt, call.prompt_tokens)
-        counts.prompt_tokens.observe(call.prompt_tokens)
-
-    def _account_answer(self, call: _Call, job: Job, counts: ClassMetrics, duration_seconds: float) -> None:
-        output_tokens = call.output_tokens
-        ttft_seconds = tpot_seconds = None
-        if output_tokens is not None:
-            counts.output_tokens.observe(output_tokens)
-        if call.first_token_at:
-            ttft_seconds = call.first_token_at - call.started_at
-            counts.ttft_seconds.observe(ttft_seconds)
-            # Several sequences in one answer (`whole`) share their time: nothing is known of each one's pace.
-            if output_tokens is not None and output_tokens > 1 and not job.whole:
-                tpot_seconds = (duration_seconds - ttft_seconds) / (output_tokens - 1)
-                counts.tpot_seconds.observe(tpot_seconds)
-        if self.has_slo:
-            outcome = judge_latency(
-                ttft_seconds=ttft_seconds,
-                tpot_seconds=tpot_seconds,
-                slo_ttft_seconds=self._slo_ttft_seconds,
-                slo_tpot_seconds=self._slo_tpot_seconds,
-            )
-            if outcome is not None:
-                counts.slo[outcome] += 1

@@ -31,13 +31,19 @@ class Metrics:
     `labels` stand on every `fulcrum_gateway_` series, so that a cluster's series are found however they are scraped.
     """
 
-    def __init__(self, *, model: str = "", labels: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        model: str = "",
+        labels: Mapping[str, str] | None = None,
+        class_names: Sequence[str] = (DEFAULT_CLASS,),
+    ) -> None:
         self._model = model
         self._labels = dict(labels or {})
         self.requests: Counter[tuple[str, int, str, str]] = Counter()
         """By route, code, reason (empty when served) and class."""
         # There from the start: a counter that appears with its first request hides that request from `increase()`.
-        self.classes: dict[str, ClassMetrics] = {DEFAULT_CLASS: ClassMetrics()}
+        self.classes: dict[str, ClassMetrics] = {name: ClassMetrics() for name in class_names}
         self.legs: Counter[tuple[str, str]] = Counter()
         """By leg (`prefill`, `decode`, `whole`) and outcome."""
         self.retries: Counter[str] = Counter()
@@ -45,6 +51,7 @@ class Metrics:
         self.role_changes: Counter[tuple[str, str]] = Counter()
         self.prewarms: Counter[str] = Counter()
         self.watch_restarts: Counter[str] = Counter()
+        self.load_reports: Counter[str] = Counter()
         self.duration_seconds = Histogram(_SECONDS)
         self.prefill_leg_seconds = Histogram(_SECONDS)
         self.role_change_lag_seconds = Histogram(_LAG_SECONDS)
@@ -68,14 +75,15 @@ class Metrics:
         return generate_latest(registry) + "".join(histograms).encode()
 
     def _families(self) -> Iterator[Metric]:
-        yield _counter("requests", "Requests answered.", ("route", "code", "reason", "class"), self.requests.items())
-        yield _counter("legs", "Requests sent to workers.", ("leg", "outcome"), self.legs.items())
-        yield _counter("retries", "Attempts repeated on another worker.", ("leg",), _single(self.retries))
-        yield _counter("role_changes", "Role changes of workers seen.", ("from", "to"), self.role_changes.items())
-        yield _counter("prewarms", "Worker pairs tried ahead of requests.", ("outcome",), _single(self.prewarms))
-        yield _counter(
+        yield counter("requests", "Requests answered.", ("route", "code", "reason", "class"), self.requests.items())
+        yield counter("legs", "Requests sent to workers.", ("leg", "outcome"), self.legs.items())
+        yield counter("retries", "Attempts repeated on another worker.", ("leg",), _single(self.retries))
+        yield counter("role_changes", "Role changes of workers seen.", ("from", "to"), self.role_changes.items())
+        yield counter("prewarms", "Worker pairs tried ahead of requests.", ("outcome",), _single(self.prewarms))
+        yield counter(
             "watch_restarts", "Times the Pod watch had to begin again.", ("cause",), _single(self.watch_restarts)
         )
+        yield counter("load_reports", "Load reports asked of workers.", ("outcome",), _single(self.load_reports))
         yield self.duration_seconds.family("request_duration_seconds", "From a complete request to its answer's end.")
         yield self.prefill_leg_seconds.family("prefill_leg_seconds", "Time of the prefill leg.")
         yield self.role_change_lag_seconds.family(
@@ -86,13 +94,13 @@ class Metrics:
         model = self._model
         labels = ("class", "model")
         arrivals = [((name, model), counts.arrivals) for name, counts in self.classes.items()]
-        yield _counter("arrivals", "Requests that came, those that were turned away included.", labels, arrivals)
+        yield counter("arrivals", "Requests that came, those that were turned away included.", labels, arrivals)
         slo = [
             ((name, model, outcome.value), count)
             for name, counts in self.classes.items()
             for outcome, count in counts.slo.items()
         ]
-        yield _counter("slo", "Requests by how they fared against the promise.", (*labels, "outcome"), slo)
+        yield counter("slo", "Requests by how they fared against the promise.", (*labels, "outcome"), slo)
 
 
 def gauge(
@@ -113,9 +121,10 @@ class _Once(Collector):
         return self._families
 
 
-def _counter(
-    name: str, documentation: str, labels: Sequence[str], values: Iterable[tuple[tuple[object, ...], int]]
+def counter(
+    name: str, documentation: str, labels: Sequence[str], values: Iterable[tuple[tuple[object, ...], float]]
 ) -> Metric:
+    """A counter with its values now."""
     family = CounterMetricFamily(PREFIX + name, documentation, labels=labels)
     for label_values, value in values:
         family.add_metric([str(label) for label in label_values], value)

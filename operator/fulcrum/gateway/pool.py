@@ -41,6 +41,17 @@ class Pool:
             (b"POST ", path.encode(), self._fixed_head, request_id, b"\r\ncontent-length: ", length, b"\r\n\r\n", body)
         )
 
+    def question(self, path: str) -> bytes:
+        """A GET."""
+        return b"".join(
+            (
+                b"GET ",
+                path.encode(),
+                self._fixed_head.replace(b"content-type: application/json\r\n", b""),
+                b"gateway\r\n\r\n",
+            )
+        )
+
     async def exchange(self, request: bytes, *, sink: StreamSink | None, deadline: float) -> Answer:
         """Send a request on an idle or a new connection. Raises UpstreamError; cancelling closes the connection."""
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -22,8 +23,8 @@ class Reply:
     """Writes to the client; `started` says whether bytes of the answer have left, after which no retry is possible."""
 
     __slots__ = (
-        "_no_body", "_paused", "_source", "_transport", "close_after", "http11", "path_headers", "request_id",
-        "started", "status", "streaming", "verdict",
+        "_no_body", "_paused", "_source", "_transport", "close_after", "http11", "on_begin", "path_headers",
+        "request_id", "slowed", "started", "status", "streaming", "verdict",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +46,10 @@ class Reply:
         """The connection ends with this answer."""
         self.path_headers = b""
         """Header lines that name the workers."""
+        self.on_begin: Callable[[], None] | None = None
+        """Called when a stream begins."""
+        self.slowed = False
+        """The client did not keep up with the answer."""
         self.started = False
         self.streaming = False
         self.status = 0
@@ -90,6 +95,8 @@ class Reply:
         self.streaming = True
         self.status = 200
         self._source = source
+        if self.on_begin is not None:
+            self.on_begin()
         if self._paused:
             source.pause()
         if not self.http11:
@@ -114,6 +121,7 @@ class Reply:
 
     def pause(self) -> None:
         self._paused = True
+        self.slowed = True
         if self._source is not None:
             self._source.pause()
 

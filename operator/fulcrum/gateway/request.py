@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -29,6 +30,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     request_id: bytes
     """The client's `X-Request-Id` if it is sane, else a new one."""
     content_type: bytes
+    headers: Mapping[str, str]
+    """Headers that the gateway asked for, names in lower case; a repeated one holds all values, as RFC 9110, 5.3."""
     body: bytes
 
 
@@ -49,12 +52,15 @@ class RequestParser:
 
     __slots__ = (
         "_body", "_body_bytes", "_chunked", "_content_type", "_expects_continue", "_has_host", "_head_bytes",
-        "_http11", "_keep_alive", "_late_head_bytes", "_length_bytes", "_limits", "_method", "_parser", "_refused",
-        "_request_id", "_resuming", "_target", "_upgrade_head", "broken", "head_done", "in_message", "ready",
+        "_http11", "_keep_alive", "_kept", "_kept_names", "_late_head_bytes", "_length_bytes", "_limits", "_method",
+        "_parser", "_refused", "_request_id", "_resuming", "_target", "_upgrade_head", "broken", "head_done",
+        "in_message", "ready",
     )  # fmt: skip
 
-    def __init__(self, limits: GatewayLimits) -> None:
+    def __init__(self, limits: GatewayLimits, kept_headers: frozenset[bytes] = frozenset()) -> None:
         self._limits = limits
+        self._kept_names = kept_headers
+        self._kept: dict[str, str] = {}
         self._parser = httptools.HttpRequestParser(self)
         self._upgrade_head = b""
         self._resuming = False
@@ -76,6 +82,8 @@ class RequestParser:
         self._has_host = False
         self._content_type = b""
         self._request_id = b""
+        if self._kept:
+            self._kept = {}
         self._expects_continue = False
         self._chunked = False
         self._length_bytes = 0
@@ -151,6 +159,8 @@ class RequestParser:
             return
         self._head_bytes += len(name) + len(value) + 4
         name = name.lower()
+        if name in self._kept_names:
+            self._keep(name.decode("latin-1"), value.strip().decode("latin-1"))
         if name == b"content-length":
             self._length_bytes = int(value)
         elif name == b"content-type":
@@ -163,6 +173,10 @@ class RequestParser:
             self._has_host = True
         elif name in _CHECKED_HEADERS:
             self._check_header(name, value.strip().lower())
+
+    def _keep(self, name: str, value: str) -> None:
+        before = self._kept.get(name)
+        self._kept[name] = value if before is None else f"{before}, {value}"
 
     def _check_header(self, name: bytes, value: bytes) -> None:
         if name == b"transfer-encoding":
@@ -216,6 +230,7 @@ class RequestParser:
                 keep_alive=self._keep_alive,
                 request_id=self._sane_request_id(),
                 content_type=self._content_type,
+                headers=self._kept,
                 body=body[0] if len(body) == 1 else b"".join(body),
             )
         )

@@ -24,6 +24,8 @@ class Service(Protocol):
     """What a connection needs of the gateway."""
 
     limits: GatewayLimits
+    kept_headers: frozenset[bytes]
+    """Names, in lower case, of the headers that it reads."""
     max_connections: int
     connections: set[ClientConnection]
     closing: bool
@@ -50,7 +52,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
         self._service = service
         self._loop = loop
-        self._parser = RequestParser(service.limits)
+        self._parser = RequestParser(service.limits, service.kept_headers)
         self._transport: asyncio.Transport | None = None
         self._queue: deque[Request | RequestError] = deque()
         self._task: asyncio.Task[None] | None = None

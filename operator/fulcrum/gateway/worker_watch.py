@@ -8,15 +8,18 @@ import logging
 import random
 import ssl
 from collections.abc import AsyncGenerator
+from functools import lru_cache
 from typing import Any, Final, Protocol, cast
 
 import httpx2
+import msgspec
 from lightkube import AsyncClient
 from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.resources.core_v1 import Pod
 
 from fulcrum.api import names
 from fulcrum.api.names import Role
+from fulcrum.api.worker import WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.workers import WorkerRecord, WorkerView
@@ -60,8 +63,31 @@ def record_of(pod: Pod) -> WorkerRecord | None:
         role_epoch=int(epoch) if epoch.isdigit() else 0,
         host=status.podIP,
         port=names.PORT_ENGINE,
+        agent_port=names.PORT_AGENT,
         incarnation=f"{metadata.uid}/{restarts}",
+        pool=(metadata.labels or {}).get(names.LABEL_POOL, ""),
+        revision=_revision(pod),
+        node=(pod.spec.nodeName if pod.spec is not None else None) or "",
     )
+
+
+def _revision(pod: Pod) -> str:
+    """What the format of a worker's KV depends on. The hash on the Pod will not do: each pool has its own."""
+    for container in pod.spec.containers if pod.spec is not None else ():
+        for variable in container.env or ():
+            if variable.name == names.ENV_WORKER_CONFIG and variable.value:
+                return _kv_format(container.image or "", variable.value)
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _kv_format(image: str, document: str) -> str:
+    try:
+        config = msgspec.json.decode(document, type=WorkerConfig)
+    except msgspec.DecodeError:  # of another version
+        return document
+    kv = config.kv_cache
+    return repr((image, config.model, kv.dtype, kv.block_size, config.transfer.connector, config.engine_args))
 
 
 async def watch_workers(follower: Follower) -> None:

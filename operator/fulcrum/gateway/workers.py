@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Final
 
 import msgspec
 
+from fulcrum import routing
 from fulcrum.api.names import Role
+from fulcrum.api.worker import LoadReport
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.pool import Pool
+from fulcrum.routing import ClusterView
 
 logger = logging.getLogger(__name__)
-
-_FIRST_COOLDOWN_SECONDS: Final = 0.5
-_LONGEST_COOLDOWN_SECONDS: Final = 8.0
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,63 +26,62 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     role_epoch: int = 0
     host: str
     port: int
+    agent_port: int | None = None
+    """Where its agent reports load and speed; None: nowhere."""
     incarnation: str = ""
     """Another value means another engine process."""
+    pool: str = ""
+    """Workers of a pool are alike."""
+    revision: str = ""
+    """Only workers of one revision understand each other's KV."""
+    node: str = ""
 
 
 class Worker:
     """A worker and what is under way on it."""
 
     __slots__ = (
-        "_cooldown_seconds",
+        "agent",
         "changed_at",
-        "decode_legs",
         "name",
         "pool",
-        "prefill_legs",
         "record",
+        "report",
         "role",
-        "suspect",
+        "state",
     )
 
-    def __init__(self, record: WorkerRecord) -> None:
+    def __init__(self, record: WorkerRecord, state: routing.WorkerView) -> None:
         self.record = record
         self.name = record.name
         self.role = record.role
         self.pool = Pool(record.host, record.port)
-        self.prefill_legs = 0
-        self.decode_legs = 0
-        self.suspect = False
+        self.agent = Pool(record.host, record.agent_port) if record.agent_port is not None else None
+        self.state = state
+        """What routing knows of it."""
+        self.report: LoadReport | None = None
+        """Its last answer to `GET /load`; None: it never gave one, or not the last time."""
         self.changed_at: float | None = None
         """Loop time of a role change after which no request was sent yet."""
-        self._cooldown_seconds = _FIRST_COOLDOWN_SECONDS
 
     @property
     def in_flight(self) -> int:
-        return self.prefill_legs + self.decode_legs
+        """Legs under way on it."""
+        return self.state.in_flight
 
-    def failed(self) -> None:
-        """Avoid it for a moment: a dead worker is always the least loaded one."""
-        if self.suspect:
-            return
-        self.suspect = True
-        asyncio.get_running_loop().call_later(self._cooldown_seconds, self._forgive)
-        self._cooldown_seconds = min(2 * self._cooldown_seconds, _LONGEST_COOLDOWN_SECONDS)
-
-    def worked(self) -> None:
-        """It answered."""
-        self.suspect = False
-        self._cooldown_seconds = _FIRST_COOLDOWN_SECONDS
-
-    def _forgive(self) -> None:
-        self.suspect = False
+    @property
+    def suspect(self) -> bool:
+        """It failed a moment ago."""
+        return self.state.suspect
 
 
 class WorkerView:
     """All usable workers. `replace`, `put` and `remove` take effect for the next request."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, cluster: ClusterView | None = None) -> None:
         self._metrics = metrics
+        self.cluster = cluster or ClusterView()
+        """The same workers as routing sees them."""
         self._workers: dict[str, Worker] = {}
         self._leaving: set[Worker] = set()
         self.workers: list[Worker] = []
@@ -94,12 +92,21 @@ class WorkerView:
     def put(self, record: WorkerRecord) -> None:
         """A worker is usable, or changed."""
         worker = self._workers.get(record.name)
+        state = self.cluster.put(
+            record.name,
+            record.role,
+            pool=record.pool,
+            revision=record.revision,
+            node=record.node,
+            incarnation=f"{record.incarnation}@{record.host}:{record.port}",
+        )
         if worker is not None and _engine(worker.record) == _engine(record):
+            worker.state = state
             self._update(worker, record)
             return
         if worker is not None:
             self._leave(worker)
-        worker = self._workers[record.name] = Worker(record)
+        worker = self._workers[record.name] = Worker(record, state)
         self.workers = list(self._workers.values())
         logger.info("worker_joined worker=%s role=%s epoch=%d", record.name, record.role, record.role_epoch)
         self.joined(worker)
@@ -109,6 +116,7 @@ class WorkerView:
         worker = self._workers.pop(name, None)
         if worker is None:
             return
+        self.cluster.remove(name)
         self.workers = list(self._workers.values())
         self._leave(worker)
         logger.info("worker_left worker=%s why=%s in_flight=%d", name, why, worker.in_flight)
@@ -121,16 +129,33 @@ class WorkerView:
         for record in listed.values():
             self.put(record)
 
+    def of(self, state: routing.WorkerView) -> Worker:
+        """The worker that a path names; paths are used as soon as they are found."""
+        return self._workers[state.name]
+
+    def failed(self, worker: Worker, now: float) -> None:
+        """It failed a request: avoid it for a moment. A dead worker is always the least loaded one."""
+        self.cluster.failed(worker.state, now)
+
+    def worked(self, worker: Worker) -> None:
+        """It answered a request."""
+        self.cluster.worked(worker.state)
+
     def sweep(self, now: float) -> None:
-        """Time-outs of all connections to workers (loop time)."""
+        """Time-outs of all connections to workers, and of what is held against them (loop time)."""
         for worker in (*self.workers, *self._leaving):
             worker.pool.sweep(now)
+            if worker.agent is not None:
+                worker.agent.sweep(now)
+        self.cluster.tick(now)
         self._leaving = {worker for worker in self._leaving if worker.pool.open_connections}
 
     def close(self) -> None:
         """Close idle connections."""
         for worker in (*self.workers, *self._leaving):
             worker.pool.close()
+            if worker.agent is not None:
+                worker.agent.close()
 
     def _update(self, worker: Worker, record: WorkerRecord) -> None:
         before, worker.record, worker.role = worker.record, record, record.role
@@ -145,8 +170,10 @@ class WorkerView:
 
     def _leave(self, worker: Worker) -> None:
         worker.pool.close()
+        if worker.agent is not None:
+            worker.agent.close()
         self._leaving.add(worker)
 
 
-def _engine(record: WorkerRecord) -> tuple[str, int, str]:
-    return (record.host, record.port, record.incarnation)
+def _engine(record: WorkerRecord) -> tuple[str, int, int | None, str]:
+    return (record.host, record.port, record.agent_port, record.incarnation)

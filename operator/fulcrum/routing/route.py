@@ -7,12 +7,13 @@ costs nearly the same for 8 workers as for 64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fulcrum.routing._choice import NobodyFits, NobodyThere
 from fulcrum.routing.flight import Incoming, Route
-from fulcrum.routing.lanes import Lane
+from fulcrum.routing.lanes import Group, Lane
 from fulcrum.routing.search import Search
 
 if TYPE_CHECKING:
@@ -60,19 +61,24 @@ def _paths(search: Search, lane: Lane) -> list[Route]:
             if search.held or pair.ttft_seconds > search.ttft_seconds:
                 _deflect(search, lane, pair, paths)
     if lane.mixed:
-        mixed, calm = search.prefill(lane.mixed), search.calmest(lane.mixed)
-        if mixed is not None:
-            paths.append(search.whole(mixed, lane))
-            if calm is not None and calm is not mixed.worker:
-                paths.append(search.whole(search.queued(calm), lane))
+        _whole(search, lane, lane.mixed, paths)
     if not paths:
         # A whole request is mostly decoding, so it disturbs a decode worker less than a prefill worker.
-        for groups in (lane.decode, lane.prefill):
-            lone = search.prefill(groups)
-            if lone is not None:
-                paths.append(search.whole(lone, lane))
-                break
+        _whole(search, lane, lane.decode, paths)
+        if not paths:
+            _whole(search, lane, lane.prefill, paths)
     return paths
+
+
+def _whole(search: Search, lane: Lane, groups: Sequence[Group], paths: list[Route]) -> None:
+    """Add the whole request on the worker that would prefill it soonest, and on the one with the least to decode."""
+    soonest = search.prefill(groups)
+    if soonest is None:
+        return
+    paths.append(search.whole(soonest, lane))
+    calm = search.calmest(groups)
+    if calm is not None and calm is not soonest.worker:
+        paths.append(search.whole(search.queued(calm), lane))
 
 
 def _deflect(search: Search, lane: Lane, pair: Route, paths: list[Route]) -> None:

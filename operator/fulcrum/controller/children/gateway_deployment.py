@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.durations import seconds
-from fulcrum.api.gateway import GatewayConfig
-from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, gateway_name
+from fulcrum.api.gateway import GatewayConfig, GatewayPool
+from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, VOLUME_API_KEYS, gateway_name
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.children.owner import (
     CONTAINER_SECURITY,
@@ -22,6 +22,7 @@ from fulcrum.controller.children.owner import (
 from fulcrum.controller.children.probe import http_probe
 
 CONTAINER: Final = "gateway"
+API_KEYS_DIRECTORY: Final = "/etc/fulcrum/api-keys"
 GRACE_MARGIN_SECONDS: Final = 15
 """Beyond the streams' grace: endpoints forget the Pod first, and the process ends after."""
 
@@ -35,12 +36,23 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         max_model_len=spec.model.max_model_len,
         slo_ttft_seconds=seconds(spec.slo.ttft),
         slo_tpot_seconds=seconds(spec.slo.tpot),
+        slo_attainment=spec.slo.attainment,
+        admission=spec.admission,
+        pools=tuple(GatewayPool(name=pool.name, admits=pool.admits) for pool in spec.pools),
+        replicas=spec.gateway.replicas,
+        api_keys_directory=API_KEYS_DIRECTORY if spec.gateway.auth is not None else None,
     )
 
 
 def gateway_deployment(owner: Owner, spec: InferenceClusterSpec) -> Manifest:
     """Return the gateway Deployment: a new Pod is ready before an old one goes."""
     config = gateway_config(owner, spec)
+    mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 (a mount)
+    volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
+    if spec.gateway.auth is not None:
+        # Mounted, not read from the API: the gateway needs no right to read Secrets.
+        mounts.append({"name": VOLUME_API_KEYS, "mountPath": API_KEYS_DIRECTORY, "readOnly": True})
+        volumes.append({"name": VOLUME_API_KEYS, "secret": {"secretName": spec.gateway.auth.secret_name}})
     selector = owner.selector(GATEWAY)
     container: Manifest = {
         "name": CONTAINER,
@@ -54,7 +66,7 @@ def gateway_deployment(owner: Owner, spec: InferenceClusterSpec) -> Manifest:
         "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}},
         "securityContext": dict(CONTAINER_SECURITY),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 (a mount)
+        "volumeMounts": mounts,
     }
     spread = {
         "maxSkew": 1,
@@ -80,7 +92,7 @@ def gateway_deployment(owner: Owner, spec: InferenceClusterSpec) -> Manifest:
                     "securityContext": dict(POD_SECURITY),
                     "topologySpreadConstraints": [spread],
                     "containers": [container],
-                    "volumes": [{"name": "tmp", "emptyDir": {}}],
+                    "volumes": volumes,
                 },
             },
         },

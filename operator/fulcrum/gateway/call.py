@@ -1,0 +1,157 @@
+"""One request on its way, and what is counted of it when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from fulcrum.api.gateway import GatewayConfig
+from fulcrum.gateway.body import Job, Usage
+from fulcrum.gateway.class_metrics import ClassMetrics
+from fulcrum.gateway.errors import RequestError
+from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.keys import ApiKey
+from fulcrum.gateway.metrics import Metrics
+from fulcrum.gateway.reply import Reply
+from fulcrum.gateway.slo import judge_latency, judge_refusal
+from fulcrum.routing import Flight, Incoming
+
+logger = logging.getLogger(__name__)
+
+# Plain numbers: looking up a member of HTTPStatus costs half a microsecond.
+_OK: Final = 200
+_TOO_MANY: Final = 429
+_SERVER_ERRORS: Final = 500
+_LEARN_EVERY: Final = 4
+"""One answered request of so many teaches the bytes of a token: it costs half a microsecond."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One request on its way, and what is known of it when it ends."""
+
+    route: str
+    reply: Reply
+    started_at: float
+    deadline: float
+    qos_class: str
+    job: Job | None = None
+    """None while (and if never) the body could be read."""
+    key: ApiKey | None = None
+    incoming: Incoming | None = None
+    flight: Flight | None = None
+    """Of the last attempt."""
+    attempts: int = 0
+    path: str = "-"
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    first_token_at: float = 0.0
+    """Loop time; 0 while unknown."""
+
+    def note_usage(self, usage: Usage | None, *, output: bool) -> None:
+        """Take over what an engine reports."""
+        if usage is not None:
+            self.prompt_tokens = usage.prompt_tokens
+            if output and usage.completion_tokens is not None:
+                self.output_tokens = usage.completion_tokens
+
+
+class Accounts:
+    """Counts calls, judges them by the promise, and lets admission learn from them."""
+
+    def __init__(
+        self,
+        *,
+        config: GatewayConfig,
+        door: FrontDoor,
+        metrics: Metrics,
+        loop: asyncio.AbstractEventLoop,
+        access_log: bool,
+    ) -> None:
+        self._slo_ttft_seconds = config.slo_ttft_seconds
+        self._slo_tpot_seconds = config.slo_tpot_seconds
+        self.has_slo = self._slo_ttft_seconds is not None or self._slo_tpot_seconds is not None
+        self._door = door
+        self._metrics = metrics
+        self._loop = loop
+        self._access_log = access_log
+        self._turn = 0
+
+    def close(self, call: Call, error: RequestError | None) -> None:
+        """The call is over, with `error` if that is how it was answered."""
+        duration_seconds = self._loop.time() - call.started_at
+        reason = error.reason.value if error is not None and error.reason is not None else ""
+        code = error.status.value if error is not None else int(call.reply.status)
+        metrics = self._metrics
+        metrics.requests[call.route, code, reason, call.qos_class] += 1
+        metrics.duration_seconds.observe(duration_seconds)
+        counts = metrics.of_class(call.qos_class)
+        if call.job is not None:
+            self._prompt(call, call.job, counts)
+            if call.key is not None and call.incoming is not None:
+                # Who was turned away has used nothing.
+                used = 0 if code == _TOO_MANY else (call.prompt_tokens or 0) + (call.output_tokens or 0)
+                call.key.correct(used - call.incoming.prompt_tokens - call.incoming.output_tokens)
+            if error is None and code == _OK:
+                self._answer(call, call.job, counts, duration_seconds)
+            elif self.has_slo and (refused := judge_refusal(code, reason)) is not None:
+                counts.slo[refused] += 1
+        level = logging.WARNING if code >= _SERVER_ERRORS else logging.INFO
+        if self._access_log or level > logging.INFO:
+            logger.log(
+                level,
+                "request id=%s route=%s class=%s code=%d reason=%s path=%s attempts=%d seconds=%.4f prompt_tokens=%s "
+                "output_tokens=%s",
+                call.reply.request_id.decode(), call.route, call.qos_class, code, reason or "-", call.path,
+                call.attempts, duration_seconds, call.prompt_tokens, call.output_tokens,
+            )  # fmt: skip
+
+    def _prompt(self, call: Call, job: Job, counts: ClassMetrics) -> None:
+        """Prompt length of any request that could be read: those that were turned away are load too."""
+        self._turn += 1
+        if call.prompt_tokens is not None:
+            if self._turn % _LEARN_EVERY == 0:
+                self._door.learn_prompt(job, call.prompt_tokens)
+        elif call.incoming is not None:
+            call.prompt_tokens = int(call.incoming.prompt_tokens)
+        else:
+            return
+        counts.prompt_tokens.observe(call.prompt_tokens)
+
+    def _answer(self, call: Call, job: Job, counts: ClassMetrics, duration_seconds: float) -> None:
+        output_tokens = call.output_tokens
+        ttft_seconds = tpot_seconds = None
+        if output_tokens is not None:
+            counts.output_tokens.observe(output_tokens)
+        if call.first_token_at:
+            ttft_seconds = call.first_token_at - call.started_at
+            counts.ttft_seconds.observe(ttft_seconds)
+            # Several sequences in one answer (`whole`) share their time: nothing is known of each one's pace.
+            if output_tokens is not None and output_tokens > 1 and not job.whole:
+                tpot_seconds = (duration_seconds - ttft_seconds) / (output_tokens - 1)
+                counts.tpot_seconds.observe(tpot_seconds)
+        if self.has_slo and (asked := call.incoming) is not None:
+            outcome = judge_latency(
+                ttft_seconds=ttft_seconds,
+                tpot_seconds=tpot_seconds,
+                slo_ttft_seconds=_tighter(self._slo_ttft_seconds, asked.ttft_seconds),
+                slo_tpot_seconds=_tighter(self._slo_tpot_seconds, asked.tpot_seconds),
+            )
+            if outcome is not None:
+                counts.slo[outcome] += 1
+        if call.flight is not None and (self._door.decides or self._turn % _LEARN_EVERY == 0):
+            self._door.admission.learn(
+                call.flight,
+                # Later attempts waited for what the first one lost.
+                ttft_seconds=ttft_seconds if call.attempts == 1 else None,
+                # The pace of a client that does not keep up is its own.
+                tpot_seconds=None if call.reply.slowed else tpot_seconds,
+                output_tokens=output_tokens,
+            )
+
+
+def _tighter(promise_seconds: float | None, asked_seconds: float) -> float | None:
+    """A request may ask for more than is promised to all, never for less."""
+    return asked_seconds if promise_seconds is not None and asked_seconds < promise_seconds else promise_seconds

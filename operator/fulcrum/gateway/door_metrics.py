@@ -1,0 +1,50 @@
+"""What the front door knows, as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.metrics_core import Metric
+
+from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.metrics import counter, gauge
+
+
+def door_metrics(door: FrontDoor) -> Iterator[Metric]:
+    """Rejections with the load that was turned away, and how good predictions are."""
+    admission = door.admission
+    tallies = [((name, reason.value), tally) for (name, reason), tally in admission.rejected.items()]
+    labels = ("class", "reason")
+    yield counter("rejected", "Requests turned away.", labels, [(key, tally.requests) for key, tally in tallies])
+    yield counter(
+        "rejected_prompt_tokens",
+        "Prompt tokens turned away, as estimated.",
+        labels,
+        [(key, tally.prompt_tokens) for key, tally in tallies],
+    )
+    yield counter(
+        "rejected_output_tokens",
+        "Output tokens turned away, as expected.",
+        labels,
+        [(key, tally.output_tokens) for key, tally in tallies],
+    )
+    names = door.classes.names
+    yield counter(
+        "unpredicted",
+        "Requests let in without a prediction, because the speed of a worker was unknown.",
+        ("class",),
+        [((name,), count) for name, count in zip(names, door.unpredicted, strict=True)],
+    )
+    margins = (("ttft", admission.ttft_margin), ("tpot", admission.tpot_margin))
+    yield gauge(
+        "prediction_margin",
+        "How many times longer than predicted a latency is expected to be.",
+        ("latency",),
+        [((latency,), margin.factor) for latency, margin in margins],
+    )
+    yield gauge(
+        "prediction_error_ratio",
+        "Mean of |actual - predicted| / actual over the last requests.",
+        ("latency",),
+        [((latency,), margin.error) for latency, margin in margins if margin.samples],
+    )
