@@ -47,6 +47,6 @@ def judge_latency(
 
 def judge_refusal(code: int, reason: str) -> SloOutcome | None:
     """Judge an answer other than 200; None for what is the client's own fault (4xx, and 499: it left)."""
-    if code == HTTPStatus.TOO_MANY_REQUESTS or reason in REJECTIONS:
+    if code == HTTPStatus.TOO_MANY_REQUESTS or (code >= _SERVER_ERRORS and reason in REJECTIONS):
         return SloOutcome.REJECTED
     return SloOutcome.FAILED if code >= _SERVER_ERRORS else None
