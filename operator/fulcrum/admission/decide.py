@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from fulcrum.admission.classes import ClassTable
-from fulcrum.admission.limits import Over, ThresholdLimits, over_kv, over_threshold, over_tpot, over_ttft
+from fulcrum.admission.limits import (
+    Over,
+    ThresholdLimits,
+    held_up,
+    over_kv,
+    over_others,
+    over_threshold,
+    over_tpot,
+    over_ttft,
+)
 from fulcrum.admission.outcome import Admit, Preempt, Reject, Tally
 from fulcrum.admission.predict import Margin, OutputLengths, TokenRatio
 from fulcrum.admission.shares import Shares
@@ -29,6 +38,8 @@ _OFF: Final = AdmissionPolicy.OFF
 _THRESHOLD: Final = AdmissionPolicy.THRESHOLD
 _SOONEST_SECONDS: Final = 0.05
 _UNBOUNDED: Final = float("inf")
+_FAR: Final = 0.5
+"""Share of the TTFT promise below which it does not matter by how much a request is held up."""
 
 
 class Admission:
@@ -111,8 +122,10 @@ class Admission:
         if found.idle:
             return self._let_in(incoming, found)
         rooms = self._shares.room(incoming.qos, found, view, now_seconds)
-        over = self._over(incoming, found, view, rooms)
+        over = self._over(incoming, found, view, rooms, now_seconds)
         if not over:
+            for leg, ttft_seconds in held_up(incoming, found, now_seconds, _FAR * self.ttft_seconds):
+                leg.ttft_seconds = ttft_seconds
             return self._let_in(incoming, found)
         worst = max(over, key=lambda one: one.after_seconds)
         if all(one.excess_seconds for one in over):
@@ -120,7 +133,7 @@ class Admission:
             if victims:
                 return self._preempt(incoming, found, victims, worst.after_seconds)
         reason = worst.reason
-        if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0)):
+        if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), now_seconds):
             reason = Reason.CLASS_SHARE
         elif reason is Reason.TTFT_UNREACHABLE:
             self.ttft_margin.rejected()
@@ -146,19 +159,22 @@ class Admission:
         if ttft_seconds is not None:
             # Far from the limit a small error is a large factor, and decides nothing.
             self.ttft_margin.learn(
-                found.ttft_seconds, ttft_seconds, self.ttft_seconds, limiting_seconds=found.ttft_seconds
+                flight.ttft_seconds, ttft_seconds, self.ttft_seconds, limiting_seconds=flight.ttft_seconds
             )
         if tpot_seconds is not None:
             self.tpot_margin.learn(
                 found.tpot_seconds, tpot_seconds, self.tpot_seconds, limiting_seconds=found.hand_over.step_seconds
             )
 
-    def _over(self, incoming: Incoming, found: Route, view: ClusterView, rooms: tuple[float, float]) -> list[Over]:
+    def _over(
+        self, incoming: Incoming, found: Route, view: ClusterView, rooms: tuple[float, float], now_seconds: float
+    ) -> list[Over]:
         """Limits that the path is over, when others keep all but `rooms`."""
         if self.policy is _THRESHOLD or not found.known:
             return over_threshold(incoming, found, self._limits, rooms)
         checks = (
             over_ttft(incoming, found, view, self.ttft_margin, rooms[0]),
+            over_others(incoming, found, view, self.ttft_margin, now_seconds),
             over_tpot(incoming, found, view, self.tpot_margin, rooms[1]),
             over_kv(incoming, found, rooms[1]),
         )

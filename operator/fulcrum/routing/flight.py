@@ -88,6 +88,7 @@ class Flight:
         "share",
         "started_at",
         "tight_tpot_seconds",
+        "ttft_seconds",
         "work_seconds",
     )
 
@@ -105,6 +106,8 @@ class Flight:
         """Part of its decode worker's capacity that it takes, 0 to 1."""
         self.tight_tpot_seconds = incoming.tpot_seconds
         self.started_at = now_seconds
+        self.ttft_seconds = route.ttft_seconds
+        """Predicted; admission raises it when a later request is prefilled in the same step."""
         self.phase = PREFILLING
         self.joined_steps = 0.0
         """Decode steps of its worker at which its own output began."""

@@ -93,6 +93,9 @@ def _deflect(search: Search, lane: Lane, pair: Route, paths: list[Route]) -> Non
     if worker is None:
         return
     prefill = search.queued(worker)
+    if late and worker.pending and prefill.wait_seconds + prefill.work_seconds > _next_hand_over(pair, search):
+        # Who comes to it meanwhile would get its first token only after the whole prompt.
+        return
     pace_seconds = _SLACK * min(search.view.tpot_seconds, worker.tight_tpot_seconds)
     longest_seconds = min(pair.ttft_seconds, search.ttft_seconds)
     if prefill.wait_seconds + prefill.work_seconds > longest_seconds or worker.step_seconds() > pace_seconds:
@@ -100,6 +103,14 @@ def _deflect(search: Search, lane: Lane, pair: Route, paths: list[Route]) -> Non
     path = search.whole(prefill, lane)
     if path.ttft_seconds <= longest_seconds and path.hand_over.step_seconds <= pace_seconds:
         paths.append(path)
+
+
+def _next_hand_over(pair: Route, search: Search) -> float:
+    """Return when the prefill under way on the pair's worker may be over; one of many, so that others are near, too."""
+    worker = pair.prefill
+    for head in worker.legs:
+        return head.work_seconds - (search.now_seconds - worker.anchor)
+    return 0.0
 
 
 def _nobody(incoming: Incoming, view: ClusterView) -> NobodyThere | NobodyFits | NoPool:

@@ -161,6 +161,11 @@ class Search:
         delay = prefill.wait_seconds + worker.prefill_a + prefill.work_seconds + transfer
         there = hand_over(decode, self.now_seconds, delay, incoming.prompt_tokens, incoming.output_tokens)
         ttft = delay + there.slot_seconds + there.step_seconds
+        if decode.running:
+            # A busy engine begins to pull between two steps, and adds what it has pulled between two others.
+            ttft += 0.5 * there.step_seconds + max(there.step_seconds - transfer, 0.0)
+        if decode.legs:
+            ttft += max(decode.backlog_seconds(self.now_seconds) - delay, 0.0)
         score = self._score(ttft, there, decode, prefill.work_seconds)
         return _route(prefill, decode, ttft, there, score + _SUSPECT * lane.suspect)
 
