@@ -9,46 +9,16 @@ plays no part in it: it only decides which requests are sent here. Steps without
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Protocol
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import Speed
 from fulcrum.simulation.decode_run import DecodeRun
 from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.kv_blocks import KvBlocks
+from fulcrum.simulation.prefill_run import PrefillRun
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.timeline import Timeline
-
-
-class WorkerHost(Protocol):
-    """Who is told what a worker has done."""
-
-    def finished(self, job: Job, worker: Worker, now: float) -> None:
-        """Handle a job whose last token is out."""
-
-    def prefilled(self, job: Job, worker: Worker, now: float) -> None:
-        """Handle a job whose KV is ready and held for a decode worker."""
-
-    def first_token(self, job: Job, now: float) -> None:
-        """Handle a whole request whose prefill is done."""
-
-    def pull(self, job: Job, worker: Worker, now: float) -> None:
-        """Start moving the job's KV to `worker`, which has reserved the blocks; then call `loaded`."""
-
-
-@dataclass(slots=True)
-class WorkDone:
-    """What the engine has done so far (`api.worker.WorkCounters`)."""
-
-    prompts: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_tokens: int = 0
-    decode_seconds: float = 0.0
-    busy_seconds: float = 0.0
-    preemptions: int = 0
+from fulcrum.simulation.worker_host import WorkDone, WorkerHost
 
 
 class Worker:
@@ -92,7 +62,7 @@ class Worker:
         self._kv = KvBlocks(capacity_tokens=speed.kv_capacity_tokens, block_tokens=block_tokens, cached=cached)
         self._decode = DecodeRun(times, self._kv)
         self._running: dict[int, Job] = {}  # in the order of their admission
-        self._chunks: list[tuple[Job, int]] = []  # of the step that runs
+        self._prefill = PrefillRun()
         self._ready: deque[Job] = deque()  # pulled, not in the batch yet
         self._held: dict[int, Job] = {}
         self._steps = -1  # of the run under way; -1: idle
@@ -161,7 +131,7 @@ class Worker:
     def cancel(self, job: Job) -> None:
         """Drop a job that has not been prefilled; a chunk of it that is being computed is computed in vain."""
         if job.index in self._running:
-            self._chunks = [(each, tokens) for each, tokens in self._chunks if each is not job]
+            self._prefill.drop(job)
             del self._running[job.index]
             self._kv.give_back(job, self._kv.blocks_of(job, job.context))
             self.queued_tokens -= job.context - job.done
@@ -223,19 +193,15 @@ class Worker:
                 for job in self._decode.advance(steps):
                     del self._running[job.index]
                     self._host.finished(job, self, now)
-            if self._chunks:
+            if self._prefill.chunks:
                 self._end_chunks(now)
         self._schedule(now)
 
     def _end_chunks(self, now: float) -> None:
-        chunks, self._chunks, work = self._chunks, [], self.work
-        for job, tokens in chunks:
-            job.done += tokens
-            job.computed += tokens
-            self.queued_tokens -= tokens
-            if job.done < job.context:
-                self._chunks.append((job, 0))
-                continue
+        work = self.work
+        computed, whole = self._prefill.advance()
+        self.queued_tokens -= computed
+        for job in whole:
             job.prefill_seconds = now - job.started_seconds
             work.prompts += 1
             work.prompt_tokens += job.context
@@ -268,8 +234,7 @@ class Worker:
         job = self._running[next(reversed(self._running))]
         self.work.preemptions += 1
         del self._running[job.index]
-        if job.done < job.context and any(each is job for each, _ in self._chunks):
-            self._chunks = [(each, tokens) for each, tokens in self._chunks if each is not job]
+        if job.done < job.context and self._prefill.drop(job):
             self._kv.give_back(job, self._kv.blocks_of(job, job.context))
             self.queued_tokens += job.done
         else:
@@ -293,10 +258,12 @@ class Worker:
         while kv.used > kv.capacity and running:
             self._preempt()
             preempted = True
-        tokens, squared = self._fill(now, admit=not preempted) if self.waiting or self._chunks else (0, 0)
+        prefill = self._prefill
+        tokens = self._fill(now, admit=not preempted) if self.waiting or prefill.chunks else 0
         self._cut = False
         if tokens:
             self._steps = 1
+            squared = prefill.squared_tokens
             first = seconds = self._times.step_seconds(decode.batch, decode.context_tokens, tokens, squared)
             self._cut = True
         elif decode.batch:
@@ -311,17 +278,10 @@ class Worker:
                 job.first_token_seconds = now + first
         self._timeline.plan(now + seconds, self)
 
-    def _fill(self, now: float, *, admit: bool) -> tuple[int, int]:
-        """Fill the step's budget with chunks of prompts; returns their tokens and the growth of squared lengths."""
-        budget = self.speed.max_batched_tokens - self._decode.batch
-        chunks: list[tuple[Job, int]] = []
-        total = squared = 0
-        for job, _ in self._chunks:
-            chunk = max(0, min(budget, job.context - job.done))
-            budget -= chunk
-            total += chunk
-            squared += chunk * (chunk + 2 * job.done)
-            chunks.append((job, chunk))
+    def _fill(self, now: float, *, admit: bool) -> int:
+        """Fill the step's budget with chunks of prompts, those that have begun first; returns their tokens."""
+        prefill = self._prefill
+        budget = prefill.go_on(self.speed.max_batched_tokens - self._decode.batch)
         waiting, running, kv = self.waiting, self._running, self._kv
         while admit and waiting and budget > 0 and len(running) < self.speed.max_batch:
             job = waiting[0]
@@ -336,13 +296,8 @@ class Worker:
             job.started_seconds = now
             job.done = job.cached
             self.queued_tokens -= job.cached
-            chunk = min(budget, job.context - job.done)
-            budget -= chunk
-            total += chunk
-            squared += chunk * (chunk + 2 * job.done)
-            chunks.append((job, chunk))
-        self._chunks = chunks
-        return total, squared
+            budget -= prefill.begin(job, budget)
+        return prefill.tokens
 
     def stop(self) -> list[Job]:
         """The engine dies: returns every job that was on it and had not been handed over."""

@@ -1,0 +1,41 @@
+"""What a worker tells the simulation, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from fulcrum.simulation.job import Job
+
+if TYPE_CHECKING:
+    from fulcrum.simulation.worker import Worker
+
+
+class WorkerHost(Protocol):
+    """Who is told what a worker has done."""
+
+    def finished(self, job: Job, worker: Worker, now: float) -> None:
+        """Handle a job whose last token is out."""
+
+    def prefilled(self, job: Job, worker: Worker, now: float) -> None:
+        """Handle a job whose KV is ready and held for a decode worker."""
+
+    def first_token(self, job: Job, now: float) -> None:
+        """Handle a whole request whose prefill is done."""
+
+    def pull(self, job: Job, worker: Worker, now: float) -> None:
+        """Start moving the job's KV to `worker`, which has reserved the blocks; then call `loaded`."""
+
+
+@dataclass(slots=True)
+class WorkDone:
+    """What the engine has done so far (`api.worker.WorkCounters`)."""
+
+    prompts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    preemptions: int = 0
