@@ -2,8 +2,7 @@
 
 from fulcrum.admission.classes import DEFAULT_CLASS, ClassTable
 from fulcrum.admission.decide import Admission
-from fulcrum.admission.limits import ThresholdLimits
-from fulcrum.admission.outcome import Admit, Preempt, Reject, Tally
+from fulcrum.admission.outcome import Admit, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.predict import Margin, OutputLengths, TokenRatio
 from fulcrum.admission.quantile import OnlineQuantile
 

@@ -6,17 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from fulcrum.admission.classes import ClassTable
-from fulcrum.admission.limits import (
-    Over,
-    ThresholdLimits,
-    held_up,
-    over_kv,
-    over_others,
-    over_threshold,
-    over_tpot,
-    over_ttft,
-)
-from fulcrum.admission.outcome import Admit, Preempt, Reject, Tally
+from fulcrum.admission.limits import held_up, over_kv, over_others, over_threshold, over_tpot, over_ttft
+from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.predict import Margin, OutputLengths, TokenRatio
 from fulcrum.admission.shares import Shares
 from fulcrum.api.reasons import Reason

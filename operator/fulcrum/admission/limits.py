@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from math import log
 from typing import Final
 
-import msgspec
-
+from fulcrum.admission.outcome import Over, ThresholdLimits
 from fulcrum.admission.predict import Margin
 from fulcrum.api.reasons import Reason
 from fulcrum.routing import ClusterView, Flight, Incoming, Route
@@ -16,26 +15,6 @@ _KV_FULL: Final = 0.97
 """Share of the KV cache that may be planned with: blocks are filled in part."""
 _EMPTY: Final = 3.0
 """Mean lives after which a batch is taken for empty."""
-
-
-class Over(msgspec.Struct, frozen=True):
-    """A limit that the path is over."""
-
-    reason: Reason
-    after_seconds: float
-    """Time until it no longer would be, if nothing else came."""
-    excess_seconds: float = 0.0
-    """Prefill that would have to go from the queue; 0 when that would not help."""
-
-
-class ThresholdLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the policy Threshold, for each worker. They need no prediction."""
-
-    queued_prompt_tokens: float = 32_768.0
-    kv_usage: float = 0.9
-    """Share of the KV cache, 0 to 1, that prompts and expected outputs may take."""
-    batch: float = 1.0
-    """Share of the engine's `max_num_seqs`."""
 
 
 def over_ttft(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:

@@ -1,4 +1,4 @@
-"""What admission decides, and its counters."""
+"""What admission goes by and decides, and its counters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,26 @@ import msgspec
 
 from fulcrum.api.reasons import Reason
 from fulcrum.routing import Flight, Route
+
+
+class Over(msgspec.Struct, frozen=True):
+    """A limit that the path is over."""
+
+    reason: Reason
+    after_seconds: float
+    """Time until it no longer would be, if nothing else came."""
+    excess_seconds: float = 0.0
+    """Prefill that would have to go from the queue; 0 when that would not help."""
+
+
+class ThresholdLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the policy Threshold, for each worker. They need no prediction."""
+
+    queued_prompt_tokens: float = 32_768.0
+    kv_usage: float = 0.9
+    """Share of the KV cache, 0 to 1, that prompts and expected outputs may take."""
+    batch: float = 1.0
+    """Share of the engine's `max_num_seqs`."""
 
 
 class Admit(msgspec.Struct, frozen=True):

@@ -3,14 +3,14 @@
 `route` picks a path by predicted latency over a `ClusterView`; `plan` and `choose` pick by the number of legs.
 """
 
-from fulcrum.routing._choice import Candidate, Chosen, NobodyFits, NobodyThere, choose
+from fulcrum.routing._choice import Candidate, Chosen, NobodyFits, NobodyThere, NoPool, choose
 from fulcrum.routing._paths import OneLeg, TwoLegs, plan, usable_path
 from fulcrum.routing.affinity import BYTE_ENDS, AffinityMemory, prefix_keys, token_ends
 from fulcrum.routing.breaker import Breaker, BreakerState
-from fulcrum.routing.flight import Flight, Incoming, Route
-from fulcrum.routing.latency import HandOver
+from fulcrum.routing.flight import Flight
 from fulcrum.routing.outliers import OutlierEjector, OutlierRule
-from fulcrum.routing.route import NoPool, route
+from fulcrum.routing.path import HandOver, Incoming, Route
+from fulcrum.routing.route import route
 from fulcrum.routing.view import ClusterView, decode_share
 from fulcrum.routing.worker import WorkerView
 

@@ -51,6 +51,13 @@ class NobodyFits:
     excluded: int
 
 
+@dataclass(frozen=True, slots=True)
+class NoPool:
+    """Workers could serve a request, but not this one, now or later: too long for any of them, or admitted by none."""
+
+    known: int
+
+
 def choose(
     workers: Collection[C], *, roles: Collection[Role], exclude: Collection[str] = (), turn: int = 0
 ) -> Chosen[C] | NobodyThere | NobodyFits:

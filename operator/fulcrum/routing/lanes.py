@@ -10,6 +10,8 @@ from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.routing.worker import WorkerView
 
 _UNBOUNDED: Final = float("inf")
+_PROMPT_ERROR: Final = 0.8
+"""Prompt lengths may be estimates: one is too long only when it is so even at this share."""
 
 
 class Group:
@@ -18,8 +20,7 @@ class Group:
     __slots__ = (
         "by_node",
         "classes",
-        "kv_capacity",
-        "max_prompt_tokens",
+        "longest_tokens",
         "members",
         "min_prompt_tokens",
         "pool",
@@ -34,16 +35,24 @@ class Group:
         for worker in workers:
             if worker.node:
                 self.by_node.setdefault(worker.node, []).append(worker)
-        self.kv_capacity = max(worker.kv_capacity for worker in workers)
-        self.min_prompt_tokens: float = 0
-        self.max_prompt_tokens: float = _UNBOUNDED
+        capacity = max(worker.kv_capacity for worker in workers)
+        self.min_prompt_tokens = 0.0
+        self.longest_tokens = capacity / _PROMPT_ERROR if capacity else _UNBOUNDED
+        """The longest prompt that it takes, and that its KV cache may hold."""
         self.classes: frozenset[int] | None = None
         """Indices of the classes that it takes; None: all."""
         if admits is not None:
-            self.min_prompt_tokens = admits.min_prompt_tokens or 0
-            self.max_prompt_tokens = _UNBOUNDED if admits.max_prompt_tokens is None else admits.max_prompt_tokens
+            self.min_prompt_tokens = float(admits.min_prompt_tokens or 0)
+            if admits.max_prompt_tokens is not None:
+                self.longest_tokens = min(self.longest_tokens, float(admits.max_prompt_tokens))
             if admits.classes:
                 self.classes = frozenset(index for index, name in enumerate(names) if name in admits.classes)
+
+    def admits(self, prompt_tokens: float, qos: int) -> bool:
+        """Whether the pool takes a request, by its `admits` and by the size of its KV cache."""
+        return self.min_prompt_tokens <= prompt_tokens <= self.longest_tokens and (
+            self.classes is None or qos in self.classes
+        )
 
 
 class Lane:

@@ -9,31 +9,13 @@ from __future__ import annotations
 
 from math import exp
 
-import msgspec
-
+from fulcrum.routing.path import HandOver
 from fulcrum.routing.worker import LEAST_LEFT, RATE_SECONDS, WorkerView
 
 _MOST_PREFILL = 0.8
 """Share of a worker's time that prefill is believed to take from its decoding, at most."""
 _LITTLE_PREFILL = 0.002
 """Share of a worker's time below which prefill is not felt."""
-
-
-class HandOver(msgspec.Struct, frozen=True):
-    """A decode worker with the new request in its batch."""
-
-    step_seconds: float
-    """One step at hand-over, all those promised to it included: what its residents will feel."""
-    tpot_seconds: float
-    """Average over the new request's life: some leave, others join, contexts grow."""
-    kv_tokens: float
-    """KV cache in use at its fullest: at hand-over, and half of what the others are yet to make."""
-    slot_seconds: float
-    """Wait for a place in the batch."""
-    own_step_seconds: float
-    """One step of the new request alone."""
-    life_seconds: float
-    """Mean time that its residents still stay."""
 
 
 def hand_over(
@@ -55,7 +37,7 @@ def hand_over(
         left = (expected + worker.prompt_tokens - context) / running
         left = max(left, expected / running * LEAST_LEFT)
         left = max(left, 1.0)
-        still = running
+        still = float(running)
         if delay_seconds > 0:
             stay = exp(-delay_seconds / (step * left))
             still = running * stay

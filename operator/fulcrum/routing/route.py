@@ -8,12 +8,11 @@ costs nearly the same for 8 workers as for 64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from fulcrum.routing._choice import NobodyFits, NobodyThere
-from fulcrum.routing.flight import Incoming, Route
+from fulcrum.routing._choice import NobodyFits, NobodyThere, NoPool
 from fulcrum.routing.lanes import Group, Lane
+from fulcrum.routing.path import Incoming, Route
 from fulcrum.routing.search import Search
 
 if TYPE_CHECKING:
@@ -23,13 +22,6 @@ _SLACK: Final = 0.8
 """A prefill goes to a decode worker only where its residents stay below this share of the TPOT promise."""
 _FULLER: Final = 0.25
 """A worker that holds the prefix is left aside when it is fuller than the calmest by this share of a worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoPool:
-    """Workers could serve a request, but not this one, now or later: too long for any of them, or admitted by none."""
-
-    known: int
 
 
 def route(incoming: Incoming, view: ClusterView, now_seconds: float) -> Route | NobodyThere | NobodyFits | NoPool:

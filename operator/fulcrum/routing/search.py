@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from fulcrum.routing.flight import Incoming, Route
 from fulcrum.routing.lanes import Group, Lane
-from fulcrum.routing.latency import HandOver, chunk_seconds, hand_over
+from fulcrum.routing.latency import chunk_seconds, hand_over
+from fulcrum.routing.path import HandOver, Incoming, Prefill, Route
 from fulcrum.routing.worker import WorkerView
 
 if TYPE_CHECKING:
@@ -23,21 +21,9 @@ _MISS: Final = 10.0
 _SUSPECT: Final = 1000.0
 _FULLER: Final = 0.1
 """A worker on the same node is taken unless it is fuller by this share of a worker: KV stays off the network."""
-_PROMPT_ERROR: Final = 0.8
-"""Prompt lengths may be estimates: one is too long only when it is so even at this share."""
 
 _by_prefill: Final[Callable[[WorkerView], float]] = attrgetter("prefill_key")
 _by_decode: Final[Callable[[WorkerView], float]] = attrgetter("decode_key")
-
-
-class Prefill(msgspec.Struct, frozen=True):
-    """A worker, and what its prefill would mean."""
-
-    worker: WorkerView
-    cached_tokens: float
-    wait_seconds: float
-    work_seconds: float
-    cost_seconds: float
 
 
 class Search:
@@ -49,8 +35,9 @@ class Search:
         self.incoming = incoming
         self.view = view
         self.now_seconds = now_seconds
-        self.ttft_seconds = min(view.ttft_seconds, incoming.ttft_seconds)
-        self.tpot_seconds = min(view.tpot_seconds, incoming.tpot_seconds)
+        ttft, tpot = incoming.ttft_seconds, incoming.tpot_seconds
+        self.ttft_seconds = min(view.ttft_seconds, ttft)
+        self.tpot_seconds = min(view.tpot_seconds, tpot)
         self.held: list[WorkerView] = []
         """Workers with the longest known prefix of the prompt."""
         self.held_tokens = 0.0
@@ -60,20 +47,12 @@ class Search:
                 self.held_tokens = max(min(units / incoming.units_per_token, incoming.prompt_tokens - 1), 0.0)
                 self.held = [worker for index in indices if (worker := view.by_index.get(index)) is not None]
 
-    def admits(self, group: Group) -> bool:
-        """Whether a pool takes the request, by its `admits` and by the size of its KV cache."""
-        tokens = self.incoming.prompt_tokens
-        if not group.min_prompt_tokens <= tokens <= group.max_prompt_tokens:
-            return False
-        if group.classes is not None and self.incoming.qos not in group.classes:
-            return False
-        return not 0 < group.kv_capacity < tokens * _PROMPT_ERROR
-
     def allowed(self, group: Group) -> Sequence[WorkerView]:
         """Workers of a pool that may be taken."""
-        if not self.admits(group):
+        incoming = self.incoming
+        if not group.admits(incoming.prompt_tokens, incoming.qos):
             return ()
-        exclude = self.incoming.exclude
+        exclude = incoming.exclude
         return [worker for worker in group.workers if worker.name not in exclude] if exclude else group.workers
 
     def cached(self, worker: WorkerView) -> float:
@@ -89,7 +68,7 @@ class Search:
         """The prefill on `worker`."""
         prompt_tokens = self.incoming.prompt_tokens
         cached = self.cached(worker) if self.held else 0.0
-        wait = worker.backlog_seconds(self.now_seconds)
+        wait = worker.backlog_seconds(self.now_seconds) if worker.legs or worker.foreign_seconds else 0.0
         work = worker.work_seconds(prompt_tokens, cached)
         if worker.running or worker.foreign_running:
             wait += chunk_seconds(worker, prompt_tokens - cached)
@@ -133,7 +112,7 @@ class Search:
         for holder in self.held:
             if (best is None or holder.decode_key < best.decode_key) and holder.name not in self.incoming.exclude:
                 for group in groups:
-                    if holder in group.members and self.admits(group):
+                    if holder in group.members and group.admits(self.incoming.prompt_tokens, self.incoming.qos):
                         best = holder
         return best
 
@@ -177,7 +156,10 @@ class Search:
         if worker.running:
             # Its prefill stands between the steps of those that decode here.
             slower = there.step_seconds + prefill.work_seconds / worker.left_tokens
-            there = msgspec.structs.replace(there, step_seconds=slower)
+            there = HandOver(
+                slower, there.tpot_seconds, there.kv_tokens, there.slot_seconds, there.own_step_seconds,
+                there.life_seconds,
+            )  # fmt: skip
         ttft = delay + there.slot_seconds
         score = self._score(ttft, there, worker, prefill.work_seconds)
         return _route(prefill, worker, ttft, there, score + _SUSPECT * lane.suspect)

@@ -15,8 +15,9 @@ from fulcrum.api.worker import LoadReport
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.routing.affinity import AffinityMemory
 from fulcrum.routing.breaker import BreakerState
-from fulcrum.routing.flight import DECODING, ENDED, PREFILLING, Flight, Incoming, Route
+from fulcrum.routing.flight import DECODING, ENDED, PREFILLING, Flight
 from fulcrum.routing.lanes import Lane, make_lanes
+from fulcrum.routing.path import Incoming, Route
 from fulcrum.routing.worker import WorkerView
 
 DEFAULT_TTFT_SECONDS: Final = 2.0
@@ -267,8 +268,9 @@ def decode_share(worker: WorkerView, prompt_tokens: float, output_tokens: float,
     """Part of a decode worker that a request takes: of its step time, its batch or its KV cache, whichever is more."""
     context = prompt_tokens + output_tokens / 2
     room = tpot_seconds - worker.decode_a
-    time = (worker.decode_b + worker.decode_c * context) / room if room > 0 else 1.0
-    share = max(time, 1 / worker.max_batch)
-    if worker.kv_capacity:
-        share = max(share, context / worker.kv_capacity)
-    return min(share, 1.0)
+    share = (worker.decode_b + worker.decode_c * context) / room if room > 0 else 1.0
+    if share * worker.max_batch < 1:
+        share = 1 / worker.max_batch
+    if share * worker.kv_capacity < context and worker.kv_capacity:
+        share = context / worker.kv_capacity
+    return share if share < 1 else 1.0

@@ -93,6 +93,7 @@ class WorkerView:
         "transfer_base",
         "transfer_per_token",
         "used_at",
+        "work_per_token",
     )
 
     def __init__(self, *, index: int, name: str, role: Role, pool: str, revision: str, node: str) -> None:
@@ -156,6 +157,8 @@ class WorkerView:
         self.chunk_tokens = float(speed.max_batched_tokens)
         self.transfer_base = speed.transfer_base_seconds
         self.transfer_per_token = speed.transfer_seconds_per_token
+        # Short prompts share a step, so each bears its part of the base.
+        self.work_per_token = k.prefill_a / speed.max_batched_tokens + k.prefill_b
 
     # What can be asked.
 
@@ -180,11 +183,9 @@ class WorkerView:
         return not (self.legs or self.running or self.pending or self.foreign_running or self.foreign_seconds)
 
     def work_seconds(self, prompt_tokens: float, cached_tokens: float) -> float:
-        """Time that a prompt takes of a busy worker: short prompts share a step, so each bears its part of the base."""
+        """Time that a prompt takes of a busy worker."""
         new_tokens = prompt_tokens - cached_tokens
-        return new_tokens * (
-            self.prefill_a / self.chunk_tokens + self.prefill_b + self.prefill_c * (prompt_tokens + cached_tokens)
-        )
+        return new_tokens * (self.work_per_token + self.prefill_c * (prompt_tokens + cached_tokens))
 
     def backlog_seconds(self, now_seconds: float) -> float:
         """Time until a prompt that is queued now gets its turn."""

@@ -1,0 +1,94 @@
+"""A request that asks for a path, and the path that was found for it. Values only: they are made for each request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from fulcrum.routing.worker import WorkerView
+
+UNBOUNDED: Final = float("inf")
+
+
+class Incoming(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that asks for a path. Token counts may be estimates."""
+
+    prompt_tokens: float
+    output_tokens: float
+    """Expected; never more than the client's `max_tokens`."""
+    qos: int = 0
+    """Index of its class in `ClusterView.class_names`."""
+    ttft_seconds: float = UNBOUNDED
+    """The promise for this request; taken together with the cluster's: the tighter one holds."""
+    tpot_seconds: float = UNBOUNDED
+    prefix: tuple[int, ...] = ()
+    """Keys of the prompt's prefixes, shortest first (`affinity.prefix_keys`)."""
+    units_per_token: float = 1.0
+    """Units in which the affinity memory measures prefixes (bytes, or tokens), per token."""
+    whole: bool = False
+    """Two legs cannot carry it: prefill and decode on one worker."""
+    exclude: frozenset[str] = frozenset()
+    """Workers that already failed it."""
+
+
+class Prefill(msgspec.Struct, frozen=True):
+    """A worker, and what its prefill would mean."""
+
+    worker: WorkerView
+    cached_tokens: float
+    wait_seconds: float
+    work_seconds: float
+    cost_seconds: float
+
+
+class HandOver(msgspec.Struct, frozen=True):
+    """A decode worker with the new request in its batch."""
+
+    step_seconds: float
+    """One step at hand-over, all those promised to it included: what its residents will feel."""
+    tpot_seconds: float
+    """Average over the new request's life: some leave, others join, contexts grow."""
+    kv_tokens: float
+    """KV cache in use at its fullest: at hand-over, and half of what the others are yet to make."""
+    slot_seconds: float
+    """Wait for a place in the batch."""
+    own_step_seconds: float
+    """One step of the new request alone."""
+    life_seconds: float
+    """Mean time that its residents still stay."""
+
+
+class Route(msgspec.Struct, frozen=True):
+    """A path, and what is predicted for a request on it."""
+
+    prefill: WorkerView
+    decode: WorkerView
+    """The same worker as `prefill`: the whole request goes there in one leg."""
+    cached_tokens: float
+    """Prompt tokens that the prefill worker is believed to hold."""
+    wait_seconds: float
+    """Until the prefill has its turn."""
+    work_seconds: float
+    """Prefill of what is not cached."""
+    ttft_seconds: float
+    hand_over: HandOver
+    known: bool
+    """The speeds of its workers are known; otherwise the figures only compare paths."""
+    score: float
+
+    @property
+    def whole(self) -> bool:
+        """One leg."""
+        return self.prefill is self.decode
+
+    @property
+    def tpot_seconds(self) -> float:
+        """Average over the request's life."""
+        return self.hand_over.tpot_seconds
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its workers."""
+        return self.prefill.idle and (self.prefill is self.decode or self.decode.idle)
