@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import time
 from collections.abc import Coroutine, Iterator
 from http import HTTPStatus
@@ -25,12 +26,13 @@ from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.keys import RELOAD_SECONDS, KeyRing
 from fulcrum.gateway.legs import Inference
 from fulcrum.gateway.load_poll import LoadPoller
-from fulcrum.gateway.metrics import Metrics, gauge
+from fulcrum.gateway.metrics import Metrics, counter, gauge
 from fulcrum.gateway.prewarm import Prewarmer
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
 from fulcrum.gateway.server import ClientConnection
 from fulcrum.gateway.slo import SloOutcome
+from fulcrum.gateway.slow_readers import SlowReaders
 from fulcrum.gateway.workers import WorkerView
 from fulcrum.routing import usable_path
 
@@ -44,6 +46,8 @@ _POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
 _POST_TARGETS: Final = {path.encode(): path for path in _POST_PATHS}
 _BACKLOG: Final = 2048
 _SWEEP_SECONDS: Final = 0.25
+_KERNEL_UNSENT_BYTES: Final = 64 * 1024
+"""What the kernel takes of an answer beyond what it may send: else megabytes, for a client that reads nothing."""
 
 
 class Gateway:
@@ -54,6 +58,7 @@ class Gateway:
         self.limits = settings.config.limits
         self.max_connections = settings.max_connections
         self.connections: set[ClientConnection] = set()
+        self.slow_readers = SlowReaders()
         self.closing = False
         self.door = FrontDoor(settings.config)
         self.kept_headers = self.door.kept_headers
@@ -194,6 +199,12 @@ class Gateway:
         epochs = [((worker.name,), float(worker.record.role_epoch)) for worker in workers]
         yield gauge("worker_role_epoch", "Role epoch by which this gateway routes.", ("worker",), epochs)
         yield gauge("client_connections", "Open client connections.", (), [((), len(self.connections))])
+        slow = len(self.slow_readers)
+        yield gauge("slow_readers", "Clients that do not keep up with their answers.", (), [((), slow)])
+        yield counter(
+            "slow_readers_cut", "Connections cut because the client did not read.", ("cause",),
+            [((cause,), number) for cause, number in self.slow_readers.cut.items()],
+        )  # fmt: skip
         yield gauge("prewarms_pending", "Worker pairs still to try.", (), [((), self.prewarmer.pending)])
         yield gauge("watch_connected", "Whether the Pod watch is up.", (), [((), self.watch_connected)])
 
@@ -215,10 +226,11 @@ class Gateway:
         self._spawn(self.poller.run())
         if self.door.keys is not None:
             self._spawn(self._reload(self.door.keys))
+        listener = _listen(settings.host, settings.port)
+        self.port = listener.getsockname()[1]
         self._server = await self._loop.create_server(
-            lambda: ClientConnection(self, self._loop), settings.host, settings.port, backlog=_BACKLOG
+            lambda: ClientConnection(self, self._loop), sock=listener, backlog=_BACKLOG
         )
-        self.port = self._server.sockets[0].getsockname()[1]
         logger.info(
             "gateway_started host=%s port=%d cluster=%s model=%s",
             settings.host, self.port, settings.config.cluster, settings.config.served_name,
@@ -235,7 +247,7 @@ class Gateway:
         deadline = self._loop.time() + self.settings.config.shutdown_grace_seconds
         while self.connections and self._loop.time() < deadline:
             for connection in [connection for connection in self.connections if connection.idle]:
-                connection.abort()
+                connection.close()
             await asyncio.sleep(0.05)
         for connection in list(self.connections):
             connection.cancel(shutting_down())
@@ -272,7 +284,16 @@ class Gateway:
             now = self._loop.time()
             for connection in [connection for connection in self.connections if connection.deadline < now]:
                 connection.expire()
+            self.slow_readers.sweep(now)
             self.view.sweep(now)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket, whose options its connections inherit."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES)
+    return listener
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -12,13 +12,15 @@ from fulcrum.gateway.upstream import UpstreamConnection
 # uvicorn, in front of vLLM, closes a connection that was idle for 5 s; being earlier avoids the race.
 _IDLE_SECONDS: Final = 4.0
 _CONNECT_TIMEOUT_SECONDS: Final = 2.0
-_KEEPALIVE: Final = (
+_OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     # A node that vanished acknowledges nothing; without this the kernel retries for a quarter of an hour.
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000),
+    # Else the kernel would hold megabytes of each stream whose client does not read.
+    (socket.SOL_SOCKET, socket.SO_RCVBUF, 128 * 1024),
 )
 
 
@@ -95,7 +97,7 @@ class Pool:
         except (OSError, TimeoutError) as error:
             raise UpstreamError(Failure.CONNECT, f"cannot connect: {error!r}") from error
         raw = transport.get_extra_info("socket")
-        for level, option, value in _KEEPALIVE:
+        for level, option, value in _OPTIONS:
             raw.setsockopt(level, option, value)
         self._open.add(connection)
         return connection

@@ -13,11 +13,12 @@ from fulcrum.api.gateway import GatewayLimits
 from fulcrum.gateway.errors import RequestError, overloaded, timed_out
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request, RequestParser, new_request_id
+from fulcrum.gateway.slow_readers import SlowReaders
 
 _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 64 * 1024 * 1024
 _CANCEL_SECONDS: Final = 5.0
-_WRITE_HIGH_WATER_BYTES: Final = 256 * 1024
+_WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
 
 
 class Service(Protocol):
@@ -28,6 +29,7 @@ class Service(Protocol):
     """Names, in lower case, of the headers that it reads."""
     max_connections: int
     connections: set[ClientConnection]
+    slow_readers: SlowReaders
     closing: bool
     """Connections end with the answer under way."""
 
@@ -76,6 +78,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._service.connections.discard(self)
+        if self._write_paused:
+            self._service.slow_readers.remove(self)
         self._queue.clear()
         self.deadline = math.inf
         if self._task is not None:
@@ -85,11 +89,15 @@ class ClientConnection(asyncio.Protocol):
         self._write_paused = True
         if self._reply is not None:
             self._reply.pause()
+        self._service.slow_readers.add(self, self._loop.time())
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        self._service.slow_readers.remove(self)
         if self._reply is not None:
             self._reply.resume()
+        elif self._queue and self._task is None:
+            self._next()
 
     def data_received(self, data: bytes) -> None:
         if self._lingering_bytes >= 0:
@@ -105,7 +113,7 @@ class ClientConnection(asyncio.Protocol):
             parser.ready.clear()
             if self._task is None:
                 self._next()
-        if self._task is not None:
+        if self._task is not None or self._write_paused:
             # Answers are given in order, so what else the client sends can wait in the kernel. An idle socket is
             # read on: that is how a client's leaving is seen.
             if self._queue and not self._reading_paused and self._transport is not None:
@@ -126,10 +134,16 @@ class ClientConnection(asyncio.Protocol):
         """No request is being received or answered."""
         return self._task is None and not self._parser.in_message and not self._queue
 
+    def unsent_bytes(self) -> int:
+        """What waits for the client to read."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def expire(self) -> None:
         """The deadline passed."""
         if self._task is not None:
             self.cancel(timed_out())
+        elif self._write_paused:
+            self._wait(self._service.limits.idle_timeout_seconds)  # how long it may take is for `slow_readers` to say
         elif self._lingering_bytes >= 0 or not self._parser.in_message:
             self.abort()
         else:
@@ -144,6 +158,12 @@ class ClientConnection(asyncio.Protocol):
         self._task.cancel()
         self._wait(_CANCEL_SECONDS)
 
+    def close(self) -> None:
+        """Close the connection when what was written has left."""
+        if self._transport is not None:
+            self._transport.close()
+            self._wait(self._service.limits.idle_timeout_seconds)
+
     def abort(self) -> None:
         """Cut the connection."""
         if self._transport is not None:
@@ -152,7 +172,8 @@ class ClientConnection(asyncio.Protocol):
     # Requests, one after the other.
 
     def _next(self) -> None:
-        while self._queue and self._transport is not None:
+        # While earlier answers wait for the client to read them, its next requests wait too.
+        while self._queue and self._transport is not None and not self._write_paused:
             request = self._queue.popleft()
             if isinstance(request, RequestError):
                 self._refuse(request)
@@ -166,15 +187,13 @@ class ClientConnection(asyncio.Protocol):
             )
             if not self._service.answer(request, reply):
                 self._reply = reply
-                if self._write_paused:
-                    reply.pause()
                 self._task = self._loop.create_task(self._run(request, reply))
                 self._wait(self._service.limits.request_timeout_seconds)
                 return
             if reply.close_after:
-                self._transport.close()
+                self.close()
                 return
-        if self._transport is not None:
+        if self._transport is not None and not self._queue:
             limits = self._service.limits
             in_message = self._parser.in_message
             self._wait(limits.body_timeout_seconds if in_message else limits.idle_timeout_seconds)
@@ -189,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None:
             return
         if reply.close_after:
-            self._transport.close()
+            self.close()
         else:
             self._next()
 

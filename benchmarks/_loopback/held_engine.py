@@ -1,0 +1,142 @@
+"""Engines that hold streams open, flood them, or answer whole: what a gateway must bear.
+
+    held_engine.py PORT ADDRESS [ADDRESS ...]
+
+Listens on PORT of each address. The body's `"user"` chooses: `idle` streams one token and then nothing, `flood`
+streams 16 MiB as fast as it is read, `large` answers 4 MiB at once, anything else is answered shortly (whole).
+`GET /held` tells how many streams are open, and how many the gateway gave up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+from typing import ClassVar, cast
+
+import uvloop
+
+FLOOD_EVENTS = 16 * 1024
+
+
+def _whole(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def _answer(text: bytes) -> bytes:
+    return _whole(
+        b'{"id":"c","object":"text_completion","created":1,"model":"bench","choices":[{"index":0,"text":"%b","logprobs":'
+        b'null,"finish_reason":"length"}],"usage":{"prompt_tokens":200,"completion_tokens":50}}' % text
+    )
+
+
+def _event(text: bytes) -> bytes:
+    data = b'data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":"%b"}]}\n\n' % text
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+EVENT = _event(b" token")
+LARGE_EVENT = _event(b"x" * 940)
+SHORT = _answer(b" token" * 50)
+LARGE = _answer(b"x" * (4 * 1024 * 1024))
+PREFILLED = _whole(
+    b'{"id":"c","choices":[{"index":0,"text":" a"}],"usage":{"prompt_tokens":200,"completion_tokens":1},'
+    b'"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],'
+    b'"remote_engine_id":"e","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}'
+)
+LOAD = _whole(
+    b'{"role":"mixed","roleEpoch":0,"ready":true,"draining":false,"running":0,"waiting":0,"queuedPromptTokens":0,'
+    b'"kvUsage":0.0,"kvHeldForPeers":0.0,"kvCapacityTokens":100000000,"maxBatch":4096,"maxBatchedTokens":8192,"speed":'
+    b'{"prefillA":1e-4,"prefillB":1e-7,"prefillC":0.0,"decodeA":1e-4,"decodeB":1e-6,"decodeC":1e-10}}'
+)
+
+
+class Engine(asyncio.Protocol):
+    """One connection; requests come one at a time."""
+
+    open_streams: ClassVar[int] = 0
+    given_up: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._streaming = False
+        self._left = 0
+        self._paused = False
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._streaming:
+            Engine.given_up += 1
+            Engine.open_streams -= 1
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flood()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0 or self._transport is None:
+            return
+        head = self._buffer[:end].lower()
+        at = head.find(b"content-length:")
+        length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+        body = self._buffer[end + 4 :]
+        if len(body) < length:
+            return
+        self._buffer = b""
+        if head.startswith(b"get /held"):
+            held = {"open": Engine.open_streams, "given_up": Engine.given_up}
+            self._transport.write(_whole(json.dumps(held).encode()))
+        elif head.startswith(b"get"):
+            self._transport.write(LOAD)
+        elif b'"do_remote_decode":true' in body:
+            self._transport.write(PREFILLED)
+        elif b'"user":"idle"' in body:
+            self._begin_stream()
+            self._transport.write(EVENT)
+        elif b'"user":"flood"' in body:
+            self._begin_stream()
+            self._left = FLOOD_EVENTS
+            self._flood()
+        else:
+            self._transport.write(LARGE if b'"user":"large"' in body else SHORT)
+
+    def _begin_stream(self) -> None:
+        assert self._transport is not None
+        self._streaming = True
+        Engine.open_streams += 1
+        self._transport.write(STREAM_HEAD)
+
+    def _flood(self) -> None:
+        while self._left and not self._paused and self._transport is not None:
+            self._left -= 1
+            self._transport.write(LARGE_EVENT)
+            if not self._left:
+                self._transport.write(DONE)
+                self._streaming = False
+                Engine.open_streams -= 1
+
+
+async def main(port: int, addresses: list[str]) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    loop = asyncio.get_running_loop()
+    for address in addresses:
+        await loop.create_server(Engine, address, port, backlog=4096)
+    print("ready", flush=True)
+    await loop.create_future()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), sys.argv[2:]))
