@@ -257,3 +257,25 @@ def test_promises() -> None:
     admission, view = make()
     assert (view.ttft_seconds, view.tpot_seconds) == (TTFT_SECONDS, TPOT_SECONDS)
     assert view.class_names == admission.classes.names
+
+
+def test_a_promise_that_was_given_is_not_broken_by_who_comes_later() -> None:
+    """All that waits is prefilled in one step: the last to come holds up the first."""
+    admission, view = make()
+    long, short = admission.incoming(prompt_tokens=5000), admission.incoming(prompt_tokens=300)
+    for incoming, at in ((long, 0.0), (short, 0.01)):
+        outcome = admission.decide(incoming, view, at)
+        assert isinstance(outcome, Admit)
+        view.start(incoming, outcome.route, at)
+    waiting = list(view.workers["p0"].legs)[1]
+    before = waiting.ttft_seconds
+    # 0.45 s later another one would itself be in time, but those in its step have waited for long already.
+    late = admission.incoming(prompt_tokens=4200)
+    found = route(late, view, 0.45)
+    assert isinstance(found, Route)
+    assert found.ttft_seconds < 0.9 * TTFT_SECONDS / admission.ttft_margin.factor
+    assert rejected(admission, late, view, 0.45).reason is Reason.TTFT_UNREACHABLE
+    assert waiting.ttft_seconds == before
+    small = admission.incoming(prompt_tokens=100)
+    assert isinstance(admission.decide(small, view, 0.45), Admit)
+    assert waiting.ttft_seconds > before, "it will take longer, within what is promised"

@@ -161,3 +161,11 @@ def test_peak_rate(rate: list[float], stabilization_seconds: float, expected: fl
     nothing = np.full(len(rate), N)
     found = LoadSeries(interval_seconds=60, end_seconds=0, rate=np.array(rate), isl_tokens=nothing, osl_tokens=nothing)
     assert peak_rate(found, stabilization_seconds) == expected
+
+
+def test_spans_are_the_arrivals_between_scrapes_that_are_about_as_far_apart() -> None:
+    pieces = [piece(2.0 * n, 2.0 * n + 2, float(n)) for n in range(20)]
+    ring = filled(*pieces[:10], piece(20.0, 26.0, 99.0), *(piece(26.0 + 2 * n, 28.0 + 2 * n, 5.0) for n in range(5)))
+    assert ring.spans(300.0, now=36.0) == [*map(float, range(10)), *[5.0] * 5]
+    assert ring.spans(10.0, now=36.0) == [5.0] * 5
+    assert ring.spans(10.0, now=500.0) == []

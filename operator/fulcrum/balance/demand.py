@@ -20,6 +20,8 @@ class Demand:
     osl_cv2: float = 1.0
     prefix_hit: float = 0.0
     """Share of prompt tokens that the prefix cache answers, 0 to 1."""
+    dispersion: float = 1.0
+    """Variance over mean of the arrivals in short spans (`balance.bursts`); 1: Poisson."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

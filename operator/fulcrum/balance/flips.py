@@ -19,6 +19,8 @@ IMMEDIATE_COST: Final = 0.5
 """Workers that a flip takes away while old work finishes: it serves two roles, each with half of its time."""
 DRAIN_COST: Final = 1.0
 """The same for style Drain: nothing new arrives until the old work is done."""
+ESTIMATE_ERROR: Final = 0.01
+"""Share of requests by which the estimates are off themselves (docs/concepts/sizing.md): less than that is no gain."""
 _ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
 
 
@@ -114,12 +116,14 @@ def _gain(standing: Layout, moves: Sequence[Move], load: Load, service: Service,
     layout = after(standing, moves)
     if not layout.complete:
         return -1.0
-    better = service.goodput(layout, load)
+    better, present = service.goodput(layout, load), service.goodput(standing, load)
+    if better - present <= ESTIMATE_ERROR * load.rate:
+        return 0.0
     # While its old work lasts, a worker is a part of what it is: the goodput of that part is lost.
     residence = {role: service.residence_seconds(role, standing, load) for role in {move.from_role for move in moves}}
     lost_worker_seconds = stakes.cost_workers * sum(residence[move.from_role] for move in moves)
     cost = lost_worker_seconds * better / layout.total
-    return (better - service.goodput(standing, load)) * stakes.payback_seconds - cost
+    return (better - present) * stakes.payback_seconds - cost
 
 
 def _doubts(standing: Layout, moves: Sequence[Move], loads: Loads) -> list[Load]:
@@ -134,7 +138,7 @@ def _doubts(standing: Layout, moves: Sequence[Move], loads: Loads) -> list[Load]
     if towards * away >= 0:  # to or from mixed: the mix matters less than how much there is
         # Everybody flips: a mix that passes through the window on its way to another is no reason for that.
         more = loads.near.with_rate(loads.near.rate * (1 + NOISE_SIGMAS * noise.rate))
-        return [fewer, more, *([loads.slow] if loads.slow is not None else [])]
+        return [fewer, more, loads.near.even(), *([loads.slow] if loads.slow is not None else [])]
     prefill, decode = _mix_doubt(noise)
     sign = 1 if towards > 0 else -1
     return [fewer, loads.near.shifted(prefill=max(0.0, 1 - sign * prefill), decode=max(0.0, 1 + sign * decode))]

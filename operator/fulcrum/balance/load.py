@@ -51,6 +51,10 @@ class Load:
             decode=replace(self.decode, rate=self.decode.rate * decode),
         )
 
+    def even(self) -> Load:
+        """Return the load without its bursts."""
+        return replace(self, prefill=replace(self.prefill, dispersion=1.0), decode=replace(self.decode, dispersion=1.0))
+
     def at_least(self, other: Load) -> Load:
         """Return the larger of both, rate by rate and length by length."""
         return Load(
@@ -120,9 +124,10 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback
         isl_cv2=1.0 if traffic.isl_cv2 is None else traffic.isl_cv2,
         osl_cv2=1.0 if traffic.osl_cv2 is None else traffic.osl_cv2,
         prefix_hit=min(max(traffic.prefix_hit or 0.0, 0.0), 1.0),
+        dispersion=max(traffic.dispersion or 1.0, 1.0),
     )
     seen = max(traffic.rate * traffic.window_seconds, 1e-9)
-    noise = Noise(rate=1 / sqrt(seen), isl=sqrt(now.isl_cv2 / seen), osl=sqrt(now.osl_cv2 / seen))
+    noise = Noise(rate=sqrt(now.dispersion / seen), isl=sqrt(now.isl_cv2 / seen), osl=sqrt(now.osl_cv2 / seen))
     soon = forecast.rate[0] if forecast is not None and forecast.rate else 0.0
     arrivals = replace(now, rate=max(now.rate, soon))
     queue = _backlog(workers, now)

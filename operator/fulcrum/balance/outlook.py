@@ -44,6 +44,8 @@ class Traffic:
     osl_cv2: float | None = None
     prefix_hit: float | None = None
     """Share of prompt tokens that prefix caches answered, 0 to 1."""
+    dispersion: float | None = None
+    """How unevenly requests arrived over the last minutes (`balance.bursts`); None is taken for Poisson."""
     attainment: float | None = None
     """Share of requests inside their SLO, 0 to 1 (turned away and failed ones are outside)."""
     ttft_p50_seconds: float | None = None

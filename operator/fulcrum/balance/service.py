@@ -39,7 +39,7 @@ class Service:
     def __init__(self, speeds: Mapping[str, WorkerSpeed], slo: Slo) -> None:
         self._speeds = speeds
         self.slo = slo
-        self._prefill: dict[tuple[PoolCounts, Demand, float], float] = {}
+        self._prefill: dict[tuple[PoolCounts, Demand, float, bool], float] = {}
         self._decode: dict[tuple[PoolCounts, Demand], tuple[float, float]] = {}
         self.known_splits: dict[tuple[PoolCounts, Load], tuple[Layout, ...]] = {}
         """Kept for `split`, by workers per pool and load."""
@@ -63,7 +63,7 @@ class Service:
         """Return requests/s inside the SLO when as many are admitted as can be served within the promise."""
         if load.rate <= 0 or not layout.complete:
             return 0.0
-        whole = self.attainment(layout, load)
+        whole = self.attainment(layout, load) if layout.mixed else self._disaggregated(layout, load, early=True)
         if whole >= self.slo.attainment:
             return load.rate * whole
         return load.rate * max(whole, self.admissible(layout, load) * self.slo.attainment)
@@ -141,7 +141,7 @@ class Service:
         # Steps beyond the promise do not last: requests are late then, and admission or the next flip ends it.
         return load.decode.osl_tokens * min(step, self.slo.tpot_seconds)
 
-    def _disaggregated(self, layout: Layout, load: Load) -> float:
+    def _disaggregated(self, layout: Layout, load: Load, *, early: bool = False) -> float:
         decode_key = (layout.decode, load.decode)
         known = self._decode.get(decode_key)
         if known is None:
@@ -153,7 +153,7 @@ class Service:
         step, decoded = known
         if decoded == 0.0:
             return 0.0
-        key = (layout.prefill, load.prefill, step)
+        key = (layout.prefill, load.prefill, step, early)
         prefilled = self._prefill.get(key)
         if prefilled is None:
             prefilled = self._prefill[key] = prefill_attainment(
@@ -161,6 +161,7 @@ class Service:
                 self._stations(layout.prefill),
                 ttft_seconds=self.slo.ttft_seconds,
                 extra_seconds=step,
+                early=early,
             )
         return prefilled * decoded
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fulcrum.balance import Action
+from fulcrum.balance.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
 from fulcrum.balance.demand import Slo
 from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
@@ -71,7 +72,15 @@ class View:
             tpot_p50_seconds=_quantile(measured, 0.5),
             tpot_p90_seconds=_quantile(measured, 0.9),
             rejected=float((outcomes == Outcome.REJECTED).sum()) / len(ended) if len(ended) else None,
+            dispersion=self._dispersion(),
         )
+
+    def _dispersion(self) -> float | None:
+        """How unevenly requests arrived of late."""
+        spans = int(min(self.now, MEMORY_SECONDS) / SPAN_SECONDS)
+        edges = self.now - SPAN_SECONDS * np.arange(spans, -1, -1)
+        arrivals = self._workload.arrival_seconds[: self.arrived]
+        return dispersion(np.diff(np.searchsorted(arrivals, edges, side="right")).tolist())
 
     def series(self, interval_seconds: float, *, since_seconds: float = 0.0) -> LoadSeries:
         """Load per interval from `since_seconds` to the end of the last full interval."""

@@ -127,8 +127,8 @@ def add(counts: Iterable[Counts]) -> Counts:
     return total
 
 
-def make_traffic(counts: Counts, window_seconds: float) -> Traffic:
-    """What `counts` of `window_seconds` amount to; ratios of nothing are None."""
+def make_traffic(counts: Counts, window_seconds: float, *, dispersion: float | None = None) -> Traffic:
+    """What `counts` of `window_seconds` amount to; ratios of nothing are None. `dispersion` is passed on."""
     arrivals = counts.get(Key(ARRIVALS), 0.0)
     outcomes = {key.part: value for key, value in counts.items() if key.name == SLO}
     rejected = sum(counts.get(Key(REQUESTS, reason), 0.0) for reason in REJECTIONS)
@@ -149,6 +149,7 @@ def make_traffic(counts: Counts, window_seconds: float) -> Traffic:
         tpot_p90_seconds=quantile(tpot, 0.9),
         # A request may end in a later window than it came in.
         rejected=None if share is None else min(1.0, share),
+        dispersion=dispersion,
     )
 
 

@@ -16,6 +16,8 @@ from fulcrum.telemetry.counts import ARRIVALS, OUTPUT, PROMPT, Counts, Key, add
 _DETAIL_SECONDS: Final = 900.0
 _KNOWN_SHARE: Final = 0.5
 """An interval of which less was measured is a gap."""
+_UNEVEN: Final = 0.25
+"""Spans that differ from the usual length by this share are not compared."""
 _KEYS: Final = (
     Key(ARRIVALS),
     Key(f"{PROMPT}_sum"),
@@ -89,6 +91,16 @@ class Ring:
                 parts.append({key: value * share for key, value in piece.counts.items()})
                 covered_seconds += end - start
         return add(parts), covered_seconds
+
+    def spans(self, window_seconds: float, *, now: float) -> list[float]:
+        """Return the arrivals between each two scrapes of the last `window_seconds` that were about as far apart."""
+        pieces = [piece for piece in self._slices if now - window_seconds <= piece.start_seconds < now]
+        lengths = [piece.end_seconds - piece.start_seconds for piece in pieces]
+        usual = float(np.median(lengths)) if lengths else 0.0
+        alike = zip(pieces, lengths, strict=True)
+        return [
+            piece.counts.get(Key(ARRIVALS), 0.0) for piece, length in alike if abs(length - usual) <= _UNEVEN * usual
+        ]
 
     def series(self, *, interval_seconds: float, history_seconds: float, now: float) -> LoadSeries | None:
         """Return the whole intervals up to `now` from the first measured one on; None before there is one.

@@ -12,6 +12,7 @@ from typing import Final, Self
 import aiohttp
 
 from fulcrum.api.names import PORT_GATEWAY
+from fulcrum.balance.bursts import MEMORY_SECONDS, dispersion
 from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.telemetry.counts import BadPageError, Counts, Page, add, increase, make_traffic, read_page
@@ -163,7 +164,7 @@ class ScrapeSource:
         if covered_seconds <= 0 or covered_seconds < _KNOWN_SHARE * window_seconds:
             seen = f"only {covered_seconds:.0f} s of the last {window_seconds:.0f} s were seen so far"
             return self._unknown(cluster, known.problem or seen)
-        return make_traffic(counts, covered_seconds)
+        return make_traffic(counts, covered_seconds, dispersion=dispersion(known.ring.spans(MEMORY_SECONDS, now=now)))
 
     def _unknown(self, cluster: ClusterRef, why: str) -> Unknown:
         return Unknown(

@@ -113,10 +113,14 @@ OVERLOADED = Batches(
 )
 
 
-def batches(rate: float, tokens: float, lanes: Sequence[BatchLane], context: Context) -> Batches:
+def batches(
+    rate: float, tokens: float, lanes: Sequence[BatchLane], context: Context, *, dispersion: float = 1.0
+) -> Batches:
     """Return the state of `lanes` that take `rate` requests/s of `tokens` output tokens each.
 
-    The router fills them so that steps take the same time everywhere: the quick ones first.
+    The router fills them so that steps take the same time everywhere: the quick ones first. Arrivals in bursts with
+    an index of dispersion I make the number of requests vary (1 + I)/2 times as much as Poisson ones do (exact for
+    geometric batches, exponential lengths and steps of one duration): the distribution is widened by that.
     """
     lanes = [lane for lane in lanes if lane.workers > 0 and lane.room >= 1.0]
     if not lanes:
@@ -136,17 +140,18 @@ def batches(rate: float, tokens: float, lanes: Sequence[BatchLane], context: Con
     def steps_at(states: Floats) -> Floats:
         return np.maximum(np.interp(states, held, knots), least)
 
-    deviation = sqrt((middle + 1.0) / (1.0 - elasticity))
+    wider = (1.0 + max(dispersion, 1.0)) / 2
+    deviation = sqrt(wider * (middle + 1.0) / (1.0 - elasticity))
     lowest = max(0.0, floor(middle - _REACH * deviation))
     highest = min(middle + _REACH * deviation + 8.0, room)
     width = max(1.0, (highest - lowest) / _CELLS)
     states: Floats = lowest + width * np.arange(int((highest - lowest) / width + 1e-9) + 1, dtype=np.float64)
     between: Floats = np.maximum(states - (width - 1.0) / 2, 1.0)
-    logs = np.cumsum(width * np.log(np.maximum(offered * steps_at(between) / between, 1e-300)))
+    logs = np.cumsum(width * np.log(np.maximum(offered * steps_at(between) / between, 1e-300))) / wider
     mass = np.exp(logs - logs.max())
     # Beyond the last state they queue, and the pool gets no faster.
     full = offered * knots[-1] / room
-    beyond = float(mass[-1]) / (1.0 - full) / width if highest >= room else 0.0
+    beyond = float(mass[-1]) / (1.0 - full ** (1.0 / wider)) / width if highest >= room else 0.0
     if highest >= room:
         mass, states = mass[:-1], states[:-1]
     if not states.size:

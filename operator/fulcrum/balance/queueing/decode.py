@@ -46,7 +46,7 @@ def decode_wait(demand: Demand, stations: Stations, *, seconds: float = 0.0) -> 
 def _pool(demand: Demand, stations: Stations) -> tuple[Batches, list[BatchLane]]:
     context = Context.of(demand)
     lanes = [batch_lane(speed, workers, context) for speed, workers in stations if workers > 0]
-    return batches(demand.rate, max(demand.osl_tokens, 1.0), lanes, context), lanes
+    return batches(demand.rate, max(demand.osl_tokens, 1.0), lanes, context, dispersion=demand.dispersion), lanes
 
 
 def tpot_inside(

@@ -59,7 +59,7 @@ def mixed_attainment(
         return MixedAttainment(ttft=0.0, tpot=0.0)
     context = Context.of(demand)
     lanes = [batch_lane(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy)) for pool in pools]
-    state = batches(demand.rate, max(demand.osl_tokens, 1.0), lanes, context)
+    state = batches(demand.rate, max(demand.osl_tokens, 1.0), lanes, context, dispersion=demand.dispersion)
     if state.waiting >= 1.0:
         return MixedAttainment(ttft=0.0, tpot=0.0)
     workers = sum(pool.workers for pool in pools)
@@ -83,7 +83,9 @@ def mixed_attainment(
             transfer_base=extra_seconds + step / 2,
             transfer_per_token=0.0,
         )
-        alone = replace(demand, rate=demand.rate * pool.share / pool.workers)
+        part = pool.share / pool.workers
+        # What is drawn from a stream by chance comes less in bursts than the whole.
+        alone = replace(demand, rate=demand.rate * part, dispersion=1.0 + (demand.dispersion - 1.0) * part)
         inside = lanes_attainment(alone, [lane], seconds=ttft_seconds)
         if pool.workers > 1:
             together = replace(demand, rate=demand.rate * pool.share)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fulcrum.balance.demand import Demand
 from fulcrum.balance.queueing.lengths import Floats, length_points
-from fulcrum.balance.queueing.waiting import Service, Waiting, inverse_erlang_b, waiting
+from fulcrum.balance.queueing.waiting import Service, Waiting, inverse_erlang_b, turned_away, waiting
 from fulcrum.capacity.speed import WorkerSpeed
 
 Stations = Sequence[tuple[WorkerSpeed, int]]
@@ -59,8 +59,12 @@ def prompt_time(speed: WorkerSpeed, *, constant: float, prefix_hit: float, budge
     )
 
 
-def prefill_attainment(demand: Demand, stations: Stations, *, ttft_seconds: float, extra_seconds: float = 0.0) -> float:
+def prefill_attainment(
+    demand: Demand, stations: Stations, *, ttft_seconds: float, extra_seconds: float = 0.0, early: bool = False
+) -> float:
     """Return the share of requests whose wait + prefill + KV transfer + `extra_seconds` is at most `ttft_seconds`.
+
+    `early`: those that would be late are turned away when they come, so that they delay nobody.
 
     `extra_seconds` is what comes on top of it: hand-over and first decode step. At rate 0 this is the best that any
     number of workers can do: prompts that take too long on an idle worker are outside. Pools are taken best first,
@@ -82,7 +86,7 @@ def prefill_attainment(demand: Demand, stations: Stations, *, ttft_seconds: floa
         for speed, workers in stations
         if workers > 0
     ]
-    return lanes_attainment(demand, lanes, seconds=ttft_seconds)
+    return lanes_attainment(demand, lanes, seconds=ttft_seconds, early=early)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ class Lane:
         return whole.longest(seconds - self.transfer_base)
 
 
-def lanes_attainment(demand: Demand, lanes: Sequence[Lane], *, seconds: float) -> float:
+def lanes_attainment(demand: Demand, lanes: Sequence[Lane], *, seconds: float, early: bool = False) -> float:
     """Return the share of prompts that are through in `seconds`, by the best use of `lanes`."""
     if demand.isl_tokens < 1.0:
         demand = replace(demand, isl_tokens=1.0)
@@ -117,17 +121,18 @@ def lanes_attainment(demand: Demand, lanes: Sequence[Lane], *, seconds: float) -
 
         best_first.sort(key=late_and_mean)
     return max(
-        (_attainment(demand, best_first[: i + 1], seconds, lengths, weights) for i in range(len(best_first))),
+        (_attainment(demand, best_first[: i + 1], seconds, (lengths, weights), early) for i in range(len(best_first))),
         default=0.0,
     )
 
 
-def _attainment(demand: Demand, lanes: list[Lane], seconds: float, lengths: Floats, weights: Floats) -> float:
+def _attainment(demand: Demand, lanes: list[Lane], seconds: float, points: tuple[Floats, Floats], early: bool) -> float:
     """Return the share of prompts in time when all `lanes` (best first) are used."""
+    lengths, weights = points
     times = [lane.time.seconds(lengths) for lane in lanes]
     means = [float(weights @ time) for time in times]
     shares = _shares(demand.rate, means, [lane.workers for lane in lanes])
-    wait = _wait(demand, lanes, shares, times, (lengths, weights))
+    wait = _wait(demand, lanes, shares, times, points)
     inside = 0.0
     for share, lane, time in zip(shares, lanes, times, strict=True):
         own_lengths, own_weights = length_points(demand.isl_tokens, demand.isl_cv2, longest=lane.longest(seconds))
@@ -135,6 +140,8 @@ def _attainment(demand: Demand, lanes: list[Lane], seconds: float, lengths: Floa
             continue
         rooms = seconds - lane.time.seconds(own_lengths) - lane.transfer_base - lane.transfer_per_token * own_lengths
         missed = wait.missed(np.maximum(rooms, 0.0), time, weights)
+        if early:
+            missed = turned_away(missed, wait.load)
         inside += share * float(own_weights @ (1.0 - missed))
     return min(max(inside, 0.0), 1.0)
 
@@ -177,6 +184,7 @@ def _wait(
             most_sharing=max(alone / full, 1.0) if full > 0.0 else 1.0,
             held_up=sum(share * _held_up(lane, demand.isl_tokens) for share, lane, _ in parts),
         ),
+        dispersion=demand.dispersion,
     )
 
 

@@ -69,6 +69,12 @@ class Waiting:
     """Probability that one who waits finds a backlog too."""
     backlog: float
     """Mean seconds of that backlog, exponentially distributed; infinite in overload."""
+    load: float = 1.0
+    """Share of the servers' time that is taken."""
+    burst_chance: float = 0.0
+    """Probability that more came with it, or just before it, than idle servers take."""
+    burst: float = 0.0
+    """Mean seconds that it then waits for those, exponentially distributed."""
 
     def missed(self, rooms: Floats, services: Floats, weights: Floats) -> Floats:
         """Return the probability of waiting longer than each of `rooms` (seconds, not negative).
@@ -85,11 +91,27 @@ class Waiting:
         late = np.maximum(1.0 - room / longest, 0.0)
         gone = np.exp(-np.maximum(room - longest, 0.0) / backlog) - np.exp(-room / backlog)
         late += self.backlog_chance * (backlog / longest) * gone
-        return np.asarray(self.chance * (late @ (biased / biased.sum())))
+        missed = np.asarray(self.chance * (late @ (biased / biased.sum())))
+        if self.burst > 0.0:
+            missed = missed + (1.0 - missed) * self.burst_chance * np.exp(-rooms / self.burst)
+        return missed
 
 
-def waiting(rate: float, servers: int, service: Service) -> Waiting:
-    """Return the waiting of `rate` requests/s in a pool of `servers` alike servers; all wait for ever in overload."""
+def turned_away(missed: Floats, load: float) -> Floats:
+    """Return the share that has to be turned away at arrival so that all others are in time.
+
+    `missed` is the share that would be late if nobody was (at a `load` below 1): their work delays others,
+    too. Exact for M/M/c, and an approximation for M/G/c (Boots and Tijms 1999).
+    """
+    return np.asarray((1.0 - load) * missed / (1.0 - load * missed)) if load < 1.0 else missed
+
+
+def waiting(rate: float, servers: int, service: Service, *, dispersion: float = 1.0) -> Waiting:
+    """Return the waiting of `rate` requests/s in a pool of `servers` alike servers; all wait for ever in overload.
+
+    Arrivals with an index of dispersion I above 1 come in bursts of (I + 1)/2 on average. A request then also waits for
+    (I - 1)/2 others that came before it, at the speed that the pool has left (exact for the mean in M^X/M/1).
+    """
     if rate <= _NOTHING or service.alone <= 0.0:
         return Waiting(chance=0.0, residual=1.0, backlog_chance=0.0, backlog=0.0)
     alone = service.alone
@@ -121,7 +143,12 @@ def waiting(rate: float, servers: int, service: Service) -> Waiting:
     busy = min(busy / servers, 1.0 - 1e-9)
     chance = sqrt(common * _blocking_at(servers, busy * servers))
     spread = (1.0 + service.cv2) / 2
+    more = (max(dispersion, 1.0) - 1.0) / 2
+    spare = servers - rate * best
     return Waiting(
+        load=rate * best / servers,
+        burst_chance=(more / (1.0 + more)) ** max(servers - rate * alone, 1.0),
+        burst=service.held_up * more * best / spare,
         chance=chance,
         residual=spread ** (_RESIDUAL_POWER - 1.0),
         backlog_chance=busy,

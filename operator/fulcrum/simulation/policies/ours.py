@@ -32,8 +32,8 @@ from fulcrum.simulation.worker import Worker
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """Wall-clock time of second 0."""
-_FIRST_TRAFFIC_SECONDS: Final = 4.0
-"""Two scrapes, two seconds apart, make the first rate."""
+_FIRST_SHARE: Final = 0.5
+"""Traffic is unknown until this share of its window was seen (`telemetry.scrape_source`)."""
 _PHASE_RUNNING, _PHASE_PENDING = WorkerPhase.RUNNING, WorkerPhase.PENDING
 
 
@@ -121,7 +121,7 @@ class Ours(Policy):
         start_seconds = self._start_seconds
         if start_seconds is None:
             start_seconds = max(pool.start_seconds for pool in view.cluster.pools)
-        if view.now < _FIRST_TRAFFIC_SECONDS:
+        if view.now < _FIRST_SHARE * self._window_seconds:
             return Outlook(speeds=speeds, start_seconds=start_seconds, unknown="Nothing has been measured yet.")
         interval_seconds = self._interval_seconds
         if view.now >= self._forecast_at + interval_seconds:
