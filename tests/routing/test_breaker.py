@@ -78,8 +78,11 @@ def observed(slow: dict[str, float], failing: frozenset[str] = frozenset(), work
     for number in range(workers):
         for turn in range(30):
             name = f"w{number}"
-            failed = name in failing and turn % 2 == 0
-            ejector.observe(name, ratio=None if failed else slow.get(name, 1.0), failed=failed)
+            if name in failing and turn % 2 == 0:
+                ejector.failed(name)
+            else:
+                ejector.answered(name, 1)
+                ejector.observe(name, slow.get(name, 1.0))
     return ejector
 
 
@@ -100,7 +103,7 @@ def test_ejections_get_longer_and_need_new_evidence() -> None:
     assert ejector.eject(NAMES) == {"w2": 10.0}
     assert ejector.eject(NAMES) == {}
     for _ in range(10):
-        ejector.observe("w2", ratio=5.0)
+        ejector.observe("w2", 5.0)
     assert ejector.eject(NAMES) == {"w2": 20.0}
     ejector.forget("w2")
     assert ejector.eject(NAMES) == {}

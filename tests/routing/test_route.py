@@ -124,6 +124,33 @@ def test_pools_admit_classes() -> None:
     assert route(ask(qos=1), view, 0.0) == NoPool(known=1)
 
 
+@pytest.mark.parametrize(
+    ("prompt_tokens", "qos", "never"),
+    [(1000.0, 0, False), (6000.0, 0, False), (6000.0, 1, True), (50_000.0, 0, False), (90_000.0, 0, True)],
+)
+def test_a_pool_that_has_no_worker_just_now_still_takes_requests(prompt_tokens: float, qos: int, never: bool) -> None:
+    """Who only has to wait for a worker is not told that it will never be served."""
+    view = ClusterView(class_names=("batch", "chat"))
+    view.set_pools({"big": PoolAdmits(min_prompt_tokens=500, max_prompt_tokens=60_000, classes=("batch",)),
+                    "small": PoolAdmits(max_prompt_tokens=400)})  # fmt: skip
+    view.put("s", Role.MIXED, pool="small")
+    assert route(ask(prompt_tokens, qos=qos), view, 0.0) == (
+        NoPool(known=1) if never else NobodyFits(known=1, wrong_role=0, excluded=0)
+    )
+    view.put("b", Role.DRAINING, pool="big")
+    assert isinstance(route(ask(prompt_tokens, qos=qos), view, 0.0), NoPool) == never
+    view.put("b", Role.MIXED, pool="big")
+    assert isinstance(route(ask(prompt_tokens, qos=qos), view, 0.0), NoPool if never else Route)
+
+
+def test_a_pool_without_workers_is_as_large_as_its_workers_were() -> None:
+    view = cluster(1, 1)
+    view.set_pools({"pool": None, "tiny": None})
+    assert isinstance(route(ask(1_000_000.0), view, 0.0), NobodyFits), "nobody knows how much a tiny one holds"
+    view.set_speed("tiny", SPEED)
+    assert isinstance(route(ask(1_000_000.0), view, 0.0), NoPool)
+
+
 def test_revisions_are_never_paired() -> None:
     view = cluster(0, 0)
     view.put("p-old", Role.PREFILL, pool="pool", revision="old")

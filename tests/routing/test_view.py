@@ -210,3 +210,47 @@ def test_a_full_batch_means_waiting_for_a_place() -> None:
         send(view, decoding=True)
     assert find(view).hand_over.slot_seconds > 0
     assert SPEED.max_batch == 256
+
+
+def served(view: ClusterView, slow: str, times: int) -> None:
+    for number in range(times):
+        flight = send(view, now_seconds=10.0 * number, decoding=True)
+        view.finish(flight, 10.0 * number + 5)
+        seconds = flight.route.ttft_seconds * (10 if flight.prefill.name == slow else 1)
+        tpot_seconds = flight.route.tpot_seconds * (10 if flight.decode.name == slow else 1)
+        view.served(flight, ttft_seconds=seconds, tpot_seconds=tpot_seconds)
+
+
+@pytest.mark.parametrize("slow", ["p1", "d2"])
+def test_a_worker_that_is_much_slower_than_its_like_is_left_alone_for_a_while(slow: str) -> None:
+    view = cluster(3, 3)
+    served(view, slow, 75)
+    assert [worker.name for worker in view.tick(1000.0)] == [slow]
+    assert view.workers[slow].suspect
+    assert view.tick(1001.0) == []
+    assert slow not in {name for _ in range(9) for name in (find(view).prefill.name, find(view).decode.name)}
+    view.tick(1010.0)
+    assert not view.workers[slow].suspect
+
+
+def test_workers_that_are_not_alike_are_not_compared() -> None:
+    view = cluster(1, 1, 1)
+    served(view, "p0", 100)
+    assert view.tick(1000.0) == []
+
+
+@pytest.mark.parametrize(("failures", "ejected"), [(1, False), (8, True)])
+def test_a_worker_that_fails_many_of_its_requests_is_an_outlier(failures: int, ejected: bool) -> None:
+    view = cluster(4, 1)
+    now = 0.0
+    for turn in range(200):
+        now += 0.6
+        for worker in list(view.workers.values()):
+            if worker.name == "p2" and turn % 20 < failures:
+                view.failed(worker, now)
+            else:
+                view.worked(worker)
+        gone = view.tick(now)
+        if gone:
+            break
+    assert ([worker.name for worker in gone] == ["p2"]) == ejected

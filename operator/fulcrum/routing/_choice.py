@@ -44,7 +44,7 @@ class NobodyThere:
 
 @dataclass(frozen=True, slots=True)
 class NobodyFits:
-    """Workers exist, but none of them may take this request."""
+    """Workers exist, but none of them may take this request now: later, or in a pool that has none yet, one may."""
 
     known: int
     wrong_role: int
@@ -53,7 +53,7 @@ class NobodyFits:
 
 @dataclass(frozen=True, slots=True)
 class NoPool:
-    """Workers could serve a request, but not this one, now or later: too long for any of them, or admitted by none."""
+    """No pool takes this request, now or later: it is too long for any of them, or admitted by none."""
 
     known: int
 

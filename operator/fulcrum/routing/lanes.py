@@ -14,30 +14,15 @@ _PROMPT_ERROR: Final = 0.8
 """Prompt lengths may be estimates: one is too long only when it is so even at this share."""
 
 
-class Group:
-    """Workers of one pool in one role, and which requests the pool takes."""
+class PoolRule:
+    """Which requests a pool takes, now or later."""
 
-    __slots__ = (
-        "by_node",
-        "classes",
-        "longest_tokens",
-        "members",
-        "min_prompt_tokens",
-        "pool",
-        "workers",
-    )
+    __slots__ = ("classes", "longest_tokens", "min_prompt_tokens")
 
-    def __init__(self, pool: str, workers: list[WorkerView], admits: PoolAdmits | None, names: Sequence[str]) -> None:
-        self.pool = pool
-        self.workers = workers
-        self.members = frozenset(workers)
-        self.by_node: dict[str, list[WorkerView]] = {}
-        for worker in workers:
-            if worker.node:
-                self.by_node.setdefault(worker.node, []).append(worker)
-        capacity = max(worker.kv_capacity for worker in workers)
+    def __init__(self, admits: PoolAdmits | None, kv_capacity_tokens: float, class_names: Sequence[str]) -> None:
+        """`kv_capacity_tokens` of its largest worker, 0 while unknown."""
         self.min_prompt_tokens = 0.0
-        self.longest_tokens = capacity / _PROMPT_ERROR if capacity else _UNBOUNDED
+        self.longest_tokens = kv_capacity_tokens / _PROMPT_ERROR if kv_capacity_tokens else _UNBOUNDED
         """The longest prompt that it takes, and that its KV cache may hold."""
         self.classes: frozenset[int] | None = None
         """Indices of the classes that it takes; None: all."""
@@ -46,13 +31,29 @@ class Group:
             if admits.max_prompt_tokens is not None:
                 self.longest_tokens = min(self.longest_tokens, float(admits.max_prompt_tokens))
             if admits.classes:
-                self.classes = frozenset(index for index, name in enumerate(names) if name in admits.classes)
+                self.classes = frozenset(index for index, name in enumerate(class_names) if name in admits.classes)
 
     def admits(self, prompt_tokens: float, qos: int) -> bool:
-        """Whether the pool takes a request, by its `admits` and by the size of its KV cache."""
+        """Whether it takes a request, by its `admits` and by the size of its KV cache."""
         return self.min_prompt_tokens <= prompt_tokens <= self.longest_tokens and (
             self.classes is None or qos in self.classes
         )
+
+
+class Group(PoolRule):
+    """Workers of one pool in one role."""
+
+    __slots__ = ("by_node", "members", "pool", "workers")
+
+    def __init__(self, pool: str, workers: list[WorkerView], admits: PoolAdmits | None, names: Sequence[str]) -> None:
+        super().__init__(admits, max(worker.kv_capacity for worker in workers), names)
+        self.pool = pool
+        self.workers = workers
+        self.members = frozenset(workers)
+        self.by_node: dict[str, list[WorkerView]] = {}
+        for worker in workers:
+            if worker.node:
+                self.by_node.setdefault(worker.node, []).append(worker)
 
 
 class Lane:

@@ -111,6 +111,6 @@ def _nobody(incoming: Incoming, view: ClusterView) -> NobodyThere | NobodyFits |
         return NobodyThere()
     serving = [worker for lane in view.every_lane for group in lane.groups for worker in group.workers]
     excluded = sum(worker.name in incoming.exclude for worker in serving)
-    if len(serving) > excluded:
+    if len(serving) > excluded and not view.any_pool_takes(incoming.prompt_tokens, incoming.qos):
         return NoPool(known=known)
     return NobodyFits(known=known, wrong_role=known - len(serving), excluded=excluded)

@@ -16,7 +16,8 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.routing.affinity import AffinityMemory
 from fulcrum.routing.breaker import BreakerState
 from fulcrum.routing.flight import DECODING, ENDED, PREFILLING, Flight
-from fulcrum.routing.lanes import Lane, make_lanes
+from fulcrum.routing.lanes import Lane, PoolRule, make_lanes
+from fulcrum.routing.outliers import Outliers
 from fulcrum.routing.path import Incoming, Route
 from fulcrum.routing.worker import WorkerView
 
@@ -61,8 +62,11 @@ class ClusterView:
         self.decode_use = [0.0] * len(self.class_names)
         """Shares of decode workers that are promised or in use, by class."""
         self.mean_prompt_tokens = _USUAL_PROMPT_TOKENS
+        self._pools: frozenset[str] = frozenset()
+        """Those that the cluster has, with or without workers."""
         self._admits: Mapping[str, PoolAdmits] = {}
         self._speeds: dict[str, WorkerSpeed] = {}
+        self._outliers = Outliers()
         self._joined = 0
 
     @property
@@ -101,9 +105,19 @@ class ClusterView:
             self._rebuild()
 
     def set_pools(self, admits: Mapping[str, PoolAdmits | None]) -> None:
-        """Which requests each pool takes; pools that are not named, or None, take every one."""
+        """All pools, and which requests each takes; one that is not named, or None, takes every one."""
+        self._pools = frozenset(admits)
         self._admits = {pool: rule for pool, rule in admits.items() if rule is not None}
         self._rebuild()
+
+    def any_pool_takes(self, prompt_tokens: float, qos: int) -> bool:
+        """Whether any pool takes such a request, once it has a worker to spare."""
+        for pool in self._pools.union(worker.pool for worker in self.workers.values()):
+            speed = self._speeds.get(pool)
+            capacity = float(speed.kv_capacity_tokens) if speed is not None else 0.0
+            if PoolRule(self._admits.get(pool), capacity, self.class_names).admits(prompt_tokens, qos):
+                return True
+        return False
 
     def set_speed(self, pool: str, speed: WorkerSpeed) -> None:
         """How fast the workers of `pool` are."""
@@ -116,14 +130,24 @@ class ClusterView:
                 self._make_room(worker)
         self._rebuild()
 
+    def served(self, flight: Flight, *, ttft_seconds: float | None, tpot_seconds: float | None) -> None:
+        """A request was served; outliers are told by a sample of all. Leave out what is not known."""
+        found = flight.route
+        if ttft_seconds is not None:
+            self._outliers.observe(flight.prefill, ttft_seconds, found.ttft_seconds)
+        if tpot_seconds is not None:
+            self._outliers.observe(flight.decode, tpot_seconds, found.tpot_seconds)
+
     def failed(self, worker: WorkerView, now_seconds: float) -> None:
         """A request failed on `worker` in a way that is the worker's fault."""
+        self._outliers.failed(worker)
         before = worker.breaker.available
         worker.breaker.failed(now_seconds)
         self._moved(worker, before)
 
     def worked(self, worker: WorkerView) -> None:
         """`worker` answered a request."""
+        worker.answered += 1
         if not worker.breaker.spotless:
             before = worker.breaker.available
             worker.breaker.worked()
@@ -135,10 +159,13 @@ class ClusterView:
         worker.breaker.eject(now_seconds, seconds)
         self._moved(worker, before)
 
-    def tick(self, now_seconds: float) -> None:
-        """Time went by: call it a few times a second."""
+    def tick(self, now_seconds: float) -> list[WorkerView]:
+        """Time went by: call it a few times a second. Workers that are left alone from now on, as outliers."""
         moved = False
         for worker in self.workers.values():
+            if worker.answered:
+                self._outliers.answered(worker, worker.answered)
+                worker.answered = 0
             if not worker.breaker.available:
                 worker.breaker.tick(now_seconds)
                 moved = moved or worker.breaker.available
@@ -146,6 +173,10 @@ class ClusterView:
                 worker.set_foreign(now_seconds, seconds=0.0, running=0.0, context_tokens=0.0, share=0.0)
         if moved:
             self._rebuild()
+        found = self._outliers.find(list(self.workers.values()))
+        for worker, seconds in found:
+            self.eject(worker, now_seconds, seconds)
+        return [worker for worker, _ in found]
 
     def report(self, name: str, load: LoadReport, now_seconds: float) -> None:
         """A worker's own report: what it has beyond what was started here came from other gateways."""
@@ -249,6 +280,7 @@ class ClusterView:
 
     def _forget(self, worker: WorkerView) -> None:
         self.by_index.pop(worker.index, None)
+        self._outliers.forget(worker)
         self.affinity.leave(worker.index)
 
     def _rebuild(self) -> None:

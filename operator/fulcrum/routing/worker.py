@@ -45,6 +45,7 @@ class WorkerView:
 
     __slots__ = (
         "anchor",
+        "answered",
         "breaker",
         "chunk_tokens",
         "decode_a",
@@ -106,6 +107,8 @@ class WorkerView:
         self.node = node
         self.incarnation = ""
         self.breaker = Breaker()
+        self.answered = 0
+        """Requests that it answered since the last tick."""
 
         # Prefill: legs in the order of their start, their summed time, and when that sum was last known to be right.
         self.legs: dict[Flight, None] = {}
