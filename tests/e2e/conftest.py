@@ -26,6 +26,7 @@ ORDER = (
     "test_delete",
     "test_parity_bf16",
     "test_auto",
+    "test_fidelity",
     "test_prometheus",
 )
 """Later ones change the cluster for good; from `test_parity_bf16` on they have others where the first one was."""
