@@ -123,11 +123,15 @@ class _Life:
         state.engine_start_seconds = time.monotonic() - started
         logger.info("engine_up seconds=%.1f", state.engine_start_seconds)
         if self._config.measure_at_start:
-            from fulcrum_worker.measure import measure_engine
+            from fulcrum_worker.measure import budget_for, measure_engine
 
             measuring = time.monotonic()
             state.speed = await measure_engine(
-                state.session, state.engine_url, self._config.served_name, max_model_len=self._config.max_model_len
+                state.session,
+                state.engine_url,
+                self._config.served_name,
+                max_model_len=self._config.max_model_len,
+                budget_seconds=budget_for(state.engine_start_seconds),
             )
             state.measure_seconds = time.monotonic() - measuring
         state.warm = True

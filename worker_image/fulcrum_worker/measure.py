@@ -1,8 +1,9 @@
 """Measures a fresh engine for a moment, so that the capacity model starts from facts.
 
 It happens before the worker is ready, so nothing of it competes with users, and rates over a ready worker's metrics
-never contain it. Prompts are random token ids: none hits, and none is worth keeping in, the prefix cache. Times are
-those of vLLM's own histograms, taken in its engine process: a busy machine delays the agent more than the engine.
+never contain it. Prompts are random token ids: none hits, and none is worth keeping in, the prefix cache. Answers are
+streamed, as most users ask for them: where the engine has few cores, each piece takes some of its time. Times are those
+of vLLM's own histograms, taken in its engine process: a busy machine delays the agent more than the engine.
 """
 
 from __future__ import annotations
@@ -26,16 +27,26 @@ logger = logging.getLogger(__name__)
 
 BUDGET_SECONDS: Final = 3.0
 """Readiness waits about this long; a slow engine is measured with fewer and shorter prompts."""
+START_SHARE: Final = 0.1
+"""An engine that took long to start may be measured for this share of that: it takes long for all it does."""
+LONGEST_BUDGET_SECONDS: Final = 15.0
 PATIENCE_SECONDS: Final = 60.0
 """How long an engine that is too slow for the budget is waited for, until a fit is possible at all."""
 ENOUGH_SAMPLES: Final = 2
 """Samples of either kind without which there is no fit."""
 _PREFILL_TOKENS: Final = (16, 64, 256, 1024, 4096, 16384)
+_LEAST_GROWTH: Final = 1.5
+"""A prompt that is cut to what the time allows is still this much longer than the one before, or left out."""
 _PREFILL_SHARE: Final = 0.6
-_DECODE_SHAPES: Final = ((1, 16), (2, 16), (4, 16), (16, 16), (4, 128), (16, 96))
-"""(batch, prompt tokens of each), as far as one step takes them. The prompts of a batch fit into vLLM's smallest
-default token budget."""
-_DECODE_STEPS: Final = 6
+_ROUND_SHARE: Final = 0.05
+"""What takes less than this share of the budget is done again, up to `_MOST_ROUNDS` in all, and averaged: short times
+are the noisy ones."""
+_MOST_ROUNDS: Final = 3
+_BATCHES: Final = (2, 4, 16)
+_CONTEXTS: Final = (16, 96)
+"""Batches, as far as one step takes them, and prompt tokens of each request in one. The prompts of a batch fit into
+vLLM's smallest default token budget."""
+_DECODE_STEPS: Final = 8
 _TOKEN_IDS: Final = range(10, 1000)
 """Ordinary ids of every vocabulary, without the special ones at its start."""
 _PREFILL_TIME: Final = ("vllm:request_prefill_time_seconds",)
@@ -71,18 +82,12 @@ class _Engine:
             "max_tokens": output_tokens,
             "temperature": 0,
             "ignore_eos": True,
+            "stream": True,
         }
         async with self.session.post(f"{self.url}/v1/completions", json=body, timeout=self.timeout) as response:
             response.raise_for_status()
-            await response.read()
-
-    async def histogram(self, names: tuple[str, ...]) -> tuple[float, float]:
-        """Count and summed seconds of the first of these histograms that vLLM has. Raises LookupError without one."""
-        totals = metric_totals(await self.metrics(), [f"{name}_{part}" for name in names for part in ("count", "sum")])
-        for name in names:
-            if f"{name}_count" in totals:
-                return totals[f"{name}_count"], totals[f"{name}_sum"]
-        raise LookupError(f"vLLM has none of {names}")
+            async for _ in response.content.iter_any():
+                pass
 
     async def metrics(self) -> str:
         async with self.session.get(f"{self.url}/metrics", timeout=self.timeout) as response:
@@ -92,16 +97,36 @@ class _Engine:
         """Most requests that the engine takes into one step."""
         return metric_totals(await self.metrics(), [MAX_BATCH]).get(MAX_BATCH, math.inf)
 
-    async def timed(self, names: tuple[str, ...], *, batch: int, prompt_tokens: int, output_tokens: int) -> float:
-        """Mean seconds that a histogram took up while a batch ran."""
-        count_before, sum_before = await self.histogram(names)
-        await self.generate(batch=batch, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-        wanted = batch * max(1, output_tokens - 1)
+    async def timed(self, *, batch: int, prompt_tokens: int) -> tuple[float, float]:
+        """Mean seconds of a prefill and of a decode step while a batch ran."""
+        before = _histograms(await self.metrics())
+        await self.generate(batch=batch, prompt_tokens=prompt_tokens, output_tokens=_DECODE_STEPS + 1)
         while True:  # vLLM books a request's last step just after it has answered
-            count, total = await self.histogram(names)
-            if count >= count_before + wanted:
-                return (total - sum_before) / (count - count_before)
+            after = _histograms(await self.metrics())
+            counts = [count - old for (count, _), (old, _) in zip(after, before, strict=True)]
+            if counts[0] >= batch and counts[1] >= batch * _DECODE_STEPS:
+                seconds = [total - old for (_, total), (_, old) in zip(after, before, strict=True)]
+                return seconds[0] / counts[0], seconds[1] / counts[1]
             await asyncio.sleep(_POLL_SECONDS)
+
+
+def _histograms(text: str) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Count and summed seconds of prefills, and of steps between tokens. Raises LookupError without them."""
+    names = [f"{name}_{part}" for name in (*_PREFILL_TIME, *_STEP_TIME) for part in ("count", "sum")]
+    totals = metric_totals(text, names)
+
+    def first(of: tuple[str, ...]) -> tuple[float, float]:
+        for name in of:
+            if f"{name}_count" in totals:
+                return totals[f"{name}_count"], totals[f"{name}_sum"]
+        raise LookupError(f"vLLM has none of {of}")
+
+    return first(_PREFILL_TIME), first(_STEP_TIME)
+
+
+def budget_for(start_seconds: float) -> float:
+    """Seconds that an engine which took `start_seconds` to come up is measured for."""
+    return min(LONGEST_BUDGET_SECONDS, max(BUDGET_SECONDS, START_SHARE * start_seconds))
 
 
 async def measure_engine(
@@ -131,8 +156,8 @@ async def measure_engine(
     try:
         async with asyncio.timeout(patience_seconds):
             await engine.generate(batch=1, prompt_tokens=8, output_tokens=2)  # the first one pays for lazy set-up
-            await _measure_prefills(engine, prefills, budget_seconds * _PREFILL_SHARE, max_model_len)
-            await _measure_decodes(engine, prefills, decodes)
+            await _measure_prompts(engine, prefills, decodes, budget_seconds, max_model_len)
+            await _measure_batches(engine, prefills, decodes)
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError) as error:
         # Out of time, or an engine that talks otherwise; what was measured so far may suffice.
         logger.info("measure_cut_short reason=%s", type(error).__name__)
@@ -147,38 +172,65 @@ async def measure_engine(
     return speed
 
 
-async def _measure_prefills(
-    engine: _Engine, samples: list[PrefillSample], budget_seconds: float, max_model_len: int | None
+async def _measure_prompts(
+    engine: _Engine,
+    prefills: list[PrefillSample],
+    decodes: list[DecodeSample],
+    budget_seconds: float,
+    max_model_len: int | None,
 ) -> None:
-    """Longer and longer prompts, until there are enough and the next one would not fit into the time (or the model)."""
-    decode_seconds = engine.budget_left_seconds - budget_seconds
-    for prompt_tokens in _PREFILL_TOKENS:
-        if max_model_len is not None and prompt_tokens >= max_model_len:
-            break
-        if len(samples) >= ENOUGH_SAMPLES:
-            growth = prompt_tokens / samples[-1].prompt_tokens
-            if samples[-1].seconds * growth > engine.budget_left_seconds - decode_seconds:
+    """One request at a time, with longer and longer prompts, until there are enough and the next one would not fit into
+    the time (or the model). Each says how long its prefill takes, and the steps after it."""
+    for wanted_tokens in _PREFILL_TOKENS:
+        prompt_tokens = wanted_tokens
+        if len(prefills) >= ENOUGH_SAMPLES:
+            last = prefills[-1]
+            left_seconds = engine.budget_left_seconds - budget_seconds * (1 - _PREFILL_SHARE)
+            left_seconds -= _DECODE_STEPS * decodes[-1].seconds
+            prompt_tokens = min(prompt_tokens, int(last.prompt_tokens * left_seconds / last.seconds))
+            if prompt_tokens < last.prompt_tokens * _LEAST_GROWTH:
                 break
+        if max_model_len is not None and prompt_tokens + _DECODE_STEPS >= max_model_len:
+            break
         try:
-            seconds = await engine.timed(_PREFILL_TIME, batch=1, prompt_tokens=prompt_tokens, output_tokens=1)
+            await _measure(
+                engine, prefills, decodes, batch=1, prompt_tokens=prompt_tokens, whole_seconds=budget_seconds
+            )
         except aiohttp.ClientResponseError:
             break  # longer than the model or the KV cache allows
-        samples.append(PrefillSample(prompt_tokens=prompt_tokens, seconds=seconds))
+        if prompt_tokens < wanted_tokens:
+            break
 
 
-async def _measure_decodes(engine: _Engine, prefills: list[PrefillSample], samples: list[DecodeSample]) -> None:
-    """Batches of several sizes and contexts, until there are enough and the next one would not fit into the time."""
-    prefill_seconds_per_token = prefills[-1].seconds / prefills[-1].prompt_tokens if prefills else 0.0
-    max_batch = await engine.max_batch()
-    shapes = [(batch, prompt_tokens) for batch, prompt_tokens in _DECODE_SHAPES if batch <= max_batch]
-    for batch, prompt_tokens in shapes or _DECODE_SHAPES[:1]:
-        if len(samples) >= ENOUGH_SAMPLES:
-            step_seconds = 2 * samples[-1].seconds
-            expected_seconds = batch * prompt_tokens * prefill_seconds_per_token + _DECODE_STEPS * step_seconds
+async def _measure_batches(engine: _Engine, prefills: list[PrefillSample], decodes: list[DecodeSample]) -> None:
+    """Batches of several sizes and contexts, as long as they fit into the time."""
+    seconds_per_token = prefills[-1].seconds / prefills[-1].prompt_tokens if prefills else 0.0
+    most = await engine.max_batch()
+    batches = sorted({int(min(batch, most)) for batch in _BATCHES} - {1})
+    for prompt_tokens in _CONTEXTS:
+        for batch in batches:
+            step_seconds = 2 * decodes[-1].seconds if decodes else 0.0
+            expected_seconds = batch * prompt_tokens * seconds_per_token + _DECODE_STEPS * step_seconds
             if expected_seconds > engine.budget_left_seconds:
-                break
-        seconds = await engine.timed(
-            _STEP_TIME, batch=batch, prompt_tokens=prompt_tokens, output_tokens=_DECODE_STEPS + 1
-        )
-        context_tokens = batch * (prompt_tokens + (_DECODE_STEPS + 1) / 2)
-        samples.append(DecodeSample(batch=batch, context_tokens=context_tokens, seconds=seconds))
+                return
+            await _measure(engine, [], decodes, batch=batch, prompt_tokens=prompt_tokens, whole_seconds=0.0)
+
+
+async def _measure(
+    engine: _Engine,
+    prefills: list[PrefillSample],
+    decodes: list[DecodeSample],
+    *,
+    batch: int,
+    prompt_tokens: int,
+    whole_seconds: float,
+) -> None:
+    """Add what a batch takes, on average over the rounds that a small share of `whole_seconds` is enough for."""
+    started = time.monotonic()
+    rounds: list[tuple[float, float]] = []
+    while not rounds or (len(rounds) < _MOST_ROUNDS and time.monotonic() - started < _ROUND_SHARE * whole_seconds):
+        rounds.append(await engine.timed(batch=batch, prompt_tokens=prompt_tokens))
+    prefill_seconds, step_seconds = (sum(times) / len(rounds) for times in zip(*rounds, strict=True))
+    prefills.append(PrefillSample(prompt_tokens=prompt_tokens, seconds=prefill_seconds))
+    context_tokens = batch * (prompt_tokens + (_DECODE_STEPS + 1) / 2)
+    decodes.append(DecodeSample(batch=batch, context_tokens=context_tokens, seconds=step_seconds))
