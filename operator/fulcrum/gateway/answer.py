@@ -21,6 +21,11 @@ class Failure(StrEnum):
     TIMEOUT = "timeout"
     PROTOCOL = "protocol"
     ERROR_STATUS = "error_status"
+    STALL = "stall"
+    TRUNCATED = "truncated"
+    """A stream ended without its end mark."""
+    DIVERGED = "diverged"
+    """Another worker did not go on with a stream as the first one did."""
 
 
 class UpstreamError(Exception):
@@ -94,6 +99,12 @@ class StreamSource(Protocol):
     def resume(self) -> None:
         """Read on."""
 
+    def fail(self, failure: Failure, message: str) -> None:
+        """Give up: what came is not what was asked for."""
+
+    first_byte_at: float
+    """Loop time of the first body bytes, seconds."""
+
 
 class StreamSink(Protocol):
     """Takes a streamed answer."""
@@ -103,6 +114,9 @@ class StreamSink(Protocol):
 
     def stream_bytes(self, chunks: bytes) -> None:
         """Whole chunks, framing included."""
+
+    def stream_last(self, chunks: bytes) -> None:
+        """The same, and the body ends with them."""
 
 
 class _ErrorDetail(msgspec.Struct):

@@ -24,7 +24,7 @@ _FALSE: Final = Raw(b"false")
 _EMPTY: Final = Raw(b"")
 _COMPLETION_TOKENS: Final = 16
 # Connector fields name a peer to read KV from: from a client they would read someone's KV, or any host.
-_CONNECTOR_FIELDS: Final = frozenset(("kv_transfer_params", "ec_transfer_params", "vllm_xargs"))
+_CONNECTOR_FIELDS: Final = frozenset(("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority"))
 _WHOLE_WHEN_SET: Final = (
     "echo",  # echoed logprobs need the prompt's logits, which are not in the KV cache
     "use_beam_search",  # beams are separate engine requests; the KV of one prefill serves only one
@@ -75,6 +75,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             fields["stream"] = _FALSE
         fields.pop("stream_options", None)
         fields.pop("min_tokens", None)
+        fields.pop("return_token_ids", None)  # nobody reads them in this answer
         fields["kv_transfer_params"] = _PREFILL_PARAMS
         return _encoder.encode(fields)
 
@@ -165,6 +166,7 @@ def _decode_fields(body: bytes) -> dict[str, Raw]:
 
 
 def _drop_connector_fields(fields: dict[str, Raw]) -> None:
+    fields.pop("priority", None)  # a class has one, a client cannot raise itself
     for name in ("kv_transfer_params", "ec_transfer_params"):
         if _set(fields.pop(name, None)):
             raise bad_request(f"`{name}` is set by the gateway and cannot be sent by a client.", param=name)

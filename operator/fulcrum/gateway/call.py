@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fulcrum.api.gateway import GatewayConfig
+from fulcrum.gateway.answer import StreamSink
 from fulcrum.gateway.body import Job, Usage
 from fulcrum.gateway.class_metrics import ClassMetrics
 from fulcrum.gateway.errors import RequestError
@@ -15,6 +16,7 @@ from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.keys import ApiKey
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.reply import Reply
+from fulcrum.gateway.sent import SentStream
 from fulcrum.gateway.slo import judge_latency, judge_refusal
 from fulcrum.routing import Flight, Incoming
 
@@ -44,6 +46,17 @@ class Call:
     flight: Flight | None = None
     """Of the last attempt."""
     attempts: int = 0
+    sink: StreamSink | None = None
+    """Who takes its stream; None: its answer comes as one."""
+    sent: SentStream | None = None
+    """What its client was sent of a stream; None where that cannot be resumed."""
+    prompt_ids: list[int] | None = None
+    """Token ids of the prompt; known only of a stream that is being resumed."""
+    fruitless: int = 0
+    """Attempts in a row that brought the client nothing."""
+    tokens_at_loss: int = 0
+    lost_at: float = 0.0
+    """Loop time at which its stream lost its worker; 0: it has one."""
     path: str = "-"
     prompt_tokens: int | None = None
     output_tokens: int | None = None

@@ -8,17 +8,23 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final
 
+from msgspec import Raw
+
 from fulcrum.admission import Preempt
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
-from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError
+from fulcrum.gateway.answer import Answer
 from fulcrum.gateway.body import Job, read_answer, read_job
 from fulcrum.gateway.call import Accounts, Call
 from fulcrum.gateway.errors import SERVER_ERROR, RequestError, rejected, upstream_failed
 from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.leg import LegFailedError, Legs
 from fulcrum.gateway.metrics import Metrics
+from fulcrum.gateway.recovery import Recovery
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
+from fulcrum.gateway.resume import follow
+from fulcrum.gateway.sent import Budget
 from fulcrum.gateway.stream_usage import UsageTail, asks_for_usage
 from fulcrum.gateway.workers import Worker, WorkerView
 from fulcrum.routing import Flight, Incoming
@@ -26,22 +32,15 @@ from fulcrum.routing import Flight, Incoming
 logger = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS: Final = 3
+"""Attempts in a row that bring the client nothing."""
+_MOST_ATTEMPTS: Final = 6
+"""Attempts in all: a request that kills its workers must not go through the whole cluster."""
 # Plain numbers: looking up a member of HTTPStatus costs half a microsecond.
 _OK: Final = 200
-_SERVER_ERRORS: Final = 500
 _READ_USAGE_BYTES: Final = 256 * 1024
 _LONGEST_GUESS_SECONDS: Final = 3600.0
 CLIENT_CLOSED: Final = 499
 """Code in metrics and logs of a request whose client left."""
-
-
-class LegFailedError(Exception):
-    """A leg failed on `worker` in a way that another worker may not."""
-
-    def __init__(self, worker: Worker, leg: str, failure: Failure) -> None:
-        super().__init__(f"{leg} on {worker.name}: {failure}")
-        self.worker = worker
-        self.leg = leg
 
 
 class Inference:
@@ -65,6 +64,10 @@ class Inference:
         self._view = view
         self._metrics = metrics
         self._loop = loop
+        self._legs = Legs(view, metrics, loop)
+        self._recovery = Recovery(legs=self._legs, door=door, view=view, metrics=metrics, loop=loop)
+        self._budget = Budget()
+        self._priorities = _engine_priorities(door)
         self._accounts = Accounts(config=config, door=door, metrics=metrics, loop=loop, access_log=access_log)
         self.has_slo = self._accounts.has_slo
         self._preempts = len(self._classes) > 1
@@ -91,6 +94,8 @@ class Inference:
             incoming = self._door.incoming(job, qos, request.headers)
             if key is not None:
                 key.charge(incoming.prompt_tokens + incoming.output_tokens, now)
+            if self._priorities:
+                job.fields["priority"] = self._priorities[qos]
             # From here on it is load, whatever becomes of it.
             call.job, call.incoming = job, incoming
             self._metrics.of_class(call.qos_class).arrivals += 1
@@ -107,6 +112,8 @@ class Inference:
         if error is not None:
             reply.fail(error)
         self._accounts.close(call, error)
+        if call.sent is not None:
+            call.sent.close()
 
     async def _attempts(self, call: Call, job: Job, incoming: Incoming) -> None:
         decided = self._door.decide(incoming, call.started_at)
@@ -114,23 +121,24 @@ class Inference:
             self._preempt(decided)
         found = decided.route
         tried: frozenset[str] = frozenset()
+        if job.stream:
+            call.sent = call.reply.sent = follow(job, self._budget)
         while True:
             call.attempts += 1
-            call.first_token_at = 0.0  # of an attempt that failed
+            call.first_token_at = call.reply.began_at  # nothing of an attempt that failed
             flight = call.flight = self._cluster.start(incoming, found, self._loop.time())
             try:
                 await self._attempt(call, job, flight)
             except LegFailedError as failed:
+                if call.reply.started:
+                    incoming = self._recovery.lost(call, job, incoming, failed)
                 self._after_failure(call, failed)
                 tried |= {failed.worker.name}
             else:
                 return
             finally:
                 self._cluster.finish(flight, self._loop.time())
-            detour = self._door.detour(incoming, tried, self._loop.time())
-            if detour is None:
-                raise upstream_failed("No worker could serve the request. Retry it.")
-            found = detour
+            found = await self._recovery.detour(call, incoming, tried)
 
     async def _attempt(self, call: Call, job: Job, flight: Flight) -> None:
         found = flight.route
@@ -140,8 +148,15 @@ class Inference:
                 self._under_way[flight] = (task, call.reply)
         try:
             prefill = self._view.of(found.prefill)
-            if found.prefill is not found.decode:
-                await self._two_legs(call, job, flight, prefill, self._view.of(found.decode))
+            decode = self._view.of(found.decode)
+            call.sink = call.reply if job.stream else None
+            if call.reply.started:
+                rest = await self._recovery.rest(call, job, prefill)
+                if rest is None:
+                    return
+                job, call.sink = rest
+            if prefill is not decode:
+                await self._two_legs(call, job, flight, prefill, decode)
             else:
                 await self._one_leg(call, job, flight, prefill)
         finally:
@@ -159,21 +174,23 @@ class Inference:
 
     def _after_failure(self, call: Call, failed: LegFailedError) -> None:
         """Raises RequestError unless another attempt may be made."""
-        if call.reply.started:
-            raise upstream_failed("The worker was lost in the middle of the answer. Retry the request.") from failed
         logger.warning("leg_failed id=%s attempt=%d cause=%s", call.reply.request_id.decode(), call.attempts, failed)
-        if call.attempts >= _MAX_ATTEMPTS:
-            raise upstream_failed("Several workers failed to serve the request. Retry it.") from failed
+        call.fruitless += 1
+        if call.fruitless >= _MAX_ATTEMPTS or call.attempts >= _MOST_ATTEMPTS:
+            raise self._recovery.gave_up(call, "Several workers failed to serve the request. Retry it.") from failed
         self._metrics.retries[failed.leg] += 1
 
     async def _two_legs(self, call: Call, job: Job, flight: Flight, prefill: Worker, decode: Worker) -> None:
         call.path = f"{prefill.name},{decode.name}"
+        reply = call.reply
         started_at = self._loop.time()
         # A third, so that a prefill worker that hangs leaves time for two more attempts.
         deadline = min(call.deadline, started_at + self._request_timeout_seconds / 3)
-        answer = await self._leg(call, job, prefill, "prefill", job.prefill_body(), deadline=deadline)
+        answer = await self._legs.run(
+            "prefill", prefill, job.path, reply.request_id, job.prefill_body(), deadline=deadline
+        )
         if answer.status != _OK:
-            call.reply.send(answer.status, answer.content_type, answer.body)
+            _pass_on(call, answer)
             return
         prefilled_at = self._loop.time()
         self._metrics.prefill_leg_seconds.observe(prefilled_at - started_at)
@@ -181,7 +198,7 @@ class Inference:
             call.first_token_at = prefilled_at
         prefilled = read_answer(answer.body)
         kv = prefilled.usable_kv if prefilled is not None else None
-        if prefilled is not None:
+        if prefilled is not None and not reply.started:
             call.note_usage(prefilled.usage, output=False)
         self._cluster.prefill_done(flight, prefilled_at, prompt_tokens=call.prompt_tokens)
         if kv is None:
@@ -208,50 +225,43 @@ class Inference:
     async def _last_leg(self, call: Call, job: Job, worker: Worker, leg: str, body: bytes) -> None:
         """The leg whose answer is the client's."""
         reply = call.reply
-        reply.path_headers = b"x-fulcrum-path: %b\r\n" % call.path.encode()
-        sink: StreamSink | None = reply if job.stream else None
-        # Only where the prompt's length would have to be guessed: it costs a call for each piece of the stream.
-        tail = UsageTail(reply) if sink and call.prompt_tokens is None and asks_for_usage(job) else None
-        answer = await self._leg(call, job, worker, leg, body, deadline=call.deadline, sink=tail or sink)
-        if answer.streamed:
-            reply.stream_end()
-            call.first_token_at = answer.first_byte_at
-            call.output_tokens = max(answer.events - 1, 0)  # the last event is [DONE]
-            if tail is not None:
-                call.note_usage(tail.usage(), output=True)
+        sink = call.sink
+        tail: UsageTail | None = None
+        if not reply.started:
+            reply.path_headers = b"x-fulcrum-path: %b\r\n" % call.path.encode()
+            # Only where the prompt's length would have to be guessed: it costs a call for each piece of the stream.
+            if sink is not None and call.sent is None and call.prompt_tokens is None and asks_for_usage(job):
+                tail = UsageTail(reply)
+        answer = await self._legs.run(
+            leg, worker, job.path, reply.request_id, body, deadline=call.deadline, sink=tail or sink
+        )
+        if not answer.streamed:
+            _pass_on(call, answer)
             return
-        reply.send(answer.status, answer.content_type, answer.body)
-        if answer.status == _OK and len(answer.body) <= _READ_USAGE_BYTES:
-            read = read_answer(answer.body)
-            if read is not None:
-                call.note_usage(read.usage, output=True)
+        reply.stream_end()
+        call.first_token_at = reply.began_at
+        if sink is not reply:
+            self._recovery.ended(call)
+            return
+        call.output_tokens = max(answer.events - 1, 0)  # the last event is [DONE]
+        if tail is not None:
+            call.note_usage(tail.usage(), output=True)
+        elif call.sent is not None and call.prompt_tokens is None and asks_for_usage(job):
+            call.note_usage(call.sent.last_usage(), output=True)
 
-    async def _leg(
-        self,
-        call: Call,
-        job: Job,
-        worker: Worker,
-        leg: str,
-        body: bytes,
-        *,
-        deadline: float,
-        sink: StreamSink | None = None,
-    ) -> Answer:
-        if worker.changed_at is not None:
-            self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
-            worker.changed_at = None
-        request = worker.pool.request(job.path, call.reply.request_id, body)
-        try:
-            answer = await worker.pool.exchange(request, sink=sink, deadline=deadline)
-        except UpstreamError as error:
-            raise self._leg_failure(worker, leg, error.failure) from error
-        if answer.status >= _SERVER_ERRORS:
-            raise self._leg_failure(worker, leg, Failure.ERROR_STATUS)
-        self._view.worked(worker)
-        self._metrics.legs[leg, "answered"] += 1
-        return answer
 
-    def _leg_failure(self, worker: Worker, leg: str, failure: Failure) -> LegFailedError:
-        self._view.failed(worker, self._loop.time())
-        self._metrics.legs[leg, failure.value] += 1
-        return LegFailedError(worker, leg, failure)
+def _pass_on(call: Call, answer: Answer) -> None:
+    """A complete answer, of whatever status, is the client's. Raises RequestError when it has a part of one already."""
+    if call.reply.started:
+        raise upstream_failed(f"A worker answered {answer.status} when it was to go on with the answer. Retry it.")
+    call.reply.send(answer.status, answer.content_type, answer.body)
+    if answer.status == _OK and len(answer.body) <= _READ_USAGE_BYTES:
+        read = read_answer(answer.body)
+        if read is not None:
+            call.note_usage(read.usage, output=True)
+
+
+def _engine_priorities(door: FrontDoor) -> tuple[Raw, ...]:
+    """What each class is to the engines' schedulers, where lower comes first; empty where there is one class only."""
+    classes = door.classes
+    return tuple(Raw(b"%d" % -priority) for priority in classes.priorities) if len(classes) > 1 else ()

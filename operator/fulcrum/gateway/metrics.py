@@ -48,6 +48,8 @@ class Metrics:
         """By leg (`prefill`, `decode`, `whole`) and outcome."""
         self.retries: Counter[str] = Counter()
         """By the leg that failed."""
+        self.resumes: Counter[str] = Counter()
+        """Streams whose worker was lost, by what became of them."""
         self.role_changes: Counter[tuple[str, str]] = Counter()
         self.prewarms: Counter[str] = Counter()
         self.watch_restarts: Counter[str] = Counter()
@@ -55,6 +57,7 @@ class Metrics:
         self.duration_seconds = Histogram(_SECONDS)
         self.prefill_leg_seconds = Histogram(_SECONDS)
         self.role_change_lag_seconds = Histogram(_LAG_SECONDS)
+        self.resume_gap_seconds = Histogram(_SECONDS)
 
     def of_class(self, name: str) -> ClassMetrics:
         """Counts of one class; a new name begins at zero."""
@@ -78,6 +81,7 @@ class Metrics:
         yield counter("requests", "Requests answered.", ("route", "code", "reason", "class"), self.requests.items())
         yield counter("legs", "Requests sent to workers.", ("leg", "outcome"), self.legs.items())
         yield counter("retries", "Attempts repeated on another worker.", ("leg",), _single(self.retries))
+        yield counter("resumes", "Streams whose worker was lost in mid-stream.", ("outcome",), _single(self.resumes))
         yield counter("role_changes", "Role changes of workers seen.", ("from", "to"), self.role_changes.items())
         yield counter("prewarms", "Worker pairs tried ahead of requests.", ("outcome",), _single(self.prewarms))
         yield counter(
@@ -86,6 +90,9 @@ class Metrics:
         yield counter("load_reports", "Load reports asked of workers.", ("outcome",), _single(self.load_reports))
         yield self.duration_seconds.family("request_duration_seconds", "From a complete request to its answer's end.")
         yield self.prefill_leg_seconds.family("prefill_leg_seconds", "Time of the prefill leg.")
+        yield self.resume_gap_seconds.family(
+            "resume_gap_seconds", "From the loss of a stream's worker to the next token from another."
+        )
         yield self.role_change_lag_seconds.family(
             "role_change_lag_seconds", "From a seen role change to the first request that is sent by it."
         )

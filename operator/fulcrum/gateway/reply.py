@@ -9,22 +9,24 @@ from typing import Final
 
 import msgspec
 
-from fulcrum.gateway.answer import StreamSource
+from fulcrum.gateway.answer import Failure, StreamSource
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.framing import chunk, payload
+from fulcrum.gateway.sent import SentStream, good_part, is_error
 
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: ".encode() for status in HTTPStatus
 }
 _JSON: Final = b"application/json"
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 class Reply:
     """Writes to the client; `started` says whether bytes of the answer have left, after which no retry is possible."""
 
     __slots__ = (
-        "_no_body", "_paused", "_source", "_transport", "close_after", "http11", "on_begin", "path_headers",
-        "request_id", "slowed", "started", "status", "streaming", "verdict",
+        "_no_body", "_paused", "_source", "_transport", "began_at", "close_after", "http11", "on_begin",
+        "path_headers", "request_id", "sent", "slowed", "started", "status", "streaming", "verdict",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +50,10 @@ class Reply:
         """Header lines that name the workers."""
         self.on_begin: Callable[[], None] | None = None
         """Called when a stream begins."""
+        self.sent: SentStream | None = None
+        """Keeps what is needed to go on with the stream on another worker."""
+        self.began_at = 0.0
+        """Loop time of the stream's first bytes; 0: none came yet."""
         self.slowed = False
         """The client did not keep up with the answer."""
         self.started = False
@@ -94,11 +100,8 @@ class Reply:
         self.started = True
         self.streaming = True
         self.status = 200
-        self._source = source
-        if self.on_begin is not None:
-            self.on_begin()
-        if self._paused:
-            source.pause()
+        self.began_at = source.first_byte_at
+        self.stream_goes_on(source)
         if not self.http11:
             self.close_after = True  # HTTP/1.0 knows no chunks; the end of the connection ends the body
         coding = b"transfer-encoding: chunked\r\n" if self.http11 else b""
@@ -107,11 +110,52 @@ class Reply:
             b"%bx-request-id: %b\r\n%b%b\r\n" % (coding, self.request_id, self.path_headers, self._connection_line())
         )
 
+    def stream_goes_on(self, source: StreamSource) -> None:
+        """The stream, which may have begun before, comes from `source` now."""
+        self._source = source
+        if self.on_begin is not None:
+            self.on_begin()
+        if self._paused:
+            source.pause()
+
     def stream_bytes(self, chunks: bytes) -> None:
+        sent = self.sent
+        if sent is not None:
+            if is_error(chunks) and not sent.why_not and self._source is not None:
+                self._source.fail(Failure.ERROR_STATUS, "the engine failed in the middle of the stream")
+                return
+            sent.room -= len(chunks)
+            if sent.room < 0:
+                chunks = sent.make_room(chunks)
+            sent.pieces.append(chunks)
         if self.http11:
             self._transport.write(chunks)
         else:
             self._write_chunks(chunks)
+
+    def stream_last(self, chunks: bytes) -> None:
+        sent = self.sent
+        if sent is not None and not sent.why_not and self._source is not None:
+            good = good_part(chunks)
+            if good is not None:
+                if good:
+                    self.stream_bytes(chunk(good))
+                self._source.fail(Failure.ERROR_STATUS, "the engine failed in the middle of the stream")
+                return
+            if not sent.ends_whole(chunks):
+                if whole := payload(chunks):
+                    self.stream_bytes(chunk(whole))
+                self._source.fail(Failure.TRUNCATED, "the stream has no end")
+                return
+        self.stream_bytes(chunks)
+
+    def write_events(self, events: bytes) -> None:
+        """Events of the gateway's own making."""
+        self._write_chunks(chunk(events))
+
+    def write_end(self, events: bytes) -> None:
+        """The same, and the stream ends with them."""
+        self._write_chunks(chunk(events) + _LAST_CHUNK if events else _LAST_CHUNK)
 
     def stream_end(self) -> None:
         """The stream is complete."""

@@ -31,6 +31,11 @@ class UsageTail:
         self._pieces.append(chunks)
         self._sink.stream_bytes(chunks)
 
+    def stream_last(self, chunks: bytes) -> None:
+        """As `StreamSink`."""
+        self._pieces.append(chunks)
+        self._sink.stream_last(chunks)
+
     def usage(self) -> Usage | None:
         """Usage of the stream that has passed; None when its last events carry none."""
         for line in reversed(payload(b"".join(self._pieces)).split(b"\n")):

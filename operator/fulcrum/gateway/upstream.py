@@ -98,6 +98,10 @@ class UpstreamConnection(asyncio.Protocol):
         """The deadline passed."""
         self._fail(UpstreamError(Failure.TIMEOUT, "no answer in time"))
 
+    def fail(self, failure: Failure, message: str) -> None:
+        """Give up: what came is not what was asked for."""
+        self._fail(UpstreamError(failure, message))
+
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -125,7 +129,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._lost(self)
         if state == _UNTIL_CLOSE and exc is None:
             if self._streaming and self._sink is not None:
-                self._sink.stream_bytes(_LAST_CHUNK)
+                self._sink.stream_last(_LAST_CHUNK)
             self._resolve()
         elif self._waiter is not None:
             unanswered = state == _HEAD and not self._buffer
@@ -188,7 +192,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self._streaming:
             if self._sink is not None:
-                self._pass_on(self._sink, chunks)
+                self._pass_on(self._sink, chunks, last=self._chunks.ended)
         else:
             self._pieces.append(payload(chunks))
         if self._chunks.ended and self._state == _CHUNKED:
@@ -205,14 +209,17 @@ class UpstreamConnection(asyncio.Protocol):
             raise FramingError("answer too large")
         self._pieces.append(data)
 
-    def _pass_on(self, sink: StreamSink, chunks: bytes) -> None:
+    def _pass_on(self, sink: StreamSink, chunks: bytes, *, last: bool = False) -> None:
         if self.first_byte_at == 0.0:
             if failed_before_first_token(chunks):
                 self._fail(UpstreamError(Failure.ERROR_STATUS, "the engine failed before the first token"))
                 return
             self.first_byte_at = self._loop.time()
             sink.stream_begin(self)
-        sink.stream_bytes(chunks)
+        if last:
+            sink.stream_last(chunks)
+        else:
+            sink.stream_bytes(chunks)
 
     def _finish(self, *, surplus: bool) -> None:
         transport = self._transport

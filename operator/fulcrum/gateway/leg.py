@@ -1,0 +1,63 @@
+"""One request to one worker, and what its failure says of the worker."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError
+from fulcrum.gateway.metrics import Metrics
+from fulcrum.gateway.workers import Worker, WorkerView
+
+# A plain number: looking up a member of HTTPStatus costs half a microsecond.
+_SERVER_ERRORS = 500
+
+
+class LegFailedError(Exception):
+    """A leg failed on `worker` in a way that another worker may not."""
+
+    def __init__(self, worker: Worker, leg: str, failure: Failure) -> None:
+        super().__init__(f"{leg} on {worker.name}: {failure}")
+        self.worker = worker
+        self.leg = leg
+        self.failure = failure
+
+
+class Legs:
+    """Sends requests to workers."""
+
+    def __init__(self, view: WorkerView, metrics: Metrics, loop: asyncio.AbstractEventLoop) -> None:
+        self._view = view
+        self._metrics = metrics
+        self._loop = loop
+
+    async def run(
+        self,
+        leg: str,
+        worker: Worker,
+        path: str,
+        request_id: bytes,
+        body: bytes,
+        *,
+        deadline: float,
+        sink: StreamSink | None = None,
+    ) -> Answer:
+        """The answer of `worker`, which may be an error of the client's. Raises LegFailedError."""
+        if worker.changed_at is not None:
+            self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
+            worker.changed_at = None
+        request = worker.pool.request(path, request_id, body)
+        try:
+            answer = await worker.pool.exchange(request, sink=sink, deadline=deadline)
+        except UpstreamError as error:
+            raise self._failed(worker, leg, error.failure) from error
+        if answer.status >= _SERVER_ERRORS:
+            raise self._failed(worker, leg, Failure.ERROR_STATUS)
+        self._view.worked(worker)
+        self._metrics.legs[leg, "answered"] += 1
+        return answer
+
+    def _failed(self, worker: Worker, leg: str, failure: Failure) -> LegFailedError:
+        if failure is not Failure.DIVERGED:
+            self._view.failed(worker, self._loop.time())
+        self._metrics.legs[leg, failure.value] += 1
+        return LegFailedError(worker, leg, failure)
