@@ -146,7 +146,13 @@ def best_part(times: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer requests")
-    count = 2000 if parser.parse_args().quick else 20_000
+    parser.add_argument("--core", action="store_true", help="print one figure: all of a request, 2 workers at load 0.3")
+    options = parser.parse_args()
+    count = 2000 if options.quick else 20_000
+    if options.core:
+        took = measure(Case(2, 0.3, prefix=True), 2000)
+        print(took.decide + took.keys + took.book)
+        return
     print("microseconds for one request, by load: 1 is 60 requests on each decode worker")
     print(f"{'workers':>7}{'load':>6}{'prefixes':>10}{'decide':>9}{'keys':>7}{'book':>7}{'rejected':>10}")
     failed = False

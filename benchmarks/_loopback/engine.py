@@ -2,7 +2,8 @@
 
     engine.py PORT_PREFILL PORT_DECODE
 
-`"user":"paced"` in a body spreads the chunks of its stream over time; otherwise they leave together.
+`"user":"paced"` in a body spreads the chunks of its stream over time, `"user":"held"` holds the last one back for some
+seconds; otherwise they leave together.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import uvloop
 
 CHUNKS = 200
 PACE_SECONDS = 0.01
+HOLD_SECONDS = 6.0
 
 
 def _whole(body: bytes, content_type: bytes = b"application/json") -> bytes:
@@ -88,6 +90,9 @@ class Engine(asyncio.Protocol):
             self._transport.write(STREAM_HEAD)
             self._left = CHUNKS - 1
             self._tick()
+        elif b'"user":"held"' in body:
+            self._transport.write(STREAM_HEAD + EVENT * (CHUNKS - 1))
+            asyncio.get_running_loop().call_later(HOLD_SECONDS, self._tick)
         else:
             self._transport.write(STREAM)
 

@@ -1,0 +1,114 @@
+"""Compiles the decision code that runs for every request (`fulcrum.routing`, `fulcrum.admission`) with mypyc.
+
+The same sources run uncompiled, only slower; nothing else knows of this. As a build hook of the wheel it does nothing
+where there is no C compiler, or with FULCRUM_COMPILE=0; with FULCRUM_COMPILE=1 a failure is an error. A checkout stays
+uncompiled: `python hatch_build.py FOLDER` puts a compiled copy of the package into a folder, to be used with
+PYTHONPATH=FOLDER.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # a compiled copy needs no hatchling
+    BuildHookInterface = object
+
+PACKAGE = Path(__file__).parent / "operator" / "fulcrum"
+MODULES = {
+    "routing": ("affinity", "breaker", "flight", "lanes", "latency", "route", "search", "view", "worker"),
+    "admission": ("classes", "decide", "limits", "predict", "quantile", "shares"),
+}
+"""What does not define values (msgspec and dataclasses make classes in ways of their own)."""
+_SETUP = """
+import sys
+from mypyc.build import mypycify
+from setuptools import setup
+extensions = mypycify(["--config-file=", *sys.argv[1:]], opt_level="3", group_name="fulcrum")
+setup(name="fulcrum", packages=[], ext_modules=extensions, script_args=["--quiet", "build_ext", "--inplace"])
+"""
+
+
+def compile_into(folder: Path) -> list[Path]:
+    """Put a compiled copy of the package into `folder`; the libraries, relative to it. Raises RuntimeError.
+
+    Does nothing where `folder` has been made from the same sources by the same interpreter.
+    """
+    stamp = folder / "stamp"
+    want = _sources_digest()
+    if stamp.is_file() and stamp.read_text() == want:
+        return _libraries(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(PACKAGE, folder / "fulcrum", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    command = [
+        sys.executable,
+        "-c",
+        _SETUP,
+        *(f"fulcrum/{room}/{name}.py" for room, names in MODULES.items() for name in names),
+    ]
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    shutil.rmtree(folder / "build", ignore_errors=True)
+    if done.returncode:
+        raise RuntimeError(f"mypyc or the C compiler failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    stamp.write_text(want)
+    return _libraries(folder)
+
+
+def _libraries(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*.so"))
+
+
+def _sources_digest() -> str:
+    digest = hashlib.sha256(sys.version.encode())
+    for path in (Path(__file__), *sorted(PACKAGE.rglob("*.py"))):
+        digest.update(b"%b\0%b\0" % (str(path.relative_to(Path(__file__).parent)).encode(), path.read_bytes()))
+    return digest.hexdigest()
+
+
+class CompileHook(BuildHookInterface):  # type: ignore[misc,unused-ignore]
+    """Hatchling's hook: adds the libraries to the wheel."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, unless it is an editable install."""
+        wanted = os.environ.get("FULCRUM_COMPILE", "auto")
+        compiler = shutil.which(os.environ.get("CC", "cc"))
+        if self.target_name != "wheel" or version != "standard" or wanted == "0":
+            return
+        if wanted != "1" and compiler is None:
+            self.app.display_info("no C compiler: the wheel stays pure Python")
+            return
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name) / "compiled"
+        try:
+            libraries = compile_into(folder)
+        except RuntimeError as error:
+            if wanted == "1":
+                raise
+            self.app.display_warning(f"{error}\nThe wheel stays pure Python.")
+            return
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        build_data["force_include"].update({str(folder / path): str(path) for path in libraries})
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was built."""
+        folder = getattr(self, "_folder", None)
+        if folder is not None:
+            folder.cleanup()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: hatch_build.py FOLDER")
+    for library in compile_into(Path(sys.argv[1])):
+        print(library)
