@@ -12,6 +12,7 @@ from fulcrum.api.worker import LoadReport
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed, pool_speed
 from fulcrum.gateway.answer import UpstreamError
+from fulcrum.gateway.learned_speeds import LearnedSpeeds
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.workers import Worker, WorkerView
 
@@ -31,6 +32,7 @@ class LoadPoller:
         self._view = view
         self._metrics = metrics
         self._alone = alone
+        self._speeds = LearnedSpeeds()
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -49,13 +51,14 @@ class LoadPoller:
             speed = measured_speed(worker.report) if worker.report is not None else None
             if speed is not None:
                 by_pool.setdefault(worker.record.pool, []).append(speed)
+        now = asyncio.get_running_loop().time()
+        self._speeds.learn(self._view.workers, self._view.cluster.steps.take(), now)
         for pool, measured in by_pool.items():
-            speed = pool_speed(measured)
+            speed = self._speeds.speed(pool, pool_speed(measured))
             if speed is not None:
                 self._view.cluster.set_speed(pool, speed)
         if self._alone:
             return
-        now = asyncio.get_running_loop().time()
         for worker in self._view.workers:
             if worker.report is not None:
                 self._view.cluster.report(worker.name, worker.report, now)

@@ -19,6 +19,7 @@ from fulcrum.routing.flight import DECODING, ENDED, PREFILLING, Flight
 from fulcrum.routing.lanes import Lane, PoolRule, make_lanes
 from fulcrum.routing.outliers import Outliers
 from fulcrum.routing.path import Incoming, Route
+from fulcrum.routing.timing import StepTimes
 from fulcrum.routing.worker import WorkerView
 
 DEFAULT_TTFT_SECONDS: Final = 2.0
@@ -67,6 +68,8 @@ class ClusterView:
         self._admits: Mapping[str, PoolAdmits] = {}
         self._speeds: dict[str, WorkerSpeed] = {}
         self._outliers = Outliers()
+        self.steps = StepTimes()
+        """How long the workers' steps took, for whoever keeps their speeds up to date."""
         self._joined = 0
 
     @property
@@ -211,6 +214,8 @@ class ClusterView:
         flight = Flight(incoming, route, now_seconds)
         prefill, decode = flight.prefill, flight.decode
         flight.share = decode_share(decode, incoming.prompt_tokens, incoming.output_tokens, self.tpot_seconds)
+        if not prefill.legs:
+            self.steps.starts(prefill, now_seconds)
         prefill.queue(flight, now_seconds)
         decode.promise(flight)
         self.prefill_use[flight.qos] += flight.work_seconds
@@ -230,6 +235,7 @@ class ClusterView:
             return
         flight.phase = DECODING
         decode = flight.decode
+        self.steps.answered(flight, now_seconds)
         flight.prefill.unqueue(flight, now_seconds, done=True)
         self._unuse_prefill(flight)
         decode.unpromise(flight)
@@ -253,6 +259,7 @@ class ClusterView:
             return
         decode = flight.decode
         if flight.phase == PREFILLING:
+            self.steps.broken_off(flight.prefill, now_seconds)
             flight.prefill.unqueue(flight, now_seconds, done=False)
             self._unuse_prefill(flight)
             decode.unpromise(flight)
@@ -281,6 +288,7 @@ class ClusterView:
     def _forget(self, worker: WorkerView) -> None:
         self.by_index.pop(worker.index, None)
         self._outliers.forget(worker)
+        self.steps.forget(worker)
         self.affinity.leave(worker.index)
 
     def _rebuild(self) -> None:
