@@ -1,30 +1,29 @@
 """Fidelity: a trace through real vLLM workers, and through the simulator, which knows no more than what they report.
 
-The workers have measured themselves before they became ready: speed, room for KV, limits of a step (`/load`). What a
-leg costs outside of the engines comes from single requests to the idle cluster. The trace itself is held out.
+The workers say what they measured before they became ready, their room for KV, the limits of a step, and what they have
+done so far (`/load`). A trace of its own calibrates the simulator by that, with the code by which the controller learns
+speeds; what first tokens took longer than that explains is what legs cost outside of the engines. Then another trace,
+with other arrivals and lengths, runs through both.
 """
 
 from __future__ import annotations
 
-import asyncio
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 import numpy as np
 import pytest
+from calibration import Reports, leg_seconds, run, speed_at_start, speed_under_traffic
 from local_cluster import Cluster, wait_until
 
-from fulcrum.api.worker import LoadReport
 from fulcrum.balance.demand import Slo
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.capacity.trust import measured_speed, pool_speed
-from fulcrum.replay import Client, Outcome, Record, discover, replay
+from fulcrum.replay import Outcome
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies import StaticSplit
+from fulcrum.simulation.result import Result
 from fulcrum.simulation.traffic import Phase, Request, generate
 from fulcrum.simulation.workload import Workload
 
@@ -34,17 +33,14 @@ WORKERS = (2, 2)
 """Prefill and decode."""
 UTILISATION = 0.55
 """Of the busier role: enough for queues, and not enough for one that only grows."""
-SECONDS = 40.0
-MIX = (200, 12)
+CALIBRATION_SECONDS, SECONDS = 25.0, 40.0
+CALIBRATION_SEED, SEED = 5, 7
+MIX = (300, 24)
 """Prompt and output tokens, log-normal."""
 SPREAD = 0.5
-SEED = 7
 KV_BLOCK_TOKENS = 32
 """vLLM's on CPUs."""
 TOLERANCE = 0.15
-_PROBES = 6
-_PROBE_TOKENS = 16
-_PROBE_GAP_SECONDS = 1.0
 SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)
 """Nobody is turned away at this load; the router wants to know it."""
 
@@ -71,25 +67,18 @@ def test_the_simulator_tells_what_real_workers_do(auto: Cluster) -> None:
     prefill, decode = WORKERS
     auto.patch({"balance": {"mode": "Manual", "ratio": {"prefill": prefill, "decode": decode}}})
     wait_until("2P:2D", partial(has_roles, auto), seconds=60)
-    speed = reported_speed(auto)
-    leg_seconds = measured_leg_seconds(auto, speed)
-    trace = generate([phase_for(speed)], seed=SEED)
-
-    records = run(auto, trace)
+    start = speed_at_start(auto)
+    speed, leg = calibrated(auto, start)
+    trace = generate([phase(speed, SECONDS)], seed=SEED)
+    records = run(auto, trace, seed=SEED)
     auto.patch({"balance": {"mode": "Auto", "ratio": None}})
+
     assert all(record.outcome is Outcome.OK for record in records)
     real = Latencies.of([r.ttft_seconds or 0.0 for r in records], [t for r in records if (t := r.tpot_seconds)])
-    simulated = simulate(
-        Workload.of(trace),
-        ClusterModel(
-            pools=(PoolModel(name="cpu", speed=speed),), leg_seconds=leg_seconds, block_tokens=KV_BLOCK_TOKENS
-        ),
-        StaticSplit(pool="cpu", prefill=prefill, decode=decode),
-        slo=SLO,
-    )
-    expected = Latencies.of(simulated.ttft_seconds.tolist(), simulated.tpot_seconds[~np.isnan(simulated.tpot_seconds)])
-    print(f"\nspeed {speed.coefficients}, leg {leg_seconds * 1e3:.0f} ms, {len(trace)} requests")
-    print(f"real       {real}\nsimulated  {expected}")
+    result = simulated(trace, speed, leg)
+    expected = Latencies.of(result.ttft_seconds.tolist(), result.tpot_seconds[~np.isnan(result.tpot_seconds)].tolist())
+    print(f"\nat start {start.coefficients}\nunder traffic {speed.coefficients}, {leg * 1e3:.0f} ms per leg")
+    print(f"{len(trace)} requests in {SECONDS:.0f} s\nreal       {real}\nsimulated  {expected}")
     assert expected.ttft == pytest.approx(real.ttft, rel=TOLERANCE)
     assert expected.tpot == pytest.approx(real.tpot, rel=TOLERANCE)
 
@@ -98,39 +87,25 @@ def has_roles(cluster: Cluster) -> bool:
     return cluster.roles() == {"prefill": WORKERS[0], "decode": WORKERS[1]}
 
 
-def reported_speed(cluster: Cluster) -> WorkerSpeed:
-    """Of the pool, from what each worker says of itself, as the gateway puts it together."""
-    speeds = [measured_speed(load(worker.ip)) for worker in cluster.workers()]
-    speed = pool_speed([each for each in speeds if each is not None])
-    assert speed is not None
-    return speed
+def calibrated(cluster: Cluster, start: WorkerSpeed) -> tuple[WorkerSpeed, float]:
+    """The workers' speed under traffic, and the seconds of a leg."""
+    trace = generate([phase(start, CALIBRATION_SECONDS)], seed=CALIBRATION_SEED)
+    with Reports(cluster) as reports:
+        records = run(cluster, trace, seed=CALIBRATION_SEED)
+    prompts = np.array([request.prompt_tokens for request in trace])
+    speed = speed_under_traffic(start, reports, isl_cv2=float(prompts.var() / prompts.mean() ** 2))
+    return speed, leg_seconds(records, simulated(trace, speed, 0.0).ttft_seconds.tolist())
 
 
-def load(worker_ip: str) -> LoadReport:
-    with urllib.request.urlopen(f"http://{worker_ip}:8001/load", timeout=10) as response:
-        return msgspec.json.decode(response.read(), type=LoadReport)
-
-
-def measured_leg_seconds(cluster: Cluster, speed: WorkerSpeed) -> float:
-    """Half of what a single short request takes beyond its prefill and its first decode step."""
-    requests = [
-        Request(arrival_seconds=number * _PROBE_GAP_SECONDS, prompt_tokens=_PROBE_TOKENS, output_tokens=2)
-        for number in range(_PROBES)
-    ]
-    ttft = float(np.median([record.ttft_seconds or 0.0 for record in run(cluster, requests)]))
-    engines = speed.prefill_seconds(_PROBE_TOKENS, _PROBE_TOKENS**2) + speed.decode_step_seconds(1, _PROBE_TOKENS)
-    return max(0.0, ttft - engines) / 2
-
-
-def phase_for(speed: WorkerSpeed) -> Phase:
+def phase(speed: WorkerSpeed, seconds: float) -> Phase:
     """Traffic that keeps the busier role at `UTILISATION`."""
     prompt, output = MIX
-    squares = prompt**2 * np.exp(SPREAD**2)
+    squares = prompt**2 * float(np.exp(SPREAD**2))
     batch = speed.max_batch
-    prefills = WORKERS[0] / speed.prefill_seconds(prompt, float(squares))
+    prefills = WORKERS[0] / speed.prefill_seconds(prompt, squares)
     decodes = WORKERS[1] * batch / (output * speed.decode_step_seconds(batch, batch * prompt))
     return Phase(
-        seconds=SECONDS,
+        seconds=seconds,
         requests_per_second=UTILISATION * min(prefills, decodes),
         prompt_tokens_mean=prompt,
         output_tokens_mean=output,
@@ -138,12 +113,11 @@ def phase_for(speed: WorkerSpeed) -> Phase:
     )
 
 
-def run(cluster: Cluster, requests: Sequence[Request]) -> list[Record]:
-    async def go() -> list[Record]:
-        async with Client(cluster.endpoint(), timeout_seconds=120) as client:
-            return await replay(client, await discover(client), requests, seed=len(requests))
-
-    return asyncio.run(go())
+def simulated(trace: Sequence[Request], speed: WorkerSpeed, leg: float) -> Result:
+    pools = (PoolModel(name="cpu", speed=speed),)
+    model = ClusterModel(pools=pools, leg_seconds=leg, block_tokens=KV_BLOCK_TOKENS)
+    split = StaticSplit(pool="cpu", prefill=WORKERS[0], decode=WORKERS[1])
+    return simulate(Workload.of(trace), model, split, slo=SLO)
 
 
 def _p50_p90(seconds: Sequence[float]) -> tuple[float, float]:
