@@ -20,7 +20,9 @@ from .conftest import Engine, MakeSite, eventually
 BODY = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 3}
 CLASSES = (
     QosClass(name="gold", priority=9, match=ClassMatch(header="x-tier", value="gold")),
+    QosClass(name="silver", priority=8, match=ClassMatch(header="x-tier", value="silver")),
     QosClass(name="rest", priority=1),
+    QosClass(name="batch", priority=0, match=ClassMatch(header="x-tier", value="batch")),
 )
 
 
@@ -137,6 +139,7 @@ async def test_keys_over_the_wire(make_site: MakeSite, tmp_path: Path, monkeypat
         app="secret-app",
         gold={"key": "secret-gold", "class": "gold", "requestsPerMinute": 1},
         gone={"key": "secret-gone", "class": "abolished"},
+        free={"key": "secret-free", "classes": ["gold", "abolished"]},
     )
     site = await make_site(
         Engine("m", Role.MIXED),
@@ -153,7 +156,11 @@ async def test_keys_over_the_wire(make_site: MakeSite, tmp_path: Path, monkeypat
 
     for key, header, name in (
         ("app", "", "rest"),
-        ("app", "x-tier: gold\r\n", "gold"),
+        ("app", "x-tier: gold\r\n", "rest"),
+        ("app", "x-tier: batch\r\n", "batch"),
+        ("free", "x-tier: gold\r\n", "gold"),
+        ("free", "x-tier: silver\r\n", "rest"),
+        ("free", "", "rest"),
         ("gone", "x-tier: gold\r\n", "rest"),
         ("gold", "", "gold"),
     ):
@@ -165,7 +172,7 @@ async def test_keys_over_the_wire(make_site: MakeSite, tmp_path: Path, monkeypat
     assert (limited.status, limited.headers["x-fulcrum-rejected"]) == (429, "RateLimited")
     assert 50 <= int(limited.headers["retry-after"]) <= 60
     # What a key may not ask for is no load to be served, and no broken promise.
-    assert await site.metric("fulcrum_gateway_arrivals_total") == 4
+    assert await site.metric("fulcrum_gateway_arrivals_total") == 8
     assert await site.metric('fulcrum_gateway_slo_total{outcome="rejected"}') == 0
     assert all("authorization" not in seen.headers for seen in site.engines["m"].seen)
 

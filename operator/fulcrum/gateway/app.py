@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -19,7 +19,9 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway import metrics as metrics_module
 from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH
-from fulcrum.gateway.config import Settings
+from fulcrum.gateway.budget import Budget
+from fulcrum.gateway.config import Settings, raise_file_limit
+from fulcrum.gateway.crashes import log_unhandled
 from fulcrum.gateway.door_metrics import door_metrics
 from fulcrum.gateway.errors import RequestError, shutting_down
 from fulcrum.gateway.front_door import FrontDoor
@@ -40,10 +42,14 @@ logger = logging.getLogger(__name__)
 
 _JSON: Final = b"application/json"
 _TEXT: Final = b"text/plain; charset=utf-8"
+_GUARDED: Final = "/v1/"
+"""Where a key is asked for, if anywhere."""
 _MODELS: Final = "/v1/models"
 _GET_PATHS: Final = (_MODELS, "/health", "/ready", "/metrics")
 _POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
 _POST_TARGETS: Final = {path.encode(): path for path in _POST_PATHS}
+_BODIES_BYTES: Final = 256 * 1024 * 1024
+"""All that may be held of large requests that are still arriving."""
 _BACKLOG: Final = 2048
 _SWEEP_SECONDS: Final = 0.25
 _KERNEL_UNSENT_BYTES: Final = 64 * 1024
@@ -59,6 +65,7 @@ class Gateway:
         self.max_connections = settings.max_connections
         self.connections: set[ClientConnection] = set()
         self.slow_readers = SlowReaders()
+        self.bodies: Budget[ClientConnection] = Budget(_BODIES_BYTES)
         self.closing = False
         self.door = FrontDoor(settings.config)
         self.kept_headers = self.door.kept_headers
@@ -88,6 +95,14 @@ class Gateway:
 
     # server.Service
 
+    def turned_away(self, target: bytes, headers: Mapping[str, str]) -> RequestError | None:
+        if self.door.keys is not None and _path(target).startswith(_GUARDED):
+            try:
+                self.door.enter(headers)
+            except RequestError as error:
+                return error
+        return None
+
     def answer(self, request: Request, reply: Reply) -> bool:
         path = _path(request.target)
         if path in _POST_PATHS and request.method == b"POST":
@@ -102,12 +117,10 @@ class Gateway:
         return True
 
     def _answer_other(self, path: str, request: Request, reply: Reply) -> None:
-        if path.startswith(_MODELS):
-            try:
-                self.door.enter(request.headers)
-            except RequestError as error:
-                self._fail(reply, error)
-                return
+        error = self.turned_away(request.target, request.headers)
+        if error is not None:
+            self._fail(reply, error)
+            return
         if path in _GET_PATHS and request.method in (b"GET", b"HEAD"):
             status, content_type, body = self._get(path)
             reply.send(status, content_type, body)
@@ -232,8 +245,8 @@ class Gateway:
             lambda: ClientConnection(self, self._loop), sock=listener, backlog=_BACKLOG
         )
         logger.info(
-            "gateway_started host=%s port=%d cluster=%s model=%s",
-            settings.host, self.port, settings.config.cluster, settings.config.served_name,
+            "gateway_started host=%s port=%d cluster=%s model=%s max_connections=%d",
+            settings.host, self.port, settings.config.cluster, settings.config.served_name, self.max_connections,
         )  # fmt: skip
 
     async def stop(self) -> None:
@@ -270,7 +283,7 @@ class Gateway:
     async def _reload(self, keys: KeyRing) -> None:
         while True:
             await asyncio.sleep(RELOAD_SECONDS)
-            keys.refresh()
+            await asyncio.to_thread(keys.refresh)  # it reads a file for each key
 
     async def _sweep(self) -> None:
         limits = self.limits
@@ -304,7 +317,9 @@ def _report(task: asyncio.Task[None]) -> None:
 async def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(log_unhandled)
     gateway = Gateway(settings, loop)
+    gateway.max_connections = min(settings.max_connections, raise_file_limit() // 2)  # a stream takes two files
     signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled.set)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -12,6 +14,9 @@ from fulcrum.api import names
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.names import Role
 from fulcrum.gateway.workers import WorkerRecord
+
+_OWN_FILES: Final = 128
+"""Files for all else: the listener, the API server, agents, connections to engines that wait for use."""
 
 
 class ConfigError(Exception):
@@ -30,6 +35,7 @@ class Settings:
     static_workers: tuple[WorkerRecord, ...] = ()
     """Instead of a Pod watch."""
     max_connections: int = 16_384
+    """Open clients; fewer where the process may not open two files for each."""
     lame_duck_seconds: float = 3.0
     """After SIGTERM connections are still accepted for this long, until endpoints have forgotten this Pod."""
     access_log: bool = False
@@ -95,3 +101,11 @@ def static_worker(text: str, number: int) -> WorkerRecord:
         raise ConfigError(f"static worker {text!r}: write it as prefill=http://127.0.0.1:8000")
     name = f"{role.value}-{number}"
     return WorkerRecord(name=name, role=role, host=parts.hostname, port=port, agent_port=agent_port)
+
+
+def raise_file_limit() -> int:
+    """Files that this process may open for its clients, after it has asked for all that it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return max(hard - _OWN_FILES, 2)

@@ -73,11 +73,18 @@ class FrontDoor:
         return None if self.keys is None else self.keys.find(headers.get(AUTHORIZATION))
 
     def qos(self, key: ApiKey | None, headers: Mapping[str, str]) -> int:
-        """Class of a request: its key's, if that is of one, else by its headers."""
-        if key is not None and key.class_name is not None:
-            index = self.classes.index(key.class_name)
-            return self.classes.rest if index is None else index
-        return self.classes.match(headers)
+        """Class of a request: by its headers; where keys are asked for, only as far as its key says."""
+        classes = self.classes
+        if key is None:
+            return classes.match(headers)
+        if key.class_name is not None:
+            index = classes.index(key.class_name)
+            return classes.rest if index is None else index
+        wanted = classes.match(headers)
+        # Nobody needs leave to ask for less.
+        if classes.names[wanted] in key.classes or classes.priorities[wanted] <= classes.priorities[classes.rest]:
+            return wanted
+        return classes.rest
 
     def incoming(self, job: Job, qos: int, headers: Mapping[str, str]) -> Incoming:
         """A request as admission and routing see it. Raises RequestError (400) for a promise that cannot be read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import secrets
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -20,6 +21,7 @@ AUTHORIZATION: Final = "authorization"
 RELOAD_SECONDS: Final = 2.0
 _MINUTE_SECONDS: Final = 60.0
 _SHORTEST_KEY: Final = 8
+_SECRET: Final = secrets.token_bytes(32)
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -27,6 +29,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbi
 
     key: str
     class_: str | None = msgspec.field(name="class", default=None)
+    classes: tuple[str, ...] = ()
     requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
     tokens_per_minute: Annotated[float, Meta(gt=0)] | None = None
 
@@ -56,13 +59,15 @@ class _Bucket:
 class ApiKey:
     """One key. Its buckets are this gateway's part of the limits."""
 
-    __slots__ = ("_document", "_requests", "_tokens", "class_name", "digest", "name")
+    __slots__ = ("_document", "_requests", "_tokens", "class_name", "classes", "digest", "name")
 
     def __init__(self, name: str, document: _Document, gateways: int) -> None:
         self.name = name
         self.digest = _digest(document.key)
         self.class_name = document.class_
-        """Class of its requests; None: by their headers."""
+        """Class of its requests; None: what `classes` and their headers say."""
+        self.classes = frozenset(document.classes)
+        """Classes that its requests may name in a header."""
         self._document = document
         requests, tokens = document.requests_per_minute, document.tokens_per_minute
         self._requests = None if requests is None else _Bucket(requests / gateways)
@@ -98,6 +103,7 @@ class KeyRing:
         self._gateways = gateways
         self._seen: dict[str, bytes] = {}
         self.keys: tuple[ApiKey, ...] = ()
+        self._by_digest: dict[bytes, ApiKey] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -117,18 +123,18 @@ class KeyRing:
         self.keys = tuple(
             known if (known := before.get(key.name)) is not None and known.same(key) else key for key in keys
         )
+        self._by_digest = {key.digest: key for key in self.keys}
+        if len(self._by_digest) < len(self.keys):
+            logger.warning("api_keys_repeated keys=%d distinct=%d", len(self.keys), len(self._by_digest))
         logger.info("api_keys_loaded keys=%d", len(self.keys))
 
     def find(self, authorization: str | None) -> ApiKey:
         """The key of an `Authorization` header. Raises RequestError (401)."""
         scheme, _, token = (authorization or "").partition(" ")
         digest = _digest(token.strip())
-        found: ApiKey | None = None
-        # All of them, each in constant time: how long it takes says nothing about which key is near.
-        for key in self.keys:
-            if hmac.compare_digest(key.digest, digest):
-                found = key
-        if found is None or scheme.lower() != "bearer":
+        # How long the search takes says nothing: digests are keyed with a secret of this process.
+        found = self._by_digest.get(digest)
+        if found is None or not hmac.compare_digest(found.digest, digest) or scheme.lower() != "bearer":
             raise unauthorized()
         return found
 
@@ -150,4 +156,4 @@ class KeyRing:
 
 
 def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32, key=_SECRET).digest()

@@ -17,6 +17,8 @@ from fulcrum.gateway.errors import RequestError, bad_request
 
 _PROCESS_ID: Final = secrets.token_hex(8).encode()
 _COUNTER: Final = itertools.count(secrets.randbits(32))
+_MAX_PIPELINED: Final = 256
+"""Requests that may arrive in one piece: each takes far more memory than the few bytes that it can be."""
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -51,16 +53,17 @@ class RequestParser:
     """Feeds on bytes; `ready` fills with requests, and ends with a RequestError when the connection cannot go on."""
 
     __slots__ = (
-        "_body", "_body_bytes", "_chunked", "_content_type", "_expects_continue", "_has_host", "_head_bytes",
-        "_http11", "_keep_alive", "_kept", "_kept_names", "_late_head_bytes", "_length_bytes", "_limits", "_method",
-        "_parser", "_refused", "_request_id", "_resuming", "_target", "_upgrade_head", "broken", "head_done",
-        "in_message", "ready",
+        "_body", "_chunked", "_content_type", "_expects_continue", "_has_host", "_head_bytes",
+        "_http11", "_keep_alive", "_kept_names", "_late_head_bytes", "_length_bytes", "_limits", "_method", "_parser",
+        "_refused", "_request_id", "_resuming", "_upgrade_head", "body_bytes", "broken", "head_done", "head_seen",
+        "headers", "in_message", "ready", "target",
     )  # fmt: skip
 
     def __init__(self, limits: GatewayLimits, kept_headers: frozenset[bytes] = frozenset()) -> None:
         self._limits = limits
         self._kept_names = kept_headers
-        self._kept: dict[str, str] = {}
+        self.headers: dict[str, str] = {}
+        """Of the request that is arriving, those that are kept."""
         self._parser = httptools.HttpRequestParser(self)
         self._upgrade_head = b""
         self._resuming = False
@@ -73,22 +76,24 @@ class RequestParser:
         self.in_message = False
         """A request has begun and is not complete."""
         self.head_done = False
+        self.head_seen = False
+        """Set by who has looked at the head of the request that is arriving."""
         self._head_bytes = 0
         self._late_head_bytes = 0
         self._method = b""
-        self._target = b""
+        self.target = b""
         self._http11 = True
         self._keep_alive = True
         self._has_host = False
         self._content_type = b""
         self._request_id = b""
-        if self._kept:
-            self._kept = {}
+        if self.headers:
+            self.headers = {}
         self._expects_continue = False
         self._chunked = False
         self._length_bytes = 0
         self._body: list[bytes] = []
-        self._body_bytes = 0
+        self.body_bytes = 0
 
     def feed(self, data: bytes) -> None:
         """Parse; never raises."""
@@ -107,9 +112,17 @@ class RequestParser:
             self.broken = True
             self.ready.append(self._refused)
 
+    def refuse(self, error: RequestError) -> None:
+        """End with `error` instead of the request that is arriving."""
+        if not self.broken:
+            self._refuse(error)
+            self.body_bytes = 0
+            self.broken = True
+            self.ready.append(error)
+
     def take_continue(self) -> bool:
         """Whether the client waits for `100 Continue`; true once."""
-        waits = self._expects_continue and self.head_done and not self._body_bytes and self._refused is None
+        waits = self._expects_continue and self.head_done and not self.body_bytes and self._refused is None
         if waits:
             self._expects_continue = False
         return waits
@@ -151,7 +164,7 @@ class RequestParser:
 
     def on_url(self, url: bytes) -> None:
         if not self._resuming:
-            self._target += url
+            self.target += url
             self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -175,8 +188,8 @@ class RequestParser:
             self._check_header(name, value.strip().lower())
 
     def _keep(self, name: str, value: str) -> None:
-        before = self._kept.get(name)
-        self._kept[name] = value if before is None else f"{before}, {value}"
+        before = self.headers.get(name)
+        self.headers[name] = value if before is None else f"{before}, {value}"
 
     def _check_header(self, name: bytes, value: bytes) -> None:
         if name == b"transfer-encoding":
@@ -211,8 +224,8 @@ class RequestParser:
             self._upgrade_head = b"POST / HTTP/1.1\r\n%b\r\n\r\n" % coding
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        if self._body_bytes > self._limits.max_body_bytes:
+        self.body_bytes += len(body)
+        if self.body_bytes > self._limits.max_body_bytes:
             self._refuse(too_large(self._limits.max_body_bytes))
         elif self._refused is None:
             self._body.append(body)
@@ -220,17 +233,20 @@ class RequestParser:
     def on_message_complete(self) -> None:
         if self._upgrade_head or self._refused is not None:
             return
+        if len(self.ready) >= _MAX_PIPELINED:
+            self._refuse(RequestError(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests at once on one connection."))
+            return
         self._resuming = False
         body = self._body
         self.ready.append(
             Request(
                 method=self._method,
-                target=self._target,
+                target=self.target,
                 http11=self._http11,
                 keep_alive=self._keep_alive,
                 request_id=self._sane_request_id(),
                 content_type=self._content_type,
-                headers=self._kept,
+                headers=self.headers,
                 body=body[0] if len(body) == 1 else b"".join(body),
             )
         )

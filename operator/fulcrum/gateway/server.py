@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 
 from fulcrum.api.gateway import GatewayLimits
+from fulcrum.gateway.budget import Budget
 from fulcrum.gateway.errors import RequestError, overloaded, timed_out
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request, RequestParser, new_request_id
@@ -19,6 +20,10 @@ _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 64 * 1024 * 1024
 _CANCEL_SECONDS: Final = 5.0
 _WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
+_LARGE_BODY_BYTES: Final = 64 * 1024
+"""From here on what a client has sent of a request counts towards the budget of all."""
+_REFUSED_AT_ONCE: Final = 256
+"""Connections beyond the bound that are told so; further ones are only closed."""
 
 
 class Service(Protocol):
@@ -30,8 +35,13 @@ class Service(Protocol):
     max_connections: int
     connections: set[ClientConnection]
     slow_readers: SlowReaders
+    bodies: Budget[ClientConnection]
+    """What has arrived of large requests that are not complete, or wait for their turn."""
     closing: bool
     """Connections end with the answer under way."""
+
+    def turned_away(self, target: bytes, headers: Mapping[str, str]) -> RequestError | None:
+        """Why a request's body need not be read, by its head; None: it may be."""
 
     def answer(self, request: Request, reply: Reply) -> bool:
         """Answer what needs no waiting; False when `serve` must."""
@@ -47,8 +57,8 @@ class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
-        "_lingering_bytes", "_loop", "_parser", "_queue", "_reading_paused", "_reply", "_service", "_task",
-        "_transport", "_write_paused", "deadline",
+        "_holds_body", "_lingering_bytes", "_loop", "_parser", "_queue", "_reading_paused", "_reply", "_service",
+        "_task", "_transport", "_write_paused", "deadline",
     )  # fmt: skip
 
     def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
@@ -61,6 +71,7 @@ class ClientConnection(asyncio.Protocol):
         self._reply: Reply | None = None
         self._write_paused = False
         self._reading_paused = False
+        self._holds_body = False
         self._lingering_bytes = -1
         self.deadline = math.inf
         """Loop time until which the connection may stay in the state that it is in."""
@@ -72,7 +83,10 @@ class ClientConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER_BYTES)
         self._service.connections.add(self)
         self._wait(self._service.limits.idle_timeout_seconds)
-        if len(self._service.connections) > self._service.max_connections:
+        surplus = len(self._service.connections) - self._service.max_connections
+        if surplus > _REFUSED_AT_ONCE:
+            self._transport.abort()
+        elif surplus > 0:
             self._refuse(overloaded("Too many connections."))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -80,6 +94,7 @@ class ClientConnection(asyncio.Protocol):
         self._service.connections.discard(self)
         if self._write_paused:
             self._service.slow_readers.remove(self)
+        self._service.bodies.release(self)
         self._queue.clear()
         self.deadline = math.inf
         if self._task is not None:
@@ -106,26 +121,67 @@ class ClientConnection(asyncio.Protocol):
                 self.abort()
             return
         parser = self._parser
-        was_in_message, head_was_done = parser.in_message, parser.head_done
+        was_in_message = parser.in_message
         parser.feed(data)
+        if parser.in_message and not parser.broken:
+            self._received_part(begun=was_in_message)
         if parser.ready:
             self._queue.extend(parser.ready)
             parser.ready.clear()
             if self._task is None:
                 self._next()
-        if self._task is not None or self._write_paused:
-            # Answers are given in order, so what else the client sends can wait in the kernel. An idle socket is
-            # read on: that is how a client's leaving is seen.
-            if self._queue and not self._reading_paused and self._transport is not None:
-                self._reading_paused = True
-                self._transport.pause_reading()
-        elif parser.in_message:
-            if parser.head_done and not (was_in_message and head_was_done):
-                self._wait(self._service.limits.body_timeout_seconds)
-                if parser.take_continue() and self._transport is not None:
-                    self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            elif not was_in_message:
+            if self._holds_body:
+                self._count_bodies()
+        # Answers are given in order, so what else the client sends can wait in the kernel. An idle socket is read on:
+        # that is how a client's leaving is seen.
+        if self._queue and not self._reading_paused and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _received_part(self, *, begun: bool) -> None:
+        """A request is arriving, and not complete."""
+        parser = self._parser
+        if not parser.head_done:
+            if not begun and self._task is None:
                 self._wait(self._service.limits.header_timeout_seconds)
+            return
+        if not parser.head_seen:
+            parser.head_seen = True
+            # Who may not ask need not send all of it.
+            error = self._service.turned_away(parser.target, parser.headers)
+            if error is not None:
+                parser.refuse(error)
+                return
+            if self._task is None:
+                self._wait_for_body()
+        self._count_bodies()
+
+    def _wait_for_body(self) -> None:
+        self._wait(self._service.limits.body_timeout_seconds)
+        if self._parser.take_continue() and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _count_bodies(self) -> None:
+        """Count what this client has sent, if it is much; over the budget, who sent most must give it up."""
+        held_bytes = self._parser.body_bytes + sum(len(one.body) for one in self._queue if isinstance(one, Request))
+        bodies = self._service.bodies
+        self._holds_body = held_bytes >= _LARGE_BODY_BYTES
+        if self._holds_body:
+            for victim in bodies.hold(self, held_bytes):
+                victim.give_up_bodies()
+        else:
+            bodies.release(self)
+
+    def give_up_bodies(self) -> None:
+        """Forget what has arrived of requests that were not begun."""
+        self._service.bodies.release(self)
+        self._holds_body = False
+        self._queue.clear()
+        self._parser.refuse(overloaded("There is no room for a request of this size now."))
+        self._queue.extend(self._parser.ready)
+        self._parser.ready.clear()
+        if self._task is None:
+            self._next()
 
     # From the gateway.
 
@@ -187,6 +243,8 @@ class ClientConnection(asyncio.Protocol):
             )
             if not self._service.answer(request, reply):
                 self._reply = reply
+                if self._holds_body:
+                    self._count_bodies()
                 self._task = self._loop.create_task(self._run(request, reply))
                 self._wait(self._service.limits.request_timeout_seconds)
                 return
@@ -194,9 +252,10 @@ class ClientConnection(asyncio.Protocol):
                 self.close()
                 return
         if self._transport is not None and not self._queue:
-            limits = self._service.limits
-            in_message = self._parser.in_message
-            self._wait(limits.body_timeout_seconds if in_message else limits.idle_timeout_seconds)
+            if self._parser.in_message:
+                self._wait_for_body()
+            else:
+                self._wait(self._service.limits.idle_timeout_seconds)
             if self._reading_paused:
                 self._reading_paused = False
                 self._transport.resume_reading()
@@ -221,6 +280,8 @@ class ClientConnection(asyncio.Protocol):
         Reply(transport, request_id=new_request_id(), http11=True, close_after=True).fail(error)
         self._parser.broken = True
         self._queue.clear()
+        self._service.bodies.release(self)
+        self._holds_body = False
         # Closing with unread bytes in the socket would reset it and take the answer away from the client.
         self._lingering_bytes = _LINGER_BYTES
         self._wait(_LINGER_SECONDS)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from typing import Final, Protocol
 
+from fulcrum.gateway.budget import Budget
+
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 30.0
 """A client whose answer waits here must take `_PROGRESS_BYTES` of it in this time: 2 KB/s, below any modem."""
 BUDGET_BYTES: Final = 96 * 1024 * 1024
-"""All that may wait here for clients that do not keep up; a full one holds about 0.3 MB."""
+"""All that may wait here for clients that do not keep up; one of them holds 0.1 to 0.3 MB of a stream."""
 _PROGRESS_BYTES: Final = 64 * 1024
-_LEFT_OF_BUDGET: Final = 0.75
-"""Over the budget, so much of it is left, so that not each further byte begins another search."""
 
 
 class Reader(Protocol):
@@ -31,10 +31,9 @@ class SlowReaders:
 
     def __init__(self, *, patience_seconds: float = PATIENCE_SECONDS, budget_bytes: int = BUDGET_BYTES) -> None:
         self._patience_seconds = patience_seconds
-        self._budget_bytes = budget_bytes
+        self._budget: Budget[Reader] = Budget(budget_bytes)
         self._waiting: dict[Reader, tuple[float, int]] = {}
         """Since when (loop time), and what was unsent then."""
-        self._total_bytes = 0
         self.cut = {"stalled": 0, "budget": 0}
         """Connections that were cut, by cause."""
 
@@ -43,55 +42,40 @@ class SlowReaders:
 
     def add(self, reader: Reader, now: float) -> None:
         """A client no longer keeps up."""
-        self.remove(reader)
         unsent_bytes = reader.unsent_bytes()
         self._waiting[reader] = (now, unsent_bytes)
-        self._total_bytes += unsent_bytes
-        if self._total_bytes > self._budget_bytes:
-            self._shed()
+        self._cut(self._budget.hold(reader, unsent_bytes), "budget")
 
     def remove(self, reader: Reader) -> None:
         """It does again, or is gone."""
-        entry = self._waiting.pop(reader, None)
-        if entry is not None:
-            self._total_bytes -= entry[1]
+        if self._waiting.pop(reader, None) is not None:
+            self._budget.release(reader)
 
     def sweep(self, now: float) -> None:
         """Cut who made too little progress."""
         stalled = []
         for reader, (since, before_bytes) in list(self._waiting.items()):
+            if reader not in self._waiting:
+                continue  # over the budget, a moment ago
             unsent_bytes = reader.unsent_bytes()
             if before_bytes - unsent_bytes >= _PROGRESS_BYTES:
-                self.add(reader, now)
+                self._waiting[reader] = (now, unsent_bytes)
             elif now - since > self._patience_seconds:
                 stalled.append(reader)
-            elif unsent_bytes > before_bytes:
-                self._waiting[reader] = (since, unsent_bytes)
-                self._total_bytes += unsent_bytes - before_bytes
-        self._cut(stalled, "stalled")
-        if self._total_bytes > self._budget_bytes:
-            self._shed()
-
-    def _shed(self) -> None:
-        """Cut who holds most, until the rest fits: that is never one who is only a little late."""
-        over_bytes = self._total_bytes - self._budget_bytes * _LEFT_OF_BUDGET
-        readers = []
-        for reader in sorted(self._waiting, key=lambda each: -self._waiting[each][1]):
-            readers.append(reader)
-            over_bytes -= self._waiting[reader][1]
-            if over_bytes <= 0:
-                break
-        self._cut(readers, "budget")
+            self._cut(self._budget.hold(reader, unsent_bytes), "budget")
+        self._cut([reader for reader in stalled if reader in self._waiting], "stalled")
 
     def _cut(self, readers: list[Reader], cause: str) -> None:
         if not readers:
             return
-        before_bytes = self._total_bytes
+        unsent_bytes = clients = 0
         for reader in readers:
+            unsent_bytes += reader.unsent_bytes()
+            clients += 1
             self.remove(reader)
             reader.abort()
-        self.cut[cause] += len(readers)
+        self.cut[cause] += clients
         logger.warning(
             "slow_readers_cut cause=%s clients=%d unsent_bytes=%d slow_readers_left=%d",
-            cause, len(readers), before_bytes - self._total_bytes, len(self),
+            cause, clients, unsent_bytes, len(self),
         )  # fmt: skip
