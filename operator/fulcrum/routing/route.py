@@ -101,7 +101,7 @@ def _next_hand_over(pair: Route, search: Search) -> float:
     """Return when the prefill under way on the pair's worker may be over; one of many, so that others are near, too."""
     worker = pair.prefill
     for head in worker.legs:
-        return head.work_seconds - (search.now_seconds - worker.anchor)
+        return worker.prefill_a + head.work_seconds - (search.now_seconds - worker.anchor)
     return 0.0
 
 

@@ -195,11 +195,10 @@ class WorkerView:
         total = self.own_seconds + self.foreign_seconds
         if total <= 0:
             return 0.0
+        # The step under way ends before another one begins, however short its prompts are.
+        total += self.prefill_a
         credit = now_seconds - self.anchor
-        limit = self.foreign_seconds
-        for head in self.legs:
-            limit += head.work_seconds
-            break
+        limit = self._head_seconds()
         if credit > limit:
             # Overdue: nobody has seen it end. The longer it hangs, the longer it will go on to.
             return total - limit + (credit - limit) / 2
@@ -207,11 +206,16 @@ class WorkerView:
 
     def overdue(self, now_seconds: float) -> bool:
         """Its prefill is behind what was predicted by more than an ordinary error."""
-        limit = self.foreign_seconds
+        limit = self._head_seconds()
+        return now_seconds - self.anchor > _OVERDUE_FACTOR * limit + _OVERDUE_SECONDS
+
+    def _head_seconds(self) -> float:
+        """Foreign work and the first own leg, which are believed to be under way."""
+        limit = self.foreign_seconds + self.prefill_a
         for head in self.legs:
             limit += head.work_seconds
             break
-        return now_seconds - self.anchor > _OVERDUE_FACTOR * limit + _OVERDUE_SECONDS
+        return limit
 
     def step_seconds(self) -> float:
         """One decode step of what runs now."""
@@ -258,7 +262,7 @@ class WorkerView:
         self.queued_tokens -= flight.prompt_tokens
         if done:
             # What was neither spent on this leg nor waited for belonged to somebody else's.
-            spare = now_seconds - self.anchor - flight.work_seconds
+            spare = now_seconds - self.anchor - self.prefill_a - flight.work_seconds
             self.foreign_seconds = max(self.foreign_seconds - max(spare, 0.0), 0.0)
             self.anchor = now_seconds
         if not self.legs:
@@ -350,7 +354,7 @@ class WorkerView:
     def _set_prefill_key(self, now_seconds: float) -> None:
         total = self.own_seconds + self.foreign_seconds
         # When its queue will be empty; for an idle one, since when it is.
-        self.prefill_key = self.anchor + total if total > 0 else _IDLE + now_seconds
+        self.prefill_key = self.anchor + self.prefill_a + total if total > 0 else _IDLE + now_seconds
 
     def _set_decode_key(self) -> None:
         # The one that got least so far comes first among equals.

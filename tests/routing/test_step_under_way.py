@@ -1,0 +1,47 @@
+"""A prompt that comes while a step is under way waits for its end, however short the prompts in it are."""
+
+from __future__ import annotations
+
+import pytest
+
+from fulcrum.api.names import Role
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.routing import ClusterView, Incoming, Route, route
+
+BASE, TOKEN = 0.1, 0.001
+SPEED = WorkerSpeed(
+    coefficients=SpeedCoefficients(
+        prefill_a=BASE, prefill_b=TOKEN, prefill_c=0.0, decode_a=0.01, decode_b=0.0, decode_c=0.0
+    ),
+    kv_capacity_tokens=100_000,
+    max_batched_tokens=1_000_000,
+)
+NEW = Incoming(prompt_tokens=10.0, output_tokens=1.0)
+
+
+def found(view: ClusterView, now: float) -> Route:
+    path = route(NEW, view, now)
+    assert isinstance(path, Route)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("waiting", "after", "wait"),
+    [
+        (0, 0.0, 0.0),
+        (1, 0.0, 0.11),
+        (1, 0.06, 0.05),
+        (3, 0.06, 0.07),  # those that wait, too, will be in its own step
+    ],
+)
+def test_it_waits_for_the_end_of_the_step(waiting: int, after: float, wait: float) -> None:
+    view = ClusterView(ttft_seconds=100.0)
+    view.set_speed("pool", SPEED)
+    view.put("p", Role.PREFILL, pool="pool")
+    view.put("d", Role.DECODE, pool="pool")
+    for _ in range(waiting):
+        view.start(NEW, found(view, 0.0), 0.0)
+    path = found(view, after)
+    assert path.wait_seconds == pytest.approx(wait, abs=1e-3)
+    assert path.ttft_seconds == pytest.approx(wait + BASE + 10 * TOKEN + 0.01, abs=1e-3)
