@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Raw
 
 from fulcrum.api.names import Role
 from fulcrum.gateway.prompt_estimate import PromptEstimate
@@ -84,28 +83,38 @@ def test_refusals(code: int, reason: str, expected: SloOutcome | None) -> None:
     ],
 )
 def test_a_prompt_is_counted_or_guessed(prompt: bytes, tokens: int) -> None:
-    assert PromptEstimate().tokens(Raw(prompt)) == tokens
+    assert PromptEstimate().tokens(prompt) == tokens
 
 
 @given(st.lists(st.tuples(st.integers(2, 100_000), st.integers(-1, 100_000)), max_size=30), st.integers(0, 10**6))
 def test_a_guess_is_always_a_positive_count(seen: list[tuple[int, int]], length: int) -> None:
     estimate = PromptEstimate()
     for prompt_bytes, tokens in seen:
-        estimate.learn(Raw(b'"' + b"x" * prompt_bytes), tokens)
-    assert estimate.tokens(Raw(b'"' + b"x" * length)) >= 1
+        estimate.learn(b'"' + b"x" * prompt_bytes, tokens)
+    assert estimate.tokens(b'"' + b"x" * length) >= 1
 
 
 def test_the_ratio_is_learned_and_follows_a_change() -> None:
     estimate = PromptEstimate()
-    prompt = Raw(b'"' + b"x" * 9_999)
+    prompt = b'"' + b"x" * 9_999
     for _ in range(100):
         estimate.learn(prompt, 5_000)
     assert estimate.tokens(prompt) == pytest.approx(5_000, rel=0.01)
     for _ in range(300):
         estimate.learn(prompt, 2_000)
     assert estimate.tokens(prompt) == pytest.approx(2_000, rel=0.1)
-    estimate.learn(Raw(b"[1, 2]"), 2)
+    estimate.learn(b"[1, 2]", 2)
     assert estimate.tokens(prompt) == pytest.approx(2_000, rel=0.1)
+
+
+def test_tools_are_a_part_of_the_prompt() -> None:
+    estimate = PromptEstimate()
+    prompt = b'[{"role":"user","content":"' + b"x" * 380 + b'"}]'
+    assert estimate.tokens(prompt, 4_000) == pytest.approx(1_100, rel=0.1)
+    for _ in range(50):
+        estimate.learn(prompt, 2_000, 4_000)
+    assert estimate.tokens(prompt, 4_000) == pytest.approx(2_000, rel=0.02)
+    assert estimate.tokens(prompt) == pytest.approx(2_000 * 410 / 4_410, rel=0.02)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -154,3 +154,9 @@ def test_any_object_is_a_job_or_a_4xx_and_legs_keep_the_rest(body: dict[str, Any
 def test_any_bytes_are_a_job_or_a_4xx(body: bytes) -> None:
     read = attempt(CHAT_PATH, body)
     assert isinstance(read, Job) or 400 <= read.status < 500
+
+
+def test_tools_of_a_chat_are_counted() -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
+    assert read_job(CHAT_PATH, msgspec.json.encode(chat), "m").tool_bytes == len(b'[{"type":"function"}]')
+    assert read_job(CHAT_PATH, msgspec.json.encode({"messages": chat["messages"]}), "m").tool_bytes == 0

@@ -13,7 +13,7 @@ from typing import Final
 from fulcrum.admission.quantile import OnlineQuantile
 
 _PRIOR_BYTES_PER_TOKEN: Final = 4.0
-_PRIOR_TOKENS: Final = 500.0
+_PRIOR_TOKENS: Final = 64.0
 _RATIO_MEMORY_TOKENS: Final = 200_000.0
 _USUAL_OUTPUT_TOKENS: Final = 256.0
 _LONGEST_OUTPUT_TOKENS: Final = 1e6

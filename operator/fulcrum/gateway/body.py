@@ -61,6 +61,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """What the prompt is made of, undecoded; empty for a prompt that came as embeddings."""
         return self.fields.get("messages" if self.path == CHAT_PATH else "prompt") or _EMPTY
 
+    @property
+    def tool_bytes(self) -> int:
+        """Bytes of the tools, which become a part of the prompt."""
+        tools = self.fields.get("tools")
+        return 0 if tools is None else len(bytes(tools))
+
     def whole_body(self) -> bytes:
         """Body of a request in one leg."""
         return _encoder.encode(self.fields)

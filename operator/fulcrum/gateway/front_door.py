@@ -88,14 +88,14 @@ class FrontDoor:
 
     def incoming(self, job: Job, qos: int, headers: Mapping[str, str]) -> Incoming:
         """A request as admission and routing see it. Raises RequestError (400) for a promise that cannot be read."""
-        prompt = job.prompt
-        prompt_bytes = bytes(prompt)
-        prompt_tokens = min(self._prompts[job.path].tokens(prompt), self._max_model_len)
+        prompt = bytes(job.prompt)
+        tool_bytes = job.tool_bytes
+        prompt_tokens = min(self._prompts[job.path].tokens(prompt, tool_bytes), self._max_model_len)
         ttft_seconds = tpot_seconds = inf
         if headers:
             ttft_seconds = _promise(headers, TTFT_HEADER)
             tpot_seconds = _promise(headers, TPOT_HEADER)
-        prefix = prefix_keys(prompt_bytes)
+        prefix = prefix_keys(prompt)
         if prefix and not job.fields.keys().isdisjoint(_BEFORE_PROMPT):
             before = b"\0".join(bytes(job.fields.get(name, b"")) for name in _BEFORE_PROMPT)
             prefix = tuple(hash((before, key)) for key in prefix)
@@ -104,7 +104,7 @@ class FrontDoor:
             max_tokens=job.max_tokens,
             qos=qos,
             prefix=prefix,
-            units_per_token=max(len(prompt_bytes), 1) / prompt_tokens,
+            units_per_token=max(len(prompt) + tool_bytes, 1) / prompt_tokens,
             ttft_seconds=ttft_seconds,
             tpot_seconds=tpot_seconds,
             whole=job.whole,
@@ -112,7 +112,7 @@ class FrontDoor:
 
     def learn_prompt(self, job: Job, prompt_tokens: int) -> None:
         """A prompt had so many tokens."""
-        self._prompts[job.path].learn(job.prompt, prompt_tokens)
+        self._prompts[job.path].learn(bytes(job.prompt), prompt_tokens, job.tool_bytes)
 
     def decide(self, incoming: Incoming, now: float) -> Admit | Preempt:
         """Let a request in. Raises RequestError (429, 503, or 400 where it would never fit)."""
@@ -131,7 +131,7 @@ class FrontDoor:
     def _refusal(self, decided: Reject) -> RequestError:
         if decided.reason is Reason.NO_WORKER:
             known = bool(self.cluster.workers)
-            return no_worker("No worker is in a role that serves requests." if known else "No worker is ready.")
+            return no_worker("No worker that may take this request is ready." if known else "No worker is ready.")
         if decided.reason is Reason.NEVER_FITS:
             return never_fits()
         return rejected(decided.reason, decided.retry_after_seconds)
