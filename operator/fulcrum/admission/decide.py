@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
 from fulcrum.admission.classes import ClassTable
 from fulcrum.admission.limits import held_up, over_kv, over_others, over_threshold, over_tpot, over_ttft
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
+from fulcrum.admission.peaks import Peaks
 from fulcrum.admission.predict import Margin, OutputLengths, TokenRatio
 from fulcrum.admission.shares import Shares
 from fulcrum.api.reasons import Reason
@@ -29,6 +31,8 @@ _OFF: Final = AdmissionPolicy.OFF
 _THRESHOLD: Final = AdmissionPolicy.THRESHOLD
 _SOONEST_SECONDS: Final = 0.05
 _UNBOUNDED: Final = float("inf")
+_STEPS_LEVEL: Final = 0.99
+"""A late first token is late for one request, a batch with too long steps for all that are in it."""
 _FAR: Final = 0.5
 """Share of the TTFT promise below which it does not matter by how much a request is held up."""
 
@@ -55,13 +59,15 @@ class Admission:
         self.tokens = TokenRatio()
         self.outputs = OutputLengths(self.classes.names)
         self.ttft_margin = Margin(attainment)
-        self.tpot_margin = Margin(attainment)
+        self.tpot_margin = Margin(max(attainment, _STEPS_LEVEL))
         self.admitted = [0] * len(self.classes)
         """Admitted requests, by class."""
         self.rejected: dict[tuple[str, Reason], Tally] = {}
         """Rejected (and preempted) requests, by class and reason."""
         self._limits = limits or ThresholdLimits()
         self._shares = Shares(self.classes, gateways=gateways)
+        self._steps: defaultdict[str, Peaks] = defaultdict(Peaks)
+        """Decode steps with which requests were let in, by pool."""
 
     def new_view(self, affinity: AffinityMemory | None = None, units_per_token: float = 4.0) -> ClusterView:
         """A view that speaks of the same classes and promises."""
@@ -107,22 +113,22 @@ class Admission:
         if not isinstance(found, Route):
             return self._turn_away(incoming, _unserved(found))
         if self.policy is _OFF:
-            return self._let_in(incoming, found)
+            return self._let_in(incoming, found, now_seconds)
         self._shares.offered(incoming, found, view, now_seconds)
         # Nobody is helped by turning a request away from workers that have nothing to do.
         if found.idle:
-            return self._let_in(incoming, found)
+            return self._let_in(incoming, found, now_seconds)
         rooms = self._shares.room(incoming.qos, found, view, now_seconds)
         over = self._over(incoming, found, view, rooms, now_seconds)
         if not over:
             for leg, ttft_seconds in held_up(incoming, found, now_seconds, _FAR * self.ttft_seconds):
                 leg.ttft_seconds = ttft_seconds
-            return self._let_in(incoming, found)
+            return self._let_in(incoming, found, now_seconds)
         worst = max(over, key=lambda one: one.after_seconds)
         if all(one.excess_seconds for one in over):
             victims = self._victims(incoming, found, view, worst.excess_seconds)
             if victims:
-                return self._preempt(incoming, found, victims, worst.after_seconds)
+                return self._preempt(incoming, found, victims, worst.after_seconds, now_seconds)
         reason = worst.reason
         if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), now_seconds):
             reason = Reason.CLASS_SHARE
@@ -153,9 +159,9 @@ class Admission:
                 flight.ttft_seconds, ttft_seconds, self.ttft_seconds, limiting_seconds=flight.ttft_seconds
             )
         if tpot_seconds is not None:
-            self.tpot_margin.learn(
-                found.tpot_seconds, tpot_seconds, self.tpot_seconds, limiting_seconds=found.hand_over.step_seconds
-            )
+            # What it had to bear is what the batch was allowed to become while it was in it.
+            highest = self._steps[found.decode.pool].since(flight.started_at)
+            self.tpot_margin.learn(found.tpot_seconds, tpot_seconds, self.tpot_seconds, limiting_seconds=highest)
 
     def _over(
         self, incoming: Incoming, found: Route, view: ClusterView, rooms: tuple[float, float], now_seconds: float
@@ -193,12 +199,15 @@ class Admission:
                 victims.append(leg)
         return victims if excess_seconds <= 0 else []
 
-    def _let_in(self, incoming: Incoming, found: Route) -> Admit:
+    def _let_in(self, incoming: Incoming, found: Route, now_seconds: float) -> Admit:
+        self._steps[found.decode.pool].add(found.hand_over.step_seconds, now_seconds)
         self.admitted[incoming.qos] += 1
         return Admit(found)
 
-    def _preempt(self, incoming: Incoming, found: Route, victims: list[Flight], after_seconds: float) -> Preempt:
-        self.admitted[incoming.qos] += 1
+    def _preempt(
+        self, incoming: Incoming, found: Route, victims: list[Flight], after_seconds: float, now_seconds: float
+    ) -> Preempt:
+        self._let_in(incoming, found, now_seconds)
         for victim in victims:
             self._count(victim.qos, Reason.PREEMPTED, victim.prompt_tokens, victim.output_tokens)
         return Preempt(found, tuple(victims), max(after_seconds + found.work_seconds, _SOONEST_SECONDS))
