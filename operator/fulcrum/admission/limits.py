@@ -13,6 +13,10 @@ from fulcrum.routing import ClusterView, Flight, Incoming, Route
 
 _KV_FULL: Final = 0.97
 """Share of the KV cache that may be planned with: blocks are filled in part."""
+_AIM: Final = 0.25
+"""Share of what is allowed that is to be free when a rejected request comes back: others come back, too."""
+_LEAST_SPARE: Final = 0.1
+"""Share of a worker's time by which its queue is believed to become shorter, at least."""
 _EMPTY: Final = 3.0
 """Mean lives after which a batch is taken for empty."""
 
@@ -24,7 +28,9 @@ def over_ttft(incoming: Incoming, found: Route, view: ClusterView, margin: Margi
     if left < 0:
         return Over(Reason.TTFT_UNREACHABLE, _until_idle(found))
     excess = found.wait_seconds - room * left
-    return Over(Reason.TTFT_UNREACHABLE, excess, excess) if excess > 0 else None
+    if excess <= 0:
+        return None
+    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + _AIM * room * left), excess)
 
 
 def over_others(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, now_seconds: float) -> Over | None:
@@ -34,7 +40,7 @@ def over_others(incoming: Incoming, found: Route, view: ClusterView, margin: Mar
     for leg, ttft_seconds in held_up(incoming, found, now_seconds, allowed):
         if leg.ttft_seconds <= allowed:
             excess = max(excess, ttft_seconds - allowed)
-    return Over(Reason.TTFT_UNREACHABLE, excess, excess) if excess > 0 else None
+    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess), excess) if excess > 0 else None
 
 
 def held_up(
@@ -94,7 +100,8 @@ def over_threshold(incoming: Incoming, found: Route, limits: ThresholdLimits, ro
     # A prompt that is longer than the limit may still come when nothing is before it.
     if prefill.legs and prefill.queued_tokens + incoming.prompt_tokens > queue:
         share = min((prefill.queued_tokens + incoming.prompt_tokens - queue) / prefill.queued_tokens, 1.0)
-        over.append(Over(Reason.QUEUE_FULL, share * found.wait_seconds, share * found.wait_seconds))
+        excess = share * found.wait_seconds
+        over.append(Over(Reason.QUEUE_FULL, _until_shorter(found, min(share + _AIM, 1.0) * found.wait_seconds), excess))
     batch = decode.running + decode.pending + decode.foreign_running + 1
     if batch > rooms[1] * limits.batch * decode.max_batch:
         over.append(Over(Reason.QUEUE_FULL, found.hand_over.life_seconds))
@@ -104,11 +111,22 @@ def over_threshold(incoming: Incoming, found: Route, limits: ThresholdLimits, ro
     return over
 
 
+def _until_shorter(found: Route, seconds: float) -> float:
+    """Time until the queue for the prefill is shorter by `seconds`, if others keep coming as of late."""
+    return seconds / max(1 - found.prefill.prefill_rate, _LEAST_SPARE)
+
+
 def _until(found: Route, total: float, own: float, allowed: float) -> float:
-    """Time until `total` has sunk to `allowed`; all but the part `own` fades exponentially."""
-    if allowed <= own or total <= own:
+    """Time until `total` has sunk below `allowed`; all but the part `own` fades exponentially, to what keeps coming."""
+    there, worker = found.hand_over, found.decode
+    others = worker.running + worker.pending + worker.foreign_running
+    if allowed <= own or total <= own or not others:
         return _until_idle(found)
-    return found.hand_over.life_seconds * log((total - own) / (allowed - own))
+    aim = (1 - _AIM) * (allowed - own)
+    coming = min(worker.join_rate * there.life_seconds / others, 1.0) * (total - own)
+    if aim <= coming:
+        return _until_idle(found)
+    return min(there.life_seconds * log((total - own - coming) / (aim - coming)), _until_idle(found))
 
 
 def _until_idle(found: Route) -> float:
