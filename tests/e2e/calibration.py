@@ -23,7 +23,8 @@ from fulcrum.capacity.trust import measured_speed, pool_speed
 from fulcrum.replay import Client, Record, discover, replay
 from fulcrum.simulation.traffic import Request
 
-ROW_SECONDS = 4.0
+PREFILL_ROW_SECONDS, DECODE_ROW_SECONDS = 4.0, 1.0
+"""Prompts take seconds; a batch seldom stays the same for longer than the shorter one."""
 _POLL_SECONDS = 0.5
 
 
@@ -95,14 +96,13 @@ def run(cluster: Cluster, requests: Sequence[Request], *, seed: int) -> list[Rec
 
 
 def _learnt(online: OnlineSpeed, reports: Sequence[tuple[float, LoadReport]], isl_cv2: float) -> OnlineSpeed:
-    begin: tuple[float, LoadReport] | None = None
-    for at, report in reports:
-        if report.role is Role.DECODE and not report.running:
-            continue  # steps are told apart between two moments with some under way
-        if begin is None:
-            begin = (at, report)
-        elif at - begin[0] >= ROW_SECONDS:
-            rows = rows_between(begin[1], report, seconds=at - begin[0], isl_cv2=isl_cv2)
+    begin_at, begin = reports[0]
+    for at, report in reports[1:]:
+        decodes = report.role is Role.DECODE
+        if decodes and report.running != begin.running:
+            begin_at, begin = at, report  # steps of one batch size only say how long each takes
+        elif at - begin_at >= (DECODE_ROW_SECONDS if decodes else PREFILL_ROW_SECONDS):
+            rows = rows_between(begin, report, seconds=at - begin_at, isl_cv2=isl_cv2)
             online = online.updated(row for row in rows if row is not None)
-            begin = (at, report)
+            begin_at, begin = at, report
     return online

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 WORKERS = (2, 2)
 """Prefill and decode."""
-UTILISATION = 0.55
+UTILISATION = 0.5
 """Of the busier role: enough for queues, and not enough for one that only grows."""
 CALIBRATION_SECONDS, SECONDS = 25.0, 40.0
 CALIBRATION_SEED, SEED = 5, 7
