@@ -113,7 +113,7 @@ def over_threshold(incoming: Incoming, found: Route, limits: ThresholdLimits, ro
 
 def _until_shorter(found: Route, seconds: float) -> float:
     """Time until the queue for the prefill is shorter by `seconds`, if others keep coming as of late."""
-    return seconds / max(1 - found.prefill.prefill_rate, _LEAST_SPARE)
+    return min(seconds / max(1 - found.prefill.prefill_rate, _LEAST_SPARE), found.wait_seconds)
 
 
 def _until(found: Route, total: float, own: float, allowed: float) -> float:
