@@ -168,6 +168,8 @@ class Streams:
         self._stopping = False
         self._asked = 0
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self.paused = False
+        """Ask for no more for now: a worker that starts wants the machine."""
         self.open: list[Stream] = []
         self.ended: list[Stream] = []
         self.refused = 0
@@ -193,6 +195,9 @@ class Streams:
     async def _place(self, session: aiohttp.ClientSession, number: int) -> None:
         await asyncio.sleep(0.3 * number)  # so that they are cut in different places
         while not self._stopping:
+            if self.paused:
+                await asyncio.sleep(0.1)
+                continue
             stream = Stream(question=self._questions[self._asked % len(self._questions)])
             self._asked += 1
             self.open.append(stream)

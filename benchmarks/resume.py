@@ -5,9 +5,10 @@
     python benchmarks/resume.py --kills 5 --results FILE       # appends to FILE, to go on another time
 
 Sixteen streams, completions and chats, are kept open over two prefill and two decode workers. A decode worker is killed
-(in turn the whole Pod's main process, and the engine's alone) when it is in the middle of at least three of them; the
-next kill waits until it is back. Each stream must be token for token the greedy answer that one engine alone gave
-before, with one role, one finish reason, one end mark and the right usage. Exits with 0 only when all are.
+(in turn the whole Pod's main process, and the engine's alone) when it is in the middle of at least five of them; the
+next kill waits until it is back, and nothing new is asked for meanwhile. Each stream must be token for token the greedy
+answer that one engine alone gave before, with one role, one finish reason, one end mark and the right usage. Exits with
+0 only when all are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from local_cluster import Cluster, Worker, local_cluster, wait_until
 from processes import engine_core, processes
 
 STREAMS = 16
-LEAST_CUT = 3
+LEAST_CUT = 5
 
 
 def kill_one(cluster: Cluster, streams: Streams, *, engine: bool, least: int = LEAST_CUT) -> tuple[str, list[Stream]]:
@@ -76,7 +77,9 @@ def run(cluster: Cluster, kills: int, results: Path | None) -> int:
             gaps += [one.longest_gap_seconds() for one in cut]
             cut_in_all += len(cut)
             wrong += len(problems)
+            streams.paused = True
             wait_for_return(cluster, before, name)
+            streams.paused = False
             line = {
                 "kill": number + 1, "what": "engine" if number % 2 else "pod", "worker": name, "cut": len(cut),
                 "right": len(cut) - len(problems), "longest_gap_seconds": round(gap, 2),

@@ -104,6 +104,10 @@ class StreamSource(Protocol):
 
     first_byte_at: float
     """Loop time of the first body bytes, seconds."""
+    deadline: float
+    """Loop time by which it must be complete."""
+    patience_seconds: float
+    """Longest time between two pieces of it."""
 
 
 class StreamSink(Protocol):

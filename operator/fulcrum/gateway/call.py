@@ -154,14 +154,20 @@ class Accounts:
             )
             if outcome is not None:
                 counts.slo[outcome] += 1
+        # The pace of a client that does not keep up is its own; that of a resumed stream is of several workers.
+        pace_seconds = None if call.reply.slowed or call.attempts > 1 else tpot_seconds
         if call.flight is not None and (self._door.decides or self._turn % _LEARN_EVERY == 0):
             self._door.admission.learn(
                 call.flight,
                 # Later attempts waited for what the first one lost.
                 ttft_seconds=ttft_seconds if call.attempts == 1 else None,
-                # The pace of a client that does not keep up is its own.
-                tpot_seconds=None if call.reply.slowed else tpot_seconds,
+                tpot_seconds=pace_seconds,
                 output_tokens=output_tokens,
+            )
+            self._door.cluster.served(
+                call.flight,
+                ttft_seconds=ttft_seconds if call.attempts == 1 else None,
+                tpot_seconds=pace_seconds,
             )
 
 

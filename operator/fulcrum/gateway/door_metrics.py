@@ -28,6 +28,13 @@ def door_metrics(door: FrontDoor) -> Iterator[Metric]:
         labels,
         [(key, tally.output_tokens) for key, tally in tallies],
     )
+    workers = door.cluster.workers.values()
+    yield gauge(
+        "worker_breaker_open",
+        "1 for a worker that is left alone because it failed, or as an outlier.",
+        ("worker",),
+        [((worker.name,), float(not worker.breaker.available)) for worker in workers],
+    )
     names = door.classes.names
     yield counter(
         "unpredicted",

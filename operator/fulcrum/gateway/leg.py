@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
 from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.metrics import Metrics
@@ -39,25 +40,36 @@ class Legs:
         body: bytes,
         *,
         deadline: float,
+        patience: float = inf,
         sink: StreamSink | None = None,
     ) -> Answer:
-        """The answer of `worker`, which may be an error of the client's. Raises LegFailedError."""
+        """The answer of `worker`, which may be an error of the client's. Raises LegFailedError.
+
+        `deadline`: loop time by which it must be complete; `patience`: by which it, or a stream's first byte, must be
+        there, or another worker is to try.
+        """
         if worker.changed_at is not None:
             self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
             worker.changed_at = None
         request = worker.pool.request(path, request_id, body)
+        answers = worker.answers
         try:
-            answer = await worker.pool.exchange(request, sink=sink, deadline=deadline)
+            answer = await worker.pool.exchange(request, sink=sink, deadline=min(deadline, patience))
         except UpstreamError as error:
-            raise self._failed(worker, leg, error.failure) from error
+            failure = error.failure
+            if failure is Failure.TIMEOUT and self._loop.time() < deadline:
+                failure = Failure.STALL
+            # One that answers others meanwhile is late, and no more than that.
+            late = failure is Failure.STALL and worker.answers != answers
+            raise self._failed(worker, leg, failure, blame=not late) from error
         if answer.status >= _SERVER_ERRORS:
             raise self._failed(worker, leg, Failure.ERROR_STATUS)
         self._view.worked(worker)
         self._metrics.legs[leg, "answered"] += 1
         return answer
 
-    def _failed(self, worker: Worker, leg: str, failure: Failure) -> LegFailedError:
-        if failure is not Failure.DIVERGED:
+    def _failed(self, worker: Worker, leg: str, failure: Failure, *, blame: bool = True) -> LegFailedError:
+        if blame and failure is not Failure.DIVERGED:
             self._view.failed(worker, self._loop.time())
         self._metrics.legs[leg, failure.value] += 1
         return LegFailedError(worker, leg, failure)

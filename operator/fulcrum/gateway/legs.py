@@ -13,7 +13,7 @@ from msgspec import Raw
 from fulcrum.admission import Preempt
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
-from fulcrum.gateway.answer import Answer
+from fulcrum.gateway.answer import Answer, Failure
 from fulcrum.gateway.body import Job, read_answer, read_job
 from fulcrum.gateway.call import Accounts, Call
 from fulcrum.gateway.crashes import where
@@ -21,6 +21,7 @@ from fulcrum.gateway.errors import SERVER_ERROR, RequestError, rejected, upstrea
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.leg import LegFailedError, Legs
 from fulcrum.gateway.metrics import Metrics
+from fulcrum.gateway.patience import Patience, between_pieces_seconds
 from fulcrum.gateway.recovery import Recovery
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
@@ -68,6 +69,7 @@ class Inference:
         self._legs = Legs(view, metrics, loop)
         self._recovery = Recovery(legs=self._legs, door=door, view=view, metrics=metrics, loop=loop)
         self._budget = Budget()
+        self._patience = Patience(config.slo_ttft_seconds)
         self._priorities = _engine_priorities(door)
         self._accounts = Accounts(config=config, door=door, metrics=metrics, loop=loop, access_log=access_log)
         self.has_slo = self._accounts.has_slo
@@ -123,7 +125,9 @@ class Inference:
         found = decided.route
         tried: frozenset[str] = frozenset()
         if job.stream:
+            call.reply.deadline = call.deadline
             call.sent = call.reply.sent = follow(job, self._budget)
+        self._patience.arrived()
         while True:
             call.attempts += 1
             call.first_token_at = call.reply.began_at  # nothing of an attempt that failed
@@ -156,6 +160,8 @@ class Inference:
                 if rest is None:
                     return
                 job, call.sink = rest
+            if call.sent is not None:
+                call.reply.patience_seconds = between_pieces_seconds(flight)
             if prefill is not decode:
                 await self._two_legs(call, job, flight, prefill, decode)
             else:
@@ -177,6 +183,8 @@ class Inference:
         """Raises RequestError unless another attempt may be made."""
         logger.warning("leg_failed id=%s attempt=%d cause=%s", call.reply.request_id.decode(), call.attempts, failed)
         call.fruitless += 1
+        if failed.failure is Failure.STALL:
+            self._patience.lost()
         if call.fruitless >= _MAX_ATTEMPTS or call.attempts >= _MOST_ATTEMPTS:
             raise self._recovery.gave_up(call, "Several workers failed to serve the request. Retry it.") from failed
         self._metrics.retries[failed.leg] += 1
@@ -188,8 +196,9 @@ class Inference:
         # A third, so that a prefill worker that hangs leaves time for two more attempts.
         deadline = min(call.deadline, started_at + self._request_timeout_seconds / 3)
         answer = await self._legs.run(
-            "prefill", prefill, job.path, reply.request_id, job.prefill_body(), deadline=deadline
-        )
+            "prefill", prefill, job.path, reply.request_id, job.prefill_body(), deadline=deadline,
+            patience=started_at + self._patience.first_answer_seconds(call),
+        )  # fmt: skip
         if answer.status != _OK:
             _pass_on(call, answer)
             return
@@ -233,9 +242,11 @@ class Inference:
             # Only where the prompt's length would have to be guessed: it costs a call for each piece of the stream.
             if sink is not None and call.sent is None and call.prompt_tokens is None and asks_for_usage(job):
                 tail = UsageTail(reply)
+        now = self._loop.time()
         answer = await self._legs.run(
-            leg, worker, job.path, reply.request_id, body, deadline=call.deadline, sink=tail or sink
-        )
+            leg, worker, job.path, reply.request_id, body, deadline=call.deadline, sink=tail or sink,
+            patience=now + self._patience.last_leg_seconds(call, job),
+        )  # fmt: skip
         if not answer.streamed:
             _pass_on(call, answer)
             return

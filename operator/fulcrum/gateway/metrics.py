@@ -50,6 +50,8 @@ class Metrics:
         """By the leg that failed."""
         self.resumes: Counter[str] = Counter()
         """Streams whose worker was lost, by what became of them."""
+        self.ejections: Counter[str] = Counter()
+        """Workers left alone as outliers, by role."""
         self.role_changes: Counter[tuple[str, str]] = Counter()
         self.prewarms: Counter[str] = Counter()
         self.watch_restarts: Counter[str] = Counter()
@@ -82,6 +84,7 @@ class Metrics:
         yield counter("legs", "Requests sent to workers.", ("leg", "outcome"), self.legs.items())
         yield counter("retries", "Attempts repeated on another worker.", ("leg",), _single(self.retries))
         yield counter("resumes", "Streams whose worker was lost in mid-stream.", ("outcome",), _single(self.resumes))
+        yield counter("ejections", "Workers left alone as outliers.", ("role",), _single(self.ejections))
         yield counter("role_changes", "Role changes of workers seen.", ("from", "to"), self.role_changes.items())
         yield counter("prewarms", "Worker pairs tried ahead of requests.", ("outcome",), _single(self.prewarms))
         yield counter(

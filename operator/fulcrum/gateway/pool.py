@@ -73,8 +73,8 @@ class Pool:
         """Close what was idle too long, fail what is past its deadline (loop time)."""
         while self._idle and now - self._idle[0].idle_since > _IDLE_SECONDS:
             self._idle.pop(0).abort()
-        for connection in [connection for connection in self._open if connection.deadline < now]:
-            connection.expire()
+        for connection in list(self._open):
+            connection.check(now)
 
     def close(self) -> None:
         """Close idle connections now and busy ones when they are done."""

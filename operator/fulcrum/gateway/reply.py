@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
+from math import inf
 from typing import Final
 
 import msgspec
@@ -25,8 +26,8 @@ class Reply:
     """Writes to the client; `started` says whether bytes of the answer have left, after which no retry is possible."""
 
     __slots__ = (
-        "_no_body", "_paused", "_source", "_transport", "began_at", "close_after", "http11", "on_begin",
-        "path_headers", "request_id", "sent", "slowed", "started", "status", "streaming", "verdict",
+        "_no_body", "_paused", "_source", "_transport", "began_at", "close_after", "deadline", "http11", "on_begin",
+        "path_headers", "patience_seconds", "request_id", "sent", "slowed", "started", "status", "streaming", "verdict",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +53,10 @@ class Reply:
         """Called when a stream begins."""
         self.sent: SentStream | None = None
         """Keeps what is needed to go on with the stream on another worker."""
+        self.deadline = inf
+        """Loop time by which a stream must be complete."""
+        self.patience_seconds = inf
+        """Longest time between two pieces of a stream; a client that is slow itself does not count."""
         self.began_at = 0.0
         """Loop time of the stream's first bytes; 0: none came yet."""
         self.slowed = False
@@ -113,6 +118,8 @@ class Reply:
     def stream_goes_on(self, source: StreamSource) -> None:
         """The stream, which may have begun before, comes from `source` now."""
         self._source = source
+        source.deadline = self.deadline
+        source.patience_seconds = self.patience_seconds
         if self.on_begin is not None:
             self.on_begin()
         if self._paused:

@@ -26,9 +26,9 @@ class UpstreamConnection(asyncio.Protocol):
     """Keep-alive connection; one exchange at a time."""
 
     __slots__ = (
-        "_buffer", "_chunks", "_content_type", "_keep_alive", "_left_bytes", "_loop", "_lost", "_pieces", "_released",
-        "_reused", "_sink", "_state", "_status", "_streaming", "_transport", "_waiter", "deadline", "first_byte_at",
-        "idle_since",
+        "_buffer", "_chunks", "_content_type", "_keep_alive", "_left_bytes", "_loop", "_lost", "_moved_at",
+        "_moved_chunks", "_paused", "_pieces", "_released", "_reused", "_sink", "_state", "_status", "_streaming",
+        "_transport", "_waiter", "deadline", "first_byte_at", "idle_since", "patience_seconds",
     )  # fmt: skip
 
     def __init__(
@@ -54,8 +54,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._left_bytes = 0
         self._pieces: list[bytes] = []
         self._chunks = ChunkedBody()
+        self._paused = False
+        self._moved_chunks = 0
+        self._moved_at = 0.0
         self.first_byte_at = 0.0
         self.deadline = math.inf
+        self.patience_seconds = math.inf
+        """Longest time between two pieces of a stream."""
         self.idle_since = 0.0
 
     def exchange(self, request: bytes, sink: StreamSink | None, deadline: float) -> asyncio.Future[Answer]:
@@ -74,16 +79,21 @@ class UpstreamConnection(asyncio.Protocol):
         self._state = _HEAD
         self.first_byte_at = 0.0
         self.deadline = deadline
+        self.patience_seconds = math.inf
+        self._paused = False
         transport.write(request)
         return waiter
 
     def pause(self) -> None:
         """Stop reading: the client does not keep up."""
+        self._paused = True
         if self._transport is not None and self._state != _CLOSED:
             self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
+        self._paused = False
+        self._moved_chunks = -1
         if self._transport is not None and self._state != _CLOSED:
             self._transport.resume_reading()
 
@@ -94,9 +104,16 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def expire(self) -> None:
-        """The deadline passed."""
-        self._fail(UpstreamError(Failure.TIMEOUT, "no answer in time"))
+    def check(self, now: float) -> None:
+        """Fail what is past its deadline, and a stream that stands still (loop time). To be called now and then."""
+        if self.deadline < now:
+            self._fail(UpstreamError(Failure.TIMEOUT, "no answer in time"))
+        elif self.first_byte_at and self._waiter is not None and not self._paused:
+            if self._chunks.chunks != self._moved_chunks:
+                self._moved_chunks = self._chunks.chunks
+                self._moved_at = now
+            elif now - self._moved_at > self.patience_seconds:
+                self._fail(UpstreamError(Failure.STALL, "the stream stands still"))
 
     def fail(self, failure: Failure, message: str) -> None:
         """Give up: what came is not what was asked for."""

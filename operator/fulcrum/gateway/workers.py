@@ -42,6 +42,7 @@ class Worker:
 
     __slots__ = (
         "agent",
+        "answers",
         "changed_at",
         "name",
         "pool",
@@ -61,6 +62,8 @@ class Worker:
         """What routing knows of it."""
         self.report: LoadReport | None = None
         """Its last answer to `GET /load`; None: it never gave one, or not the last time."""
+        self.answers = 0
+        """Requests that it answered."""
         self.changed_at: float | None = None
         """Loop time of a role change after which no request was sent yet."""
 
@@ -139,6 +142,7 @@ class WorkerView:
 
     def worked(self, worker: Worker) -> None:
         """It answered a request."""
+        worker.answers += 1
         self.cluster.worked(worker.state)
 
     def sweep(self, now: float) -> None:
@@ -147,7 +151,9 @@ class WorkerView:
             worker.pool.sweep(now)
             if worker.agent is not None:
                 worker.agent.sweep(now)
-        self.cluster.tick(now)
+        for state in self.cluster.tick(now):
+            self._metrics.ejections[state.role] += 1
+            logger.warning("worker_ejected worker=%s role=%s why=outlier", state.name, state.role)
         self._leaving = {worker for worker in self._leaving if worker.pool.open_connections}
 
     def close(self) -> None:
