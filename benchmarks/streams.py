@@ -32,7 +32,7 @@ from pathlib import Path
 HERE = Path(__file__).parent / "_loopback"
 PREFILL = [f"127.0.1.{number}" for number in range(1, 5)]
 DECODE = [f"127.0.2.{number}" for number in range(1, 17)]
-SPARE_FILES = 128
+SPARE_FILES = 80
 STREAM_KIB = 32.0
 SLOW_MEGABYTES = 200.0
 STALL_SECONDS = 60.0
@@ -60,18 +60,17 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def started(*command: str, log: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
+    ) as process:
         try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 class Bench:
@@ -167,7 +166,8 @@ def idle(bench: Bench, before: Sample, wanted: int, count: int) -> None:
         kib = (resident - before.resident_megabytes) * 1e6 / 1024 / max(opened["held"], 1)
         row(f"{count} idle streams", during, f"{kib:.1f} KiB each; opened in {seconds:.1f} s; {share:.1%} of a core")
         if count < wanted:
-            print(f"  ({wanted} streams need {2 * wanted + SPARE_FILES} files; `ulimit -Hn` here is {files()})")
+            needed = 2 * (wanted + SPARE_FILES)
+            print(f"  ({wanted} streams need {needed} files of the gateway; `ulimit -Hn` here is {files()})")
         bench.check(still == {"held": count, "lost": 0, "refused": 0}, f"of {count} idle streams: {still}")
         bench.check(engines["open"] == count, f"engines hold {engines['open']} of {count} idle streams")
         bench.check(kib <= STREAM_KIB, f"an idle stream costs {kib:.1f} KiB")
@@ -216,17 +216,9 @@ def files() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="1,000 idle streams; 100 slow readers of each kind at once"
-    )
-    parser.add_argument("--streams", type=int, help="idle streams")
-    parser.add_argument("--slow", type=int, help="slow readers of each kind")
-    options = parser.parse_args()
-    wanted = options.streams or (1_000 if options.quick else 10_000)
-    readers = options.slow or (100 if options.quick else 500)
-    count = min(wanted, (files() - SPARE_FILES) // 2)
+@contextlib.contextmanager
+def serving(requests: int) -> Iterator[Bench]:
+    """A gateway with its engines, warm."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (files(), files()))
     port, engines_port = free_port(), free_port()
     command = ["-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1", "--port", str(port), "--no-prewarm",
@@ -240,13 +232,27 @@ def main() -> int:
     ):
         assert engines.stdout is not None
         engines.stdout.readline()
-        bench = Bench(gateway, port, engines_port, requests=2_000 if options.quick else 8_000)
+        bench = Bench(gateway, port, engines_port, requests=requests)
         wait_until_up(gateway, port)
-        bench.sample()  # warm up
+        bench.sample()
+        yield bench
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="1,000 idle streams; 100 slow readers of each kind at once"
+    )
+    parser.add_argument("--streams", type=int, help="idle streams")
+    parser.add_argument("--slow", type=int, help="slow readers of each kind")
+    options = parser.parse_args()
+    wanted = options.streams or (1_000 if options.quick else 10_000)
+    readers = options.slow or (100 if options.quick else 500)
+    with serving(2_000 if options.quick else 8_000) as bench:
         print(f"{'':<24}{'gateway':>12}{'kernel':>12}{'p50':>12}{'p99':>12}{'failed':>8}")
         before = bench.sample()
         row("nothing else", before, "")
-        idle(bench, before, wanted, count)
+        idle(bench, before, wanted, min(wanted, files() // 2 - SPARE_FILES))
         kinds = ["mute", "drip", "large", "pile"]
         for together in [kinds] if options.quick else [[kind] for kind in kinds]:
             slow(bench, together, readers)

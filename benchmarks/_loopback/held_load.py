@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 
-AT_ONCE = 256
+AT_ONCE = 32
 USERS = {"idle": "idle", "mute": "flood", "drip": "flood", "large": "large"}
 
 
