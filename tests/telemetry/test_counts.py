@@ -50,6 +50,7 @@ def test_traffic_of_a_page() -> None:
     traffic = make_traffic(read_page(a_page()).counts, 2.0)
     assert (traffic.rate, traffic.isl_tokens, traffic.osl_tokens) == (2.0, 500.0, 10.0)
     assert (traffic.attainment, traffic.rejected) == (0.5, 0.25)
+    assert traffic.rejections == {"NoWorker": 0.25}
     assert traffic.ttft_p50_seconds == pytest.approx(0.25)
     assert traffic.tpot_p90_seconds == pytest.approx(0.0145, abs=0.001)
     assert traffic.isl_cv2 is not None

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     RECONCILE_FAILED = "ReconcileFailed"
     METRICS_UNKNOWN = "MetricsUnknown"
     OVER_CAPACITY = "OverCapacity"
+    REQUESTS_REJECTED = "RequestsRejected"
     OBSERVING = "Observing"
 
     # Actions and events.

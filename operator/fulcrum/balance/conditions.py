@@ -9,11 +9,12 @@ from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import Condition, ConditionStatus, ConditionType, InferenceClusterStatus
+from fulcrum.api.types import AdmissionPolicy, Condition, ConditionStatus, ConditionType, InferenceClusterStatus
 from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.assignment import Assignment
 from fulcrum.balance.choice import Choice
+from fulcrum.balance.rejecting import rejecting
 from fulcrum.balance.snapshot import Snapshot, Worker, served_roles
 from fulcrum.balance.target import ratio_text
 
@@ -166,18 +167,25 @@ def degraded(snapshot: Snapshot, choice: Choice) -> Finding:
     if homeless:
         message = f"{_names([w.name for w in homeless])} cannot be scheduled: {homeless[0].unschedulable}"
         return Finding(type=kind, status=True, reason=Reason.WORKER_UNSCHEDULABLE, message=message)
+    rejected = rejecting(snapshot)
     if choice.insight.over_capacity:
-        return Finding(type=kind, status=True, reason=Reason.OVER_CAPACITY, message=_over_capacity(snapshot))
+        message = _over_capacity(snapshot, rejected)
+        return Finding(type=kind, status=True, reason=Reason.OVER_CAPACITY, message=message)
+    if rejected is not None:
+        return Finding(type=kind, status=True, reason=Reason.REQUESTS_REJECTED, message=rejected)
     return Finding(type=kind, status=False, reason=Reason.HEALTHY, message="No worker reports a fault.")
 
 
-def _over_capacity(snapshot: Snapshot) -> str:
+def _over_capacity(snapshot: Snapshot, rejected: str | None) -> str:
     most = sum(pool.workers.max for pool in snapshot.spec.pools)
+    said = f"More arrives than all {most} workers can serve within spec.slo."
+    if rejected is not None:
+        return f"{said} {rejected}"
     pools = ", ".join(f"{pool.name} ({pool.workers.max})" for pool in snapshot.spec.pools)
-    return (
-        f"More arrives than all {most} workers can serve within spec.slo. Raise workers.max of a pool: {pools}; or "
-        "widen spec.slo, or turn requests away with spec.admission."
+    shed = (
+        ", or turn requests away with spec.admission" if snapshot.spec.admission.policy is AdmissionPolicy.OFF else ""
     )
+    return f"{said} Raise workers.max of a pool: {pools}; or widen spec.slo{shed}."
 
 
 def _engine_message(failed: list[Worker]) -> str:

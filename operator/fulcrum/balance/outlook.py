@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fulcrum.api.durations import seconds
+from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
@@ -54,6 +55,8 @@ class Traffic:
     tpot_p90_seconds: float | None = None
     rejected: float | None = None
     """Share of requests that were turned away, 0 to 1."""
+    rejections: Mapping[Reason, float] = field(default_factory=dict)
+    """The same by reason; without those of which there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

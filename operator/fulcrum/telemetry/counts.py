@@ -131,10 +131,10 @@ def make_traffic(counts: Counts, window_seconds: float, *, dispersion: float | N
     """What `counts` of `window_seconds` amount to; ratios of nothing are None. `dispersion` is passed on."""
     arrivals = counts.get(Key(ARRIVALS), 0.0)
     outcomes = {key.part: value for key, value in counts.items() if key.name == SLO}
-    rejected = sum(counts.get(Key(REQUESTS, reason), 0.0) for reason in REJECTIONS)
+    rejected = {reason: count for reason in REJECTIONS if (count := counts.get(Key(REQUESTS, reason), 0.0)) > 0}
     ttft, tpot = _buckets(counts, TTFT), _buckets(counts, TPOT)
     attainment = _ratio(outcomes.get("met", 0.0), sum(outcomes.values()))
-    share = _ratio(rejected, arrivals)
+    share = _ratio(sum(rejected.values()), arrivals)
     return Traffic(
         window_seconds=window_seconds,
         rate=arrivals / window_seconds,
@@ -149,6 +149,7 @@ def make_traffic(counts: Counts, window_seconds: float, *, dispersion: float | N
         tpot_p90_seconds=quantile(tpot, 0.9),
         # A request may end in a later window than it came in.
         rejected=None if share is None else min(1.0, share),
+        rejections={reason: min(1.0, count / arrivals) for reason, count in rejected.items()} if arrivals > 0 else {},
         dispersion=dispersion,
     )
 
