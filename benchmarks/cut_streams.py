@@ -16,7 +16,8 @@ import aiohttp
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
-OUTPUT_TOKENS: Final = 96
+OUTPUT_TOKENS: Final = 72
+_STAGGER_SECONDS: Final = 0.1
 MIN_MARGIN: Final = 0.4
 """Between the two likeliest tokens of each step, in nats. A step that is nearly a tie may fall either way on any
 engine, because rounding depends on what else is in its batch: that says nothing about lost or repeated tokens."""
@@ -193,11 +194,15 @@ class Streams:
             await asyncio.gather(*(self._place(session, number) for number in range(self._count)))
 
     async def _place(self, session: aiohttp.ClientSession, number: int) -> None:
-        await asyncio.sleep(0.3 * number)  # so that they are cut in different places
+        late = True
         while not self._stopping:
             if self.paused:
                 await asyncio.sleep(0.1)
+                late = True
                 continue
+            if late:
+                await asyncio.sleep(_STAGGER_SECONDS * number)  # so that they are cut in different places
+                late = False
             stream = Stream(question=self._questions[self._asked % len(self._questions)])
             self._asked += 1
             self.open.append(stream)

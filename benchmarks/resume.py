@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from cut_streams import Stream, Streams, questions_of
-from local_cluster import Cluster, Worker, local_cluster, wait_until
+from local_cluster import Cluster, Worker, local_cluster, metric, wait_until
 from processes import engine_core, processes
 
 STREAMS = 16
@@ -56,6 +56,13 @@ def wait_for_return(cluster: Cluster, before: Sequence[Worker], name: str) -> No
         return again.restarts > restarts and all(worker.ready for worker in workers)
 
     wait_until(f"{name} to be back", back, seconds=180)
+
+
+def resumed(cluster: Cluster) -> int:
+    """Streams that the gateways have gone on with on another worker, so far."""
+    name = "fulcrum_gateway_resumes_total"
+    pods = cluster.pods("gateway")
+    return int(sum(metric(f"http://{pod['status']['podIP']}:8080/metrics", name) for pod in pods))
 
 
 def run(cluster: Cluster, kills: int, results: Path | None) -> int:

@@ -20,6 +20,7 @@ ORDER = (
     "test_parity",
     "test_bad_input",
     "test_flips",
+    "test_resume",
     "test_kills",
     "test_operator_restart",
     "test_scale_down",
