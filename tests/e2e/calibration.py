@@ -1,88 +1,136 @@
-"""How fast real workers are under traffic: what they report of it, taken in as the controller takes it in."""
+"""Calibrates the simulator by a trace that real workers have served: both have to report the same work for it."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
-import time
 import urllib.request
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
+from dataclasses import dataclass
 
 import msgspec
 from local_cluster import Cluster
 
 from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport
-from fulcrum.capacity.online import TRUST, OnlineSpeed
-from fulcrum.capacity.rows import rows_between
+from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
+from fulcrum.balance.demand import Slo
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.capacity.trust import measured_speed, pool_speed
+from fulcrum.capacity.trust import measured_speed
 from fulcrum.replay import Client, Record, discover, replay
+from fulcrum.simulation.cluster import ClusterModel, PoolModel
+from fulcrum.simulation.engine import simulate
+from fulcrum.simulation.job import Job
+from fulcrum.simulation.policies import StaticSplit
+from fulcrum.simulation.policies.ours import load_report
+from fulcrum.simulation.result import Result
 from fulcrum.simulation.traffic import Request
+from fulcrum.simulation.view import View
+from fulcrum.simulation.workload import Workload
 
-PREFILL_ROW_SECONDS, DECODE_ROW_SECONDS = 4.0, 1.0
-"""Prompts take seconds; a batch seldom stays the same for longer than the shorter one."""
-_POLL_SECONDS = 0.5
-
-
-class Reports:
-    """Load reports of a cluster's workers from `__enter__` to `__exit__`."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._addresses = {worker.name: worker.ip for worker in cluster.workers()}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._poll)
-        self.reports: dict[str, list[tuple[float, LoadReport]]] = {name: [] for name in self._addresses}
-        """By worker: when, on a monotonic clock, and what."""
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _poll(self) -> None:
-        while not self._stop.wait(_POLL_SECONDS):
-            for name, ip in self._addresses.items():
-                try:
-                    self.reports[name].append((time.monotonic(), load(ip)))
-                except OSError:
-                    continue  # a busy agent; the next report says the same and more
+KV_BLOCK_TOKENS = 32
+"""vLLM's on CPUs."""
+SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)
+"""As in examples/auto.yaml; nobody is turned away in the simulation."""
+_ROUNDS = 10
+"""Of correcting both factors: waiting prompts share steps, so that the work is not quite proportional to them."""
 
 
-def load(worker_ip: str) -> LoadReport:
-    """`GET /load`."""
-    with urllib.request.urlopen(f"http://{worker_ip}:8001/load", timeout=5) as response:
-        return msgspec.json.decode(response.read(), type=LoadReport)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What workers say of a trace, on average: seconds from the scheduling of a prompt to its end, and per step."""
+
+    prefill_seconds: float
+    step_seconds: float
 
 
-def speed_at_start(cluster: Cluster) -> WorkerSpeed:
-    """What the workers measured before they became ready, put together as the gateway does it."""
-    speeds = [measured_speed(load(worker.ip)) for worker in cluster.workers()]
-    speed = pool_speed([each for each in speeds if each is not None])
-    assert speed is not None
-    return speed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What the simulator is told."""
+
+    speed: WorkerSpeed
+    leg_seconds: float = 0.0
+    """Of each leg, outside of the engines."""
+
+    def scaled(self, prefill: float, decode: float) -> Calibration:
+        """Prefills and steps that take so many times as long."""
+        a, b, c, *steps = msgspec.structs.astuple(self.speed.coefficients)
+        coefficients = SpeedCoefficients.of(
+            prefill=[each * prefill for each in (a, b, c)], decode=[each * decode for each in steps]
+        )
+        return dataclasses.replace(self, speed=dataclasses.replace(self.speed, coefficients=coefficients))
+
+    def simulate(self, trace: Sequence[Request], prefill: int, decode: int) -> tuple[Result, Pace]:
+        """The trace through a static split of such workers, and what they say of it."""
+        model = ClusterModel(
+            pools=(PoolModel(name="cpu", speed=self.speed),),
+            leg_seconds=self.leg_seconds,
+            block_tokens=KV_BLOCK_TOKENS,
+        )
+        policy = _Asked(pool="cpu", prefill=prefill, decode=decode)
+        result = simulate(Workload.of(trace), model, policy, slo=SLO)
+        return result, pace({}, policy.reports)
 
 
-def speed_under_traffic(start: WorkerSpeed, reports: Reports, *, isl_cv2: float) -> WorkerSpeed:
-    """`start`, corrected by what the workers did meanwhile."""
-    online = OnlineSpeed.start(start.coefficients, trust=TRUST[start.source])
-    for each in reports.reports.values():
-        online = _learnt(online, each, isl_cv2)
-    return dataclasses.replace(start, coefficients=online.coefficients)
+class _Asked(StaticSplit):
+    """Has the reports of its workers at the end of the last request."""
+
+    reports: dict[str, LoadReport]
+
+    def on_end(self, request: Job, view: View) -> None:
+        self.reports = {pod.name: load_report(pod, pod.worker) for pod in view.pods if pod.worker is not None}
 
 
-def leg_seconds(records: Sequence[Record], ttft_without: Sequence[float]) -> float:
-    """What each leg takes outside of the engines: half of what the first tokens took longer than without it."""
-    real = [record.ttft_seconds or 0.0 for record in records]
-    return max(0.0, sum(real) / len(real) - sum(ttft_without) / len(ttft_without)) / 2
+def reports(cluster: Cluster) -> dict[str, LoadReport]:
+    """`GET /load` of every worker, by name."""
+    found = {}
+    for worker in cluster.workers():
+        with urllib.request.urlopen(f"http://{worker.ip}:8001/load", timeout=10) as response:
+            found[worker.name] = msgspec.json.decode(response.read(), type=LoadReport)
+    return found
+
+
+def measured_at_start(found: dict[str, LoadReport]) -> Calibration:
+    """What the workers measured before they became ready, on average: they are alike, and each was disturbed."""
+    speeds = [speed for report in found.values() if (speed := measured_speed(report)) is not None]
+    columns = zip(*(msgspec.structs.astuple(speed.coefficients) for speed in speeds), strict=True)
+    mean = [sum(column) / len(speeds) for column in columns]
+    coefficients = SpeedCoefficients.of(prefill=mean[:3], decode=mean[3:])
+    return Calibration(speed=dataclasses.replace(speeds[0], coefficients=coefficients))
+
+
+def pace(before: dict[str, LoadReport], after: dict[str, LoadReport]) -> Pace:
+    """The work between two sets of reports: of prompts on prefill workers, of steps on decode workers."""
+    prompts = tokens = prefill_seconds = decode_seconds = 0.0
+    for name, report in after.items():
+        now, then = report.work, before[name].work if name in before else _NOTHING
+        assert now is not None
+        assert then is not None
+        if report.role is Role.PREFILL:
+            prompts += now.prompts - then.prompts
+            prefill_seconds += now.prefill_seconds - then.prefill_seconds
+        else:
+            tokens += now.decode_tokens - then.decode_tokens
+            decode_seconds += now.decode_seconds - then.decode_seconds
+    return Pace(prefill_seconds=prefill_seconds / prompts, step_seconds=decode_seconds / tokens)
+
+
+def calibrated(
+    start: Calibration, trace: Sequence[Request], records: Sequence[Record], real: Pace, *, prefill: int, decode: int
+) -> Calibration:
+    """`start`, slowed down or sped up until the simulated workers report what the real ones did.
+
+    What first tokens took longer than that explains is what legs take outside of the engines.
+    """
+    found, prefill_factor, decode_factor = start, 1.0, 1.0
+    for _ in range(_ROUNDS):
+        _, simulated = found.simulate(trace, prefill, decode)
+        prefill_factor *= real.prefill_seconds / simulated.prefill_seconds
+        decode_factor *= real.step_seconds / simulated.step_seconds
+        found = start.scaled(prefill_factor, decode_factor)
+    result, _ = found.simulate(trace, prefill, decode)
+    real_ttft_seconds = sum(record.ttft_seconds or 0.0 for record in records) / len(records)
+    left_seconds = real_ttft_seconds - float(result.ttft_seconds.mean())
+    return dataclasses.replace(found, leg_seconds=max(0.0, left_seconds / 2))
 
 
 def run(cluster: Cluster, requests: Sequence[Request], *, seed: int) -> list[Record]:
@@ -95,14 +143,6 @@ def run(cluster: Cluster, requests: Sequence[Request], *, seed: int) -> list[Rec
     return asyncio.run(go())
 
 
-def _learnt(online: OnlineSpeed, reports: Sequence[tuple[float, LoadReport]], isl_cv2: float) -> OnlineSpeed:
-    begin_at, begin = reports[0]
-    for at, report in reports[1:]:
-        decodes = report.role is Role.DECODE
-        if decodes and report.running != begin.running:
-            begin_at, begin = at, report  # steps of one batch size only say how long each takes
-        elif at - begin_at >= (DECODE_ROW_SECONDS if decodes else PREFILL_ROW_SECONDS):
-            rows = rows_between(begin, report, seconds=at - begin_at, isl_cv2=isl_cv2)
-            online = online.updated(row for row in rows if row is not None)
-            begin_at, begin = at, report
-    return online
+_NOTHING = WorkCounters(
+    prompts=0, prompt_tokens=0, cached_tokens=0, prefill_seconds=0.0, decode_tokens=0, decode_seconds=0.0
+)
