@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fulcrum.api.names import Role
+from fulcrum.api.serving_types import Admission, ClassMatch, QosClass
 from fulcrum.gateway import sent as sent_module
 
 from .conftest import Answered, MakeSite, Site, eventually
@@ -49,6 +50,7 @@ def check(answer: Answered, body: dict[str, Any]) -> list[dict[str, Any]]:
     outputs = generate(body)
     assert text_of(events) == "".join(output.text for output in outputs)
     assert len({(event["id"], event["object"], event["created"], event["model"]) for event in events}) == 1
+    assert events[0]["id"] != ""
     finished = [event["choices"][0] for event in events if event["choices"] and event["choices"][0]["finish_reason"]]
     assert [choice["finish_reason"] for choice in finished] == [outputs[-1].finish]
     assert finished[0]["stop_reason"] == outputs[-1].stop
@@ -85,12 +87,14 @@ def cut_all(models: list[Model], *cuts: Cut) -> None:
 @pytest.mark.parametrize("body", [PROMPT, CHAT, PROMPT | USAGE, CHAT | EVERY_USAGE], ids=["text", "chat", "u", "eu"])
 async def test_a_cut_stream_goes_on(make_site: MakeSite, body: dict[str, Any], how: str) -> None:
     site, models = await two_each(make_site)
-    for events in (1, 2, 7, 23, 39):
+    for events in (0, 1, 2, 7, 23, 39):
         cut_all(models, Cut(events, how))
         check(await site.post(body, path_of(body)), body)
         assert models[2].cuts == []
-    assert await site.metric('fulcrum_gateway_resumes_total{outcome="resumed"}') == 5
-    assert await site.metric("fulcrum_gateway_resume_gap_seconds_count") == 5
+    # A text that breaks off before its first event has not begun, and is simply asked for again.
+    resumes = 5 if "prompt" in body and how != "end" else 6
+    assert await site.metric('fulcrum_gateway_resumes_total{outcome="resumed"}') == resumes
+    assert await site.metric("fulcrum_gateway_resume_gap_seconds_count") == resumes
     # The first one, at least, finds workers that nothing is held against.
     rests = [seen.leg for model in models for seen in model.seen if isinstance(seen.body.get("prompt"), list)]
     assert {"prefill", "decode"} <= set(rests)
@@ -104,12 +108,12 @@ async def test_a_stream_goes_on_from_any_event(
     make_site: MakeSite, body: dict[str, Any], per_event: int, stop: Any, include: bool
 ) -> None:
     site, models = await two_each(make_site, per_event=per_event)
-    for text in ("x", "tell me"):
+    for number, text in enumerate(("x", "tell me")):
         body = {**body, "include_stop_str_in_output": include}
         if stop is not None:
             body["stop"] = stop
         body |= {"prompt": text} if "prompt" in body else {"messages": [{"role": "user", "content": text}]}
-        for events in range(len(generate(body, per_event=per_event))):
+        for events in range(number, len(generate(body, per_event=per_event)), 3):
             cut_all(models, Cut(events, "reset"))
             check(await site.post(body, path_of(body)), body)
 
@@ -290,3 +294,24 @@ async def test_shutdown_finishes_streams_that_are_resumed(make_site: MakeSite) -
     holding.set()
     check(await client.answer(), PROMPT)
     await stopping
+
+
+async def test_a_client_cannot_raise_itself(make_site: MakeSite) -> None:
+    classes = (
+        QosClass(name="premium", priority=100, match=ClassMatch(header="x-tier", value="premium")),
+        QosClass(name="free", priority=10),
+    )
+    models = [Model("m", Role.MIXED)]
+    site = await make_site(*models, config={"admission": Admission(classes=classes)})
+    for headers in ("X-Tier: premium\r\n", ""):
+        check(await site.post(PROMPT | {"priority": -1000}, headers=headers), PROMPT)
+    assert [seen.body["priority"] for seen in models[0].seen] == [-100, -10]
+    cut_all([models[0]], Cut(5, "reset"))
+    check(await site.post(PROMPT, headers="X-Tier: premium\r\n"), PROMPT)
+    assert [seen.body["priority"] for seen in models[0].seen[2:]] == [-100, -100, -100]
+
+
+async def test_one_class_has_no_priority(make_site: MakeSite) -> None:
+    site, models = await two_each(make_site)
+    check(await site.post(PROMPT | {"priority": -1000}), PROMPT)
+    assert not any("priority" in seen.body for model in models for seen in model.seen)

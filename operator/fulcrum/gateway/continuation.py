@@ -8,8 +8,8 @@ import msgspec
 
 from fulcrum.gateway.answer import Failure, StreamSource
 from fulcrum.gateway.body import Usage
-from fulcrum.gateway.framing import payload
-from fulcrum.gateway.reply import Reply
+from fulcrum.gateway.framing import chunk, payload
+from fulcrum.gateway.reply import LAST_CHUNK, Reply
 from fulcrum.gateway.sent import Choice, SentStream, decoder
 
 _DONE = b"data: [DONE]\n\n"
@@ -151,3 +151,58 @@ class Continuation:
         source, self._source = self._source, None
         if source is not None:
             source.fail(failure, message)
+
+
+class Restart:
+    """Takes a stream of the same kind, asked for again from its beginning, when the client has got no token yet.
+
+    A chat begins with an event that says whose turn it is, and that the client has. What follows may be anything.
+    """
+
+    __slots__ = ("_began", "_reply", "_rest", "_sent", "_started")
+
+    def __init__(self, reply: Reply, sent: SentStream, *, began: Callable[[], None]) -> None:
+        self._reply = reply
+        self._sent = sent
+        self._began = began
+        self._rest = b""
+        self._started = False
+
+    def stream_begin(self, source: StreamSource) -> None:
+        """As `StreamSink`; the client's stream has begun long ago."""
+        self._reply.sent = self._sent
+        self._reply.stream_goes_on(source)
+        self._began()
+
+    def stream_bytes(self, chunks: bytes) -> None:
+        """As `StreamSink`."""
+        events = self._events(chunks)
+        if events:
+            self._reply.stream_bytes(chunk(events))
+
+    def stream_last(self, chunks: bytes) -> None:
+        """As `StreamSink`."""
+        events = self._events(chunks)
+        self._reply.stream_last((chunk(events) if events else b"") + LAST_CHUNK)
+
+    def _events(self, chunks: bytes) -> bytes:
+        *events, self._rest = (self._rest + payload(chunks)).split(b"\n\n")
+        return b"".join(self._same(event) + b"\n\n" for event in events if not self._is_opening(event))
+
+    def _is_opening(self, event: bytes) -> bool:
+        opens = not self._started and b'"role"' in event
+        self._started = True
+        return opens
+
+    def _same(self, event: bytes) -> bytes:
+        sent = self._sent
+        if not sent.event_id or not event.startswith(b"data: {"):
+            return event
+        try:
+            fields = msgspec.json.decode(event.removeprefix(b"data: "), type=dict[str, msgspec.Raw])
+        except msgspec.DecodeError:
+            return event
+        if "error" in fields:
+            return event
+        own = {"id": sent.event_id, "created": sent.created, "model": sent.model}
+        return b"data: " + msgspec.json.encode({**fields, **own})

@@ -12,7 +12,7 @@ import msgspec
 from fulcrum.gateway.answer import StreamSink
 from fulcrum.gateway.body import CHAT_PATH, Job
 from fulcrum.gateway.call import Call
-from fulcrum.gateway.continuation import Continuation
+from fulcrum.gateway.continuation import Continuation, Restart
 from fulcrum.gateway.errors import RequestError, upstream_failed
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.leg import LegFailedError, Legs
@@ -108,6 +108,8 @@ class Recovery:
         sent = call.sent
         if sent is None:
             raise self._impossible("nothing of it was kept")
+        if not sent.ids and sent.finish_reason is None:
+            return job, Restart(call.reply, sent, began=partial(self._resumed, call))
         wants_usage = asks_for_usage(job)
         if call.prompt_ids is None and (sent.finish_reason is None or (wants_usage and call.prompt_tokens is None)):
             call.prompt_ids = await self._probe(call, job, worker)
@@ -138,7 +140,8 @@ class Recovery:
     def ended(self, call: Call) -> None:
         """A stream that was resumed has ended well."""
         sent = call.sent
-        if sent is not None and sent.done:
+        if sent is not None:
+            sent.read()
             call.output_tokens = len(sent.ids)
             if call.prompt_ids is not None:
                 call.prompt_tokens = len(call.prompt_ids)

@@ -19,7 +19,9 @@ _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: ".encode() for status in HTTPStatus
 }
 _JSON: Final = b"application/json"
-_LAST_CHUNK: Final = b"0\r\n\r\n"
+_LARGE_BYTES: Final = 64 * 1024
+LAST_CHUNK: Final = b"0\r\n\r\n"
+"""Ends a chunked body."""
 
 
 class Reply:
@@ -71,14 +73,17 @@ class Reply:
         """A whole answer."""
         self.started = True
         self.status = status
+        apart = len(body) > _LARGE_BYTES  # not copied behind its head
         head = b"".join(
             (
                 _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\ncontent-type: " % status, content_type,
                 b"\r\ncontent-length: ", str(len(body)).encode(), b"\r\nx-request-id: ", self.request_id, b"\r\n",
-                self.path_headers, headers, self._connection_line(), b"\r\n", b"" if self._no_body else body,
+                self.path_headers, headers, self._connection_line(), b"\r\n", b"" if apart or self._no_body else body,
             )
         )  # fmt: skip
         self._transport.write(head)
+        if apart and not self._no_body:
+            self._transport.write(body)
 
     def fail(self, error: RequestError) -> None:
         """An error: as an answer or, when a stream is under way, as its last event; the stream stays unfinished."""
@@ -162,7 +167,7 @@ class Reply:
 
     def write_end(self, events: bytes) -> None:
         """The same, and the stream ends with them."""
-        self._write_chunks(chunk(events) + _LAST_CHUNK if events else _LAST_CHUNK)
+        self._write_chunks(chunk(events) + LAST_CHUNK if events else LAST_CHUNK)
 
     def stream_end(self) -> None:
         """The stream is complete."""
