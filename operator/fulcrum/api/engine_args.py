@@ -100,7 +100,9 @@ _REFUSALS: Final = (
         instead="workers must answer chat and completions; remove it",
     ),
     _Refusal(names=("disable-log-stats",), instead="the worker's load is read from these metrics; remove it"),
-    _Refusal(names=("scheduling-policy",), instead="workers serve by the priority of spec.admission.classes; remove it"),
+    _Refusal(
+        names=("scheduling-policy",), instead="workers serve by the priority of spec.admission.classes; remove it"
+    ),
     _Refusal(names=("shutdown-timeout",), instead="set spec.balance.flip.drainTimeout"),
     # Code that the image did not bring.
     _Refusal(
