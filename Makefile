@@ -47,6 +47,7 @@ bench: install  ## The benchmarks that back a claim (flip.py starts real engines
 generate: install  ## Rewrite generated files
 	$(BIN)/fulcrum crd > crds/fulcrum.dev_inferenceclusters.yaml
 	$(BIN)/fulcrum crd --docs > docs/reference/inferencecluster.md
+	$(BIN)/fulcrum gateway --openapi > docs/reference/openapi.json
 
 format: install  ## Format the code
 	$(BIN)/ruff format $(SOURCES)

@@ -160,3 +160,13 @@ def test_tools_of_a_chat_are_counted() -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
     assert read_job(CHAT_PATH, msgspec.json.encode(chat), "m").tool_bytes == len(b'[{"type":"function"}]')
     assert read_job(CHAT_PATH, msgspec.json.encode({"messages": chat["messages"]}), "m").tool_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("3", 3), ("3.0", 3), ("-0.0", 0), ("1e19", 1 << 31), ("1e300", 1 << 31), ("9" * 400, 1 << 31)],
+)
+def test_counts_are_read_as_the_engine_reads_them(written: str, read: int) -> None:
+    job = read_job(COMPLETIONS_PATH, f'{{"prompt":"x","max_tokens":{written}}}'.encode(), "m")
+    assert job.max_tokens == read
+    assert bytes(job.fields["max_tokens"]) == written.encode()

@@ -28,6 +28,7 @@ import click
 )
 @click.option("--access-log/--no-access-log", default=False, help="One log line per request, not only per failure.")
 @click.option("--prewarm/--no-prewarm", default=True, help="Try worker pairs before the first request.")
+@click.option("--openapi", is_flag=True, help="Print the OpenAPI document of the HTTP API and exit.")
 @click.option("--log-level", default="INFO", show_default=True, type=click.Choice(["DEBUG", "INFO", "WARNING"]))
 def command(
     *,
@@ -41,6 +42,7 @@ def command(
     lame_duck_seconds: float,
     access_log: bool,
     prewarm: bool,
+    openapi: bool,
     log_level: str,
 ) -> None:
     """Run a gateway: OpenAI-compatible HTTP in, prefill and decode legs to vLLM workers out.
@@ -51,6 +53,14 @@ def command(
       fulcrum gateway --port 8080 --served-name chat \\
         --static-worker prefill=http://127.0.0.1:8000 --static-worker decode=http://127.0.0.1:8001
     """
+    if openapi:
+        import json
+
+        from fulcrum.gateway.openapi import document
+
+        click.echo(json.dumps(document(), indent=1))
+        return
+
     import gc
     import logging
     import os

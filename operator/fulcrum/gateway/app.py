@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway import metrics as metrics_module
+from fulcrum.gateway import openapi
 from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH
 from fulcrum.gateway.budget import Budget
 from fulcrum.gateway.config import Settings, raise_file_limit
@@ -45,7 +46,7 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 _GUARDED: Final = "/v1/"
 """Where a key is asked for, if anywhere."""
 _MODELS: Final = "/v1/models"
-_GET_PATHS: Final = (_MODELS, "/health", "/ready", "/metrics")
+_GET_PATHS: Final = (_MODELS, "/health", "/ready", "/metrics", openapi.PATH)
 _POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
 _POST_TARGETS: Final = {path.encode(): path for path in _POST_PATHS}
 _BODIES_BYTES: Final = 256 * 1024 * 1024
@@ -121,12 +122,13 @@ class Gateway:
         if error is not None:
             self._fail(reply, error)
             return
-        if path in _GET_PATHS and request.method in (b"GET", b"HEAD"):
-            status, content_type, body = self._get(path)
-            reply.send(status, content_type, body)
-        elif path.startswith(_MODELS + "/") and request.method in (b"GET", b"HEAD"):
-            self._model(path.removeprefix(_MODELS + "/"), reply)
-        elif path not in (*_GET_PATHS, *_POST_PATHS):
+        one_model = path.startswith(_MODELS + "/")
+        if request.method in (b"GET", b"HEAD") and (one_model or path in _GET_PATHS):
+            if one_model:
+                self._model(path.removeprefix(_MODELS + "/"), reply)
+            else:
+                reply.send(*self._get(path))
+        elif not one_model and path not in (*_GET_PATHS, *_POST_PATHS):
             self._fail(reply, RequestError(HTTPStatus.NOT_FOUND, "There is nothing at this path.", code="not_found"))
         else:
             allow = "POST, OPTIONS" if path in _POST_PATHS else "GET, HEAD, OPTIONS"
@@ -160,6 +162,9 @@ class Gateway:
             return HTTPStatus.OK, _TEXT, b"ok\n"
         if path == "/metrics":
             return HTTPStatus.OK, metrics_module.CONTENT_TYPE, self.metrics.render(self._gauges())
+        if path == openapi.PATH:
+            described = openapi.document(guarded=self.door.keys is not None, max_body_bytes=self.limits.max_body_bytes)
+            return HTTPStatus.OK, _JSON, msgspec.json.encode(described)
         if path == "/ready":
             why = self.not_ready()
             if why is None:

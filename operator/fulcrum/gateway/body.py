@@ -23,6 +23,7 @@ _ONE: Final = Raw(b"1")
 _FALSE: Final = Raw(b"false")
 _EMPTY: Final = Raw(b"")
 _COMPLETION_TOKENS: Final = 16
+_MOST: Final = 1 << 31
 # Connector fields name a peer to read KV from: from a client they would read someone's KV, or any host.
 _CONNECTOR_FIELDS: Final = frozenset(("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority"))
 _WHOLE_WHEN_SET: Final = (
@@ -210,10 +211,21 @@ def _read_count(value: Raw, name: str) -> int | None:
     try:
         number = msgspec.json.decode(value, type=int)
     except msgspec.DecodeError:
-        raise bad_request(f"`{name}` must be an integer.", param=name) from None
+        number = _integral(value, name)
     if number < 0:
         raise bad_request(f"`{name}` must not be negative.", param=name)
-    return number
+    return min(number, _MOST)  # what no engine has room for is calculated with, until the engine refuses it
+
+
+def _integral(value: Raw, name: str) -> int:
+    """A number like `3.0`, which the engine takes for an integer."""
+    try:
+        number = msgspec.json.decode(value, type=float)
+    except msgspec.DecodeError:
+        number = 0.5
+    if not number.is_integer():
+        raise bad_request(f"`{name}` must be an integer.", param=name)
+    return int(number)
 
 
 def _check_messages(value: Raw | None) -> None:

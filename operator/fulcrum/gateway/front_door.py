@@ -28,6 +28,8 @@ _PREDICTIVE: Final = AdmissionPolicy.PREDICTIVE
 _NO_LIMITS: Final = ThresholdLimits(queued_prompt_tokens=inf, kv_usage=inf, batch=inf)
 """While a speed is unknown nothing can be predicted, and what is unknown is not overload."""
 _UNBOUNDED_TOKENS: Final = 1 << 62
+_SHORTEST_PROMISE_SECONDS: Final = 1e-6
+"""Latencies are divided by promises, and nobody keeps a shorter one."""
 
 
 class FrontDoor:
@@ -148,4 +150,4 @@ def _promise(headers: Mapping[str, str], name: str) -> float:
         milliseconds = 0.0
     if milliseconds <= 0 or not isfinite(milliseconds):
         raise bad_request(f"The header `{name}` must be a number of milliseconds above 0.", param=name)
-    return milliseconds / 1000
+    return max(milliseconds / 1000, _SHORTEST_PROMISE_SECONDS)
