@@ -16,7 +16,7 @@ from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.balance.demand import Slo
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed
-from fulcrum.replay import Client, Record, discover, replay
+from fulcrum.replay import Client, Endpoint, Record, discover, replay
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.job import Job
@@ -41,6 +41,14 @@ class Pace:
 
     prefill_seconds: float
     step_seconds: float
+
+    def within(self, share: float, other: Pace) -> bool:
+        """Whether neither differs by more than this share."""
+        ratios = (self.prefill_seconds / other.prefill_seconds, self.step_seconds / other.step_seconds)
+        return all(abs(ratio - 1) <= share for ratio in ratios)
+
+    def __str__(self) -> str:
+        return f"prefill {self.prefill_seconds * 1e3:.0f} ms, step {self.step_seconds * 1e3:.1f} ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +141,22 @@ def calibrated(
     return dataclasses.replace(found, leg_seconds=max(0.0, left_seconds / 2))
 
 
-def run(cluster: Cluster, requests: Sequence[Request], *, seed: int) -> list[Record]:
+def endpoint_of(cluster: Cluster) -> Endpoint:
+    """What has to be known of the gateway; costs a request, which is no part of a trace."""
+
+    async def go() -> Endpoint:
+        async with Client(cluster.endpoint(), timeout_seconds=120) as client:
+            return await discover(client)
+
+    return asyncio.run(go())
+
+
+def run(cluster: Cluster, endpoint: Endpoint, requests: Sequence[Request], *, seed: int) -> list[Record]:
     """Replay through the cluster's gateway."""
 
     async def go() -> list[Record]:
         async with Client(cluster.endpoint(), timeout_seconds=120) as client:
-            return await replay(client, await discover(client), requests, seed=seed)
+            return await replay(client, endpoint, requests, seed=seed)
 
     return asyncio.run(go())
 
