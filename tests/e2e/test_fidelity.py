@@ -58,6 +58,7 @@ class Latencies:
 
 
 def test_the_simulator_tells_what_real_workers_do(auto: Cluster) -> None:
+    turn_nobody_away(auto)
     auto.patch({"balance": {"mode": "Manual", "ratio": {"prefill": PREFILL, "decode": DECODE}}})
     wait_until("2P:2D", partial(has_roles, auto), seconds=60)
     start = measured_at_start(reports(auto))
@@ -101,6 +102,21 @@ class Replayed:
 
     def calibrates(self, start: Calibration) -> Calibration:
         return calibrated(start, self.trace, self.records, self.pace, prefill=PREFILL, decode=DECODE)
+
+
+def turn_nobody_away(cluster: Cluster) -> None:
+    """Latencies of whom the gateway lets in would say more of the gateway than of the workers."""
+    if cluster.cluster()["spec"].get("admission", {}).get("policy") == "Off":
+        return
+    before = {pod["metadata"]["uid"] for pod in cluster.pods("gateway")}
+    cluster.patch({"admission": {"policy": "Off"}})
+    wait_until("gateways that turn nobody away", partial(gateways_are_new, cluster, before), seconds=60)
+
+
+def gateways_are_new(cluster: Cluster, before: set[str]) -> bool:
+    pods = cluster.pods("gateway")
+    ready = [any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"]) for pod in pods]
+    return bool(pods) and all(ready) and before.isdisjoint(pod["metadata"]["uid"] for pod in pods)
 
 
 def has_roles(cluster: Cluster) -> bool:
