@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _SLACK: Final = 0.8
 """A prefill goes to a decode worker only where its residents stay below this share of the TPOT promise."""
+_NEARLY: Final = 1.05
+"""Scores within this factor are taken for equal."""
 _FULLER: Final = 0.25
 """A worker that holds the prefix is left aside when it is fuller than the calmest by this share of a worker."""
 
@@ -67,10 +69,14 @@ def _whole(search: Search, lane: Lane, groups: Sequence[Group], paths: list[Rout
     soonest = search.prefill(groups)
     if soonest is None:
         return
-    paths.append(search.whole(soonest, lane))
+    path = search.whole(soonest, lane)
     calm = search.calmest(groups)
     if calm is not None and calm is not soonest.worker:
-        paths.append(search.whole(search.queued(calm), lane))
+        other = search.whole(search.queued(calm), lane)
+        # Whose step ends a moment sooner is no reason to fill one worker before another.
+        if other.score < _NEARLY * path.score:
+            path = other
+    paths.append(path)
 
 
 def _deflect(search: Search, lane: Lane, pair: Route, paths: list[Route]) -> None:
