@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from fulcrum.gateway.body import Usage
-from fulcrum.gateway.framing import FramingError, chunk, payload
+from fulcrum.gateway.framing import chunk, payload
 
 ROOM_BYTES: Final = 64 * 1024
 """Raw bytes that one stream keeps before they are read."""
@@ -150,53 +150,70 @@ class SentStream:
         pieces, self.pieces = self.pieces, []
         if self.why_not:
             return
+        if not pieces:
+            return
+        body = payload(b"".join(pieces))
+        if body and not body.endswith(b"\n\n"):
+            self.why_not = "the worker cuts events into pieces"
+            return
+        decode = decoder.decode
+        note = self._note
         try:
-            body = payload(b"".join(pieces))
-            if body and not body.endswith(b"\n\n"):
-                self.why_not = "the worker cuts events into pieces"
-                return
             for event in body.split(b"\n\n"):
                 if event.startswith(b"data: {"):
-                    self._note(decoder.decode(event.removeprefix(b"data: ")))
+                    note(decode(event[6:]))
                 elif event == _DONE:
                     self.done = True
-        except (FramingError, ValueError, msgspec.DecodeError):
+        except msgspec.DecodeError:
             self.why_not = "the worker's events cannot be read"
 
     def _note(self, event: Event) -> None:
         if not self.event_id:
             self.event_id, self.created, self.model = event.id, event.created, event.model
+        choices = event.choices
         if event.usage is not None:
             self.usage = event.usage
-            self.usage_sent = not event.choices
-        for choice in event.choices:
+            self.usage_sent = not choices
+        for choice in choices:
             delta = choice.delta
-            text = (choice.text if delta is None else delta.content) or ""
-            if choice.index or (delta is not None and (delta.reasoning is not None or delta.tool_calls is not None)):
-                self.why_not = "it has more in it than text"
+            if delta is None:
+                text = choice.text or ""
+            else:
+                text = delta.content or ""
+                if delta.reasoning is not None or delta.tool_calls is not None:
+                    self.why_not = "it has more in it than text"
+            if choice.index:
+                self.why_not = "it comes in several parts"
             elif choice.token_ids is not None:
                 self.add(choice.token_ids, text)
             elif text:
                 self.why_not = "the worker does not tell its tokens"
-            self.finish_reason = choice.finish_reason or self.finish_reason
+            if choice.finish_reason is not None:
+                self.finish_reason = choice.finish_reason
 
     def add(self, ids: list[int], text: str) -> str:
         """The worker made `ids` and gave out `text`; what of it the client has not yet got."""
-        self.ids.extend(ids)
-        self._cum += len(text)
+        made = self.ids
+        made.extend(ids)
+        length = len(text)
+        self._cum += length
         end = self._origin + self._cum
         # Characters that the tokens are, unless so few that the engine gives none out yet.
         if self._cum or not self.held_back:
-            self.marks.append((len(self.ids), end + self.held_back, len(ids)))
-        if len(self.ids) > MAX_TOKENS:
+            self.marks.append((len(made), end + self.held_back, len(ids)))
+        if len(made) > MAX_TOKENS:
             self.why_not = "it is too long"
-        new = text[len(text) - (end - self.chars) :] if end > self.chars else ""
-        if new:
-            self.chars = end
-            self._texts.append(new)
-            if len(self._texts) > _KEPT_MARKS:
-                self._texts_from += len(self._texts.popleft())
-        return new
+        fresh = end - self.chars
+        if fresh <= 0:
+            return ""
+        self.chars = end
+        if fresh < length:
+            text = text[length - fresh :]
+        texts = self._texts
+        texts.append(text)
+        if len(texts) > _KEPT_MARKS:
+            self._texts_from += len(texts.popleft())
+        return text
 
     def tail(self, start: int) -> str | None:
         """The text that the client was sent from `start` on; None when that was long ago."""
