@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -113,6 +114,7 @@ def main() -> int:
     parser.add_argument("--kubeconfig", type=Path, help="use the cluster that is there")
     parser.add_argument("--results", type=Path, help="append one JSON line for each kill to this file")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the cluster is taken down
     if arguments.kubeconfig is not None:
         return run(Cluster(kubeconfig=arguments.kubeconfig, name="quickstart"), arguments.kills, arguments.results)
     with tempfile.TemporaryDirectory() as home, local_cluster(Path(home)) as cluster:
