@@ -7,6 +7,7 @@ import dataclasses
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import msgspec
 from local_cluster import Cluster
@@ -14,6 +15,7 @@ from local_cluster import Cluster
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.balance.demand import Slo
+from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed
 from fulcrum.replay import Client, Endpoint, Record, discover, replay
@@ -31,6 +33,7 @@ KV_BLOCK_TOKENS = 32
 """vLLM's on CPUs."""
 SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)
 """As in examples/auto.yaml; nobody is turned away in the simulation."""
+_LENGTHS = (16.0, 64.0, 256.0, 512.0, 1024.0)
 _ROUNDS = 10
 """Of correcting both factors: waiting prompts share steps, so that the work is not quite proportional to them."""
 
@@ -98,11 +101,14 @@ def reports(cluster: Cluster) -> dict[str, LoadReport]:
 
 
 def measured_at_start(found: dict[str, LoadReport]) -> Calibration:
-    """What the workers measured before they became ready, on average: they are alike, and each was disturbed."""
+    """What the workers measured before they became ready: they are alike, and the middle one was disturbed least."""
     speeds = [speed for report in found.values() if (speed := measured_speed(report)) is not None]
-    columns = zip(*(msgspec.structs.astuple(speed.coefficients) for speed in speeds), strict=True)
-    mean = [sum(column) / len(speeds) for column in columns]
-    coefficients = SpeedCoefficients.of(prefill=mean[:3], decode=mean[3:])
+    batches = sorted({1, speeds[0].max_batch})
+    prompts = [(1.0, length, length**2) for length in _LENGTHS]
+    steps = [(1.0, batch, batch * length) for batch in batches for length in _LENGTHS]
+    prefill = [median(each.prefill_seconds(length, square) for each in speeds) for _, length, square in prompts]
+    decode = [median(each.decode_step_seconds(batch, context) for each in speeds) for _, batch, context in steps]
+    coefficients = SpeedCoefficients.of(prefill=fit_relative(prompts, prefill), decode=fit_relative(steps, decode))
     return Calibration(speed=dataclasses.replace(speeds[0], coefficients=coefficients))
 
 
