@@ -148,7 +148,7 @@ class Inference:
     async def _attempt(self, call: Call, job: Job, flight: Flight) -> None:
         found = flight.route
         if self._preempts:
-            task = asyncio.current_task()
+            task = asyncio.current_task(self._loop)  # finding the loop would be a system call
             if task is not None:
                 self._under_way[flight] = (task, call.reply)
         try:
@@ -173,9 +173,11 @@ class Inference:
     def _preempt(self, decided: Preempt) -> None:
         """End requests of lower classes that still wait for their prefill: no token of them was sent."""
         for victim in decided.victims:
-            self._cluster.finish(victim, self._loop.time())
             task, reply = self._under_way.pop(victim, (None, None))
-            if task is not None and reply is not None and reply.verdict is None:
+            if task is None or reply is None or reply.started:
+                continue  # a stream that is being resumed: its client has tokens
+            self._cluster.finish(victim, self._loop.time())
+            if reply.verdict is None:
                 reply.verdict = rejected(Reason.PREEMPTED, decided.retry_after_seconds)
                 task.cancel()
 
