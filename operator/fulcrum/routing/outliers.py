@@ -18,7 +18,7 @@ _SMALL_SECONDS: Final = 0.005
 """Added to latencies before they are compared: a few milliseconds more do not make an outlier."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OutlierRule:
     """When a worker is an outlier."""
 
