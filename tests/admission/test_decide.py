@@ -279,3 +279,20 @@ def test_a_promise_that_was_given_is_not_broken_by_who_comes_later() -> None:
     small = admission.incoming(prompt_tokens=100)
     assert isinstance(admission.decide(small, view, 0.45), Admit)
     assert waiting.ttft_seconds > before, "it will take longer, within what is promised"
+
+
+@pytest.mark.parametrize(("name", "role"), [("d0", Role.PREFILL), ("p0", Role.DECODE)])
+def test_nothing_is_learned_from_a_worker_that_flipped_meanwhile(name: str, role: Role) -> None:
+    admission, view = make(prefills=2, decodes=2)
+    incoming = admission.incoming(prompt_tokens=1000)
+    for _ in range(20):
+        outcome = admission.decide(incoming, view, 0.0)
+        assert isinstance(outcome, Admit)
+        flight = view.start(incoming, outcome.route, 0.0)
+        view.put(name, role, pool="pool")
+        for worker, late in ((flight.prefill, "ttft_seconds"), (flight.decode, "tpot_seconds")):
+            if worker.name == name:
+                admission.learn(flight, **{late: 100.0})
+        view.put(name, Role.DECODE if role is Role.PREFILL else Role.PREFILL, pool="pool")
+        view.finish(flight, 0.0)
+    assert admission.ttft_margin.samples == admission.tpot_margin.samples == 0

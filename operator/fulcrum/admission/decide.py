@@ -12,6 +12,7 @@ from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, Thres
 from fulcrum.admission.peaks import Peaks
 from fulcrum.admission.predict import Margin, OutputLengths, TokenRatio
 from fulcrum.admission.shares import Shares
+from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.routing import (
@@ -29,6 +30,8 @@ from fulcrum.routing import (
 # Looking up a member of an enum costs half a microsecond.
 _OFF: Final = AdmissionPolicy.OFF
 _THRESHOLD: Final = AdmissionPolicy.THRESHOLD
+_PREFILL: Final = Role.PREFILL
+_DECODE: Final = Role.DECODE
 _SOONEST_SECONDS: Final = 0.05
 _UNBOUNDED: Final = float("inf")
 _STEPS_LEVEL: Final = 0.99
@@ -153,12 +156,13 @@ class Admission:
             self.outputs.learn(flight.qos, flight.prompt_tokens, output_tokens)
         if not found.known:
             return
-        if ttft_seconds is not None:
+        # A worker that flipped meanwhile did two things at once; that says nothing about the next request.
+        if ttft_seconds is not None and (found.whole or flight.prefill.role is not _DECODE):
             # Far from the limit a small error is a large factor, and decides nothing.
             self.ttft_margin.learn(
                 flight.ttft_seconds, ttft_seconds, self.ttft_seconds, limiting_seconds=flight.ttft_seconds
             )
-        if tpot_seconds is not None:
+        if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
             # What it had to bear is what the batch was allowed to become while it was in it.
             highest = self._steps[found.decode.pool].since(flight.started_at)
             self.tpot_margin.learn(found.tpot_seconds, tpot_seconds, self.tpot_seconds, limiting_seconds=highest)

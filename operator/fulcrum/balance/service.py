@@ -11,7 +11,13 @@ from fulcrum.api.names import Role
 from fulcrum.balance.demand import Demand, Slo
 from fulcrum.balance.layout import Layout, PoolCounts
 from fulcrum.balance.load import Load
-from fulcrum.balance.queueing import decode_attainment, decode_step, mixed_attainment, prefill_attainment
+from fulcrum.balance.queueing import (
+    decode_admitted,
+    decode_attainment,
+    decode_step,
+    mixed_attainment,
+    prefill_attainment,
+)
 from fulcrum.balance.queueing.prefill import Stations
 from fulcrum.capacity.speed import WorkerSpeed
 
@@ -41,6 +47,7 @@ class Service:
         self.slo = slo
         self._prefill: dict[tuple[PoolCounts, Demand, float, bool], float] = {}
         self._decode: dict[tuple[PoolCounts, Demand], tuple[float, float]] = {}
+        self._let_in: dict[tuple[PoolCounts, Demand], float] = {}
         self.known_splits: dict[tuple[PoolCounts, Load], tuple[Layout, ...]] = {}
         """Kept for `split`, by workers per pool and load."""
         self._rates: dict[tuple[str | float, ...], UnitRates] = {}
@@ -63,7 +70,9 @@ class Service:
         """Return requests/s inside the SLO when as many are admitted as can be served within the promise."""
         if load.rate <= 0 or not layout.complete:
             return 0.0
-        whole = self.attainment(layout, load) if layout.mixed else self._disaggregated(layout, load, early=True)
+        if not layout.mixed:
+            return load.rate * self._admitted(layout, load)
+        whole = self.attainment(layout, load)
         if whole >= self.slo.attainment:
             return load.rate * whole
         return load.rate * max(whole, self.admissible(layout, load) * self.slo.attainment)
@@ -141,7 +150,7 @@ class Service:
         # Steps beyond the promise do not last: requests are late then, and admission or the next flip ends it.
         return load.decode.osl_tokens * min(step, self.slo.tpot_seconds)
 
-    def _disaggregated(self, layout: Layout, load: Load, *, early: bool = False) -> float:
+    def _disaggregated(self, layout: Layout, load: Load) -> float:
         decode_key = (layout.decode, load.decode)
         known = self._decode.get(decode_key)
         if known is None:
@@ -153,7 +162,7 @@ class Service:
         step, decoded = known
         if decoded == 0.0:
             return 0.0
-        key = (layout.prefill, load.prefill, step, early)
+        key = (layout.prefill, load.prefill, step, False)
         prefilled = self._prefill.get(key)
         if prefilled is None:
             prefilled = self._prefill[key] = prefill_attainment(
@@ -161,7 +170,27 @@ class Service:
                 self._stations(layout.prefill),
                 ttft_seconds=self.slo.ttft_seconds,
                 extra_seconds=step,
-                early=early,
+            )
+        return prefilled * decoded
+
+    def _admitted(self, layout: Layout, load: Load) -> float:
+        """Return the share inside the SLO of a split when those that would be late are turned away at arrival."""
+        decode_key = (layout.decode, load.decode)
+        stations = self._stations(layout.decode)
+        decoded = self._let_in.get(decode_key)
+        if decoded is None:
+            decoded = decode_admitted(load.decode, stations, tpot_seconds=self.slo.tpot_seconds)
+            self._let_in[decode_key] = decoded
+        step = min(decode_step(load.decode, stations), self.slo.tpot_seconds)
+        key = (layout.prefill, load.prefill, step, True)
+        prefilled = self._prefill.get(key)
+        if prefilled is None:
+            prefilled = self._prefill[key] = prefill_attainment(
+                load.prefill,
+                self._stations(layout.prefill),
+                ttft_seconds=self.slo.ttft_seconds,
+                extra_seconds=step,
+                early=True,
             )
         return prefilled * decoded
 

@@ -104,13 +104,13 @@ def _best_on(line: _Line, service: Service, load: Load) -> int:
     # Where both roles have the same room, and from there uphill; between equal ones the more even one stands.
     crossing = _first_true(line.lowest, line.highest, prefill_covers)
     best = max(range(max(line.lowest, crossing - 1), crossing + 1), key=lambda k: (service.cover(line.at(k), load), k))
-    load = _telling(line.at(best), service, load)
-    value = service.attainment(line.at(best), load)
+    worth = _worth(line.at(best), service, load)
+    value = worth(line.at(best))
     span = line.highest - line.lowest
     step = max(1, span // 16)
     while step > span // FINENESS:
         tried = [k for k in (best - step, best + step) if line.lowest <= k <= line.highest]
-        higher = max((service.attainment(line.at(k), load), k) for k in tried) if tried else (value, best)
+        higher = max((worth(line.at(k)), k) for k in tried) if tried else (value, best)
         if higher[0] > value:
             value, best = higher
         else:
@@ -118,14 +118,15 @@ def _best_on(line: _Line, service: Service, load: Load) -> int:
     return best
 
 
-def _telling(layout: Layout, service: Service, load: Load) -> Load:
-    """Return the load at which splits differ: in overload all look equally bad, and with room to spare equally good."""
-    attainment = service.attainment(layout, load)
-    if attainment >= service.slo.attainment:
-        return load.scaled(max(1.0, USUAL_ADMITTED * service.cover(layout, load)))
-    if attainment >= service.slo.attainment / 2:
-        return load
-    return load.scaled(service.admissible(layout, load) or 1.0)
+def _worth(layout: Layout, service: Service, load: Load) -> Callable[[Layout], float]:
+    """Return what splits are compared by: with room to spare all are equally good, and so a larger load tells.
+
+    Where the promise is not kept, what matters is how many can be served within it.
+    """
+    if service.attainment(layout, load) < service.slo.attainment:
+        return lambda split: service.goodput(split, load)
+    larger = load.scaled(max(1.0, USUAL_ADMITTED * service.cover(layout, load)))
+    return lambda split: service.attainment(split, larger)
 
 
 def _first_true(low: int, high: int, holds: Callable[[int], bool]) -> int:

@@ -5,7 +5,7 @@ the rate and the lengths, and rises with workers. `docs/concepts/sizing.md` says
 good.
 """
 
-from fulcrum.balance.queueing.decode import decode_attainment, decode_step, decode_wait
+from fulcrum.balance.queueing.decode import decode_admitted, decode_attainment, decode_step, decode_wait
 from fulcrum.balance.queueing.mixed import MixedAttainment, mixed_attainment
 from fulcrum.balance.queueing.prefill import Stations, prefill_attainment
 from fulcrum.balance.queueing.throughput import decode_throughput, prefill_throughput
@@ -13,6 +13,7 @@ from fulcrum.balance.queueing.throughput import decode_throughput, prefill_throu
 __all__ = [
     "MixedAttainment",
     "Stations",
+    "decode_admitted",
     "decode_attainment",
     "decode_step",
     "decode_throughput",

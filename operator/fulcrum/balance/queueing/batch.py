@@ -9,8 +9,8 @@ i <= N of rate * tokens * step(i) / i. A router that keeps workers equally full 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import floor, inf, sqrt
+from dataclasses import dataclass, replace
+from math import exp, floor, inf, sqrt
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from fulcrum.balance.queueing.lengths import Floats
 from fulcrum.capacity.speed import WorkerSpeed
 
 _CELLS = 160
+_LOSS_CELLS = 256
 _REACH = 7.0
 """States further than this many standard deviations from the middle are left out."""
 
@@ -151,7 +152,7 @@ def batches(
     mass = np.exp(logs - logs.max())
     # Beyond the last state they queue, and the pool gets no faster.
     full = offered * knots[-1] / room
-    beyond = float(mass[-1]) / (1.0 - full ** (1.0 / wider)) / width if highest >= room else 0.0
+    beyond = float(mass[-1]) / max(1.0 - full ** (1.0 / wider), 1e-12) / width if highest >= room else 0.0
     if highest >= room:
         mass, states = mass[:-1], states[:-1]
     if not states.size:
@@ -172,6 +173,29 @@ def batches(
         waiting=min(max(1.0 - float(shares.sum()), 0.0), 1.0),
         spare_rate=rate / full - rate if full > 0.0 else inf,
     )
+
+
+def blocked(rate: float, tokens: float, lanes: Sequence[BatchLane], *, tpot_seconds: float, dispersion: float) -> float:
+    """Return the share that is turned away when steps may not get longer than `tpot_seconds`: a loss system.
+
+    The distribution of `batches`, cut off at the number of requests whose step takes that long. Bursts take up as much
+    room as (1 + I)/2 requests at once (Hayward's approximation).
+    """
+    capped = [replace(lane, room=lane.held(tpot_seconds) / lane.workers) for lane in lanes if lane.workers > 0]
+    capped = [lane for lane in capped if lane.room > 0.0]
+    room = sum(lane.workers * lane.room for lane in capped)
+    if room < 1.0:
+        return 1.0
+    wider = (1.0 + max(dispersion, 1.0)) / 2
+    knots = sorted({lane.idle for lane in capped} | {lane.idle + lane.per_request * lane.room for lane in capped})
+    held = [sum(lane.held(step) for lane in capped) for step in knots]
+    width = room / _LOSS_CELLS
+    states: Floats = width * (np.arange(_LOSS_CELLS, dtype=np.float64) + 1.0)
+    steps = np.maximum(np.interp(states - width / 2, held, knots), 1e-12)
+    logs = np.cumsum(width * np.log(np.maximum(rate * tokens * steps / np.maximum(states - width / 2, 0.5), 1e-300)))
+    logs = np.concatenate(([0.0], logs)) / wider
+    mass = np.exp(logs - logs.max())
+    return 1.0 - exp(-float(mass[-1]) * wider / (float(mass.sum()) * width))
 
 
 def _middle(offered: float, knots: Sequence[float], held: Sequence[float]) -> tuple[float, float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
 
 import numpy as np
 
 from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing.batch import Batches, BatchLane, Context, batch_lane, batches, normal
+from fulcrum.balance.queueing.batch import Batches, BatchLane, Context, batch_lane, batches, blocked, normal
 from fulcrum.balance.queueing.lengths import Floats, log_spread
 from fulcrum.balance.queueing.prefill import Stations
 
@@ -35,6 +36,13 @@ def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float
     full = max(lane.idle + lane.per_request * lane.room for lane in lanes)
     late = exp(-pool.spare_rate * wait_seconds)
     return inside + (pool.waiting * (1.0 - late) if full <= tpot_seconds else 0.0)
+
+
+def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float) -> float:
+    """Return the share of requests that can be let in so that no step gets longer than `tpot_seconds`."""
+    _, lanes = _pool(replace(demand, rate=0.0), stations)
+    tokens = max(demand.osl_tokens, 1.0)
+    return 1.0 - blocked(demand.rate, tokens, lanes, tpot_seconds=tpot_seconds, dispersion=demand.dispersion)
 
 
 def decode_wait(demand: Demand, stations: Stations, *, seconds: float = 0.0) -> float:

@@ -13,6 +13,9 @@ from fulcrum.balance.queueing.lengths import Floats, length_points
 from fulcrum.balance.queueing.waiting import Service, Waiting, inverse_erlang_b, turned_away, waiting
 from fulcrum.capacity.speed import WorkerSpeed
 
+_MOST_LOAD = 0.98
+"""Share of its time that a role works when the queue is kept as short as a promise needs."""
+
 Stations = Sequence[tuple[WorkerSpeed, int]]
 """Pools of one role: (speed of one worker, number of workers)."""
 
@@ -129,10 +132,23 @@ def lanes_attainment(demand: Demand, lanes: Sequence[Lane], *, seconds: float, e
 def _attainment(demand: Demand, lanes: list[Lane], seconds: float, points: tuple[Floats, Floats], early: bool) -> float:
     """Return the share of prompts in time when all `lanes` (best first) are used."""
     lengths, weights = points
+    if early:
+        # Who could not be in time on an idle worker does not come in either.
+        longest = max(lane.longest(seconds) for lane in lanes)
+        lengths, weights = length_points(demand.isl_tokens, demand.isl_cv2, longest=longest)
+        fitting = float(weights.sum())
+        if fitting <= 0.0:
+            return 0.0
+        demand, weights = replace(demand, rate=demand.rate * fitting), weights / fitting
     times = [lane.time.seconds(lengths) for lane in lanes]
     means = [float(weights @ time) for time in times]
     shares = _shares(demand.rate, means, [lane.workers for lane in lanes])
-    wait = _wait(demand, lanes, shares, times, points)
+    wait = _wait(demand, lanes, shares, times, (lengths, weights))
+    served = 1.0
+    if early and wait.load > _MOST_LOAD:
+        # Of what is too much for all of them, as much is let in as keeps them busy.
+        served = _MOST_LOAD / wait.load
+        wait = _wait(replace(demand, rate=demand.rate * served), lanes, shares, times, (lengths, weights))
     inside = 0.0
     for share, lane, time in zip(shares, lanes, times, strict=True):
         own_lengths, own_weights = length_points(demand.isl_tokens, demand.isl_cv2, longest=lane.longest(seconds))
@@ -142,7 +158,7 @@ def _attainment(demand: Demand, lanes: list[Lane], seconds: float, points: tuple
         missed = wait.missed(np.maximum(rooms, 0.0), time, weights)
         if early:
             missed = turned_away(missed, wait.load)
-        inside += share * float(own_weights @ (1.0 - missed))
+        inside += served * share * float(own_weights @ (1.0 - missed))
     return min(max(inside, 0.0), 1.0)
 
 

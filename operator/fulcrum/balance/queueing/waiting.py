@@ -69,7 +69,7 @@ class Waiting:
     """Probability that one who waits finds a backlog too."""
     backlog: float
     """Mean seconds of that backlog, exponentially distributed; infinite in overload."""
-    load: float = 1.0
+    load: float = 0.0
     """Share of the servers' time that is taken."""
     burst_chance: float = 0.0
     """Probability that more came with it, or just before it, than idle servers take."""
@@ -118,7 +118,7 @@ def waiting(rate: float, servers: int, service: Service, *, dispersion: float = 
     load = rate * alone
     best = service.constant / service.most_sharing + service.own
     if rate * best >= servers:
-        return Waiting(chance=1.0, residual=1.0, backlog_chance=1.0, backlog=inf)
+        return Waiting(chance=1.0, residual=1.0, backlog_chance=1.0, backlog=inf, load=rate * best / servers)
     # Above one request per server, in cells that grow: within one, the odds of one more stay the same.
     first = max(1.0, servers / 32)
     widths, starts = first * _WIDTHS, first * _STARTS
