@@ -42,6 +42,7 @@ bench: install  ## The benchmarks that back a claim (flip.py starts real engines
 	$(BIN)/python benchmarks/capacity.py
 	$(BIN)/python benchmarks/simulation.py
 	$(BIN)/python benchmarks/gateway.py
+	$(BIN)/python benchmarks/streams.py
 	$(BIN)/python benchmarks/flip.py
 
 generate: install  ## Rewrite generated files
