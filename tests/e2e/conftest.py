@@ -29,6 +29,7 @@ ORDER = (
     "test_auto",
     "test_fidelity",
     "test_prometheus",
+    "test_overload",
 )
 """Later ones change the cluster for good; from `test_parity_bf16` on they have others where the first one was."""
 
@@ -57,13 +58,27 @@ def auto(quickstart: Cluster) -> Cluster:
     wait_until("no workers of other clusters", lambda: not quickstart.read("pods")["items"], seconds=120)
     quickstart.kubectl("apply", "-f", str(REPOSITORY / "examples" / "auto.yaml"))
     cluster = replace(quickstart, name="auto")
+    # Its tests load it until it is late, to see what the ratio does about that.
+    cluster.patch({"admission": {"policy": "Off"}})
     wait_until("four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=300)
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def overload(quickstart: Cluster) -> Cluster:
+    """`examples/overload.yaml` in the same local Kubernetes, once the clusters before it are gone."""
+    quickstart.kubectl("delete", "ic", "--all", "--wait=false")
+    wait_until("no workers of other clusters", lambda: not quickstart.read("pods")["items"], seconds=120)
+    quickstart.kubectl("apply", "-f", str(REPOSITORY / "examples" / "overload.yaml"))
+    cluster = replace(quickstart, name="overload")
+    wait_until("two workers", lambda: cluster.cluster()["status"].get("ready") == "2/2", seconds=300)
     return cluster
 
 
 @pytest.fixture
 def whole(quickstart: Cluster) -> Cluster:
-    """The cluster with four ready workers, two for each role."""
+    """The cluster with four ready workers, two for each role; nobody is turned away, so that any loss is one."""
+    quickstart.patch({"admission": {"policy": "Off"}})
     quickstart.patch_ratio(2, 2)
     wait_until("2P:2D", lambda: quickstart.roles() == {"prefill": 2, "decode": 2}, seconds=120)
     return quickstart

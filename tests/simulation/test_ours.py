@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.worlds import SLO, make_cluster, make_speed, poisson
 
 from fulcrum.api.names import Role
-from fulcrum.api.types import Balance, BalanceMode, InferenceClusterSpec
+from fulcrum.api.types import Admission, AdmissionPolicy, Balance, BalanceMode, InferenceClusterSpec
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import phased
 from fulcrum.simulation.outcome import Outcome
@@ -76,7 +76,11 @@ def test_auto_leaves_a_split_that_cannot_serve_the_load() -> None:
         Phase(seconds=240, requests_per_second=12, prompt_tokens_mean=300, output_tokens_mean=700),
     ]
     load = phased(phases, seed=1)
-    auto = msgspec.structs.replace(make_spec(ratio=(2, 2), low=4), balance=Balance(mode=BalanceMode.AUTO))
+    auto = msgspec.structs.replace(
+        make_spec(ratio=(2, 2), low=4),
+        balance=Balance(mode=BalanceMode.AUTO),
+        admission=Admission(policy=AdmissionPolicy.OFF),
+    )
     policy = Ours(auto, least_turn_seconds=5.0, initial=[("p", Role.PREFILL)] + [("p", Role.DECODE)] * 3)
     ours = simulate(load, make_cluster(speed), policy, slo=SLO)
     stayed = simulate(load, make_cluster(speed), StaticSplit(pool="p", prefill=1, decode=3), slo=SLO)

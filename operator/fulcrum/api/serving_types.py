@@ -113,7 +113,7 @@ class Admission(ApiStruct, frozen=True, kw_only=True):
             "bare Off for false) admits everything. Predictive refuses what it predicts to miss the SLO. Threshold "
             "refuses above fixed limits of queue, batch and KV cache."
         ),
-    ] = AdmissionPolicy.OFF
+    ] = AdmissionPolicy.PREDICTIVE
     classes: Annotated[
         tuple[QosClass, ...],
         Meta(
