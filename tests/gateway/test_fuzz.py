@@ -135,8 +135,12 @@ def test_pipelined_requests_in_any_pieces(run: Run, wires: list[bytes], cuts: li
         seen = await statuses(site, pieces(wire, cuts), wait_seconds=10)
         assert proper(seen)
         assert len(seen) <= len(wires) + 1
-        # Where a request is cut makes no difference to what it is answered with.
-        assert await statuses(site, [wire], wait_seconds=10) == seen
+        # Where a request is cut makes no difference to what it is answered with; but who sends on behind a request
+        # that ends the connection may lose the last answers.
+        at_once = await statuses(site, [wire], wait_seconds=10)
+        ends_early = any(b"close" in one or b"HTTP/1.0" in one for one in wires)
+        known = min(len(seen), len(at_once)) if ends_early else None
+        assert at_once[:known] == seen[:known]
         assert await ask(site, VALID) == 200
 
     run(check)
