@@ -25,6 +25,8 @@ MAX_TOKENS: Final = 256 * 1024
 """A longer stream is not kept any more and cannot be resumed."""
 _KEPT_MARKS: Final = 512
 _ERROR: Final = b'{"error"'
+_END_BYTES: Final = 2048
+"""Of a stream, in which its finish reason, usage and end mark, or an error, are found."""
 _ABORT: Final = b'"finish_reason":"abort"'
 _DONE: Final = b"data: [DONE]"
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
@@ -240,7 +242,9 @@ def good_part(chunks: bytes) -> bytes | None:
 
     Such an event is the last one before the end mark, so that it is in the last piece when it did not begin one.
     """
-    if _ERROR not in chunks and _ABORT not in chunks:
+    # Searching all of a large piece would be what costs most of a stream that comes at once.
+    tail = chunks[-_END_BYTES:]
+    if _ERROR not in tail and _ABORT not in tail:
         return None
     events = payload(chunks).split(b"\n\n")
     good = list(takewhile(lambda event: not event.startswith(b"data: " + _ERROR) and _ABORT not in event, events))
@@ -249,14 +253,14 @@ def good_part(chunks: bytes) -> bytes | None:
 
 def without_prompt_ids(chunks: bytes) -> bytes:
     """The first piece of a stream without the prompt's token ids, which the client did not ask for."""
-    start = chunks.find(_PROMPT_IDS)
-    if start < 0:
-        return chunks
     # The first event has them, which is the first chunk.
     begin = chunks.index(b"\r\n") + 2
     end = begin + int(chunks[: begin - 2].partition(b";")[0], 16)
+    start = chunks.find(_PROMPT_IDS, begin, end)
+    if start < 0:
+        return chunks
     close = chunks.find(b"]", start, end)
-    if start < begin or close < 0:
+    if close < 0:
         return chunks
     return chunk(chunks[begin : start + len(_PROMPT_IDS) - 1] + b"null" + chunks[close + 1 : end]) + chunks[end + 2 :]
 
