@@ -10,7 +10,6 @@ import pytest
 from tests.balance.loads import outlook
 from tests.balance.world import World, make_spec, pool
 
-from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Condition, ConditionStatus, ConditionType
 from fulcrum.balance import Plan, plan
