@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fulcrum.local.kubelet.environment import ConfigError
-from fulcrum.local.kubelet.volumes import materialise, references, variable
+from fulcrum.local.kubelet.volumes import live, materialise, references, update, variable
 
 Json = dict[str, Any]
 OBJECTS: dict[tuple[str, str], Json] = {
@@ -81,3 +81,36 @@ def test_references_are_found_everywhere() -> None:
         }
     }
     assert references(pod) == {("Secret", "a"), ("ConfigMap", "b"), ("Secret", "c")}
+
+
+def test_volumes_follow_their_objects(tmp_path: Path) -> None:
+    volumes = [
+        {"name": "keys", "secret": {"secretName": "s"}},
+        {"name": "some", "configMap": {"name": "cm", "items": [{"key": "a", "path": "deep/er"}]}},
+        {"name": "own", "emptyDir": {}},
+    ]
+    pod = {"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": {"volumes": volumes}}
+    assert [volume["name"] for volume in live(pod)] == ["keys", "some"]
+    make(tmp_path, *volumes)
+    folder = tmp_path / "volumes"
+    (folder / "own" / "file").write_text("mine")
+
+    def follow(objects: dict[tuple[str, str], Json]) -> list[str]:
+        return update(
+            pod, folder, lookup=lambda kind, name: objects.get((kind, name)), pod_ip="127.77.1.1", host_ip="127.77.0.1"
+        )
+
+    def names(volume: str) -> set[str]:
+        return {path.name for path in (folder / volume).iterdir()}
+
+    assert follow(OBJECTS) == []
+    encoded = base64.b64encode(b"new").decode()
+    assert follow({**OBJECTS, ("Secret", "s"): {"data": {"k": encoded, "l": encoded}}}) == ["keys"]
+    assert (names("keys"), (folder / "keys" / "k").read_text()) == ({"k", "l"}, "new")
+    assert (folder / "keys" / "k").stat().st_mode & 0o777 == 0o600
+    assert follow({**OBJECTS, ("Secret", "s"): {"data": {"l": encoded}}}) == ["keys"]
+    assert names("keys") == {"l"}
+    with pytest.raises(ConfigError, match='secret "s" not found'):
+        follow({("ConfigMap", "cm"): OBJECTS["ConfigMap", "cm"]})
+    assert names("keys") == {"l"}
+    assert (folder / "own" / "file").read_text() == "mine"

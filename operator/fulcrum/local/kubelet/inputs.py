@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fulcrum.local.kubelet.credentials import Credentials, wants_token
 from fulcrum.local.kubelet.devices import GPU, Devices
 from fulcrum.local.kubelet.environment import ConfigError, build_environment, quantity
 from fulcrum.local.kubelet.events import Recorder
 from fulcrum.local.kubelet.processes import MARK_CONTAINER, MARK_POD_UID, MARK_STATE
-from fulcrum.local.kubelet.rest import Api, ApiError
-from fulcrum.local.kubelet.volumes import materialise, references
+from fulcrum.local.kubelet.rest import Api, ApiError, Unreachable
+from fulcrum.local.kubelet.volumes import live, materialise, references, update
 
 Json = dict[str, Any]
+logger = logging.getLogger(__name__)
+
+_UPDATE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,23 @@ class PodInputs:
             self.renew_in_seconds = await self.credentials.write()
             variables["KUBECONFIG"] = str(self.credentials.kubeconfig)
         self._variables = variables
+
+    async def keep_volumes(self, pod: Callable[[], Json]) -> None:
+        """Let the volumes follow their ConfigMaps and Secrets, for as long as the Pod is there."""
+        while live(pod()):
+            await asyncio.sleep(_UPDATE_SECONDS)
+            key = "{namespace}/{name}".format_map(pod()["metadata"])
+            try:
+                await self.refresh(pod())
+                changed = update(
+                    pod(), self._directory / "volumes", lookup=self._lookup, pod_ip=self._address,
+                    host_ip=self._node.address,
+                )  # fmt: skip
+            except (ConfigError, ApiError, Unreachable, OSError) as error:
+                logger.warning("volumes_not_updated pod=%s error=%s", key, error)
+                continue
+            if changed:
+                logger.info("volumes_updated pod=%s volumes=%s", key, ",".join(changed))
 
     async def refresh(self, pod: Json) -> None:
         """Read ConfigMaps and Secrets as they are now (a restart sees their new content)."""

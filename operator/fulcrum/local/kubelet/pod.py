@@ -196,6 +196,7 @@ class PodWorker:
             return False
         if self._inputs.credentials is not None:
             self._spawn(self._inputs.credentials.keep(self._inputs.renew_in_seconds))
+        self._spawn(self._inputs.keep_volumes(lambda: self.pod))
         return True
 
     def _target(self, container: Container, env: dict[str, str]) -> Target:

@@ -28,7 +28,7 @@ def references(pod: Json) -> set[tuple[str, str]]:
     """(kind, name) of every ConfigMap and Secret that the Pod's volumes and containers name."""
     found: set[tuple[str, str]] = set()
     spec = pod["spec"]
-    for volume in spec.get("volumes") or []:
+    for volume in _volumes(pod):
         for source in [volume, *((volume.get("projected") or {}).get("sources") or [])]:
             if source.get("configMap"):
                 found.add(("ConfigMap", source["configMap"]["name"]))
@@ -60,7 +60,7 @@ def materialise(
     """
     variables: dict[str, str] = {}
     namespace = pod["metadata"]["namespace"]
-    for volume in pod["spec"].get("volumes") or []:
+    for volume in _volumes(pod):
         name = volume["name"]
         folder = directory / name
         if "hostPath" in volume:
@@ -70,31 +70,74 @@ def materialise(
             folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         else:
             folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-            sources = (volume.get("projected") or {}).get("sources") or [volume]
-            for source in sources:
-                _fill(folder, source, pod, lookup, pod_ip=pod_ip, host_ip=host_ip)
+            for path, content in _content(volume, pod, lookup, pod_ip=pod_ip, host_ip=host_ip).items():
+                _write(folder, path, content)
         variables[variable(name)] = str(folder)
     return variables
 
 
-def _fill(folder: Path, source: Json, pod: Json, lookup: Lookup, *, pod_ip: str, host_ip: str) -> None:
+def live(pod: Json) -> list[Json]:
+    """The Pod's volumes whose content follows a ConfigMap or a Secret."""
+    sources = [(volume, (volume.get("projected") or {}).get("sources") or [volume]) for volume in _volumes(pod)]
+    return [volume for volume, several in sources if any({"configMap", "secret"} & one.keys() for one in several)]
+
+
+def update(pod: Json, directory: Path, *, lookup: Lookup, pod_ip: str, host_ip: str) -> list[str]:
+    """Let `live` volumes say what their objects say now; names of those that changed. Errors: ConfigError, OSError.
+
+    What is new is written before what is old goes; a volume whose object is missing keeps what it has.
+    """
+    changed = []
+    for volume in live(pod):
+        folder = directory / volume["name"]
+        wanted = _content(volume, pod, lookup, pod_ip=pod_ip, host_ip=host_ip)
+        there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+        fresh = {path: content for path, content in wanted.items() if _differs(there.get(path), content)}
+        for path, content in fresh.items():
+            _write(folder, path, content)
+        stale = there.keys() - wanted.keys()
+        for path in stale:
+            there[path].unlink()
+        if fresh or stale:
+            changed.append(str(volume["name"]))
+    return changed
+
+
+def _differs(path: Path | None, content: bytes) -> bool:
+    return path is None or path.read_bytes() != content
+
+
+def _volumes(pod: Json) -> list[Json]:
+    return pod["spec"].get("volumes") or []
+
+
+def _content(volume: Json, pod: Json, lookup: Lookup, *, pod_ip: str, host_ip: str) -> dict[str, bytes]:
+    """Files of a volume that is made of objects; none for any other."""
+    content: dict[str, bytes] = {}
+    for source in (volume.get("projected") or {}).get("sources") or [volume]:
+        content.update(_source_content(source, pod, lookup, pod_ip=pod_ip, host_ip=host_ip))
+    return content
+
+
+def _source_content(source: Json, pod: Json, lookup: Lookup, *, pod_ip: str, host_ip: str) -> dict[str, bytes]:
     if source.get("configMap"):
-        _write_object(folder, "ConfigMap", source["configMap"]["name"], source["configMap"], lookup)
-    elif source.get("secret"):
+        return _object_content("ConfigMap", source["configMap"]["name"], source["configMap"], lookup)
+    if source.get("secret"):
         name = source["secret"].get("secretName") or source["secret"].get("name")
-        _write_object(folder, "Secret", name, source["secret"], lookup)
-    elif source.get("downwardAPI"):
-        for item in source["downwardAPI"].get("items") or []:
-            if "fieldRef" in item:
-                value = field_value(item["fieldRef"]["fieldPath"], pod, pod_ip=pod_ip, host_ip=host_ip)
-                _write(folder, item["path"], value.encode())
+        return _object_content("Secret", name, source["secret"], lookup)
+    items = (source.get("downwardAPI") or {}).get("items") or []
+    return {
+        item["path"]: field_value(item["fieldRef"]["fieldPath"], pod, pod_ip=pod_ip, host_ip=host_ip).encode()
+        for item in items
+        if "fieldRef" in item
+    }
 
 
-def _write_object(folder: Path, kind: str, name: str, source: Json, lookup: Lookup) -> None:
+def _object_content(kind: str, name: str, source: Json, lookup: Lookup) -> dict[str, bytes]:
     item = lookup(kind, name)
     if item is None:
         if source.get("optional"):
-            return
+            return {}
         raise ConfigError(f'{kind.lower()} "{name}" not found')
     content: dict[str, bytes] = {}
     for key, text in (item.get("data") or {}).items():
@@ -103,14 +146,14 @@ def _write_object(folder: Path, kind: str, name: str, source: Json, lookup: Look
         content[key] = base64.b64decode(text)
     chosen = source.get("items")
     if not chosen:
-        for key, value in content.items():
-            _write(folder, key, value)
-        return
+        return content
+    picked: dict[str, bytes] = {}
     for entry in chosen:
         if entry["key"] in content:
-            _write(folder, entry["path"], content[entry["key"]])
+            picked[entry["path"]] = content[entry["key"]]
         elif not source.get("optional"):
             raise ConfigError(f'{kind.lower()} "{name}" has no key {entry["key"]}')
+    return picked
 
 
 def _write(folder: Path, relative: str, content: bytes) -> None:
@@ -119,4 +162,7 @@ def _write(folder: Path, relative: str, content: bytes) -> None:
         raise ConfigError(f"{relative!r} is no path inside a volume")
     path = folder.joinpath(*parts)
     path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-    write_private(path, content)
+    # Who lists the folder leaves out names that begin with two dots, as in a volume of the real kubelet.
+    made = path.with_name(f"..{path.name}")
+    write_private(made, content)
+    made.replace(path)
