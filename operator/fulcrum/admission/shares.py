@@ -107,9 +107,9 @@ class Shares:
             for other, demand, theirs, higher in rivals:
                 most = 1.0 if higher and not due else theirs
                 used = view.prefill_use[other] / capacity
-                prefill_room -= _kept(
-                    demand.prefill * rate / workers, used, demand.work_seconds / seconds, workers, most
-                )
+                # Twice its size: whoever comes last also prolongs the step of those before it, who were promised less.
+                size = 2 * demand.work_seconds / seconds
+                prefill_room -= _kept(demand.prefill * rate / workers, used, size, workers, most)
         return max(prefill_room, _LEAST_ROOM), max(decode_room, _LEAST_ROOM)
 
     def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
