@@ -14,6 +14,8 @@ from fulcrum.api.reasons import Reason
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
 RATE_LIMIT: Final = "rate_limit_error"
+_LONGEST_RETRY_SECONDS: Final = 3600.0
+"""Whoever is told more than that has been told never."""
 _WHY_REJECTED: Final = {
     Reason.TTFT_UNREACHABLE: "The first token would come too late.",
     Reason.TPOT_UNREACHABLE: "The tokens would come too slowly.",
@@ -63,9 +65,10 @@ class RequestError(Exception):
         """Extra header lines, each ended by CRLF."""
         lines = b""
         if self.retry_after_seconds is not None:
-            lines += b"retry-after: %d\r\n" % max(ceil(self.retry_after_seconds), 1)
-            if self.retry_after_seconds % 1:
-                lines += b"retry-after-ms: %d\r\n" % ceil(self.retry_after_seconds * 1000)
+            seconds = min(max(self.retry_after_seconds, 0.0), _LONGEST_RETRY_SECONDS)
+            lines += b"retry-after: %d\r\n" % max(ceil(seconds), 1)
+            if seconds % 1:
+                lines += b"retry-after-ms: %d\r\n" % ceil(seconds * 1000)
         if self.reason is not None:
             lines += b"x-fulcrum-rejected: " + self.reason.encode() + b"\r\n"
         if self.status is HTTPStatus.UNAUTHORIZED:
