@@ -54,13 +54,23 @@ def measured_mix(cluster: Cluster, *, seconds: float) -> Mix:
     )
 
 
-def run(cluster: Cluster, phases: Sequence[Phase], *, seed: int) -> Report:
-    """Replay the phases one after the other; the same seed gives the same arrivals and lengths, never the same text."""
+def run(cluster: Cluster, phases: Sequence[Phase], *, seed: int, to_the_end: bool = True) -> Report:
+    """Replay the phases one after the other; the same seed gives the same arrivals and lengths, never the same text.
+
+    Not `to_the_end`: leave when whatever is still under way is outside the SLO already.
+    """
     requests = generate(phases, seed=seed)
+    decided_seconds = max(
+        request.arrival_seconds + SLO.ttft_seconds + request.output_tokens * SLO.tpot_seconds for request in requests
+    )
 
     async def go() -> Report:
+        stop = asyncio.Event()
         async with Client(cluster.endpoint(), timeout_seconds=120) as client:
-            records = await replay(client, await discover(client), requests, seed=next(_SEEDS))
+            endpoint = await discover(client)
+            if not to_the_end:
+                asyncio.get_running_loop().call_later(decided_seconds + 1, stop.set)
+            records = await replay(client, endpoint, requests, seed=next(_SEEDS), stop=stop)
         return summarise(records, offered=len(requests), slo=SLO)
 
     return asyncio.run(go())
