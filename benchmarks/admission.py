@@ -109,7 +109,9 @@ def measure(case: Case, count: int) -> Took:
         began = clock()
         keys = prefix_keys(body) if case.prefix else ()
         keyed = clock()
-        incoming = admission.incoming(prompt_bytes=len(body), max_tokens=OUTPUT_TOKENS, qos=qos, prefix=keys)
+        incoming = admission.incoming(
+            prompt_tokens=len(body) / 4, max_tokens=OUTPUT_TOKENS, qos=qos, prefix=keys, units_per_token=4.0
+        )
         outcome = admission.decide(incoming, view, now)
         decided = clock()
         if number * gap > 2 * LIFE_SECONDS:

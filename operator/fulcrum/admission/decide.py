@@ -10,7 +10,7 @@ from fulcrum.admission.classes import ClassTable
 from fulcrum.admission.limits import held_up, over_kv, over_others, over_threshold, over_tpot, over_ttft
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.peaks import Peaks
-from fulcrum.admission.predict import Margin, OutputLengths, TokenRatio
+from fulcrum.admission.predict import Margin, OutputLengths
 from fulcrum.admission.shares import Shares
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
@@ -59,7 +59,6 @@ class Admission:
         self.classes = ClassTable(classes)
         self.ttft_seconds = ttft_seconds
         self.tpot_seconds = tpot_seconds
-        self.tokens = TokenRatio()
         self.outputs = OutputLengths(self.classes.names)
         self.ttft_margin = Margin(attainment)
         self.tpot_margin = Margin(max(attainment, _STEPS_LEVEL))
@@ -85,19 +84,16 @@ class Admission:
     def incoming(
         self,
         *,
-        prompt_bytes: float = 0.0,
-        prompt_tokens: float | None = None,
+        prompt_tokens: float,
         max_tokens: float | None = None,
         qos: int = 0,
         prefix: tuple[int, ...] = (),
-        units_per_token: float | None = None,
+        units_per_token: float = 1.0,
         ttft_seconds: float = _UNBOUNDED,
         tpot_seconds: float = _UNBOUNDED,
         whole: bool = False,
     ) -> Incoming:
-        """A request with what is not known of it estimated; `prefix` is of bytes unless `units_per_token` is given."""
-        if prompt_tokens is None:
-            prompt_tokens = self.tokens.tokens(prompt_bytes)
+        """A request, the length of its output estimated; `units_per_token` are those of its `prefix`."""
         return Incoming(
             prompt_tokens=prompt_tokens,
             output_tokens=self.outputs.expect(qos, prompt_tokens, max_tokens),
@@ -106,7 +102,7 @@ class Admission:
             ttft_seconds=ttft_seconds if ttft_seconds < self.ttft_seconds else _UNBOUNDED,
             tpot_seconds=tpot_seconds if tpot_seconds < self.tpot_seconds else _UNBOUNDED,
             prefix=prefix,
-            units_per_token=self.tokens.bytes_per_token if units_per_token is None else units_per_token,
+            units_per_token=units_per_token,
             whole=whole,
         )
 
