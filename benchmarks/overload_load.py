@@ -86,6 +86,11 @@ class Seen:
         return _share(self.met(*qos), len(self.of(*qos)))
 
     @property
+    def whole(self) -> bool:
+        """Everybody got a whole answer, or was turned away."""
+        return all(told.record.outcome in {Outcome.OK, Outcome.REJECTED} for told in self.told)
+
+    @property
     def goodput(self) -> float:
         """Requests inside the SLO, per second."""
         return self.met() / self.seconds
