@@ -26,6 +26,8 @@ STRETCH: Final = 1.5
 STRETCH_STEPS: Final = 24
 USUAL_ADMITTED: Final = 0.7
 """Workers keep the promise up to about this part of what they carry without any waiting: where the search begins."""
+_NEARLY_ALL: Final = 0.95
+"""Share let in for one role above which the other one need not be looked at again."""
 ADMITTED_STEPS: Final = 4
 """Halvings in the search for the share of an overload that can be served: 2 % before interpolation."""
 
@@ -174,25 +176,34 @@ class Service:
         return prefilled * decoded
 
     def _admitted(self, layout: Layout, load: Load) -> float:
-        """Return the share inside the SLO of a split when those that would be late are turned away at arrival."""
-        decode_key = (layout.decode, load.decode)
-        stations = self._stations(layout.decode)
-        decoded = self._let_in.get(decode_key)
-        if decoded is None:
-            decoded = decode_admitted(load.decode, stations, tpot_seconds=self.slo.tpot_seconds)
-            self._let_in[decode_key] = decoded
-        step = min(decode_step(load.decode, stations), self.slo.tpot_seconds)
-        key = (layout.prefill, load.prefill, step, True)
+        """Return the share inside the SLO of a split when those that would be late are turned away at arrival.
+
+        Who is turned away for one role is no work for the other: each sees what the other lets in.
+        """
+        decoded = self._decoded(layout.decode, load.decode)
+        step = min(decode_step(load.decode, self._stations(layout.decode)), self.slo.tpot_seconds)
+        demand = load.prefill if decoded > _NEARLY_ALL else replace(load.prefill, rate=load.prefill.rate * decoded)
+        key = (layout.prefill, demand, step, True)
         prefilled = self._prefill.get(key)
         if prefilled is None:
             prefilled = self._prefill[key] = prefill_attainment(
-                load.prefill,
+                demand,
                 self._stations(layout.prefill),
                 ttft_seconds=self.slo.ttft_seconds,
                 extra_seconds=step,
                 early=True,
             )
+        if decoded <= _NEARLY_ALL and prefilled <= _NEARLY_ALL:
+            decoded = self._decoded(layout.decode, replace(load.decode, rate=load.decode.rate * prefilled))
         return prefilled * decoded
+
+    def _decoded(self, decode: PoolCounts, demand: Demand) -> float:
+        """Return the share that decode workers let in."""
+        known = self._let_in.get((decode, demand))
+        if known is None:
+            known = decode_admitted(demand, self._stations(decode), tpot_seconds=self.slo.tpot_seconds)
+            self._let_in[decode, demand] = known
+        return known
 
     def _both(self, mixed: PoolCounts, load: Load) -> float:
         heavier = max(load.prefill, load.decode, key=lambda demand: demand.rate)
