@@ -100,7 +100,7 @@ schema = schemathesis.openapi.from_dict(document(guarded=True), config=CONFIG)
 
 
 @schema.parametrize()
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_operation_is_as_published(served: Served, case: schemathesis.Case[Any]) -> None:
     case.call_and_validate(base_url=served.url, headers={"Authorization": f"Bearer {KEY}"})
 

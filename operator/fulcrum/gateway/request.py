@@ -6,6 +6,7 @@ import itertools
 import re
 import secrets
 from collections.abc import Mapping
+from functools import cache
 from http import HTTPStatus
 from typing import Final
 
@@ -20,6 +21,25 @@ _COUNTER: Final = itertools.count(secrets.randbits(32))
 _MAX_PIPELINED: Final = 256
 """Requests that may arrive in one piece: each takes far more memory than the few bytes that it can be."""
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+_LENGTH: Final = 0
+_TYPE: Final = 1
+_REQUEST_ID_HEADER: Final = 2
+_HOST: Final = 3
+_CODING: Final = 4
+_EXPECT: Final = 5
+_BODY_CODING: Final = 6
+_KINDS: Final = {
+    b"content-length": _LENGTH, b"content-type": _TYPE, b"x-request-id": _REQUEST_ID_HEADER, b"host": _HOST,
+    b"transfer-encoding": _CODING, b"expect": _EXPECT, b"content-encoding": _BODY_CODING,
+}  # fmt: skip
+
+
+@cache
+def _known_headers(kept: frozenset[bytes]) -> dict[bytes, tuple[int | None, str | None]]:
+    """What is done with a header: most clients send a dozen of which nothing is read."""
+    return {name: (_KINDS.get(name), name.decode("latin-1") if name in kept else None) for name in {*_KINDS, *kept}}
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,14 +74,14 @@ class RequestParser:
 
     __slots__ = (
         "_body", "_chunked", "_content_type", "_expects_continue", "_has_host", "_head_bytes",
-        "_http11", "_keep_alive", "_kept_names", "_late_head_bytes", "_length_bytes", "_limits", "_method", "_parser",
+        "_http11", "_keep_alive", "_known", "_late_head_bytes", "_length_bytes", "_limits", "_method", "_parser",
         "_refused", "_request_id", "_resuming", "_upgrade_head", "body_bytes", "broken", "head_done", "head_seen",
         "headers", "in_message", "ready", "target",
     )  # fmt: skip
 
     def __init__(self, limits: GatewayLimits, kept_headers: frozenset[bytes] = frozenset()) -> None:
         self._limits = limits
-        self._kept_names = kept_headers
+        self._known = _known_headers(kept_headers)
         self.headers: dict[str, str] = {}
         """Of the request that is arriving, those that are kept."""
         self._parser = httptools.HttpRequestParser(self)
@@ -171,32 +191,35 @@ class RequestParser:
         if self._resuming or self._refused is not None:
             return
         self._head_bytes += len(name) + len(value) + 4
-        name = name.lower()
-        if name in self._kept_names:
-            self._keep(name.decode("latin-1"), value.strip().decode("latin-1"))
-        if name == b"content-length":
+        known = self._known.get(name.lower())
+        if known is None:
+            return
+        kind, kept_name = known
+        if kept_name is not None:
+            self._keep(kept_name, value.strip().decode("latin-1"))
+        if kind == _LENGTH:
             self._length_bytes = int(value)
-        elif name == b"content-type":
+        elif kind == _TYPE:
             self._content_type = value
-        elif name == b"x-request-id":
+        elif kind == _REQUEST_ID_HEADER:
             self._request_id = value
-        elif name == b"host":
+        elif kind == _HOST:
             if self._has_host:
                 self._refuse(bad_request("More than one Host header."))
             self._has_host = True
-        elif name in _CHECKED_HEADERS:
-            self._check_header(name, value.strip().lower())
+        elif kind is not None:
+            self._check_header(kind, value.strip().lower())
 
     def _keep(self, name: str, value: str) -> None:
         before = self.headers.get(name)
         self.headers[name] = value if before is None else f"{before}, {value}"
 
-    def _check_header(self, name: bytes, value: bytes) -> None:
-        if name == b"transfer-encoding":
+    def _check_header(self, kind: int, value: bytes) -> None:
+        if kind == _CODING:
             self._chunked = True
             if value != b"chunked":
                 self._refuse(bad_request("The only transfer coding here is chunked.", code="invalid_http"))
-        elif name == b"expect":
+        elif kind == _EXPECT:
             self._expects_continue = True
             if value != b"100-continue":
                 self._refuse(RequestError(HTTPStatus.EXPECTATION_FAILED, "Only 100-continue can be expected."))
@@ -256,6 +279,3 @@ class RequestParser:
         if self._request_id and _REQUEST_ID.fullmatch(self._request_id):
             return self._request_id
         return new_request_id()
-
-
-_CHECKED_HEADERS: Final = frozenset((b"transfer-encoding", b"expect", b"content-encoding"))
