@@ -2,8 +2,8 @@
 
 One process, no I/O. `decide` is estimates, path and decision; `keys` are those of the prompt's prefixes; `book` is
 start, prefill done, finish and learning. Of ten parts of a run the median of the best one counts: what else the machine
-does is not of interest here. Fails when a decision on a request that is let in costs more than 15 microseconds, or
-one in an overload, where most are turned away, more than 25.
+does is not of interest here. Runs twice: as it is, and compiled (hatch_build.py). Fails when, compiled, a decision on a
+request that is let in costs more than 15 microseconds, or one in an overload, where most are turned away, more than 25.
 
     python benchmarks/admission.py [--quick]
 """
@@ -11,11 +11,14 @@ one in an overload, where most are turned away, more than 25.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from pathlib import Path
 
 from fulcrum.admission import Admission, Preempt, Reject
 from fulcrum.api.names import Role
@@ -145,12 +148,30 @@ def best_part(times: list[float]) -> float:
     return min(statistics.median(times[begin : begin + size]) for begin in range(0, len(times) - size + 1, size))
 
 
+def compare(quick: bool) -> None:
+    """Run both; the compiled one is judged."""
+    root = Path(__file__).parents[1]
+    folder = root / "build" / "compiled"
+    made = subprocess.run([sys.executable, str(root / "hatch_build.py"), str(folder)], check=False, capture_output=True)
+    command = [sys.executable, __file__, "--here", *(["--quick"] if quick else [])]
+    print("plain", flush=True)
+    code = subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode
+    if made.returncode == 0:
+        print("compiled", flush=True)
+        code = subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": str(folder)}).returncode
+    sys.exit(code)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer requests")
     parser.add_argument("--core", action="store_true", help="print one figure: all of a request, 2 workers at load 0.3")
+    parser.add_argument("--here", action="store_true", help="only with the code that this process finds")
     options = parser.parse_args()
     count = 2000 if options.quick else 20_000
+    if not options.core and not options.here:
+        compare(options.quick)
+        return
     if options.core:
         took = measure(Case(2, 0.3, prefix=True), 2000)
         print(took.decide + took.keys + took.book)
