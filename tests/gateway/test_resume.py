@@ -118,11 +118,16 @@ async def test_a_stream_goes_on_from_any_event(
             check(await site.post(body, path_of(body)), body)
 
 
-async def test_a_stream_survives_several_cuts(make_site: MakeSite) -> None:
-    site, models = await two_each(make_site)
-    cut_all(models, Cut(5, "reset"), Cut(4, "eof"), Cut(9, "error"))
-    check(await site.post(PROMPT | USAGE), PROMPT | USAGE)
-    assert await site.metric('fulcrum_gateway_resumes_total{outcome="resumed"}') == 3
+@pytest.mark.parametrize("per_event", [1, 2])
+@pytest.mark.parametrize("stop", [None, ["nothing like this"], ["no"]])
+async def test_a_stream_survives_several_cuts(make_site: MakeSite, stop: list[str] | None, per_event: int) -> None:
+    site, models = await two_each(make_site, per_event=per_event)
+    for prompt in ("Say it.", "again", "日本"):
+        body = PROMPT | USAGE | {"prompt": prompt} | ({"stop": stop} if stop else {})
+        # The second cut comes before the client got anything new, where text is held back.
+        cut_all(models, Cut(13, "reset"), Cut(2, "eof"), Cut(19, "error"))
+        check(await site.post(body), body)
+        assert models[0].cuts == []
 
 
 async def test_a_request_that_kills_its_workers_is_given_up(make_site: MakeSite) -> None:

@@ -53,8 +53,9 @@ class Call(msgspec.Struct, kw_only=True):
     prompt_ids: list[int] | None = None
     """Token ids of the prompt; known only of a stream that is being resumed."""
     fruitless: int = 0
-    """Attempts in a row that brought the client nothing."""
-    tokens_at_loss: int = 0
+    """Attempts in a row that made no token."""
+    tokens_before: int = 0
+    """Tokens of its stream when this attempt began."""
     lost_at: float = 0.0
     """Loop time at which its stream lost its worker; 0: it has one."""
     path: str = "-"

@@ -34,7 +34,7 @@ from fulcrum.routing import Flight, Incoming
 logger = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS: Final = 3
-"""Attempts in a row that bring the client nothing."""
+"""Attempts in a row that make no token."""
 _MOST_ATTEMPTS: Final = 6
 """Attempts in all: a request that kills its workers must not go through the whole cluster."""
 # Plain numbers: looking up a member of HTTPStatus costs half a microsecond.

@@ -70,9 +70,9 @@ class Recovery:
                 "stream_lost id=%s cause=%s tokens=%d", call.reply.request_id.decode(), failed, len(sent.ids)
             )
         made = len(sent.ids)
-        if made > call.tokens_at_loss:
+        if made > call.tokens_before:
             call.fruitless = 0
-        call.tokens_at_loss = made
+        call.tokens_before = made
         asked = call.incoming or incoming
         return msgspec.structs.replace(
             incoming,
@@ -108,7 +108,7 @@ class Recovery:
         sent = call.sent
         if sent is None:
             raise self._impossible("nothing of it was kept")
-        if not sent.ids and sent.finish_reason is None:
+        if not sent.ids and not sent.chars and sent.finish_reason is None:
             return job, Restart(call.reply, sent, began=partial(self._resumed, call))
         wants_usage = asks_for_usage(job)
         if call.prompt_ids is None and (sent.finish_reason is None or (wants_usage and call.prompt_tokens is None)):
@@ -116,6 +116,7 @@ class Recovery:
         if call.prompt_ids is not None:
             call.prompt_tokens = len(call.prompt_ids)
         again = "" if sent.finish_reason is not None else await self._rewind(call, job, worker, sent)
+        call.tokens_before = len(sent.ids)
         options = bytes(job.fields.get("stream_options", b""))
         sink = Continuation(
             call.reply,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from itertools import takewhile
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -37,8 +37,8 @@ class Delta(msgspec.Struct):
 
     role: str | None = None
     content: str | None = None
-    reasoning: msgspec.Raw | None = None
-    tool_calls: msgspec.Raw | None = None
+    reasoning: Any = None
+    tool_calls: Any = None
 
 
 class Choice(msgspec.Struct):
@@ -60,7 +60,7 @@ class Event(msgspec.Struct):
     model: str = ""
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 decoder: Final = msgspec.json.Decoder(Event)
