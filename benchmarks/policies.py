@@ -48,6 +48,8 @@ QUICK_CASES = ("stationary", "shifts", "limit")
 OF_OPTIMUM, OF_STATIC, FLIPS_PER_CHANGE = 0.95, 0.99, 2
 TURN_SECONDS = 1.0
 START_SECONDS = 60.0
+CLAIMED = 0.52, 0.29
+"""By which NVIDIA's planner gains on the static 2P:2D in goodput, and per GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,21 +178,26 @@ def run(case: Case, load: Workload, names: tuple[str, ...], *, explain: bool = F
 
 
 def published(case: Case, load: Workload, verdicts: list[tuple[str, str, bool]]) -> None:
-    """NVIDIA's own comparison: its scenario with Pods that come and go, against the static 2P:2D (with our admission)."""
+    """NVIDIA's own comparison: its scenario with Pods that come and go, against the static 2P:2D, which admits all.
+
+    Printed, too: the same static split with our admission, which nobody has published anything of.
+    """
     fixed = arena_of(replace(case, workers=4), load)
-    policy = Schedule(pool="gpus", splits=[(0.0, Split(2, 2))], admission=AdmissionPolicy.PREDICTIVE)
-    static = simulate(load, fixed.cluster, policy, slo=fixed.slo).summary(fixed.slo)
+    plain = Contest(arena=fixed).run("static-2:2").result.summary(fixed.slo)
+    closed = Schedule(pool="gpus", splits=[(0.0, Split(2, 2))], admission=AdmissionPolicy.PREDICTIVE)
+    with_ours = simulate(load, fixed.cluster, closed, slo=fixed.slo).summary(fixed.slo)
     scaled = arena_of(case, load, low=2, start_seconds=START_SECONDS)
     ours = Contest(arena=scaled).run("ours").result.summary(scaled.slo)
-    more, per_gpu = ours.goodput / static.goodput - 1, ours.goodput_per_gpu / static.goodput_per_gpu - 1
-    print(
-        f"  2 to {case.workers} workers that take {START_SECONDS:.0f} s to start: ours {ours.attainment:.1%} in SLO, "
-        f"{ours.goodput:.2f}/s, {ours.goodput_per_gpu:.3f}/GPU-s, {ours.gpu_hours:.2f} GPU-h, {ours.flips} flips, "
-        f"{ours.pods_started} Pods; static 2P:2D {static.attainment:.1%}, {static.goodput:.2f}/s, "
-        f"{static.goodput_per_gpu:.3f}/GPU-s, {static.gpu_hours:.2f} GPU-h"
-    )
+    print(f"  with 2 to {case.workers} workers that take {START_SECONDS:.0f} s to start, against 2P:2D:")
+    rows = (("ours", ours), ("2P:2D, all admitted", plain), ("2P:2D, our admission", with_ours))
+    for name, summary in rows:
+        print(
+            f"    {name:20} {summary.attainment:7.1%} {summary.goodput:6.2f}/s {summary.goodput_per_gpu:6.3f}/GPU-s "
+            f"{summary.gpu_hours:5.2f} GPU-h {summary.flips:3} flips {summary.pods_started:3} Pods"
+        )
+    more, per_gpu = ours.goodput / plain.goodput - 1, ours.goodput_per_gpu / plain.goodput_per_gpu - 1
     text = f"{more:+.0%} goodput, {per_gpu:+.0%} per GPU over the static 2P:2D (NVIDIA's planner claims +52 %, +29 %)"
-    verdicts.append((case.name, text, more >= 0.52 and per_gpu >= 0.29))
+    verdicts.append((case.name, text, more >= CLAIMED[0] and per_gpu >= CLAIMED[1]))
 
 
 def targets(case: Case, found: dict[str, Summary]) -> list[tuple[str, bool]]:
