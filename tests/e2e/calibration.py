@@ -7,7 +7,6 @@ import dataclasses
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import msgspec
 from local_cluster import Cluster
@@ -101,13 +100,14 @@ def reports(cluster: Cluster) -> dict[str, LoadReport]:
 
 
 def measured_at_start(found: dict[str, LoadReport]) -> Calibration:
-    """What the workers measured before they became ready: they are alike, and the middle one was disturbed least."""
+    """What the workers measured before they became ready. They are alike, and disturbance only takes longer: at each
+    length the quickest one counts."""
     speeds = [speed for report in found.values() if (speed := measured_speed(report)) is not None]
     batches = sorted({1, speeds[0].max_batch})
     prompts = [(1.0, length, length**2) for length in _LENGTHS]
     steps = [(1.0, batch, batch * length) for batch in batches for length in _LENGTHS]
-    prefill = [median(each.prefill_seconds(length, square) for each in speeds) for _, length, square in prompts]
-    decode = [median(each.decode_step_seconds(batch, context) for each in speeds) for _, batch, context in steps]
+    prefill = [min(each.prefill_seconds(length, square) for each in speeds) for _, length, square in prompts]
+    decode = [min(each.decode_step_seconds(batch, context) for each in speeds) for _, batch, context in steps]
     coefficients = SpeedCoefficients.of(prefill=fit_relative(prompts, prefill), decode=fit_relative(steps, decode))
     return Calibration(speed=dataclasses.replace(speeds[0], coefficients=coefficients))
 
