@@ -209,6 +209,11 @@ async def broke(engine: Engine, cut: Cut, writer: asyncio.StreamWriter) -> bool:
         writer.write(b'40\r\ndata: {"id":"cmpl-x","choices":[{"ind')
         await writer.drain()
         writer.transport.close()
+    elif cut.how == "refuse":
+        await asyncio.sleep(0.05)  # a piece of its own
+        await engine.event(writer, '{"error": {"message": "your fault", "type": "BadRequestError", "code": 400}}')
+        await engine.event(writer, "[DONE]")
+        writer.write(b"0\r\n\r\n")
     elif cut.how == "error":
         await engine.event(writer, '{"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}')
         await engine.event(writer, "[DONE]")

@@ -320,3 +320,13 @@ async def test_one_class_has_no_priority(make_site: MakeSite) -> None:
     site, models = await two_each(make_site)
     check(await site.post(PROMPT | {"priority": -1000}), PROMPT)
     assert not any("priority" in seen.body for model in models for seen in model.seen)
+
+
+async def test_what_is_the_clients_fault_is_not_tried_elsewhere(make_site: MakeSite) -> None:
+    site, models = await two_each(make_site)
+    cut_all(models, Cut(3, "refuse"))
+    answer = await site.post(PROMPT)
+    assert answer.complete
+    assert b"your fault" in answer.body
+    assert await site.metric("fulcrum_gateway_resumes_total") == 0
+    assert not any(worker.suspect for worker in site.gateway.view.workers)

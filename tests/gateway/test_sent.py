@@ -112,13 +112,15 @@ def test_the_prompts_ids_are_taken_out_of_the_first_chunk_only() -> None:
 
 
 def test_errors_are_seen() -> None:
-    error = chunk(b'data: {"error":{"message":"x"}}\n\n')
-    quoted = token('data: {"error":{"message":"x"}}', 1)
+    error = chunk(b'data: {"error":{"message":"x","code":500}}\n\n')
+    quoted = token('data: {"error":{"message":"x","code":500}}', 1)
     assert is_error(error)
     assert not is_error(quoted)
     assert not is_error(LAST)
     assert good_part(token("a", 1) + quoted + DONE + LAST) is None
     assert good_part(token("a", 1) + error + DONE + LAST) == payload(token("a", 1))
     assert good_part(error + DONE + LAST) == b""
+    refused = chunk(b'data: {"error":{"message":"x","code":400}}\n\n')
+    assert good_part(token("a", 1) + refused + DONE + LAST) is None
     aborted = token("", finish_reason="abort")
     assert good_part(token("a", 1) + aborted + DONE + LAST) == payload(token("a", 1))

@@ -131,8 +131,8 @@ class _ErrorEvent(msgspec.Struct):
     error: _ErrorDetail
 
 
-def failed_before_first_token(chunks: bytes) -> bool:
-    """Whether a stream opens with an error of the engine's own making, which another worker may not make."""
+def failed_itself(chunks: bytes) -> bool:
+    """Whether a piece of a stream begins with an error of the engine's own making, which another may not make."""
     if _STREAM_ERROR_PREFIX not in chunks[:64]:
         return False
     line = payload(chunks).partition(b"\n")[0]

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from fulcrum.gateway.answer import Failure, StreamSource
+from fulcrum.gateway.answer import Failure, StreamSource, failed_itself
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.framing import chunk, payload
 from fulcrum.gateway.sent import SentStream, good_part, is_error
@@ -133,7 +133,7 @@ class Reply:
     def stream_bytes(self, chunks: bytes) -> None:
         sent = self.sent
         if sent is not None:
-            if is_error(chunks) and not sent.why_not and self._source is not None:
+            if is_error(chunks) and failed_itself(chunks) and not sent.why_not and self._source is not None:
                 self._source.fail(Failure.ERROR_STATUS, "the engine failed in the middle of the stream")
                 return
             sent.room -= len(chunks)

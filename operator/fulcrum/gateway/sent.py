@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from fulcrum.gateway.answer import failed_itself
 from fulcrum.gateway.body import Usage
 from fulcrum.gateway.framing import chunk, payload
 
@@ -247,7 +248,7 @@ def good_part(chunks: bytes) -> bytes | None:
     if _ERROR not in tail and _ABORT not in tail:
         return None
     events = payload(chunks).split(b"\n\n")
-    good = list(takewhile(lambda event: not event.startswith(b"data: " + _ERROR) and _ABORT not in event, events))
+    good = list(takewhile(lambda event: not failed_itself(chunk(event + b"\n\n")) and _ABORT not in event, events))
     return None if len(good) == len(events) else b"".join(event + b"\n\n" for event in good)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Final, cast
 
-from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError, failed_before_first_token, read_head
+from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError, failed_itself, read_head
 from fulcrum.gateway.framing import ChunkedBody, FramingError, chunk, payload
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
@@ -228,7 +228,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _pass_on(self, sink: StreamSink, chunks: bytes, *, last: bool = False) -> None:
         if self.first_byte_at == 0.0:
-            if failed_before_first_token(chunks):
+            if failed_itself(chunks):
                 self._fail(UpstreamError(Failure.ERROR_STATUS, "the engine failed before the first token"))
                 return
             self.first_byte_at = self._loop.time()
