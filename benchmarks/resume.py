@@ -19,7 +19,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -29,17 +30,24 @@ from processes import engine_core, processes
 
 STREAMS = 16
 LEAST_CUT = 5
+PATIENCE_SECONDS = 15.0
 
 
 def kill_one(cluster: Cluster, streams: Streams, *, engine: bool, least: int = LEAST_CUT) -> tuple[str, list[Stream]]:
-    """Kill a decode worker with SIGKILL; its name, and the streams that it was in the middle of."""
+    """Kill a decode worker with SIGKILL; its name, and the streams that it was in the middle of.
+
+    It has `least` of them; fewer when so many do not come together soon.
+    """
     deciders = [worker for worker in cluster.workers() if worker.role == "decode" and worker.ready]
     mains = {worker.name: processes(cluster, pod=worker.name)[0] for worker in deciders}
     victims = {name: engine_core(main) if engine else main for name, main in mains.items()}
 
+    started = time.monotonic()
+
     def busy() -> str | None:
         name = max(victims, key=lambda each: len(streams.within(each)))
-        return name if len(streams.within(name)) >= least else None
+        enough = least if time.monotonic() - started < PATIENCE_SECONDS else min(least, LEAST_CUT)
+        return name if len(streams.within(name)) >= enough else None
 
     name = wait_until("streams in the middle of a decode worker", busy, seconds=60, every_seconds=0.02)
     cut = streams.within(name)
@@ -59,6 +67,29 @@ def wait_for_return(cluster: Cluster, before: Sequence[Worker], name: str) -> No
     wait_until(f"{name} to be back", back, seconds=180)
 
 
+@contextmanager
+def everybody_let_in(cluster: Cluster) -> Iterator[None]:
+    """Admission switched off meanwhile: it would keep streams away from the few workers that are left."""
+    before = cluster.cluster()["spec"].get("admission", {}).get("policy")
+    cluster.patch({"admission": {"policy": "Off"}})
+    try:
+        wait_until("gateways with the policy Off", lambda: _all_gateways_say(cluster, "Off"), seconds=60)
+        yield
+    finally:
+        cluster.patch({"admission": {"policy": before}})
+        wait_until(f"gateways with the policy {before}", lambda: _all_gateways_say(cluster, str(before)), seconds=60)
+
+
+def _all_gateways_say(cluster: Cluster, policy: str) -> bool:
+    pods = cluster.pods("gateway")
+    wanted = cluster.read("deployment", f"{cluster.name}-gateway")["spec"]["replicas"]
+    return len(pods) == wanted and all(
+        f'"policy":"{policy}"' in json.dumps(pod["spec"]).replace("\\", "").replace('": "', '":"')
+        and any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+        for pod in pods
+    )
+
+
 def resumed(cluster: Cluster) -> int:
     """Streams that the gateways have gone on with on another worker, so far."""
     name = "fulcrum_gateway_resumes_total"
@@ -75,7 +106,7 @@ def run(cluster: Cluster, kills: int, results: Path | None) -> int:
     print(f"{len(questions)} questions with {len(questions[0].ids)} tokens each", flush=True)
     wrong = cut_in_all = 0
     gaps: list[float] = []
-    with Streams(cluster.endpoint(), questions, STREAMS) as streams:
+    with everybody_let_in(cluster), Streams(cluster.endpoint(), questions, STREAMS) as streams:
         for number in range(kills):
             before = cluster.workers()
             started = time.monotonic()
