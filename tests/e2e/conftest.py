@@ -27,7 +27,6 @@ ORDER = (
     "test_delete",
     "test_parity_bf16",
     "test_auto",
-    "test_fidelity",
     "test_prometheus",
     "test_overload",
 )

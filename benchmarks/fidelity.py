@@ -1,5 +1,7 @@
 """Fidelity: a trace through real vLLM workers, and through the simulator, which knows no more than what they report.
 
+    python benchmarks/fidelity.py        # brings up examples/auto.yaml at 2P:2D, and takes it down again
+
 The workers say what they measured before they became ready, their room for KV, the limits of a step, and how long
 their prompts and steps have taken so far (`/load`). A trace of its own calibrates the simulator by that
 (`calibration`). Then another one, with other arrivals and lengths, runs through both.
@@ -7,25 +9,29 @@ their prompts and steps have taken so far (`/load`). A trace of its own calibrat
 All of it shares a few cores with whatever else runs on the machine. Where the workers themselves report prompts and
 steps that took more than 10 % longer or shorter than they did a minute before, the machine has changed and not the
 model: then that trace is the one that calibrates, and the next one is held out, up to three times.
+Exits with 0 only when p50 and p90 of TTFT and TPOT are within 15 %; with 2 when the machine was never steady.
 """
 
 from __future__ import annotations
 
+import argparse
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
-import pytest
 from calibration import Calibration, Pace, calibrated, endpoint_of, measured_at_start, pace, reports, run
-from local_cluster import Cluster, wait_until
+from local_cluster import BIN, Cluster, local_cluster, wait_until
 
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.replay import Outcome, Record
 from fulcrum.simulation.traffic import Phase, Request, generate
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-
+MANIFEST = Path(__file__).parent.parent / "examples" / "auto.yaml"
 PREFILL, DECODE = 2, 2
 """Workers of either role."""
 UTILISATION = 0.5
@@ -50,6 +56,11 @@ class Latencies:
     def of(cls, ttft: Iterable[float | None], tpot: Iterable[float | None]) -> Latencies:
         return cls(ttft=_p50_p90(ttft), tpot=_p50_p90(tpot))
 
+    def off(self, real: Latencies) -> float:
+        """The largest error of the four, relative to the real one."""
+        pairs = zip((*self.ttft, *self.tpot), (*real.ttft, *real.tpot), strict=True)
+        return max(abs(mine / its - 1) for mine, its in pairs)
+
     def __str__(self) -> str:
         return "; ".join(
             f"{name} p50 {p50 * 1e3:6.1f} ms  p90 {p90 * 1e3:6.1f} ms"
@@ -57,26 +68,28 @@ class Latencies:
         )
 
 
-def test_the_simulator_tells_what_real_workers_do(auto: Cluster) -> None:
-    turn_nobody_away(auto)
-    auto.patch({"balance": {"mode": "Manual", "ratio": {"prefill": PREFILL, "decode": DECODE}}})
-    wait_until("2P:2D", partial(has_roles, auto), seconds=60)
-    start = measured_at_start(reports(auto))
-    print(f"\nat start   {start.speed.coefficients}")
-    told = Replayed.of(auto, phase(start.speed, CALIBRATION_SECONDS), seed=CALIBRATION_SEED).calibrates(start)
+def measure(cluster: Cluster) -> int:
+    """Run both; the exit code."""
+    turn_nobody_away(cluster)
+    cluster.patch({"balance": {"mode": "Manual", "ratio": {"prefill": PREFILL, "decode": DECODE}}})
+    wait_until("2P:2D", partial(has_roles, cluster), seconds=60)
+    start = measured_at_start(reports(cluster))
+    print(f"at start   {start.speed.coefficients}")
+    told = Replayed.of(cluster, phase(start.speed, CALIBRATION_SECONDS), seed=CALIBRATION_SEED).calibrates(start)
     for seed in SEEDS:
-        replayed = Replayed.of(auto, phase(told.speed, SECONDS), seed=seed)
+        replayed = Replayed.of(cluster, phase(told.speed, SECONDS), seed=seed)
         result, simulated_pace = told.simulate(replayed.trace, PREFILL, DECODE)
         real, simulated = replayed.latencies, Latencies.of(result.ttft_seconds.tolist(), result.tpot_seconds.tolist())
         print(f"calibrated {told.speed.coefficients}, {told.leg_seconds * 1e3:.0f} ms per leg outside of the engines")
         print(f"{len(replayed.trace)} requests in {SECONDS:.0f} s; {replayed.pace}, simulated {simulated_pace}")
         print(f"real       {real}\nsimulated  {simulated}")
         if replayed.pace.within(STEADY, simulated_pace):
-            break
+            off = simulated.off(real)
+            print(f"off by at most {off:.1%} (target {TOLERANCE:.0%})")
+            return int(off > TOLERANCE)
         told = replayed.calibrates(start)
-    auto.patch({"balance": {"mode": "Auto", "ratio": None}})
-    assert simulated.ttft == pytest.approx(real.ttft, rel=TOLERANCE)
-    assert simulated.tpot == pytest.approx(real.tpot, rel=TOLERANCE)
+    print(f"the workers' own pace changed by more than {STEADY:.0%} between traces, each time: nothing can be said")
+    return 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +156,15 @@ def _p50_p90(seconds: Iterable[float | None]) -> tuple[float, float]:
     known = [each for each in seconds if each is not None and not np.isnan(each)]
     p50, p90 = np.percentile(known, (50, 90))
     return float(p50), float(p90)
+
+
+def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    subprocess.run([BIN / "fulcrum", "model", "smollm2"], check=True)
+    with tempfile.TemporaryDirectory() as home, local_cluster(Path(home), manifest=MANIFEST, name="auto") as cluster:
+        wait_until("four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=300)
+        return measure(cluster)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
