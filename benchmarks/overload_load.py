@@ -126,7 +126,7 @@ class Seen:
 
     def problems(self) -> Counter[str]:
         """What was said to those that were not served whole."""
-        return Counter(told.record.detail for told in self.told if told.record.detail)
+        return Counter(f"{told.ask.qos}: {told.record.detail}" for told in self.told if told.record.detail)
 
 
 def arrivals(rates: Mapping[str, float], *, seconds: float, burstiness: float = BURSTINESS, seed: int) -> list[Ask]:
