@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
 import sys
 from typing import ClassVar, cast
 
@@ -133,7 +134,10 @@ async def main(port: int, addresses: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     loop = asyncio.get_running_loop()
     for address in addresses:
-        await loop.create_server(Engine, address, port, backlog=4096)
+        listener = socket.create_server((address, port), backlog=4096)
+        # An engine's own node has its own kernel: what it would hold of a stream is not to weigh on this one's.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+        await loop.create_server(Engine, sock=listener, backlog=4096)
     print("ready", flush=True)
     await loop.create_future()
 
