@@ -1,15 +1,19 @@
 # Control plane: operator, gateway and the `fulcrum` command. The worker has its own image (worker_image/Dockerfile).
 FROM python:3.11.14-slim-bookworm AS build
 WORKDIR /src
+# The compiler is for routing and admission, which are compiled into the wheel (hatch_build.py).
+RUN apt-get update \
+    && apt-get install --no-install-recommends --yes gcc=4:12.2.0-3 libc6-dev=2.36-9+deb12u* \
+    && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/fulcrum
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY requirements/fulcrum.lock requirements/fulcrum.lock
 COPY crds crds
 COPY manifests manifests
 COPY operator operator
 COPY worker_image/fulcrum_worker worker_image/fulcrum_worker
 # The lock names what was tested; of it, only what the control plane imports is installed.
-RUN /opt/fulcrum/bin/pip install --no-cache-dir --constraint requirements/fulcrum.lock .
+RUN FULCRUM_COMPILE=1 /opt/fulcrum/bin/pip install --no-cache-dir --constraint requirements/fulcrum.lock .
 
 FROM python:3.11.14-slim-bookworm
 ENV PATH=/opt/fulcrum/bin:$PATH \
