@@ -41,12 +41,13 @@ ATTAINMENT: Final = 0.98
 """Configured."""
 WASTED: Final = 0.02
 """Share of prefill work spent on requests that then miss the SLO."""
-_UNLIKELY: Final = 2.33
-"""Standard deviations by which a share of the few requests of a run may be off once in a hundred runs."""
 REJECTION_SECONDS: Final = 0.05
-HARMED: Final = 0.15
-"""By this share of the few premium requests chance may move what is served of them."""
+HARMED: Final = 0.05
+"""Share of premium requests that a flood of free ones may cost."""
 CAME_BACK: Final = 0.5
+"""Share of those that return after their Retry-After that is let in, at least."""
+_UNLIKELY: Final = 2.33
+"""Standard deviations of what happens once in a hundred times."""
 _CLIENTS: Final = (2, 4, 6, 9)
 """Numbers of closed-loop clients of which the best is the capacity."""
 _UNLOADED: Final = 6
@@ -215,21 +216,33 @@ def broken(dry: Seen, floods: Sequence[Seen], returned: Seen) -> list[str]:
     """Promises of early rejection that were not kept. `dry`: premium and standard alone; `floods`: with the free ones;
     `returned`: below capacity, where those that were turned away came back."""
     let_in = [told for seen in floods for told in seen.admitted()]
-    chance = _UNLIKELY * sqrt(WASTED * (1 - WASTED) / max(len(let_in), 1))
-    kept = sum(seen.met() for seen in floods)
+    kept = sum(seen.met() for seen in floods) / max(len(let_in), 1)
     prompt_tokens = sum(told.ask.prompt_tokens for told in let_in)
-    wasted = sum(told.ask.prompt_tokens for told in let_in if not dry.slo.met_by(told.record))
-    premium = sum(seen.met("premium") for seen in floods) / sum(len(seen.of("premium")) for seen in floods)
+    missed = [told for told in let_in if not dry.slo.met_by(told.record)]
+    wasted = sum(told.ask.prompt_tokens for told in missed) / max(prompt_tokens, 1)
+    premium = sum(len(seen.of("premium")) for seen in floods)
+    served = sum(seen.met("premium") for seen in floods) / premium
+    alone = dry.served("premium") or 0.0
     slowest = max((rejected_within(seen, 0.99) for seen in floods), default=0.0)
+    came = sum(told.again is not None for told in returned.told)
+    back = 1.0 if returned.came_back is None else returned.came_back
     checks = (
         (all(seen.whole for seen in (dry, *floods, returned)), "a request was neither served whole nor turned away"),
-        (kept >= (ATTAINMENT - chance) * len(let_in), f"{kept} of {len(let_in)} that were let in met the SLO"),
-        (wasted < (WASTED + chance) * prompt_tokens, f"{wasted} of {prompt_tokens} prompt tokens were wasted"),
+        (kept >= ATTAINMENT - _chance(ATTAINMENT, len(let_in)), f"{kept:.1%} of those that were let in met the SLO"),
+        (wasted < WASTED + _chance(WASTED, len(let_in)), f"{wasted:.1%} of the prefill was wasted"),
         (slowest < REJECTION_SECONDS, f"the ninety-ninth of a hundred rejections took {slowest:.3f} s"),
-        (premium > (dry.served("premium") or 0.0) - HARMED, f"{premium:.0%} of premium requests in the floods"),
-        ((returned.came_back or 1.0) > CAME_BACK, f"{returned.came_back} of those that came back were let in"),
+        (
+            served > alone - HARMED - _chance(served, premium),
+            f"{served:.0%} of premium requests were served in the floods, {alone:.0%} without",
+        ),
+        (back > CAME_BACK - _chance(CAME_BACK, came), f"{back:.0%} of {came} that came back were let in"),
     )
     return [problem for held, problem in checks if not held]
+
+
+def _chance(share: float, count: int) -> float:
+    """By how much a share that is seen of so few requests may be off once in a hundred runs."""
+    return _UNLIKELY * sqrt(share * (1 - share) / max(count, 1))
 
 
 def rejected_within(seen: Seen, share: float) -> float:
