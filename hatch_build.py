@@ -24,7 +24,19 @@ except ImportError:  # a compiled copy needs no hatchling
 
 PACKAGE = Path(__file__).parent / "operator" / "fulcrum"
 MODULES = {
-    "routing": ("affinity", "breaker", "flight", "lanes", "latency", "outliers", "route", "search", "view", "worker"),
+    "routing": (
+        "affinity",
+        "breaker",
+        "flight",
+        "lanes",
+        "latency",
+        "outliers",
+        "route",
+        "search",
+        "timing",
+        "view",
+        "worker",
+    ),
     "admission": ("classes", "decide", "limits", "peaks", "predict", "quantile", "shares"),
 }
 """What does not define values (msgspec and dataclasses make classes in ways of their own)."""
