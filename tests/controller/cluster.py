@@ -304,8 +304,11 @@ class Cluster:
 
         async def settled() -> bool:
             status = await self.status()
-            progressing = await self.condition("Progressing")
-            return bool(status["ready"] == f"{count}/{count}" and progressing["status"] == "False")
+            available, progressing = await self.condition("Available"), await self.condition("Progressing")
+            return bool(
+                status["ready"] == f"{count}/{count}"
+                and (available["status"], progressing["status"]) == ("True", "False")
+            )
 
         await eventually(settled)
 
