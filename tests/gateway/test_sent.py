@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fulcrum.gateway import sent as sent_module
+from fulcrum.gateway.continuation import Continuation
 from fulcrum.gateway.framing import chunk, payload
 from fulcrum.gateway.sent import Budget, SentStream, good_part, is_error, without_prompt_ids
 
@@ -124,3 +125,28 @@ def test_errors_are_seen() -> None:
     assert good_part(token("a", 1) + refused + DONE + LAST) is None
     aborted = token("", finish_reason="abort")
     assert good_part(token("a", 1) + aborted + DONE + LAST) == payload(token("a", 1))
+
+
+class Written:
+    """What a continuation writes."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def write_events(self, events: bytes) -> None:
+        self.events += [json.loads(each.removeprefix(b"data: ")) for each in events.split(b"\n\n") if each]
+
+
+def test_ids_that_are_made_again_do_not_reach_the_client_twice() -> None:
+    sent = kept(token("a", 1), token("bcd", 2, 3, 4))
+    sent.rewind(1, 1)
+    written = Written()
+    rest = Continuation(
+        written,  # type: ignore[arg-type]  (all of a reply that is used here)
+        sent, chat=False, again="bcd", prompt_tokens=1, wants_usage=False, wants_every_usage=False,
+        began=lambda: None,
+    )  # fmt: skip
+    rest.stream_bytes(token("bc", 2, 3) + token("de", 4, 5) + token("f", 6))
+    made = [(each["choices"][0]["text"], each["choices"][0]["token_ids"]) for each in written.events]
+    assert made == [("", []), ("e", [5]), ("f", [6])]
+    assert list(sent.ids) == [1, 2, 3, 4, 5, 6]

@@ -112,6 +112,7 @@ class Continuation:
     def _chosen(self, choice: Choice) -> bytes:
         sent = self._sent
         ids = choice.token_ids or []
+        known = max(sent.ids_sent - len(sent.ids), 0)  # ids that are made again
         text = sent.add(ids, choice.text or "")
         sent.finish_reason = choice.finish_reason
         out: dict[str, object] = {"index": 0}
@@ -124,7 +125,7 @@ class Continuation:
             out["stop_reason"] = choice.stop_reason
         if not self._chat:
             out["prompt_token_ids"] = None
-        out["token_ids"] = ids
+        out["token_ids"] = ids[known:]
         return self._event([out], usage=self._counts() if self._every_usage else None)
 
     def _event(self, choices: list[dict[str, object]], *, usage: Usage | None) -> bytes:

@@ -172,6 +172,7 @@ class Recovery:
             sent.ids.extend(msgspec.json.decode(answer, type=_Tokens).tokens)
         except msgspec.DecodeError:
             raise self._impossible("a worker did not tell the tokens of its text") from None
+        sent.ids_sent = len(sent.ids)
         sent.rewind(len(sent.ids), sent.chars)
         return ""
 

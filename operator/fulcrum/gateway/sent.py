@@ -89,8 +89,8 @@ class SentStream:
 
     __slots__ = (
         "_budget", "_cum", "_first", "_origin", "_texts", "_texts_from", "chars", "created", "done", "event_id",
-        "finish_reason", "held_back", "hides_prompt", "ids", "marks", "model", "pieces", "room", "usage", "usage_sent",
-        "why_not",
+        "finish_reason", "held_back", "hides_prompt", "ids", "ids_sent", "marks", "model", "pieces", "room", "usage",
+        "usage_sent", "why_not",
     )  # fmt: skip
 
     def __init__(self, budget: Budget, *, held_back: int = 0, hides_prompt: bool = True) -> None:
@@ -109,6 +109,8 @@ class SentStream:
         self._texts_from = 0
         self.ids = array("i")
         """Tokens of the answer so far."""
+        self.ids_sent = 0
+        """Of those that are made again: how many ids the client had before."""
         self.marks: deque[tuple[int, int, int]] = deque([(0, 0, 1)], maxlen=_KEPT_MARKS)
         """(tokens, characters that they are, tokens of the event) after each event; the last ones."""
         self.chars = 0
@@ -226,6 +228,7 @@ class SentStream:
 
     def rewind(self, tokens: int, chars: int) -> None:
         """Another worker begins after `tokens` tokens, which are `chars` characters."""
+        self.ids_sent = max(self.ids_sent, len(self.ids))
         del self.ids[tokens:]
         kept = [mark for mark in self.marks if mark[0] <= tokens and mark[1] <= chars]
         self.marks = deque(kept or [(tokens, chars, 1)], maxlen=_KEPT_MARKS)
