@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PYTEST := $(BIN)/python -m pytest
 SOURCES := operator worker_image tests benchmarks
 
-.PHONY: help install demo test check format unit integration e2e bench generate lock clean
+.PHONY: help install demo test check format unit integration e2e compare bench generate lock clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,7 +33,10 @@ integration: install  ## Tests with API server, kubelet, operator and gateway pr
 	$(PYTEST) -m "integration and not engine" --quiet
 
 e2e: install  ## Tests with real vLLM engines
-	$(PYTEST) -m engine --durations=15
+	$(PYTEST) -m "engine and not compare" --durations=15
+
+compare: install  ## Auto against fixed ratios, rejection against none, on real engines; wants a quiet machine
+	$(PYTEST) -m compare -s
 
 bench: install  ## The benchmarks that back a claim (flip.py starts real engines)
 	$(BIN)/python benchmarks/forecast.py

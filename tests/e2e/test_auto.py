@@ -8,7 +8,7 @@ import pytest
 from local_cluster import Cluster, wait_until
 from moving_load import Mix, measured_mix, run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.engine, pytest.mark.compare, pytest.mark.timeout(1200)]
 
 PHASE_SECONDS = 35.0
 FIXED = ((2, 2), (1, 3), (3, 1))

@@ -9,7 +9,7 @@ import pytest
 from local_cluster import Cluster, wait_until
 from overload import DRY, broken, header, measure, phase, set_policy
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.compare, pytest.mark.timeout(600)]
 
 MEASURED_SECONDS = 12.0
 PHASE_SECONDS = 18.0
