@@ -93,8 +93,8 @@ def rows_between(
         squared = tokens * tokens / prompts * (1 + max(0.0, isl_cv2))
         prefill = PrefillRow(prompts=prompts, tokens=tokens, squared_tokens=squared, seconds=prefill_seconds)
     decode = None
-    if steps > 0 and decode_seconds > 0 and prefill_seconds <= _MOST_PREFILL_SHARE * seconds:
-        decode = _decode_row(before, after, steps=steps, decode_seconds=decode_seconds, seconds=seconds)
+    if prefill_seconds <= _MOST_PREFILL_SHARE * seconds:
+        decode = decode_row(before, after, seconds=seconds)
     return prefill, decode
 
 
@@ -102,19 +102,21 @@ def _one_prefilling_role(before: LoadReport, after: LoadReport) -> bool:
     return after.role is not Role.DECODE and (before.role, before.role_epoch) == (after.role, after.role_epoch)
 
 
-def _decode_row(
-    before: LoadReport, after: LoadReport, *, steps: int, decode_seconds: float, seconds: float
-) -> DecodeRow | None:
-    if not before.running or not after.running:
-        return None  # idle in between, nobody knows for how long
+def decode_row(before: LoadReport, after: LoadReport, *, seconds: float) -> DecodeRow | None:
+    """Decode steps in the `seconds` between two reports of a worker, whatever else it did; None where unknown."""
+    if before.work is None or after.work is None or seconds <= 0:
+        return None
+    steps = after.work.decode_tokens - before.work.decode_tokens
+    decode_seconds = after.work.decode_seconds - before.work.decode_seconds
+    if steps <= 0 or decode_seconds <= 0 or not before.running or not after.running:
+        return None  # started again, or idle in between, nobody knows for how long
     usages = [report.kv_usage for report in (before, after) if report.kv_usage is not None]
     if not usages or after.kv_capacity_tokens is None:
         return None
-    per_step = decode_seconds / steps
     # Every token of a step takes the whole step, so the seconds between tokens add up to batch * time.
     batch = max(1.0, decode_seconds / seconds)
     return DecodeRow(
         batch=batch,
         context_tokens=sum(usages) / len(usages) * after.kv_capacity_tokens,
-        seconds_per_step=per_step,
+        seconds_per_step=decode_seconds / steps,
     )

@@ -12,7 +12,7 @@ from typing import Final
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
 from fulcrum.capacity.online import TRUST, OnlineSpeed
-from fulcrum.capacity.rows import DecodeRow, PrefillRow
+from fulcrum.capacity.rows import DecodeRow, PrefillRow, decode_row
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.gateway.workers import Worker
 
@@ -58,18 +58,6 @@ class LearnedSpeeds:
         if name in self._reports and seconds < _ROW_SECONDS:
             return None
         self._reports[name] = (now, report)
-        if before.work is None or report.work is None or not 0 < seconds <= _LONGEST_SECONDS:
-            return None
-        if not (before.running and report.running) or before.role is not Role.DECODE or report.role is not Role.DECODE:
+        if seconds > _LONGEST_SECONDS or before.role is not Role.DECODE or report.role is not Role.DECODE:
             return None  # idle for nobody knows how long, or busy with prompts
-        steps = report.work.decode_tokens - before.work.decode_tokens
-        decode_seconds = report.work.decode_seconds - before.work.decode_seconds
-        if steps <= 0 or decode_seconds <= 0:
-            return None
-        # Every token of a step takes the whole step, so the seconds between tokens add up to batch * time.
-        usages = [each.kv_usage or 0.0 for each in (before, report)]
-        return DecodeRow(
-            batch=max(1.0, decode_seconds / seconds),
-            context_tokens=sum(usages) / len(usages) * (report.kv_capacity_tokens or 0),
-            seconds_per_step=decode_seconds / steps,
-        )
+        return decode_row(before, report, seconds=seconds)

@@ -59,11 +59,7 @@ class Recovery:
         if sent is not None:
             why_not = sent.why_not or obstacle(job)
         if sent is None or why_not:
-            self._metrics.resumes["impossible"] += 1
-            raise upstream_failed(
-                f"The worker was lost in the middle of the answer, and no other can go on with it: {why_not}. "
-                "Retry the request."
-            ) from failed
+            raise self._impossible(why_not) from failed
         if not call.lost_at:
             call.lost_at = self._loop.time()
             logger.warning(
@@ -192,5 +188,6 @@ class Recovery:
     def _impossible(self, why: str) -> RequestError:
         self._metrics.resumes["impossible"] += 1
         return upstream_failed(
-            f"The worker was lost in the middle of the answer, and no other can go on with it: {why}. Retry."
+            f"The worker was lost in the middle of the answer, and no other can go on with it: {why}. "
+            "Retry the request."
         )
