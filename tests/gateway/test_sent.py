@@ -10,7 +10,7 @@ import pytest
 from fulcrum.gateway import sent as sent_module
 from fulcrum.gateway.continuation import Continuation
 from fulcrum.gateway.framing import chunk, payload
-from fulcrum.gateway.sent import Budget, SentStream, good_part, is_error, without_prompt_ids
+from fulcrum.gateway.sent import PiecesBudget, SentStream, good_part, is_error, without_prompt_ids
 
 DONE = chunk(b"data: [DONE]\n\n")
 LAST = b"0\r\n\r\n"
@@ -26,7 +26,7 @@ def token(text: str, *ids: int, **more: Any) -> bytes:
 
 
 def kept(*pieces: bytes) -> SentStream:
-    sent = SentStream(Budget())
+    sent = SentStream(PiecesBudget())
     sent.pieces = list(pieces)
     sent.read()
     return sent
@@ -71,7 +71,7 @@ def test_too_long_a_stream_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sent_module, "TOTAL_BYTES", 10 * sent_module.ROOM_BYTES)
-    budget = Budget()
+    budget = PiecesBudget()
     streams = [SentStream(budget) for _ in range(5)]
     assert budget.room_bytes() == sent_module.ROOM_BYTES
     streams += [SentStream(budget) for _ in range(15)]
@@ -84,7 +84,7 @@ def test_memory_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_full_stream_becomes_tokens() -> None:
-    sent = SentStream(Budget())
+    sent = SentStream(PiecesBudget())
     most = 0
     for number in range(5000):
         piece = token("x", number)

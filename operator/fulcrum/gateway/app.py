@@ -26,8 +26,8 @@ from fulcrum.gateway.crashes import log_unhandled
 from fulcrum.gateway.door_metrics import door_metrics
 from fulcrum.gateway.errors import RequestError, shutting_down
 from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.inference import Inference
 from fulcrum.gateway.keys import RELOAD_SECONDS, KeyRing
-from fulcrum.gateway.legs import Inference
 from fulcrum.gateway.load_poll import LoadPoller
 from fulcrum.gateway.metrics import Metrics, counter, gauge
 from fulcrum.gateway.prewarm import Prewarmer

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH, Job
-from fulcrum.gateway.sent import Budget, SentStream
+from fulcrum.gateway.sent import PiecesBudget, SentStream
 
 _TRUE: Final = Raw(b"true")
 _FALSE: Final = Raw(b"false")
@@ -42,7 +42,7 @@ _LOOK_BACK: Final = 64
 """Events among which a place to go on from is looked for."""
 
 
-def follow(job: Job, budget: Budget) -> SentStream | None:
+def follow(job: Job, budget: PiecesBudget) -> SentStream | None:
     """Begin to keep what is needed to resume the stream of `job`, if it can be; its body then asks for token ids."""
     fields = job.fields
     if not job.stream or job.whole:

@@ -67,7 +67,7 @@ class Event(msgspec.Struct):
 decoder: Final = msgspec.json.Decoder(Event)
 
 
-class Budget:
+class PiecesBudget:
     """Shares out the memory for raw pieces among the streams that are open."""
 
     __slots__ = ("open",)
@@ -93,7 +93,7 @@ class SentStream:
         "usage_sent", "why_not",
     )  # fmt: skip
 
-    def __init__(self, budget: Budget, *, held_back: int = 0, hides_prompt: bool = True) -> None:
+    def __init__(self, budget: PiecesBudget, *, held_back: int = 0, hides_prompt: bool = True) -> None:
         budget.open += 1
         self._budget = budget
         self.pieces: list[bytes] = []

@@ -26,7 +26,7 @@ from fulcrum.gateway.recovery import Recovery
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
 from fulcrum.gateway.resume import follow
-from fulcrum.gateway.sent import Budget
+from fulcrum.gateway.sent import PiecesBudget
 from fulcrum.gateway.stream_usage import UsageTail, asks_for_usage
 from fulcrum.gateway.workers import Worker, WorkerView
 from fulcrum.routing import Flight, Incoming
@@ -68,7 +68,7 @@ class Inference:
         self._loop = loop
         self._legs = Legs(view, metrics, loop)
         self._recovery = Recovery(legs=self._legs, door=door, view=view, metrics=metrics, loop=loop)
-        self._budget = Budget()
+        self._budget = PiecesBudget()
         self._patience = Patience(config.slo_ttft_seconds)
         self._priorities = _engine_priorities(door)
         self._accounts = Accounts(config=config, door=door, metrics=metrics, loop=loop, access_log=access_log)
