@@ -1,7 +1,7 @@
 # Control plane: operator, gateway and the `fulcrum` command. The worker has its own image (worker_image/Dockerfile).
 FROM python:3.11.14-slim-bookworm AS build
 WORKDIR /src
-# The compiler is for routing and admission, which are compiled into the wheel (hatch_build.py).
+# The compiler is for what runs for every request, which is compiled into the wheel (hatch_build.py).
 RUN apt-get update \
     && apt-get install --no-install-recommends --yes gcc=4:12.2.0-3 libc6-dev=2.36-9+deb12u* \
     && rm -rf /var/lib/apt/lists/*

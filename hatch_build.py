@@ -1,4 +1,4 @@
-"""Compiles the decision code that runs for every request (`fulcrum.routing`, `fulcrum.admission`) with mypyc.
+"""Compiles what runs for every request (decisions, and the gateway's path from bytes to bytes) with mypyc.
 
 The same sources run uncompiled, only slower; nothing else knows of this. As a build hook of the wheel it does nothing
 where there is no C compiler, or with FULCRUM_COMPILE=0; with FULCRUM_COMPILE=1 a failure is an error. A checkout stays
@@ -38,8 +38,27 @@ MODULES = {
         "worker",
     ),
     "admission": ("classes", "decide", "limits", "peaks", "predict", "quantile", "shares"),
+    "gateway": (
+        "body",
+        "call",
+        "framing",
+        "front_door",
+        "head",
+        "histogram",
+        "inference",
+        "leg",
+        "patience",
+        "pool",
+        "prompt_estimate",
+        "reply",
+        "request",
+        "server",
+        "stream_usage",
+        "upstream",
+        "workers",
+    ),
 }
-"""What does not define values (msgspec and dataclasses make classes in ways of their own)."""
+"""What does not define values (msgspec, dataclasses and enums make classes in ways of their own)."""
 _SETUP = """
 import sys
 from mypyc.build import mypycify

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH, Job, read_answer, read_job
+from fulcrum.gateway.body import read_answer, read_job
 from fulcrum.gateway.errors import RequestError
+from fulcrum.gateway.job import CHAT_PATH, COMPLETIONS_PATH, Job
 
 KV = {"remote_engine_id": "e", "remote_block_ids": [[1, 2]], "do_remote_prefill": True}
 

@@ -16,9 +16,10 @@ from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import Admission, AdmissionPolicy, ClassMatch, QosClass
-from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH, read_job
+from fulcrum.gateway.body import read_job
 from fulcrum.gateway.errors import RequestError, never_fits, rejected
 from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.job import CHAT_PATH, COMPLETIONS_PATH
 
 from .agents import Agent, report
 from .conftest import Engine, MakeSite, Seen, Site, eventually

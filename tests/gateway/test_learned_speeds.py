@@ -12,7 +12,8 @@ from fulcrum.capacity.rows import PrefillRow
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.gateway.learned_speeds import LearnedSpeeds
 from fulcrum.gateway.metrics import Metrics
-from fulcrum.gateway.workers import Worker, WorkerRecord, WorkerView
+from fulcrum.gateway.worker_record import WorkerRecord
+from fulcrum.gateway.workers import Worker, WorkerView
 
 MEASURED = WorkerSpeed(
     coefficients=SpeedCoefficients(

@@ -27,8 +27,9 @@ from fulcrum.api.names import Role
 from fulcrum.api.worker import KvCacheConfig, WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics import Metrics
+from fulcrum.gateway.worker_record import WorkerRecord
 from fulcrum.gateway.worker_watch import record_of, watch_workers
-from fulcrum.gateway.workers import WorkerRecord, WorkerView
+from fulcrum.gateway.workers import WorkerView
 
 from .conftest import eventually
 

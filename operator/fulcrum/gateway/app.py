@@ -19,7 +19,6 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway import metrics as metrics_module
 from fulcrum.gateway import openapi
-from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH
 from fulcrum.gateway.budget import Budget
 from fulcrum.gateway.config import Settings, raise_file_limit
 from fulcrum.gateway.crashes import log_unhandled
@@ -27,6 +26,7 @@ from fulcrum.gateway.door_metrics import door_metrics
 from fulcrum.gateway.errors import RequestError, shutting_down
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.inference import Inference
+from fulcrum.gateway.job import CHAT_PATH, COMPLETIONS_PATH
 from fulcrum.gateway.keys import RELOAD_SECONDS, KeyRing
 from fulcrum.gateway.load_poll import LoadPoller
 from fulcrum.gateway.metrics import Metrics, counter, gauge

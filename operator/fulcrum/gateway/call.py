@@ -6,14 +6,12 @@ import asyncio
 import logging
 from typing import Final
 
-import msgspec
-
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.gateway.answer import StreamSink
-from fulcrum.gateway.body import Job, Usage
 from fulcrum.gateway.class_metrics import ClassMetrics
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.job import Job, Usage
 from fulcrum.gateway.keys import ApiKey
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.reply import Reply
@@ -31,38 +29,45 @@ _LEARN_EVERY: Final = 4
 """One answered request of so many teaches the bytes of a token: it costs half a microsecond."""
 
 
-class Call(msgspec.Struct, kw_only=True):
+class Call:
     """One request on its way, and what is known of it when it ends."""
 
-    route: str
-    reply: Reply
-    started_at: float
-    deadline: float
-    qos_class: str
-    job: Job | None = None
-    """None while (and if never) the body could be read."""
-    key: ApiKey | None = None
-    incoming: Incoming | None = None
-    flight: Flight | None = None
-    """Of the last attempt."""
-    attempts: int = 0
-    sink: StreamSink | None = None
-    """Who takes its stream; None: its answer comes as one."""
-    sent: SentStream | None = None
-    """What its client was sent of a stream; None where that cannot be resumed."""
-    prompt_ids: list[int] | None = None
-    """Token ids of the prompt; known only of a stream that is being resumed."""
-    fruitless: int = 0
-    """Attempts in a row that made no token."""
-    tokens_before: int = 0
-    """Tokens of its stream when this attempt began."""
-    lost_at: float = 0.0
-    """Loop time at which its stream lost its worker; 0: it has one."""
-    path: str = "-"
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    first_token_at: float = 0.0
-    """Loop time; 0 while unknown."""
+    __slots__ = (
+        "attempts", "deadline", "first_token_at", "flight", "fruitless", "incoming", "job", "key", "lost_at",
+        "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class", "reply", "route", "sent", "sink",
+        "started_at", "tokens_before",
+    )  # fmt: skip
+
+    def __init__(self, *, route: str, reply: Reply, started_at: float, deadline: float, qos_class: str) -> None:
+        self.route = route
+        self.reply = reply
+        self.started_at = started_at
+        self.deadline = deadline
+        self.qos_class = qos_class
+        self.job: Job | None = None
+        """None while (and if never) the body could be read."""
+        self.key: ApiKey | None = None
+        self.incoming: Incoming | None = None
+        self.flight: Flight | None = None
+        """Of the last attempt."""
+        self.attempts = 0
+        self.sink: StreamSink | None = None
+        """Who takes its stream; None: its answer comes as one."""
+        self.sent: SentStream | None = None
+        """What its client was sent of a stream; None where that cannot be resumed."""
+        self.prompt_ids: list[int] | None = None
+        """Token ids of the prompt; known only of a stream that is being resumed."""
+        self.fruitless = 0
+        """Attempts in a row that made no token."""
+        self.tokens_before = 0
+        """Tokens of its stream when this attempt began."""
+        self.lost_at = 0.0
+        """Loop time at which its stream lost its worker; 0: it has one."""
+        self.path = "-"
+        self.prompt_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.first_token_at = 0.0
+        """Loop time; 0 while unknown."""
 
     def note_usage(self, usage: Usage | None, *, output: bool) -> None:
         """Take over what an engine reports."""

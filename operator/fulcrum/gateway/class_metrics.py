@@ -3,15 +3,12 @@ hold up the streams (the Prometheus classes take ten times as long)."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from prometheus_client.core import HistogramMetricFamily
-
+from fulcrum.gateway.histogram import PREFIX, Histogram
 from fulcrum.gateway.slo import SloOutcome
 
-PREFIX: Final = "fulcrum_gateway_"
 # Quantiles are read from these two by interpolation, so their buckets are narrower.
 _FIRST_TOKEN_SECONDS: Final = (
     0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0,
@@ -23,43 +20,6 @@ _TOKEN_SECONDS: Final = (
 )  # fmt: skip
 # Half powers keep the spread that is read from them within 5 % (a power of two alone: 16 %).
 TOKENS: Final = (1.0, *(share * (1 << power) for power in range(1, 20) for share in (1.0, 1.5)), float(1 << 20))
-
-
-class Histogram:
-    """Cumulative on scrape, one list update per observation."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def family(self, name: str, documentation: str) -> HistogramMetricFamily:
-        """As Prometheus wants it."""
-        return HistogramMetricFamily(
-            PREFIX + name,
-            documentation,
-            buckets=[(bound, float(total)) for bound, total in self._cumulative()],
-            sum_value=self._sum,
-        )
-
-    def lines(self, name: str, labels: str) -> Iterator[str]:
-        """The same as text; `labels` are `name="value"` pairs."""
-        total = 0
-        for bound, total in self._cumulative():
-            yield f'{name}_bucket{{{labels},le="{bound}"}} {total}\n'
-        yield f"{name}_count{{{labels}}} {total}\n{name}_sum{{{labels}}} {self._sum!r}\n"
-
-    def _cumulative(self) -> Iterator[tuple[str, int]]:
-        total = 0
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            yield bound, total
 
 
 class ClassMetrics:

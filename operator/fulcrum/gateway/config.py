@@ -13,7 +13,7 @@ import msgspec
 from fulcrum.api import names
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.names import Role
-from fulcrum.gateway.workers import WorkerRecord
+from fulcrum.gateway.worker_record import WorkerRecord
 
 _OWN_FILES: Final = 128
 """Files for all else: the listener, the API server, agents, connections to engines that wait for use."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from fulcrum.gateway.answer import Failure, StreamSource
-from fulcrum.gateway.body import Usage
 from fulcrum.gateway.framing import chunk, payload
+from fulcrum.gateway.job import Usage
 from fulcrum.gateway.reply import LAST_CHUNK, Reply
 from fulcrum.gateway.sent import Choice, SentStream, decoder
 

@@ -13,8 +13,8 @@ from fulcrum.admission import Admission, Admit, Preempt, Reject, ThresholdLimits
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH, Job
 from fulcrum.gateway.errors import RequestError, bad_request, never_fits, no_worker, rejected
+from fulcrum.gateway.job import CHAT_PATH, COMPLETIONS_PATH, Job
 from fulcrum.gateway.keys import AUTHORIZATION, ApiKey, KeyRing
 from fulcrum.gateway.prompt_estimate import PromptEstimate
 from fulcrum.routing import Incoming, Route, prefix_keys, route

@@ -14,11 +14,12 @@ from fulcrum.admission import Preempt
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway.answer import Answer, Failure
-from fulcrum.gateway.body import Job, read_answer, read_job
+from fulcrum.gateway.body import read_answer, read_job
 from fulcrum.gateway.call import Accounts, Call
 from fulcrum.gateway.crashes import where
 from fulcrum.gateway.errors import SERVER_ERROR, RequestError, rejected, upstream_failed
 from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.job import Job
 from fulcrum.gateway.leg import LegFailedError, Legs
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.patience import Patience, between_pieces_seconds

@@ -15,7 +15,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from fulcrum.gateway.class_metrics import PREFIX, ClassMetrics, Histogram, histogram_lines
+from fulcrum.gateway.class_metrics import ClassMetrics, histogram_lines
+from fulcrum.gateway.histogram import PREFIX, Histogram
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 DEFAULT_CLASS: Final = "default"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fulcrum.api.reasons import REJECTIONS, Reason
-from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH
 from fulcrum.gateway.front_door import TPOT_HEADER, TTFT_HEADER
+from fulcrum.gateway.job import CHAT_PATH, COMPLETIONS_PATH
 
 Json = dict[str, Any]
 PATH: Final = "/openapi.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from fulcrum.gateway.body import Job
 from fulcrum.gateway.call import Call
+from fulcrum.gateway.job import Job
 from fulcrum.routing import Flight
 from fulcrum.routing.view import DEFAULT_TTFT_SECONDS
 

@@ -11,7 +11,8 @@ import msgspec
 
 from fulcrum.api.names import Role
 from fulcrum.gateway.answer import Answer, Failure, UpstreamError
-from fulcrum.gateway.body import COMPLETIONS_PATH, read_answer, read_job
+from fulcrum.gateway.body import read_answer, read_job
+from fulcrum.gateway.job import COMPLETIONS_PATH
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.request import new_request_id
 from fulcrum.gateway.workers import Worker, WorkerView

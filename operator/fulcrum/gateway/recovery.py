@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 
 from fulcrum.gateway.answer import StreamSink
-from fulcrum.gateway.body import CHAT_PATH, Job
 from fulcrum.gateway.call import Call
 from fulcrum.gateway.continuation import Continuation, Restart
 from fulcrum.gateway.errors import RequestError, upstream_failed
 from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.job import CHAT_PATH, Job
 from fulcrum.gateway.leg import LegFailedError, Legs
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.resume import greedy, obstacle, probe_body, prompt_ids, rest_job, resume_point, tokenize_body

@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import Final
 
 import httptools
-import msgspec
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.gateway.errors import RequestError, bad_request
@@ -42,19 +41,33 @@ def _known_headers(kept: frozenset[bytes]) -> dict[bytes, tuple[int | None, str 
     return {name: (_KINDS.get(name), name.decode("latin-1") if name in kept else None) for name in {*_KINDS, *kept}}
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request:
     """A complete request."""
 
-    method: bytes
-    target: bytes
-    http11: bool
-    keep_alive: bool
-    request_id: bytes
-    """The client's `X-Request-Id` if it is sane, else a new one."""
-    content_type: bytes
-    headers: Mapping[str, str]
-    """Headers that the gateway asked for, names in lower case; a repeated one holds all values, as RFC 9110, 5.3."""
-    body: bytes
+    __slots__ = ("body", "content_type", "headers", "http11", "keep_alive", "method", "request_id", "target")
+
+    def __init__(
+        self,
+        *,
+        method: bytes,
+        target: bytes,
+        http11: bool,
+        keep_alive: bool,
+        request_id: bytes,
+        content_type: bytes,
+        headers: Mapping[str, str],
+        body: bytes,
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.http11 = http11
+        self.keep_alive = keep_alive
+        self.request_id = request_id
+        """The client's `X-Request-Id` if it is sane, else a new one."""
+        self.content_type = content_type
+        self.headers = headers
+        """Those that the gateway asked for, names in lower case; a repeated one holds all values (RFC 9110, 5.3)."""
+        self.body = body
 
 
 def new_request_id() -> bytes:

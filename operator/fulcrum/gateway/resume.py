@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from fulcrum.gateway.body import CHAT_PATH, COMPLETIONS_PATH, Job
+from fulcrum.gateway.job import CHAT_PATH, COMPLETIONS_PATH, Job
 from fulcrum.gateway.sent import PiecesBudget, SentStream
 
 _TRUE: Final = Raw(b"true")

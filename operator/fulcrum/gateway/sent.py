@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from fulcrum.gateway.answer import failed_itself
-from fulcrum.gateway.body import Usage
 from fulcrum.gateway.framing import chunk, payload
+from fulcrum.gateway.job import Usage
 
 ROOM_BYTES: Final = 64 * 1024
 """Raw bytes that one stream keeps before they are read."""

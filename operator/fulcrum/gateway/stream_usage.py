@@ -6,8 +6,9 @@ from collections import deque
 from typing import Final
 
 from fulcrum.gateway.answer import StreamSink, StreamSource
-from fulcrum.gateway.body import Job, Usage, read_answer
+from fulcrum.gateway.body import read_answer
 from fulcrum.gateway.framing import payload
+from fulcrum.gateway.job import Job, Usage
 
 _LAST_PIECES: Final = 4
 """Usage, `[DONE]` and the last chunk may arrive together or one by one."""

@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Final, cast
 
-from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError, failed_itself, read_head
+from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError, failed_itself
 from fulcrum.gateway.framing import ChunkedBody, FramingError, chunk, payload
+from fulcrum.gateway.head import read_head
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024

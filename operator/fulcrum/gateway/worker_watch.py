@@ -22,7 +22,8 @@ from fulcrum.api.names import Role
 from fulcrum.api.worker import WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics import Metrics
-from fulcrum.gateway.workers import WorkerRecord, WorkerView
+from fulcrum.gateway.worker_record import WorkerRecord
+from fulcrum.gateway.workers import WorkerView
 
 logger = logging.getLogger(__name__)
 

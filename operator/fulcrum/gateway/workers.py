@@ -6,35 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from fulcrum import routing
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.pool import Pool
+from fulcrum.gateway.worker_record import WorkerRecord
 from fulcrum.routing import ClusterView
 
 logger = logging.getLogger(__name__)
-
-
-class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A usable worker, as the API server (or an option) describes it."""
-
-    name: str
-    role: Role
-    role_epoch: int = 0
-    host: str
-    port: int
-    agent_port: int | None = None
-    """Where its agent reports load and speed; None: nowhere."""
-    incarnation: str = ""
-    """Another value means another engine process."""
-    pool: str = ""
-    """Workers of a pool are alike."""
-    revision: str = ""
-    """Only workers of one revision understand each other's KV."""
-    node: str = ""
 
 
 class Worker:

@@ -1,0 +1,91 @@
+"""One accepted request as the engines get it (REFERENCES, section 2), and what is read of their answers. Values only.
+
+Fields stay raw JSON: the prompt is never decoded, only carried.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+CHAT_PATH: Final = "/v1/chat/completions"
+COMPLETIONS_PATH: Final = "/v1/completions"
+
+_PREFILL_PARAMS: Final = Raw(
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
+    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
+)
+_ONE: Final = Raw(b"1")
+_FALSE: Final = Raw(b"false")
+_EMPTY: Final = Raw(b"")
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One accepted request."""
+
+    path: str
+    fields: dict[str, Raw]
+    """The client's body, without connector fields."""
+    stream: bool
+    whole: bool
+    """The two-leg protocol cannot carry it: prefill and decode on one worker."""
+    max_tokens: int | None = None
+    """Most output tokens of each sequence; None: as many as the model's length leaves."""
+
+    @property
+    def prompt(self) -> Raw:
+        """What the prompt is made of, undecoded; empty for a prompt that came as embeddings."""
+        return self.fields.get("messages" if self.path == CHAT_PATH else "prompt") or _EMPTY
+
+    @property
+    def tool_bytes(self) -> int:
+        """Bytes of the tools, which become a part of the prompt."""
+        tools = self.fields.get("tools")
+        return 0 if tools is None else len(bytes(tools))
+
+    def whole_body(self) -> bytes:
+        """Body of a request in one leg."""
+        return _encoder.encode(self.fields)
+
+    def prefill_body(self) -> bytes:
+        """Body of the prefill leg: one token, not streamed, KV kept for a peer."""
+        fields = self.fields.copy()
+        fields["max_tokens"] = _ONE
+        if "max_completion_tokens" in fields:
+            fields["max_completion_tokens"] = _ONE
+        if self.stream:
+            fields["stream"] = _FALSE
+        fields.pop("stream_options", None)
+        fields.pop("min_tokens", None)
+        fields.pop("return_token_ids", None)  # nobody reads them in this answer
+        fields["kv_transfer_params"] = _PREFILL_PARAMS
+        return _encoder.encode(fields)
+
+    def decode_body(self, kv_transfer_params: Raw | None) -> bytes:
+        """Body of the decode leg; without parameters the decode worker computes the prompt itself."""
+        if kv_transfer_params is None:
+            return self.whole_body()
+        return _encoder.encode({**self.fields, "kv_transfer_params": kv_transfer_params})
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts that an engine reports."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class EngineAnswer(msgspec.Struct, frozen=True):
+    """The part of an engine's JSON answer that the gateway reads."""
+
+    usage: Usage | None = None
+    kv_transfer_params: Raw = Raw(b"null")
+
+    @property
+    def usable_kv(self) -> Raw | None:
+        """Parameters for the decode leg; None when the engine gave none."""
+        return self.kv_transfer_params if bytes(self.kv_transfer_params).startswith(b"{") else None

@@ -1,0 +1,26 @@
+"""A worker as it is described to the gateway."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fulcrum.api.names import Role
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A usable worker, as the API server (or an option) describes it."""
+
+    name: str
+    role: Role
+    role_epoch: int = 0
+    host: str
+    port: int
+    agent_port: int | None = None
+    """Where its agent reports load and speed; None: nowhere."""
+    incarnation: str = ""
+    """Another value means another engine process."""
+    pool: str = ""
+    """Workers of a pool are alike."""
+    revision: str = ""
+    """Only workers of one revision understand each other's KV."""
+    node: str = ""
