@@ -176,7 +176,7 @@ class Journeys:
 
     def engine_stopped(self, worker: Worker, now: float) -> None:
         """What was on a worker is lost; KV that it held for others has to be computed again."""
-        for job in worker.held_jobs:
+        for job in worker.held.jobs:
             worker.release(job, now)
             decode = job.decode
             assert decode is not None

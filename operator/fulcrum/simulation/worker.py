@@ -13,6 +13,7 @@ from collections import deque
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import Speed
 from fulcrum.simulation.decode_run import DecodeRun
+from fulcrum.simulation.held_kv import HeldKv
 from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.kv_blocks import KvBlocks
 from fulcrum.simulation.prefill_run import PrefillRun
@@ -52,19 +53,18 @@ class Worker:
         """Requests that have not begun: prompts, and KV that is not being pulled yet."""
         self.loading = 0
         """Requests whose KV is on its way."""
-        self.held_blocks = 0
-        """Blocks that are kept until a decode worker has pulled them (shared prefixes not counted)."""
         self.stopped = False
         self.work = WorkDone()
         self.event = -1
         self._clock = 0.0  # begin of the run under way
         self._times, self._timeline, self._host = times, timeline, host
         self._kv = KvBlocks(capacity_tokens=speed.kv_capacity_tokens, block_tokens=block_tokens, cached=cached)
+        self.held = HeldKv(self._kv)
+        """What is kept until decode workers have pulled it."""
         self._decode = DecodeRun(times, self._kv)
         self._running: dict[int, Job] = {}  # in the order of their admission
         self._prefill = PrefillRun()
         self._ready: deque[Job] = deque()  # pulled, not in the batch yet
-        self._held: dict[int, Job] = {}
         self._steps = -1  # of the run under way; -1: idle
         self._cut = False  # the run already ends at its next boundary
 
@@ -99,19 +99,19 @@ class Worker:
         return self._kv.used
 
     @property
+    def held_blocks(self) -> int:
+        """KV blocks that are kept for decode workers (shared prefixes not counted)."""
+        return self.held.blocks
+
+    @property
     def running(self) -> int:
         """Requests in the engine's running batch: those that decode, and begun prompts."""
         return len(self._running)
 
     @property
-    def held(self) -> int:
-        """Requests whose KV is kept until a decode worker has pulled it."""
-        return len(self._held)
-
-    @property
     def idle(self) -> bool:
         """Nothing runs, waits, loads or is held."""
-        return not (self._running or self.waiting or self._ready or self.loading or self._held)
+        return not (self._running or self.waiting or self._ready or self.loading or self.held)
 
     def fits(self, job: Job) -> bool:
         """Report whether the job's whole sequence has room in the KV cache."""
@@ -147,13 +147,7 @@ class Worker:
 
     def release(self, job: Job, now: float) -> None:
         """The KV that was held for a peer is no longer needed."""
-        del self._held[job.index]
-        kv = self._kv
-        pinned, job.pinned = job.pinned, job.held_pins
-        blocks = kv.blocks_of(job, job.prompt)
-        self.held_blocks -= blocks
-        kv.give_back(job, blocks)
-        job.pinned, job.held_by, job.held_pins = pinned, None, 0
+        self.held.release(job)
         if self.waiting:
             self.wake(now)
 
@@ -209,9 +203,8 @@ class Worker:
             work.prefill_seconds += job.prefill_seconds
             if job.leg is Leg.PREFILL:
                 del self._running[job.index]
-                self._held[job.index] = job
-                self.held_blocks += self._kv.blocks_of(job, job.prompt)
-                job.held_by, job.held_pins, job.pinned = self, job.pinned, 0
+                self.held.hold(job)
+                job.held_by = self
                 self._host.prefilled(job, self, now)
                 continue
             if job.first_token_seconds < 0:
@@ -306,8 +299,3 @@ class Worker:
         lost = {job.index: job for job in (*self._running.values(), *self.waiting, *self._ready)}
         self._steps = -1
         return list(lost.values())
-
-    @property
-    def held_jobs(self) -> tuple[Job, ...]:
-        """The jobs whose KV is held, the longest held first."""
-        return tuple(self._held.values())
