@@ -20,6 +20,8 @@ _MEMORY_SECONDS: Final = 20.0
 _ASLEEP: Final = 0.05
 """A class with fewer requests in its memory is not in use: three times the memory after a single request."""
 _SIZE_MEMORY: Final = 0.1
+_SLOT: Final = 1.5
+"""Room for one prefill, in its own size. With 1.0 a class below its reserve loses to those that are already let in."""
 _LEAST_ROOM: Final = 0.05
 _LARGEST_WEIGHT: Final = 1e9
 _LONGEST_GAP: Final = 500.0
@@ -107,8 +109,8 @@ class Shares:
             for other, demand, theirs, higher in rivals:
                 most = 1.0 if higher and not due else theirs
                 used = view.prefill_use[other] / capacity
-                # Twice its size: whoever comes last also prolongs the step of those before it, who were promised less.
-                size = 2 * demand.work_seconds / seconds
+                # More than it is: whoever comes last also prolongs the step of those before it, who were promised less.
+                size = _SLOT * demand.work_seconds / seconds
                 prefill_room -= _kept(demand.prefill * rate / workers, used, size, workers, most)
         return max(prefill_room, _LEAST_ROOM), max(decode_room, _LEAST_ROOM)
 
