@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulcrum.api.names import Role
+from fulcrum.gateway.answer_room import AnswerRoom
 from fulcrum.gateway.budget import Budget
 from fulcrum.gateway.slow_readers import SlowReaders
 
@@ -42,7 +43,7 @@ def test_patience_is_for_progress() -> None:
     for second in range(1, 60):
         dripping.unsent -= 1
         slow.unsent -= 16_384
-        readers.sweep(float(second))
+        readers.sweep(float(second), AnswerRoom())
         assert (still.cut, dripping.cut, slow.cut) == (second > 10, second > 10, False)
     readers.remove(slow)
     assert (len(readers), readers.cut) == (0, {"stalled": 2, "budget": 0})
@@ -56,7 +57,7 @@ def test_over_the_budget_who_holds_most_is_cut() -> None:
         readers.add(reader, 0.0)
     assert not any(reader.cut for reader in (*small, *large))
     small[0].unsent = 150
-    readers.sweep(1.0)
+    readers.sweep(1.0, AnswerRoom())
     assert [reader.cut for reader in large] == [True, False]
     assert not any(reader.cut for reader in small)
     assert readers.cut["budget"] == 1
@@ -91,9 +92,9 @@ async def flood(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> boo
     return True
 
 
-async def slow_client(site: Site) -> Client:
+async def slow_client(site: Site, receive_bytes: int = 4096) -> Client:
     raw = socket.socket()
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     raw.setblocking(False)
     await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", site.gateway.port))
     client = Client(*await asyncio.open_connection(sock=raw, limit=1024))

@@ -19,6 +19,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway import metrics as metrics_module
 from fulcrum.gateway import openapi
+from fulcrum.gateway.answer_room import AnswerRoom
 from fulcrum.gateway.budget import Budget
 from fulcrum.gateway.config import Settings, raise_file_limit
 from fulcrum.gateway.crashes import log_unhandled
@@ -66,6 +67,7 @@ class Gateway:
         self.max_connections = settings.max_connections
         self.connections: set[ClientConnection] = set()
         self.slow_readers = SlowReaders()
+        self.answers = AnswerRoom()
         self.bodies: Budget[ClientConnection] = Budget(_BODIES_BYTES)
         self.closing = False
         self.door = FrontDoor(settings.config)
@@ -75,7 +77,7 @@ class Gateway:
             labels={"fulcrum_cluster": settings.config.cluster, "fulcrum_namespace": settings.namespace},
             class_names=self.door.classes.names,
         )
-        self.view = WorkerView(self.metrics, self.door.cluster)
+        self.view = WorkerView(self.metrics, self.door.cluster, self.answers)
         self.poller = LoadPoller(self.view, self.metrics, alone=settings.config.replicas == 1)
         self.prewarmer = Prewarmer(self.view, self.metrics, settings.config.served_name)
         self.watch_connected = False
@@ -302,7 +304,7 @@ class Gateway:
             now = self._loop.time()
             for connection in [connection for connection in self.connections if connection.deadline < now]:
                 connection.expire()
-            self.slow_readers.sweep(now)
+            self.slow_readers.sweep(now, self.answers)
             self.view.sweep(now)
 
 

@@ -7,6 +7,7 @@ import socket
 from typing import Final
 
 from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError
+from fulcrum.gateway.answer_room import AnswerRoom
 from fulcrum.gateway.upstream import UpstreamConnection
 
 # uvicorn, in front of vLLM, closes a connection that was idle for 5 s; being earlier avoids the race.
@@ -27,9 +28,10 @@ _OPTIONS: Final = (
 class Pool:
     """Connections to `host:port`, used last in, first out, so that surplus ones idle out."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, room: AnswerRoom) -> None:
         self.host = host
         self.port = port
+        self._room = room
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._closed = False
@@ -92,7 +94,9 @@ class Pool:
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
                 transport, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(loop, released=self._release, lost=self._forget), self.host, self.port
+                    lambda: UpstreamConnection(loop, released=self._release, lost=self._forget, room=self._room),
+                    self.host,
+                    self.port,
                 )
         except (OSError, TimeoutError) as error:
             raise UpstreamError(Failure.CONNECT, f"cannot connect: {error!r}") from error

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 
 from fulcrum.api.gateway import GatewayLimits
+from fulcrum.gateway.answer_room import AnswerRoom
 from fulcrum.gateway.budget import Budget
 from fulcrum.gateway.errors import RequestError, overloaded, timed_out
 from fulcrum.gateway.reply import Reply
@@ -35,6 +36,7 @@ class Service(Protocol):
     max_connections: int
     connections: set[ClientConnection]
     slow_readers: SlowReaders
+    answers: AnswerRoom
     bodies: Budget[ClientConnection]
     """What has arrived of large requests that are not complete, or wait for their turn."""
     closing: bool
@@ -93,7 +95,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = None
         self._service.connections.discard(self)
         if self._write_paused:
-            self._service.slow_readers.remove(self)
+            self._keeps_up()
         self._service.bodies.release(self)
         self._queue.clear()
         self.deadline = math.inf
@@ -104,15 +106,21 @@ class ClientConnection(asyncio.Protocol):
         self._write_paused = True
         if self._reply is not None:
             self._reply.pause()
+            if not self._reply.streaming:
+                self._service.answers.keep(self, self.unsent_bytes())
         self._service.slow_readers.add(self, self._loop.time())
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self._service.slow_readers.remove(self)
+        self._keeps_up()
         if self._reply is not None:
             self._reply.resume()
         elif self._queue and self._task is None:
             self._next()
+
+    def _keeps_up(self) -> None:
+        self._service.slow_readers.remove(self)
+        self._service.answers.release(self)
 
     def data_received(self, data: bytes) -> None:
         if self._lingering_bytes >= 0:

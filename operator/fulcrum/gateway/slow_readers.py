@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from typing import Final, Protocol
 
+from fulcrum.gateway.answer_room import AnswerRoom
 from fulcrum.gateway.budget import Budget
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 30.0
 """A client whose answer waits here must take `_PROGRESS_BYTES` of it in this time: 2 KB/s, below any modem."""
+CROWDED_SECONDS: Final = 2.0
+"""The same, of one whose large answer takes the room that others wait for."""
 BUDGET_BYTES: Final = 96 * 1024 * 1024
 """All that may wait here for clients that do not keep up; one of them holds 0.1 to 0.3 MB of a stream."""
 _PROGRESS_BYTES: Final = 64 * 1024
@@ -51,16 +54,17 @@ class SlowReaders:
         if self._waiting.pop(reader, None) is not None:
             self._budget.release(reader)
 
-    def sweep(self, now: float) -> None:
+    def sweep(self, now: float, answers: AnswerRoom) -> None:
         """Cut who made too little progress."""
         stalled = []
+        crowded = answers.crowded
         for reader, (since, before_bytes) in list(self._waiting.items()):
             if reader not in self._waiting:
                 continue  # over the budget, a moment ago
             unsent_bytes = reader.unsent_bytes()
             if before_bytes - unsent_bytes >= _PROGRESS_BYTES:
                 self._waiting[reader] = (now, unsent_bytes)
-            elif now - since > self._patience_seconds:
+            elif now - since > (CROWDED_SECONDS if crowded and answers.keeps(reader) else self._patience_seconds):
                 stalled.append(reader)
             self._cut(self._budget.hold(reader, unsent_bytes), "budget")
         self._cut([reader for reader in stalled if reader in self._waiting], "stalled")

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError, failed_itself
+from fulcrum.gateway.answer_room import LARGE_BYTES, AnswerRoom
 from fulcrum.gateway.framing import ChunkedBody, FramingError, chunk, payload
 from fulcrum.gateway.head import read_head
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
+_MAX_UNTOLD_BYTES: Final = 4 * 1024 * 1024
+"""Of an answer that comes as one and does not say its length beforehand; engines do."""
 # States of a connection; plain numbers, because they are compared several times per request.
 _IDLE: Final = 0
 _HEAD: Final = 1
@@ -28,8 +31,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         "_buffer", "_chunks", "_content_type", "_keep_alive", "_left_bytes", "_loop", "_lost", "_moved_at",
-        "_moved_chunks", "_paused", "_pieces", "_released", "_reused", "_sink", "_state", "_status", "_streaming",
-        "_transport", "_waiter", "deadline", "first_byte_at", "idle_since", "patience_seconds",
+        "_moved_chunks", "_paused", "_pieces", "_released", "_reused", "_room", "_sink", "_state", "_status",
+        "_streaming", "_takes_room", "_transport", "_unread_since", "_waiter", "deadline", "first_byte_at",
+        "idle_since", "patience_seconds",
     )  # fmt: skip
 
     def __init__(
@@ -38,8 +42,10 @@ class UpstreamConnection(asyncio.Protocol):
         *,
         released: Callable[[UpstreamConnection], None],
         lost: Callable[[UpstreamConnection], None],
+        room: AnswerRoom,
     ) -> None:
         self._loop = loop
+        self._room = room
         self._released = released
         self._lost = lost
         self._transport: asyncio.Transport | None = None
@@ -55,6 +61,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._left_bytes = 0
         self._pieces: list[bytes] = []
         self._chunks = ChunkedBody()
+        self._takes_room = False
+        """Its answer is large: it has room, or waits for it."""
+        self._unread_since = 0.0
+        """Loop time since when its answer waits for room; 0: it does not."""
         self._paused = False
         self._moved_chunks = 0
         self._moved_at = 0.0
@@ -102,11 +112,21 @@ class UpstreamConnection(asyncio.Protocol):
         """Close at once; the engine aborts what it was doing for us."""
         self._state = _CLOSED
         self._sink = None
+        self._leave_room()
         if self._transport is not None:
             self._transport.abort()
 
+    def room_found(self) -> None:
+        """There is room for its answer: read on."""
+        self.deadline += self._loop.time() - self._unread_since  # it was not the engine that took so long
+        self._unread_since = 0.0
+        if self._transport is not None:
+            self._transport.resume_reading()
+
     def check(self, now: float) -> None:
         """Fail what is past its deadline, and a stream that stands still (loop time). To be called now and then."""
+        if self._unread_since:
+            return
         if self.deadline < now:
             self._fail(UpstreamError(Failure.TIMEOUT, "no answer in time"))
         elif self.first_byte_at and self._waiter is not None and not self._paused:
@@ -144,6 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
         state = self._state
         self._state = _CLOSED
         self._transport = None
+        self._leave_room()
         self._lost(self)
         if state == _UNTIL_CLOSE and exc is None:
             if self._streaming and self._sink is not None:
@@ -184,15 +205,17 @@ class UpstreamConnection(asyncio.Protocol):
         elif head.length_bytes is not None or status in (204, 304):
             self._state = _LENGTH
             self._left_bytes = head.length_bytes or 0
-            if self._left_bytes > _MAX_BUFFERED_BYTES:
-                raise FramingError("answer too large")
-            if self._left_bytes == 0:
+            if self._left_bytes >= LARGE_BYTES:
+                self._take_room(self._left_bytes)
+            elif self._left_bytes == 0:
                 self._finish(surplus=bool(rest))
                 return
         else:
             self._state = _UNTIL_CLOSE
             self._keep_alive = False
-            self._left_bytes = _MAX_BUFFERED_BYTES
+        if self._state != _LENGTH and not self._streaming:
+            self._left_bytes = _MAX_UNTOLD_BYTES
+            self._take_room(_MAX_UNTOLD_BYTES)
         if rest:
             self.data_received(rest)
 
@@ -212,7 +235,7 @@ class UpstreamConnection(asyncio.Protocol):
             if self._sink is not None:
                 self._pass_on(self._sink, chunks, last=self._chunks.ended)
         else:
-            self._pieces.append(payload(chunks))
+            self._keep(payload(chunks))
         if self._chunks.ended and self._state == _CHUNKED:
             self._finish(surplus=self._chunks.surplus)
 
@@ -222,10 +245,28 @@ class UpstreamConnection(asyncio.Protocol):
                 self._chunks.chunks += 1
                 self._pass_on(self._sink, chunk(data))
             return
-        self._left_bytes -= len(data)
+        self._keep(data)
+
+    def _keep(self, piece: bytes) -> None:
+        """A piece of an answer whose length nobody told."""
+        self._left_bytes -= len(piece)
         if self._left_bytes < 0:
             raise FramingError("answer too large")
-        self._pieces.append(data)
+        self._pieces.append(piece)
+
+    def _take_room(self, answer_bytes: int) -> None:
+        if answer_bytes > _MAX_BUFFERED_BYTES:
+            raise FramingError("answer too large")
+        self._takes_room = True
+        if not self._room.take(self, answer_bytes) and self._transport is not None:
+            self._unread_since = self._loop.time()
+            self._transport.pause_reading()
+
+    def _leave_room(self) -> None:
+        if self._takes_room:
+            self._takes_room = False
+            self._unread_since = 0.0
+            self._room.release(self)
 
     def _pass_on(self, sink: StreamSink, chunks: bytes, *, last: bool = False) -> None:
         if self.first_byte_at == 0.0:
@@ -243,10 +284,11 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self._transport
         reusable = self._keep_alive and not surplus and transport is not None
         self._state = _IDLE if reusable else _CLOSED
+        may_be_paused = self._streaming or self._takes_room  # by the client in its last bytes, or for want of room
         self._resolve()
         if transport is not None and reusable:
-            if self._streaming:
-                transport.resume_reading()  # the client may have paused it in its last bytes
+            if may_be_paused:
+                transport.resume_reading()
             self._reused = True
             self.idle_since = self._loop.time()
             self._released(self)
@@ -258,6 +300,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._sink = None
         self.deadline = math.inf
         if waiter is None or waiter.done():
+            self._leave_room()
             return
         pieces = self._pieces
         waiter.set_result(
@@ -271,6 +314,9 @@ class UpstreamConnection(asyncio.Protocol):
             )
         )
         self._pieces = []
+        if self._takes_room:
+            # Once who waits has passed the answer on: what the client does not take at once needs the room still.
+            self._loop.call_soon(self._leave_room)
 
     def _fail(self, error: UpstreamError) -> None:
         waiter, self._waiter = self._waiter, None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from fulcrum import routing
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
+from fulcrum.gateway.answer_room import AnswerRoom
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.pool import Pool
 from fulcrum.gateway.worker_record import WorkerRecord
@@ -32,12 +33,12 @@ class Worker:
         "state",
     )
 
-    def __init__(self, record: WorkerRecord, state: routing.WorkerView) -> None:
+    def __init__(self, record: WorkerRecord, state: routing.WorkerView, room: AnswerRoom) -> None:
         self.record = record
         self.name = record.name
         self.role = record.role
-        self.pool = Pool(record.host, record.port)
-        self.agent = Pool(record.host, record.agent_port) if record.agent_port is not None else None
+        self.pool = Pool(record.host, record.port, room)
+        self.agent = Pool(record.host, record.agent_port, room) if record.agent_port is not None else None
         self.state = state
         """What routing knows of it."""
         self.report: LoadReport | None = None
@@ -61,10 +62,11 @@ class Worker:
 class WorkerView:
     """All usable workers. `replace`, `put` and `remove` take effect for the next request."""
 
-    def __init__(self, metrics: Metrics, cluster: ClusterView | None = None) -> None:
+    def __init__(self, metrics: Metrics, cluster: ClusterView | None = None, room: AnswerRoom | None = None) -> None:
         self._metrics = metrics
         self.cluster = cluster or ClusterView()
         """The same workers as routing sees them."""
+        self._room = room or AnswerRoom()
         self._workers: dict[str, Worker] = {}
         self._leaving: set[Worker] = set()
         self.workers: list[Worker] = []
@@ -89,7 +91,7 @@ class WorkerView:
             return
         if worker is not None:
             self._leave(worker)
-        worker = self._workers[record.name] = Worker(record, state)
+        worker = self._workers[record.name] = Worker(record, state, self._room)
         self.workers = list(self._workers.values())
         logger.info("worker_joined worker=%s role=%s epoch=%d", record.name, record.role, record.role_epoch)
         self.joined(worker)
