@@ -1,0 +1,170 @@
+"""The plots of a report, as SVG elements. A policy has one colour in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from fulcrum.simulation.contest import Arena, Entry
+from fulcrum.simulation.outcome import Outcome
+from fulcrum.simulation.policies import Ours
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_POINTS: Final = 60
+"""Moments along the time axis for which figures are averaged."""
+_CDF_POINTS: Final = 400
+_COLOURS: Final = ("#1f6feb", "#e8710a", "#2b8a3e", "#9c36b5", "#c92a2a", "#0b7285", "#846358", "#a61e4d")
+_WIDEST: Final = 3.0
+"""Of the first policy's line, in points; each later one is thinner, so that equal ones show beneath each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """An SVG element with its heading, and what to know when one reads it."""
+
+    heading: str
+    caption: str
+    svg: str
+
+
+def plots_of(arena: Arena, entries: Sequence[Entry]) -> list[Plot]:
+    """Return the plots of a comparison."""
+    slo, made = arena.slo, [_ratio(entries)]
+    ours = next((entry.policy for entry in entries if isinstance(entry.policy, Ours)), None)
+    if ours is not None and ours.forecasts:
+        made.append(_forecast(arena, ours))
+    made.append(_attainment(arena, entries))
+    made.append(_cdf(entries, "Time to first token", "ttft_seconds", slo.ttft_seconds))
+    made.append(_cdf(entries, "Time per output token", "tpot_seconds", slo.tpot_seconds))
+    return made
+
+
+def _ratio(entries: Sequence[Entry]) -> Plot:
+    def draw(axes: Axes) -> None:
+        for entry, style in zip(entries, _styles(entries), strict=True):
+            fleet = entry.result.fleet
+            at = [*(sample.seconds for sample in fleet), entry.result.end_of_run_seconds]
+            share = [
+                (sample.prefill + sample.mixed / 2) / max(1, sample.prefill + sample.decode + sample.mixed)
+                for sample in fleet
+            ]
+            axes.step(np.array(at) / 60, [*share, share[-1]], where="post", **style)
+        axes.set(ylabel="share of the workers", ylim=(0, 1))
+        _percent(axes)
+        _minutes(axes)
+
+    caption = "Which share of the ready workers prefills. One that does both counts half."
+    return _plot("Workers that prefill", caption, draw)
+
+
+def _forecast(arena: Arena, ours: Ours) -> Plot:
+    interval = ours.forecasts[0][1].interval_seconds
+    quantile = ours.forecasts[0][1].quantile
+
+    def draw(axes: Axes) -> None:
+        load = arena.workload
+        counts = np.bincount((load.arrival_seconds // interval).astype(np.int64))
+        # The last interval is not over when the trace ends.
+        counts = counts[: max(1, int(load.duration_seconds // interval))]
+        middles = (np.arange(len(counts)) + 0.5) * interval / 60
+        axes.step(middles, counts / interval, where="mid", color="#868e96", label="actual")
+        ahead = [((at // interval + len(made.rate) - 0.5) * interval / 60, made) for at, made in ours.forecasts]
+        minutes = [at for at, _ in ahead]
+        axes.plot(minutes, [made.rate[-1] for _, made in ahead], color=_COLOURS[0], marker=".", label="forecast")
+        upper = [made.upper_rate[-1] for _, made in ahead]
+        label = f"forecast, {quantile:.0%} quantile"
+        axes.plot(minutes, upper, color=_COLOURS[0], linestyle=":", marker=".", label=label)
+        axes.set(ylabel="requests per second", ylim=(0, None))
+        _minutes(axes)
+
+    caption = (
+        f"Means over {interval:,.0f} s. A forecast stands at the moment that it is about, the farthest of its horizon: "
+        "that is what Pods are started for."
+    )
+    return _plot("Forecast and actual rate", caption, draw)
+
+
+def _attainment(arena: Arena, entries: Sequence[Entry]) -> Plot:
+    load = arena.workload
+    width = max(load.duration_seconds / _POINTS, 1.0)
+
+    def draw(axes: Axes) -> None:
+        window = (load.arrival_seconds // width).astype(np.int64)
+        arrived = np.bincount(window).astype(np.float64)
+        arrived[arrived == 0] = np.nan
+        middles = (np.arange(len(arrived)) + 0.5) * width / 60
+        for entry, style in zip(entries, _styles(entries), strict=True):
+            within = np.bincount(window, weights=entry.result.within(arena.slo), minlength=len(arrived))
+            axes.plot(middles, within / arrived, **style)
+        axes.axhline(arena.slo.attainment, color="black", linestyle=":", label=f"promise, {arena.slo.attainment:.0%}")
+        axes.set(ylabel="requests inside the SLO", ylim=(0, 1.02))
+        _percent(axes)
+        _minutes(axes)
+
+    caption = f"Of the requests that arrived in each {width:,.0f} s; rejected ones count as outside."
+    return _plot("Share inside the SLO, by time of arrival", caption, draw)
+
+
+def _cdf(entries: Sequence[Entry], heading: str, column: str, target_seconds: float) -> Plot:
+    def draw(axes: Axes) -> None:
+        levels = np.linspace(0, 1, _CDF_POINTS)
+        for entry, style in zip(entries, _styles(entries), strict=True):
+            values = getattr(entry.result, column)[entry.result.outcome == Outcome.SERVED]
+            values = values[~np.isnan(values)]
+            # A line without points keeps the policy in the legend when it served nobody.
+            seconds = np.quantile(values, levels) if len(values) else np.array([])
+            axes.plot(np.maximum(seconds, 1e-6) * 1e3, levels[: len(seconds)], **style)
+        axes.axvline(target_seconds * 1e3, color="black", linestyle=":", label=f"SLO, {target_seconds * 1e3:,.0f} ms")
+        axes.set(xlabel="milliseconds", ylabel="served requests", xscale="log", ylim=(0, 1.01))
+        axes.xaxis.set_major_formatter(lambda milliseconds, _: f"{milliseconds:,g}")
+        _percent(axes)
+
+    return _plot(heading, "Share of the served requests that took at most so long; further left is quicker.", draw)
+
+
+def _styles(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return how matplotlib draws the line of each policy."""
+    thinner = (_WIDEST - 1) / max(1, len(entries) - 1)
+    return [
+        {
+            "label": entry.result.policy,
+            "color": "black" if entry.name == "optimum" else _COLOURS[number % len(_COLOURS)],
+            "linestyle": "--" if entry.name == "optimum" else "-",
+            "linewidth": _WIDEST - number * thinner,
+        }
+        for number, entry in enumerate(entries)
+    ]
+
+
+def _minutes(axes: Axes) -> None:
+    axes.set(xlabel="minutes", xlim=(0, None))
+
+
+def _percent(axes: Axes) -> None:
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+
+
+def _plot(heading: str, caption: str, draw: Callable[[Axes], None]) -> Plot:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(
+        {
+            "svg.hashsalt": "fulcrum", "svg.fonttype": "none", "axes.grid": True, "grid.alpha": 0.3,
+            "axes.spines.top": False, "axes.spines.right": False, "axes.xmargin": 0.0,
+        }
+    ):  # fmt: skip
+        figure = Figure(figsize=(11, 3.2), layout="constrained")
+        axes = figure.subplots()
+        draw(axes)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        text = StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    svg = text.getvalue()
+    return Plot(heading=heading, caption=caption, svg=svg[svg.index("<svg") :])
