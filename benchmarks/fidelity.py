@@ -39,6 +39,8 @@ UTILISATION = 0.5
 CALIBRATION_SECONDS, SECONDS = 25.0, 40.0
 CALIBRATION_SEED, SEEDS = 5, (7, 8, 9)
 STEADY = 0.1
+UNSTEADY = 2
+"""Exit code: the workers' own pace changed between traces, each time."""
 MIX = (300, 24)
 """Prompt and output tokens, log-normal."""
 SPREAD = 0.5
@@ -69,7 +71,7 @@ class Latencies:
 
 
 def measure(cluster: Cluster) -> int:
-    """Run both; the exit code."""
+    """Run both, and print what they say; returns the exit code."""
     turn_nobody_away(cluster)
     cluster.patch({"balance": {"mode": "Manual", "ratio": {"prefill": PREFILL, "decode": DECODE}}})
     wait_until("2P:2D", partial(has_roles, cluster), seconds=60)
@@ -89,7 +91,7 @@ def measure(cluster: Cluster) -> int:
             return int(off > TOLERANCE)
         told = replayed.calibrates(start)
     print(f"the workers' own pace changed by more than {STEADY:.0%} between traces, each time: nothing can be said")
-    return 2
+    return UNSTEADY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ ORDER = (
     "test_scale_down",
     "test_delete",
     "test_parity_bf16",
+    "test_fidelity",
     "test_auto",
     "test_prometheus",
     "test_overload",
