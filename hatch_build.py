@@ -52,6 +52,7 @@ MODULES = {
         "prompt_estimate",
         "reply",
         "request",
+        "routes",
         "server",
         "stream_usage",
         "upstream",

@@ -34,9 +34,9 @@ def test_who_finds_no_room_waits_in_order() -> None:
     assert room.take(first, 60)
     assert not room.take(second, 60)
     assert not room.take(third, 30)  # would fit, but it is not its turn
-    assert room.crowded
+    assert room.waiting
     room.release(first)
-    assert (second.found, third.found, room.crowded, room.total_bytes) == (True, True, False, 90)
+    assert (second.found, third.found, room.waiting, room.total_bytes) == (True, True, 0, 90)
     assert room.take(small, 10)
 
 
@@ -78,11 +78,11 @@ def test_room_is_never_overfilled_nor_left_idle(steps: list[tuple[int, int]]) ->
         held = [sizes[each] for each in sizes if each.found]
         assert room.total_bytes == sum(held)
         assert sum(held) <= 100 or len(held) == 1
-        assert room.crowded == (len(held) < len(sizes))
+        assert room.waiting == len(sizes) - len(held)
         assert held or not sizes
     for one in list(sizes):
         room.release(one)
-    assert (room.total_bytes, room.crowded) == (0, False)
+    assert (room.total_bytes, room.waiting) == (0, 0)
 
 
 async def large(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
@@ -104,7 +104,7 @@ async def test_a_burst_of_large_answers_waits_at_the_engine(make_site: MakeSite)
     room = site.gateway.answers
     room.most_bytes = 2 * LARGE + LARGE // 2
     clients = await many(site, 12)
-    await eventually(lambda: room.crowded and len(site.gateway.slow_readers) == 2)
+    await eventually(lambda: room.waiting and len(site.gateway.slow_readers) == 2)
     unsent = sum(connection.unsent_bytes() for connection in site.gateway.connections)
     assert LARGE_BYTES < unsent <= room.total_bytes <= room.most_bytes
     assert (await site.post(BODY)).status == 200
@@ -124,7 +124,7 @@ async def test_who_does_not_read_soon_leaves_room_that_others_wait_for(make_site
     room = site.gateway.answers
     room.most_bytes = 2 * LARGE + LARGE // 2
     mute = await many(site, 4)
-    await eventually(lambda: room.crowded and len(site.gateway.slow_readers) == 2)
+    await eventually(lambda: room.waiting and len(site.gateway.slow_readers) == 2)
     quick = await site.connect()
     began = asyncio.get_running_loop().time()
     quick.post({**BODY, "prompt": "large"})
@@ -142,13 +142,13 @@ async def test_waiting_for_room_is_not_the_workers_fault(make_site: MakeSite, le
     room.keep("somebody", room.most_bytes)
     client = await site.connect()
     client.post({**BODY, "prompt": "large"})
-    await eventually(lambda: room.crowded)
+    await eventually(lambda: room.waiting)
     (worker,) = site.gateway.view.workers
     worker.pool.sweep(asyncio.get_running_loop().time() + 1e6)
-    assert room.crowded
+    assert room.waiting
     if leaves:
         client.close()
-        await eventually(lambda: not room.crowded and not worker.pool.open_connections)
+        await eventually(lambda: not room.waiting and not worker.pool.open_connections)
     else:
         room.release("somebody")
         assert len((await client.answer()).body) > LARGE

@@ -31,9 +31,9 @@ class AnswerRoom:
         self.total_bytes = 0
 
     @property
-    def crowded(self) -> bool:
-        """Somebody waits."""
-        return bool(self._waiting)
+    def waiting(self) -> int:
+        """Answers that wait."""
+        return len(self._waiting)
 
     def take(self, waiter: Waiter, answer_bytes: int) -> bool:
         """Room for an answer of so many bytes; False: `room_found` will say when."""

@@ -1,4 +1,4 @@
-"""The gateway: its parts put together, its routes, its life from start to SIGTERM."""
+"""The gateway: its parts put together, and its life from start to SIGTERM."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ import contextlib
 import logging
 import signal
 import socket
-import time
 from collections.abc import Coroutine, Iterator, Mapping
-from http import HTTPStatus
 from typing import Any, Final
 
-import msgspec
 from prometheus_client.metrics_core import Metric
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.gateway import metrics as metrics_module
-from fulcrum.gateway import openapi
 from fulcrum.gateway.answer_room import AnswerRoom
 from fulcrum.gateway.budget import Budget
 from fulcrum.gateway.config import Settings, raise_file_limit
@@ -27,13 +22,13 @@ from fulcrum.gateway.door_metrics import door_metrics
 from fulcrum.gateway.errors import RequestError, shutting_down
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.inference import Inference
-from fulcrum.gateway.job import CHAT_PATH, COMPLETIONS_PATH
 from fulcrum.gateway.keys import RELOAD_SECONDS, KeyRing
 from fulcrum.gateway.load_poll import LoadPoller
 from fulcrum.gateway.metrics import Metrics, counter, gauge
 from fulcrum.gateway.prewarm import Prewarmer
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
+from fulcrum.gateway.routes import Routes, path_of
 from fulcrum.gateway.server import ClientConnection
 from fulcrum.gateway.slo import SloOutcome
 from fulcrum.gateway.slow_readers import SlowReaders
@@ -42,14 +37,6 @@ from fulcrum.routing import usable_path
 
 logger = logging.getLogger(__name__)
 
-_JSON: Final = b"application/json"
-_TEXT: Final = b"text/plain; charset=utf-8"
-_GUARDED: Final = "/v1/"
-"""Where a key is asked for, if anywhere."""
-_MODELS: Final = "/v1/models"
-_GET_PATHS: Final = (_MODELS, "/health", "/ready", "/metrics", openapi.PATH)
-_POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
-_POST_TARGETS: Final = {path.encode(): path for path in _POST_PATHS}
 _BODIES_BYTES: Final = 256 * 1024 * 1024
 """All that may be held of large requests that are still arriving."""
 _BACKLOG: Final = 2048
@@ -79,11 +66,18 @@ class Gateway:
         )
         self.view = WorkerView(self.metrics, self.door.cluster, self.answers)
         self.poller = LoadPoller(self.view, self.metrics, alone=settings.config.replicas == 1)
+        self._routes = Routes(
+            settings.config,
+            door=self.door,
+            metrics=self.metrics,
+            gauges=self._gauges,
+            not_ready=self.not_ready,
+            refused=self.refused,
+        )
         self.prewarmer = Prewarmer(self.view, self.metrics, settings.config.served_name)
         self.watch_connected = False
         self.port = settings.port
         self._loop = loop
-        self._created = int(time.time())
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self._stop = asyncio.Event()
@@ -99,48 +93,13 @@ class Gateway:
     # server.Service
 
     def turned_away(self, target: bytes, headers: Mapping[str, str]) -> RequestError | None:
-        if self.door.keys is not None and _path(target).startswith(_GUARDED):
-            try:
-                self.door.enter(headers)
-            except RequestError as error:
-                return error
-        return None
+        return self._routes.turned_away(target, headers)
 
     def answer(self, request: Request, reply: Reply) -> bool:
-        path = _path(request.target)
-        if path in _POST_PATHS and request.method == b"POST":
-            media_type = request.content_type.partition(b";")[0].strip().lower()
-            if media_type in (b"application/json", b""):
-                return False
-            self._fail(
-                reply, RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The Content-Type must be application/json.")
-            )
-            return True
-        self._answer_other(path, request, reply)
-        return True
-
-    def _answer_other(self, path: str, request: Request, reply: Reply) -> None:
-        error = self.turned_away(request.target, request.headers)
-        if error is not None:
-            self._fail(reply, error)
-            return
-        one_model = path.startswith(_MODELS + "/")
-        if request.method in (b"GET", b"HEAD") and (one_model or path in _GET_PATHS):
-            if one_model:
-                self._model(path.removeprefix(_MODELS + "/"), reply)
-            else:
-                reply.send(*self._get(path))
-        elif not one_model and path not in (*_GET_PATHS, *_POST_PATHS):
-            self._fail(reply, RequestError(HTTPStatus.NOT_FOUND, "There is nothing at this path.", code="not_found"))
-        else:
-            allow = "POST, OPTIONS" if path in _POST_PATHS else "GET, HEAD, OPTIONS"
-            if request.method == b"OPTIONS":
-                reply.send(HTTPStatus.OK, _TEXT, b"", b"allow: %b\r\n" % allow.encode())
-            else:
-                self._fail(reply, RequestError(HTTPStatus.METHOD_NOT_ALLOWED, f"Allowed here: {allow}.", allow=allow))
+        return self._routes.answer(request, reply)
 
     def serve(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None]:
-        return self._inference.serve(_path(request.target), request, reply)
+        return self._inference.serve(path_of(request.target), request, reply)
 
     def refused(self, error: RequestError) -> None:
         reason = error.reason.value if error.reason is not None else ""
@@ -153,27 +112,6 @@ class Gateway:
             if self._inference.has_slo:
                 counts.slo[SloOutcome.REJECTED] += 1
 
-    # Routes that need no worker.
-
-    def _fail(self, reply: Reply, error: RequestError) -> None:
-        self.refused(error)
-        reply.fail(error)
-
-    def _get(self, path: str) -> tuple[int, bytes, bytes]:
-        if path == "/health":
-            return HTTPStatus.OK, _TEXT, b"ok\n"
-        if path == "/metrics":
-            return HTTPStatus.OK, metrics_module.CONTENT_TYPE, self.metrics.render(self._gauges())
-        if path == openapi.PATH:
-            described = openapi.document(guarded=self.door.keys is not None, max_body_bytes=self.limits.max_body_bytes)
-            return HTTPStatus.OK, _JSON, msgspec.json.encode(described)
-        if path == "/ready":
-            why = self.not_ready()
-            if why is None:
-                return HTTPStatus.OK, _TEXT, b"ready\n"
-            return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, why.encode() + b"\n"
-        return HTTPStatus.OK, _JSON, msgspec.json.encode({"object": "list", "data": [self._model_card()]})
-
     def not_ready(self) -> str | None:
         """Why this gateway should get no traffic; None when it should."""
         if self._stop.is_set():
@@ -183,27 +121,6 @@ class Gateway:
         if not self.view.workers:
             return "no worker is ready"
         return "every ready worker is draining"
-
-    def _model(self, name: str, reply: Reply) -> None:
-        if name == self.settings.config.served_name:
-            reply.send(HTTPStatus.OK, _JSON, msgspec.json.encode(self._model_card()))
-        else:
-            self._fail(
-                reply,
-                RequestError(HTTPStatus.NOT_FOUND, "The model does not exist.", param="model", code="model_not_found"),
-            )
-
-    def _model_card(self) -> dict[str, object]:
-        config = self.settings.config
-        return {
-            "id": config.served_name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "fulcrum",
-            "root": config.model,
-            "parent": None,
-            "max_model_len": config.max_model_len,
-        }
 
     def _gauges(self) -> Iterator[Metric]:
         workers = self.view.workers
@@ -220,6 +137,8 @@ class Gateway:
         yield gauge("worker_role_epoch", "Role epoch by which this gateway routes.", ("worker",), epochs)
         yield gauge("client_connections", "Open client connections.", (), [((), len(self.connections))])
         slow = len(self.slow_readers)
+        waiting = self.answers.waiting
+        yield gauge("answers_waiting", "Large answers that wait at their engines for room.", (), [((), waiting)])
         yield gauge("slow_readers", "Clients that do not keep up with their answers.", (), [((), slow)])
         yield counter(
             "slow_readers_cut", "Connections cut because the client did not read.", ("cause",),
@@ -334,13 +253,3 @@ async def run(settings: Settings) -> None:
     await signalled.wait()
     with contextlib.suppress(asyncio.CancelledError):
         await gateway.stop()
-
-
-def _path(target: bytes) -> str:
-    known = _POST_TARGETS.get(target)
-    if known is not None:
-        return known
-    path = target.partition(b"?")[0]
-    if not path.startswith(b"/"):  # absolute form: http://host/path
-        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
-    return path.decode("latin-1")

@@ -57,7 +57,7 @@ class SlowReaders:
     def sweep(self, now: float, answers: AnswerRoom) -> None:
         """Cut who made too little progress."""
         stalled = []
-        crowded = answers.crowded
+        crowded = answers.waiting > 0
         for reader, (since, before_bytes) in list(self._waiting.items()):
             if reader not in self._waiting:
                 continue  # over the budget, a moment ago

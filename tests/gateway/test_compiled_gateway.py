@@ -1,0 +1,41 @@
+"""The gateway behaves the same when its path is compiled (hatch_build.py)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = (
+    "test_access", "test_accounting", "test_answer_room", "test_body", "test_framing", "test_front_door",
+    "test_inference", "test_resume", "test_server", "test_slow_readers", "test_streams",
+)  # fmt: skip
+PATCHES = "tests/gateway/test_access.py::test_logs_hold_neither_prompts_nor_keys"
+"""Replaces a method, which compiled classes do not allow."""
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+
+def test_the_compiled_gateway_passes_the_tests_of_the_plain_one(tmp_path: Path) -> None:
+    if shutil.which(os.environ.get("CC", "cc")) is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path / "package"
+    done = subprocess.run(
+        [sys.executable, "hatch_build.py", str(folder)], check=False, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    where = "import fulcrum.gateway.inference as one; print(one.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", where], check=True, capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert found.stdout.strip().endswith(".so")
+    paths = [f"tests/gateway/{name}.py" for name in TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--deselect", PATCHES, *paths]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stdout[-8000:]
