@@ -146,8 +146,8 @@ def test_the_command_prints_it() -> None:
 
 def test_every_rejection_and_route_is_in_it() -> None:
     from fulcrum.api.reasons import REJECTIONS
-    from fulcrum.gateway.app import _GET_PATHS, _POST_PATHS
+    from fulcrum.gateway.routes import GET_PATHS, POST_PATHS
 
     made: Any = document()
-    assert set(made["paths"]) == {*_GET_PATHS, *_POST_PATHS, "/v1/models/{model}"}
+    assert set(made["paths"]) == {*GET_PATHS, *POST_PATHS, "/v1/models/{model}"}
     assert set(REJECTIONS) <= set(made["components"]["headers"]["x-fulcrum-rejected"]["schema"]["enum"])

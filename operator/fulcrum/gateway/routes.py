@@ -27,9 +27,9 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 _GUARDED: Final = "/v1/"
 """Where a key is asked for, if anywhere."""
 _MODELS: Final = "/v1/models"
-_GET_PATHS: Final = (_MODELS, "/health", "/ready", "/metrics", openapi.PATH)
-_POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
-_POST_TARGETS: Final = {path.encode(): path for path in _POST_PATHS}
+GET_PATHS: Final = (_MODELS, "/health", "/ready", "/metrics", openapi.PATH)
+POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
+_POST_TARGETS: Final = {path.encode(): path for path in POST_PATHS}
 
 
 class Routes:
@@ -66,7 +66,7 @@ class Routes:
     def answer(self, request: Request, reply: Reply) -> bool:
         """Answer a request; False: it needs a worker."""
         path = path_of(request.target)
-        if path in _POST_PATHS and request.method == b"POST":
+        if path in POST_PATHS and request.method == b"POST":
             media_type = request.content_type.partition(b";")[0].strip().lower()
             if media_type in (b"application/json", b""):
                 return False
@@ -83,15 +83,15 @@ class Routes:
             self._fail(reply, error)
             return
         one_model = path.startswith(_MODELS + "/")
-        if request.method in (b"GET", b"HEAD") and (one_model or path in _GET_PATHS):
+        if request.method in (b"GET", b"HEAD") and (one_model or path in GET_PATHS):
             if one_model:
                 self._model(path.removeprefix(_MODELS + "/"), reply)
             else:
                 reply.send(*self._get(path))
-        elif not one_model and path not in _GET_PATHS and path not in _POST_PATHS:
+        elif not one_model and path not in GET_PATHS and path not in POST_PATHS:
             self._fail(reply, RequestError(HTTPStatus.NOT_FOUND, "There is nothing at this path.", code="not_found"))
         else:
-            allow = "POST, OPTIONS" if path in _POST_PATHS else "GET, HEAD, OPTIONS"
+            allow = "POST, OPTIONS" if path in POST_PATHS else "GET, HEAD, OPTIONS"
             if request.method == b"OPTIONS":
                 reply.send(HTTPStatus.OK, _TEXT, b"", b"allow: %b\r\n" % allow.encode())
             else:
