@@ -101,7 +101,7 @@ def _attainment(arena: Arena, entries: Sequence[Entry]) -> Plot:
         middles = (np.arange(len(arrived)) + 0.5) * width / 60
         for entry, style in zip(entries, _styles(entries), strict=True):
             within = np.bincount(window, weights=entry.result.within(arena.slo), minlength=len(arrived))
-            axes.plot(middles, within / arrived, **style)
+            axes.plot(middles, within / arrived, marker="." if len(arrived) == 1 else "", **style)
         axes.axhline(arena.slo.attainment, color="black", linestyle=":", label=f"promise, {arena.slo.attainment:.0%}")
         axes.set(ylabel="requests inside the SLO", ylim=(0, 1.02))
         _percent(axes)
@@ -113,6 +113,8 @@ def _attainment(arena: Arena, entries: Sequence[Entry]) -> Plot:
 
 def _cdf(entries: Sequence[Entry], heading: str, column: str, target_seconds: float) -> Plot:
     def draw(axes: Axes) -> None:
+        from matplotlib.ticker import LogFormatter
+
         levels = np.linspace(0, 1, _CDF_POINTS)
         for entry, style in zip(entries, _styles(entries), strict=True):
             values = getattr(entry.result, column)[entry.result.outcome == Outcome.SERVED]
@@ -123,6 +125,7 @@ def _cdf(entries: Sequence[Entry], heading: str, column: str, target_seconds: fl
         axes.axvline(target_seconds * 1e3, color="black", linestyle=":", label=f"SLO, {target_seconds * 1e3:,.0f} ms")
         axes.set(xlabel="milliseconds", ylabel="served requests", xscale="log", ylim=(0, 1.01))
         axes.xaxis.set_major_formatter(lambda milliseconds, _: f"{milliseconds:,g}")
+        axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
         _percent(axes)
 
     return _plot(heading, "Share of the served requests that took at most so long; further left is quicker.", draw)
@@ -135,7 +138,8 @@ def _styles(entries: Sequence[Entry]) -> list[dict[str, Any]]:
         {
             "label": entry.result.policy,
             "color": "black" if entry.name == "optimum" else _COLOURS[number % len(_COLOURS)],
-            "linestyle": "--" if entry.name == "optimum" else "-",
+            # Colours that come again are told apart by their dashes.
+            "linestyle": "--" if entry.name == "optimum" else ("-", "-.")[number // len(_COLOURS) % 2],
             "linewidth": _WIDEST - number * thinner,
         }
         for number, entry in enumerate(entries)

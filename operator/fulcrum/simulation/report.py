@@ -60,12 +60,12 @@ def report_html(*, title: str, arena: Arena, entries: Sequence[Entry], most_with
         f"{pool.name} ({each.workers.min} to {each.workers.max} workers, GPUs per worker: {pool.gpus_per_worker})"
         for pool, each in zip(arena.cluster.pools, arena.spec.pools, strict=True)
     )
+    rate = f" ({len(load) / load.duration_seconds:,.1f}/s)" if load.duration_seconds > 0 else ""
     about = (
-        f"Simulated: {len(load):,} requests in {load.duration_seconds:,.0f} s "
-        f"({len(load) / max(load.duration_seconds, 1e-9):,.1f}/s), {load.prompt_tokens.mean():,.0f} prompt and "
-        f"{load.output_tokens.mean():,.0f} output tokens on average. Pools: {pools}. "
-        f"SLO: {slo.ttft_seconds * 1e3:,.0f} ms to the first token, {slo.tpot_seconds * 1e3:,.0f} ms per token after "
-        f"it, for {slo.attainment:.0%} of the requests."
+        f"Simulated: {len(load):,} requests in {load.duration_seconds:,.0f} s{rate}, "
+        f"{load.prompt_tokens.mean():,.0f} prompt and {load.output_tokens.mean():,.0f} output tokens on average. "
+        f"Pools: {pools}. SLO: {slo.ttft_seconds * 1e3:,.0f} ms to the first token, "
+        f"{slo.tpot_seconds * 1e3:,.0f} ms per token after it, for {slo.attainment:.0%} of the requests."
     )
     if most_within is not None:
         about += f" No planner could have more than {most_within / len(load):.1%} inside the SLO (a fluid bound)."
@@ -87,7 +87,7 @@ def report_html(*, title: str, arena: Arena, entries: Sequence[Entry], most_with
 def _row(entry: Entry, arena: Arena) -> str:
     figures = entry.result.summary(arena.slo)
     ttft, tpot = (
-        " / ".join(f"{each * 1e3:,.0f}" for each in (times.p50, times.p90, times.p99)) if figures.served else "none"
+        " / ".join(f"{each * 1e3:,.0f}" for each in (times.p50, times.p90, times.p99)) if times.p50 >= 0 else "none"
         for times in (figures.ttft_seconds, figures.tpot_seconds)
     )
     cells = (
