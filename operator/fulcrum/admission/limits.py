@@ -11,8 +11,9 @@ from fulcrum.admission.predict import Margin
 from fulcrum.api.reasons import Reason
 from fulcrum.routing import ClusterView, Flight, Incoming, Route
 
-_KV_FULL: Final = 0.97
-"""Share of the KV cache that may be planned with: blocks are filled in part."""
+_KV_FULL: Final = 0.95
+"""Share of the KV cache that may be planned with: blocks are filled in part, answers may be longer than expected, and
+one that has to be preempted for want of a block is computed twice."""
 _AIM: Final = 0.25
 """Share of what is allowed that is to be free when a rejected request comes back: others come back, too."""
 _LEAST_SPARE: Final = 0.1

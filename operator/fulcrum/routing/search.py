@@ -138,7 +138,9 @@ class Search:
         incoming, worker = self.incoming, prefill.worker
         transfer = worker.transfer_base + worker.transfer_per_token * incoming.prompt_tokens
         delay = prefill.wait_seconds + worker.prefill_a + prefill.work_seconds + transfer
-        there = hand_over(decode, self.now_seconds, delay, incoming.prompt_tokens, incoming.output_tokens)
+        there = hand_over(
+            decode, self.now_seconds, self.view.usual_ttft_seconds, incoming.prompt_tokens, incoming.output_tokens
+        )
         ttft = delay + there.slot_seconds + there.step_seconds
         if decode.running:
             # A busy engine begins to pull between two steps, and adds what it has pulled between two others.
@@ -152,7 +154,9 @@ class Search:
         """Both legs on the worker of `prefill`."""
         incoming, worker = self.incoming, prefill.worker
         delay = prefill.wait_seconds + worker.prefill_a + prefill.work_seconds
-        there = hand_over(worker, self.now_seconds, delay, incoming.prompt_tokens, incoming.output_tokens)
+        there = hand_over(
+            worker, self.now_seconds, self.view.usual_ttft_seconds, incoming.prompt_tokens, incoming.output_tokens
+        )
         if worker.running:
             # Its prefill stands between the steps of those that decode here.
             slower = there.step_seconds + prefill.work_seconds / worker.left_tokens

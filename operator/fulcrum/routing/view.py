@@ -27,6 +27,7 @@ DEFAULT_TPOT_SECONDS: Final = 0.1
 _STALE_SECONDS: Final = 15.0
 """A report that was not followed by another says nothing any more."""
 _USUAL_PROMPT_TOKENS: Final = 1000.0
+_USUAL_RATE: Final = 0.01
 
 
 class ClusterView:
@@ -63,6 +64,10 @@ class ClusterView:
         self.decode_use = [0.0] * len(self.class_names)
         """Shares of decode workers that are promised or in use, by class."""
         self.mean_prompt_tokens = _USUAL_PROMPT_TOKENS
+        self.usual_ttft_seconds = 0.0
+        """Predicted, the mean of those started lately, at most as promised. All hand-overs are predicted for so long
+        after the arrival: if each were for its own time, long prompts would get the room that others leave until then,
+        and shorter ones that come later none."""
         self._pools: frozenset[str] = frozenset()
         """Those that the cluster has, with or without workers."""
         self._admits: Mapping[str, PoolAdmits] = {}
@@ -220,7 +225,9 @@ class ClusterView:
         decode.promise(flight)
         self.prefill_use[flight.qos] += flight.work_seconds
         self.decode_use[flight.qos] += flight.share
-        self.mean_prompt_tokens += 0.01 * (incoming.prompt_tokens - self.mean_prompt_tokens)
+        self.mean_prompt_tokens += _USUAL_RATE * (incoming.prompt_tokens - self.mean_prompt_tokens)
+        rate = _USUAL_RATE if self.usual_ttft_seconds else 1.0
+        self.usual_ttft_seconds += rate * (min(route.ttft_seconds, self.ttft_seconds) - self.usual_ttft_seconds)
         if self.trials:
             self._taken(prefill, now_seconds)
             self._taken(decode, now_seconds)
