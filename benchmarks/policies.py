@@ -11,20 +11,29 @@ Per workload it prints a table and checks what the project promises:
 The exit code is 1 when any of them is missed. `of bound` is the share of what a fluid bound allows: no planner exceeds
 1. Speeds are rooflines: Llama-3.1-70B in FP8 on two H100 a worker; for NVIDIA's scenario the 8B on one H200.
 
+With --results a run can be taken up where it stopped, and workloads can be run by several processes at once: what is in
+the file of the same code, seed and policies is printed and not run again.
+
     python benchmarks/policies.py [--quick] [--only NAME,NAME] [--policy NAME,NAME] [--seed N] [--explain]
+                                  [--results FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import io
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
+import fulcrum
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.capacity.accelerators import accelerator
@@ -115,6 +124,7 @@ def main() -> int:
     parser.add_argument("--policy", help="policies, with commas; ours is always among them")
     parser.add_argument("--seed", type=int, default=7, help="of the synthetic workloads; nothing was tuned on 7")
     parser.add_argument("--explain", action="store_true", help="say how requests were lost that foresight serves")
+    parser.add_argument("--results", type=Path, help="file to keep finished workloads in, and to go on from")
     parser.add_argument("--traces", type=Path, default=SHARED_TRACES, help="folder of the recorded traces")
     arguments = parser.parse_args()
     names: tuple[str, ...] = QUICK_POLICIES if arguments.quick else tuple(NAMES)
@@ -123,23 +133,80 @@ def main() -> int:
     only = arguments.only.split(",") if arguments.only else QUICK_CASES if arguments.quick else None
     verdicts: list[tuple[str, str, bool]] = []
     began = time.monotonic()
+    kept = Kept(arguments.results, of=f"{code_digest()} {arguments.seed} {arguments.quick} {','.join(names)}")
     for case in cases(arguments.traces, arguments.seed):
         if only is not None and case.name not in only:
             continue
         if case.file is not None and not case.file.exists():
             print(f"\n{case.name}: skipped, {case.file} is not there")
             continue
+        if (done := kept.done.get(case.name)) is not None:
+            print(done.text, end="")
+            verdicts += done.verdicts
+            continue
         load = case.load()
         load = load.between(300, 1200) if arguments.quick else load
-        verdicts += run(case, load, names, explain=arguments.explain)
-        if case.hardware is SMALL:
-            published(case, load, verdicts)
+        with redirect_stdout(Tee(sys.stdout)) as printed:
+            found = run(case, load, names, explain=arguments.explain)
+            if case.hardware is SMALL:
+                published(case, load, found)
+        kept.add(Done(case=case.name, of=kept.of, text=printed.getvalue(), verdicts=found))
+        verdicts += found
     print(f"\nTargets ({time.monotonic() - began:.0f} s)")
     for name, text, met in verdicts:
         print(f"  {name:12} {text:88} {'ok' if met else 'MISSED'}")
     missed = sum(not met for _, _, met in verdicts)
     print(f"{len(verdicts) - missed} of {len(verdicts)} met")
     return 1 if missed else 0
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What a workload came to."""
+
+    case: str
+    of: str
+    """The code, seed and policies that it came to this with."""
+    text: str
+    verdicts: list[tuple[str, str, bool]]
+
+
+class Kept:
+    """Finished workloads, one a line; without a file nothing is kept."""
+
+    def __init__(self, file: Path | None, *, of: str) -> None:
+        self._file, self.of = file, of
+        lines = file.read_bytes().splitlines() if file is not None and file.exists() else []
+        found = [msgspec.json.decode(line, type=Done) for line in lines]
+        self.done = {one.case: one for one in found if one.of == of}
+
+    def add(self, one: Done) -> None:
+        """Keep a workload that is finished."""
+        if self._file is not None:
+            with self._file.open("ab") as file:
+                file.write(msgspec.json.encode(one) + b"\n")
+
+
+class Tee(io.StringIO):
+    """Keeps what is written, and passes it on."""
+
+    def __init__(self, onward: TextIO) -> None:
+        super().__init__()
+        self._onward = onward
+
+    def write(self, text: str) -> int:
+        self._onward.write(text)
+        self._onward.flush()
+        return super().write(text)
+
+
+def code_digest() -> str:
+    """Return a digest of the sources that decide what comes out."""
+    digest = hashlib.sha256()
+    rooms = ("admission", "api", "balance", "capacity", "forecast", "routing", "simulation")
+    package = Path(next(iter(fulcrum.__path__)))
+    for path in (Path(__file__), *(path for room in rooms for path in sorted((package / room).rglob("*.py")))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def run(case: Case, load: Workload, names: tuple[str, ...], *, explain: bool = False) -> list[tuple[str, str, bool]]:
@@ -219,7 +286,8 @@ def targets(case: Case, found: dict[str, Summary]) -> list[tuple[str, bool]]:
         checks.append((text, ours.flips <= allowed))
     theirs = found.get("mooncake-predictive")
     if theirs is not None and theirs.rejected > 0.01 * theirs.requests:
-        text = f"{ours.rejected:,} rejected (Mooncake's predictive rule: {theirs.rejected:,})"
+        late, theirs_late = (one.served - round(one.attainment * one.requests) for one in (ours, theirs))
+        text = f"{ours.rejected:,} rejected, {late:,} late (Mooncake's rule: {theirs.rejected:,}, {theirs_late:,})"
         checks.append((text, ours.rejected < theirs.rejected))
         text = f"{ours.wasted_prefill:.2%} of prefill wasted (Mooncake's predictive rule: {theirs.wasted_prefill:.2%})"
         checks.append((text, ours.wasted_prefill <= theirs.wasted_prefill))
