@@ -118,9 +118,11 @@ class Admission:
         if found.idle:
             return self._let_in(incoming, found, now_seconds)
         rooms = self._shares.room(incoming.qos, found, view, now_seconds)
-        over = self._over(incoming, found, view, rooms, now_seconds)
+        near = min(_FAR * self.ttft_seconds, self.ttft_margin.allowed_seconds(self.ttft_seconds))
+        held = held_up(incoming, found, now_seconds, near)
+        over = self._over(incoming, found, view, rooms, held)
         if not over:
-            for leg, ttft_seconds in held_up(incoming, found, now_seconds, _FAR * self.ttft_seconds):
+            for leg, ttft_seconds in held:
                 leg.ttft_seconds = ttft_seconds
             return self._let_in(incoming, found, now_seconds)
         worst = max(over, key=lambda one: one.after_seconds)
@@ -129,7 +131,7 @@ class Admission:
             if victims:
                 return self._preempt(incoming, found, victims, worst.after_seconds, now_seconds)
         reason = worst.reason
-        if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), now_seconds):
+        if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), held):
             reason = Reason.CLASS_SHARE
         elif reason is Reason.TTFT_UNREACHABLE:
             self.ttft_margin.rejected()
@@ -164,14 +166,19 @@ class Admission:
             self.tpot_margin.learn(found.tpot_seconds, tpot_seconds, self.tpot_seconds, limiting_seconds=highest)
 
     def _over(
-        self, incoming: Incoming, found: Route, view: ClusterView, rooms: tuple[float, float], now_seconds: float
+        self,
+        incoming: Incoming,
+        found: Route,
+        view: ClusterView,
+        rooms: tuple[float, float],
+        held: Sequence[tuple[Flight, float]],
     ) -> list[Over]:
-        """Limits that the path is over, when others keep all but `rooms`."""
+        """Limits that the path is over, when others keep all but `rooms`; `held` are those whom it holds up."""
         if self.policy is _THRESHOLD or not found.known:
             return over_threshold(incoming, found, self._limits, rooms)
         checks = (
             over_ttft(incoming, found, view, self.ttft_margin, rooms[0]),
-            over_others(incoming, found, view, self.ttft_margin, now_seconds),
+            over_others(found, view, self.ttft_margin, held),
             over_tpot(incoming, found, view, self.tpot_margin, rooms[1]),
             over_kv(incoming, found, rooms[1]),
         )

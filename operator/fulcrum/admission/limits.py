@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from math import log
 from typing import Final
 
@@ -34,11 +34,13 @@ def over_ttft(incoming: Incoming, found: Route, view: ClusterView, margin: Margi
     return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + _AIM * room * left), excess)
 
 
-def over_others(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, now_seconds: float) -> Over | None:
-    """TTFT of those who wait on the same worker: a promise that was given is not broken by a later request."""
+def over_others(found: Route, view: ClusterView, margin: Margin, held: Sequence[tuple[Flight, float]]) -> Over | None:
+    """TTFT of those who are held up: a promise that was given is not broken by a later request."""
+    if not held:
+        return None
     allowed = margin.allowed_seconds(view.ttft_seconds)
     excess = 0.0
-    for leg, ttft_seconds in held_up(incoming, found, now_seconds, allowed):
+    for leg, ttft_seconds in held:
         if leg.ttft_seconds <= allowed:
             excess = max(excess, ttft_seconds - allowed)
     return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess), excess) if excess > 0 else None
@@ -46,8 +48,8 @@ def over_others(incoming: Incoming, found: Route, view: ClusterView, margin: Mar
 
 def held_up(
     incoming: Incoming, found: Route, now_seconds: float, beyond_seconds: float
-) -> Iterator[tuple[Flight, float]]:
-    """Yield who waits on the same worker and would be held up beyond a TTFT, and what its TTFT would then be.
+) -> Sequence[tuple[Flight, float]]:
+    """Return who waits on the same worker and would be held up beyond a TTFT, and what its TTFT would then be.
 
     An engine prefills all that waits in one step, up to its token budget, and answers all of it at the end. So the
     last one to come prolongs the step of those before it that have not begun.
@@ -55,20 +57,22 @@ def held_up(
     worker = found.prefill
     for oldest in worker.legs:
         if now_seconds + found.ttft_seconds - oldest.started_at <= beyond_seconds:
-            return
+            return ()
         break
+    held = []
     new_tokens = incoming.prompt_tokens - found.cached_tokens
     token_seconds = found.work_seconds / max(new_tokens, 1.0)
     between = 0.0
     for leg in reversed(worker.legs):
         # Those that were there when the step under way began are in it.
         if leg.started_at <= worker.anchor or between >= worker.chunk_tokens:
-            return
+            break
         later = max(between + new_tokens - worker.chunk_tokens, 0.0) * token_seconds
         ttft_seconds = now_seconds + found.ttft_seconds - later - leg.started_at
         if ttft_seconds > max(leg.ttft_seconds, beyond_seconds):
-            yield leg, ttft_seconds
+            held.append((leg, ttft_seconds))
         between += leg.prompt_tokens
+    return held
 
 
 def over_tpot(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:
