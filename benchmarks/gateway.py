@@ -3,9 +3,9 @@
 Same run, same engines (trivial, in a process of their own), same load (a process of its own), rounds alternating;
 ratios are medians over the rounds. The gateway runs with the policy Off, and with Predictive, three classes, the speeds
 known and a promise that holds, so that nobody is turned away; prefix affinity is always on. Routing and admission are
-compiled (hatch_build.py); a third gateway shows what the same costs without a compiler. CPU is the time of all threads
-on a core, from /proc/<pid>/task/*/schedstat. Prompts: see _loopback/load.py. Streams have 200 chunks; in `burst` they
-reach the gateway together, in `paced` one by one.
+compiled (hatch_build.py), and so is the gateway's path; a third gateway shows what the same costs without a compiler.
+CPU is the time of all threads on a core, from /proc/<pid>/task/*/schedstat. Prompts: see _loopback/load.py. Streams
+have 200 chunks; in `burst` they reach the gateway together, in `paced` one by one.
 
 `core` is decision, prefix keys and bookkeeping of one request alone (benchmarks/admission.py). `added p99` is at half
 of the rate at which the gateway is saturated here, less what the same two legs take without a gateway at that rate.
@@ -24,16 +24,15 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-HERE = Path(__file__).parent / "_loopback"
+from _loopback.launch import HERE, environment, free_ports, printed_line, started
+
 ROOT = Path(__file__).parents[1]
 CHUNKS = 200
 OPEN_STREAMS = 1000
@@ -60,7 +59,7 @@ class Proxy:
 
     name: str
     port: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[str]
     core_microseconds: float | None = None
     cpu_microseconds: dict[str, list[float]] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
@@ -91,53 +90,15 @@ class Proxy:
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-@contextlib.contextmanager
-def started(command: list[str], port: int | None = None, path: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process, up once `port` answers a request (or it printed a line); stopped at the end."""
-    output = subprocess.PIPE if port is None else subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, env=environment(path))
-    try:
-        if port is None:
-            assert process.stdout is not None
-            assert process.stdout.readline()
-        else:
-            wait_until_up(process, port)
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def environment(path: Path | None) -> dict[str, str]:
-    """The environment of a process that finds the package in `path` first."""
-    return {**os.environ, **({"PYTHONPATH": str(path)} if path is not None else {})}
-
-
-def wait_until_up(process: subprocess.Popen[bytes], port: int) -> None:
+def wait_until_up(proxy: Proxy) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            sys.exit(f"{process.args!r} ended with {process.returncode}")
-        with contextlib.suppress(OSError):
-            result = load("whole", 1, 1, [port])
-            if result["requests"] == 1:
-                return
+        if proxy.process.poll() is not None:
+            sys.exit(f"{proxy.name} ended with {proxy.process.returncode}")
+        if load("whole", 1, 1, [proxy.port])["requests"] == 1:
+            return
         time.sleep(0.2)
-    sys.exit(f"{process.args!r} did not come up")
+    sys.exit(f"{proxy.name} did not come up")
 
 
 def load(kind: str, concurrency: int, requests: int, ports: list[int], *, rate: float = 0.0) -> dict[str, float]:
@@ -191,7 +152,7 @@ def compiled() -> Path | None:
         [sys.executable, str(ROOT / "hatch_build.py"), str(folder)], check=False, capture_output=True, text=True
     )
     if done.returncode:
-        print(f"(routing and admission are not compiled: {done.stderr.strip().splitlines()[-1]})")
+        print(f"(nothing is compiled: {done.stderr.strip().splitlines()[-1]})")
         return None
     return folder
 
@@ -243,7 +204,7 @@ def main() -> int:
     ]  # fmt: skip
     folder = compiled()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(started([sys.executable, str(HERE / "engine.py"), str(prefill), str(decode)]))
+        printed_line(stack.enter_context(started([sys.executable, str(HERE / "engine.py"), str(prefill), str(decode)])))
         gateways = [
             ("Predictive", "Predictive", folder),
             ("Off", "Off", folder),
@@ -252,9 +213,12 @@ def main() -> int:
         proxies = []
         for (name, policy, path), port in zip(gateways, ours, strict=True):
             command = [*gateway, "--port", str(port), "--config", config(policy)]
-            proxies.append(Proxy(name, port, stack.enter_context(started(command, port, path))))
+            process = stack.enter_context(started(command, package=path, silent=True))
+            proxies.append(Proxy(name, port, process))
             proxies[-1].core_microseconds = core_microseconds(path) if policy == "Predictive" else None
-        proxies.append(Proxy("vllm-router", theirs, stack.enter_context(started(router, theirs))))
+        proxies.append(Proxy("vllm-router", theirs, stack.enter_context(started(router, silent=True))))
+        for proxy in proxies:
+            wait_until_up(proxy)
         for proxy in proxies:  # warm up
             for kind in loads[:2]:
                 load(kind.kind, kind.concurrency, kind.requests // 4, [proxy.port])

@@ -1,7 +1,7 @@
 """What one gateway bears: thousands of idle streams, and clients that do not read what they asked for.
 
-Engines, clients and the gateway are processes of their own on loopback. An idle stream has had its first token, and
-nothing more comes. Each takes two file descriptors of the gateway (the client's and the engine's), so the number is
+Engines, clients and the gateway are processes of their own on loopback. An idle stream gets a token
+every 8 s. Each takes two file descriptors of the gateway (the client's and the engine's), so the number is
 bounded by `ulimit -Hn`; the run says so where it had to take fewer. Slow readers ask for 16 MiB in a stream (`mute`
 reads nothing, `drip` a byte a second), for a whole answer of 4 MiB (`large`), or for the metrics a thousand times on
 one connection (`pile`). Printed for each: the gateway's memory, what the kernel holds for all sockets of this machine,
@@ -20,16 +20,17 @@ import contextlib
 import json
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent / "_loopback"
+from _loopback.launch import HERE, free_ports, printed_line, started
+
 PREFILL = [f"127.0.1.{number}" for number in range(1, 5)]
 DECODE = [f"127.0.2.{number}" for number in range(1, 17)]
 SPARE_FILES = 80
@@ -49,28 +50,6 @@ class Sample:
     p50_milliseconds: float
     p99_milliseconds: float
     failures: int
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
-@contextlib.contextmanager
-def started(*command: str, log: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 class Bench:
@@ -139,12 +118,12 @@ def ask(process: subprocess.Popen[str]) -> dict[str, int]:
 
 
 def told(process: subprocess.Popen[str]) -> dict[str, int]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        sys.exit("the clients have ended")
-    found: dict[str, int] = json.loads(line)
+    found: dict[str, int] = json.loads(printed_line(process))
     return found
+
+
+def held_load(kind: str, count: int, port: int) -> AbstractContextManager[subprocess.Popen[str]]:
+    return started([sys.executable, str(HERE / "held_load.py"), kind, str(count), str(port)])
 
 
 def row(name: str, sample: Sample, more: str) -> None:
@@ -155,7 +134,7 @@ def row(name: str, sample: Sample, more: str) -> None:
 
 
 def idle(bench: Bench, before: Sample, wanted: int, count: int) -> None:
-    with started(str(HERE / "held_load.py"), "idle", str(count), str(bench.port)) as clients:
+    with held_load("idle", count, bench.port) as clients:
         began = time.monotonic()
         opened = told(clients)
         seconds = time.monotonic() - began
@@ -180,7 +159,7 @@ def slow(bench: Bench, kinds: list[str], count: int) -> None:
     baseline = bench.resident_megabytes()
     with contextlib.ExitStack() as stack:
         for kind in kinds:
-            clients = stack.enter_context(started(str(HERE / "held_load.py"), kind, str(count), str(bench.port)))
+            clients = stack.enter_context(held_load(kind, count, bench.port))
             told(clients)
         peak = bench.resident_megabytes()
         during = bench.sample()
@@ -220,18 +199,17 @@ def files() -> int:
 def serving(requests: int) -> Iterator[Bench]:
     """A gateway with its engines, warm."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (files(), files()))
-    port, engines_port = free_port(), free_port()
-    command = ["-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1", "--port", str(port), "--no-prewarm",
-               "--lame-duck-seconds", "0", "--config", config()]  # fmt: skip
+    port, engines_port = free_ports(2)
+    command = [sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1", "--port", str(port),
+               "--no-prewarm", "--lame-duck-seconds", "0", "--config", config()]  # fmt: skip
     for role, addresses in (("prefill", PREFILL), ("decode", DECODE)):
         for address in addresses:
             command += ["--static-worker", f"{role}=http://{address}:{engines_port}?agent={engines_port}"]
     with (
-        started(str(HERE / "held_engine.py"), str(engines_port), *PREFILL, *DECODE) as engines,
-        started(*command, log=subprocess.DEVNULL) as gateway,
+        started([sys.executable, str(HERE / "held_engine.py"), str(engines_port), *PREFILL, *DECODE]) as engines,
+        started(command, silent=True) as gateway,
     ):
-        assert engines.stdout is not None
-        engines.stdout.readline()
+        printed_line(engines)
         bench = Bench(gateway, port, engines_port, requests=requests)
         wait_until_up(gateway, port)
         bench.sample()

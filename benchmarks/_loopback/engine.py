@@ -10,101 +10,73 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import cast
 
 import uvloop
+from connection import STREAM_END, STREAM_HEAD, Connection, chunk, whole
 
 CHUNKS = 200
 PACE_SECONDS = 0.01
 HOLD_SECONDS = 6.0
 
 
-def _whole(body: bytes, content_type: bytes = b"application/json") -> bytes:
-    return b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (content_type, len(body), body)
-
-
-def _chunk(body: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(body), body)
-
-
-PREFILLED = _whole(
+PREFILLED = whole(
     b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"bench","choices":[{"index":0,"text":" a",'
     b'"logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":200,"total_tokens":201,"completion_tokens":1},'
     b'"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3,4,5,6,7,8]],'
     b'"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}'
 )
-ANSWERED = _whole(
+ANSWERED = whole(
     b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"bench","choices":[{"index":0,"text":"'
     + b" token" * 50
     + b'","logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":200,"completion_tokens":50}}'
 )
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-EVENT = _chunk(
+EVENT = chunk(
     b'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"bench","choices":[{"index":0,'
     b'"text":" token","logprobs":null,"finish_reason":null}]}\n\n'
 )
-STREAM_END = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 STREAM = STREAM_HEAD + EVENT * (CHUNKS - 1) + STREAM_END
-MODELS = _whole(b'{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"x"}]}')
+MODELS = whole(b'{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"x"}]}')
 
-LOAD = _whole(
+LOAD = whole(
     b'{"role":"mixed","roleEpoch":0,"ready":true,"draining":false,"running":0,"waiting":0,"queuedPromptTokens":0,'
     b'"kvUsage":0.0,"kvHeldForPeers":0.0,"kvCapacityTokens":10000000,"maxBatch":1024,"maxBatchedTokens":8192,"speed":'
     b'{"prefillA":1e-4,"prefillB":1e-7,"prefillC":0.0,"decodeA":1e-4,"decodeB":1e-6,"decodeC":1e-10}}'
 )
 
 
-class Engine(asyncio.Protocol):
-    """One connection; requests come one at a time."""
+class Engine(Connection):
+    """One connection."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        super().__init__()
         self._left = 0
-        self._transport: asyncio.Transport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0 or self._transport is None:
-            return
-        head = self._buffer[:end].lower()
-        at = head.find(b"content-length:")
-        length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-        body = self._buffer[end + 4 :]
-        if len(body) < length:
-            return
-        self._buffer = b""
+    def requested(self, transport: asyncio.Transport, head: bytes, body: bytes) -> None:
         if head.startswith(b"get"):
-            self._transport.write(LOAD if head.startswith(b"get /load ") else MODELS)
+            transport.write(LOAD if head.startswith(b"get /load ") else MODELS)
         elif b'"do_remote_decode":true' in body:
-            self._transport.write(PREFILLED)
+            transport.write(PREFILLED)
         elif b'"stream":true' not in body:
-            self._transport.write(ANSWERED)
+            transport.write(ANSWERED)
         elif b'"user":"paced"' in body:
-            self._transport.write(STREAM_HEAD)
+            transport.write(STREAM_HEAD)
             self._left = CHUNKS - 1
             self._tick()
         elif b'"user":"held"' in body:
-            self._transport.write(STREAM_HEAD + EVENT * (CHUNKS - 1))
+            transport.write(STREAM_HEAD + EVENT * (CHUNKS - 1))
             asyncio.get_running_loop().call_later(HOLD_SECONDS, self._tick)
         else:
-            self._transport.write(STREAM)
+            transport.write(STREAM)
 
     def _tick(self) -> None:
-        if self._transport is None:
+        if self.transport is None:
             return
         if self._left:
             self._left -= 1
-            self._transport.write(EVENT)
+            self.transport.write(EVENT)
             asyncio.get_running_loop().call_later(PACE_SECONDS, self._tick)
         else:
-            self._transport.write(STREAM_END)
+            self.transport.write(STREAM_END)
 
 
 async def main(ports: list[int]) -> None:

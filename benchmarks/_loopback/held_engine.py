@@ -2,8 +2,8 @@
 
     held_engine.py PORT ADDRESS [ADDRESS ...]
 
-Listens on PORT of each address. The body's `"user"` chooses: `idle` streams one token and then nothing, `flood`
-streams 16 MiB as fast as it is read, `large` answers 4 MiB at once, anything else is answered shortly (whole).
+Listens on PORT of each address. The body's `"user"` chooses: `idle` streams a token every 8 s, `flood` streams
+16 MiB as fast as it is read, `large` answers 4 MiB at once, anything else is answered shortly (whole).
 `GET /held` tells how many streams are open, and how many the gateway gave up.
 """
 
@@ -14,19 +14,18 @@ import json
 import resource
 import socket
 import sys
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import uvloop
+from connection import STREAM_END, STREAM_HEAD, Connection, chunk, whole
 
 FLOOD_EVENTS = 16 * 1024
-
-
-def _whole(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+IDLE_SECONDS = 8.0
+"""A stream without a token for 15 s would be taken for dead."""
 
 
 def _answer(text: bytes) -> bytes:
-    return _whole(
+    return whole(
         b'{"id":"c","object":"text_completion","created":1,"model":"bench","choices":[{"index":0,"text":"%b","logprobs":'
         b'null,"finish_reason":"length"}],"usage":{"prompt_tokens":200,"completion_tokens":50}}' % text
     )
@@ -34,45 +33,39 @@ def _answer(text: bytes) -> bytes:
 
 def _event(text: bytes) -> bytes:
     data = b'data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":"%b"}]}\n\n' % text
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    return chunk(data)
 
 
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 EVENT = _event(b" token")
 LARGE_EVENT = _event(b"x" * 940)
 SHORT = _answer(b" token" * 50)
 LARGE = _answer(b"x" * (4 * 1024 * 1024))
-PREFILLED = _whole(
+PREFILLED = whole(
     b'{"id":"c","choices":[{"index":0,"text":" a"}],"usage":{"prompt_tokens":200,"completion_tokens":1},'
     b'"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],'
     b'"remote_engine_id":"e","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}'
 )
-LOAD = _whole(
+LOAD = whole(
     b'{"role":"mixed","roleEpoch":0,"ready":true,"draining":false,"running":0,"waiting":0,"queuedPromptTokens":0,'
     b'"kvUsage":0.0,"kvHeldForPeers":0.0,"kvCapacityTokens":100000000,"maxBatch":4096,"maxBatchedTokens":8192,"speed":'
     b'{"prefillA":1e-4,"prefillB":1e-7,"prefillC":0.0,"decodeA":1e-4,"decodeB":1e-6,"decodeC":1e-10}}'
 )
 
 
-class Engine(asyncio.Protocol):
-    """One connection; requests come one at a time."""
+class Engine(Connection):
+    """One connection."""
 
     open_streams: ClassVar[int] = 0
     given_up: ClassVar[int] = 0
 
     def __init__(self) -> None:
-        self._buffer = b""
+        super().__init__()
         self._streaming = False
         self._left = 0
         self._paused = False
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        super().connection_lost(exc)
         if self._streaming:
             Engine.given_up += 1
             Engine.open_streams -= 1
@@ -84,47 +77,40 @@ class Engine(asyncio.Protocol):
         self._paused = False
         self._flood()
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0 or self._transport is None:
-            return
-        head = self._buffer[:end].lower()
-        at = head.find(b"content-length:")
-        length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-        body = self._buffer[end + 4 :]
-        if len(body) < length:
-            return
-        self._buffer = b""
+    def requested(self, transport: asyncio.Transport, head: bytes, body: bytes) -> None:
         if head.startswith(b"get /held"):
             held = {"open": Engine.open_streams, "given_up": Engine.given_up}
-            self._transport.write(_whole(json.dumps(held).encode()))
+            transport.write(whole(json.dumps(held).encode()))
         elif head.startswith(b"get"):
-            self._transport.write(LOAD)
+            transport.write(LOAD)
         elif b'"do_remote_decode":true' in body:
-            self._transport.write(PREFILLED)
+            transport.write(PREFILLED)
         elif b'"user":"idle"' in body:
-            self._begin_stream()
-            self._transport.write(EVENT)
+            self._begin_stream(transport)
+            self._tick()
         elif b'"user":"flood"' in body:
-            self._begin_stream()
+            self._begin_stream(transport)
             self._left = FLOOD_EVENTS
             self._flood()
         else:
-            self._transport.write(LARGE if b'"user":"large"' in body else SHORT)
+            transport.write(LARGE if b'"user":"large"' in body else SHORT)
 
-    def _begin_stream(self) -> None:
-        assert self._transport is not None
+    def _begin_stream(self, transport: asyncio.Transport) -> None:
         self._streaming = True
         Engine.open_streams += 1
-        self._transport.write(STREAM_HEAD)
+        transport.write(STREAM_HEAD)
+
+    def _tick(self) -> None:
+        if self.transport is not None:
+            self.transport.write(EVENT)
+            asyncio.get_running_loop().call_later(IDLE_SECONDS, self._tick)
 
     def _flood(self) -> None:
-        while self._left and not self._paused and self._transport is not None:
+        while self._left and not self._paused and self.transport is not None:
             self._left -= 1
-            self._transport.write(LARGE_EVENT)
+            self.transport.write(LARGE_EVENT)
             if not self._left:
-                self._transport.write(DONE)
+                self.transport.write(STREAM_END)
                 self._streaming = False
                 Engine.open_streams -= 1
 

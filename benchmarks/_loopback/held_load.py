@@ -2,10 +2,9 @@
 
     held_load.py KIND COUNT PORT
 
-KIND is `idle` (reads the first token of a stream in which nothing more comes), `mute` (asks for a flood and reads
-nothing), `drip` (the same, reading a byte a second), `large` (a large whole answer, of which nothing is read; one
-client each 10 ms) or
-`pile` (asks for the metrics a thousand times on one connection and reads nothing). Prints one JSON line when all have
+KIND is `idle` (reads a stream in which hardly anything comes), `mute` (asks for a flood and reads
+nothing), `drip` (the same, reading a byte a second), `large` (a large whole answer, of which nothing is read) or `pile`
+(asks for the metrics a thousand times on one connection and reads nothing). Prints one JSON line when all have
 asked (idle: have their first token) and one for every line on stdin: how many connections are still there.
 """
 
@@ -20,7 +19,6 @@ import sys
 import time
 
 AT_ONCE = 32
-LARGE_EVERY_SECONDS = 0.01
 USERS = {"idle": "idle", "mute": "flood", "drip": "flood", "large": "large"}
 
 
@@ -59,9 +57,6 @@ class Holder:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", self._port))
             client.setblocking(False)
-            if self._kind == "large":
-                # What arrives at the same moment is held whoever reads it: here it is about what is not read.
-                time.sleep(LARGE_EVERY_SECONDS)
             with contextlib.suppress(BlockingIOError):  # a gateway that reads no further has asked enough
                 client.send(self._request)
             number = client.fileno()

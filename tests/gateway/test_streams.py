@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-STREAMS = Path(__file__).parents[2] / "benchmarks" / "streams.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def streams() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("streams_benchmark", STREAMS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def streams() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("streams")
 
 
 def test_a_thousand_idle_streams_cost_little(streams: ModuleType) -> None:
@@ -35,7 +31,7 @@ def test_a_thousand_idle_streams_cost_little(streams: ModuleType) -> None:
 def test_who_does_not_read_costs_others_nothing(streams: ModuleType, kind: str) -> None:
     with (
         streams.serving(500) as bench,
-        streams.started(str(streams.HERE / "held_load.py"), kind, "60", str(bench.port)) as clients,
+        streams.held_load(kind, 60, bench.port) as clients,
     ):
         before = bench.resident_megabytes()
         streams.told(clients)

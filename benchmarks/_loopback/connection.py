@@ -1,0 +1,53 @@
+"""The server side of a connection on which requests come one at a time; enough of HTTP for a gateway's requests."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import cast
+
+
+class Connection(asyncio.Protocol, ABC):
+    """Calls `requested` for each request. Base of the engines here."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self.transport: asyncio.Transport | None = None
+
+    @abstractmethod
+    def requested(self, transport: asyncio.Transport, head: bytes, body: bytes) -> None:
+        """A request came; `head` is in lower case."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0 or self.transport is None:
+            return
+        head = self._buffer[:end].lower()
+        at = head.find(b"content-length:")
+        length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+        body = self._buffer[end + 4 :]
+        if len(body) < length:
+            return
+        self._buffer = b""
+        self.requested(self.transport, head, body)
+
+
+def whole(body: bytes, content_type: bytes = b"application/json") -> bytes:
+    """An answer that comes as one."""
+    return b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (content_type, len(body), body)
+
+
+def chunk(body: bytes) -> bytes:
+    """A chunk of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+STREAM_END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
