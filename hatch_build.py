@@ -41,6 +41,7 @@ MODULES = {
     "gateway": (
         "body",
         "call",
+        "first_tokens",
         "framing",
         "front_door",
         "head",

@@ -224,6 +224,7 @@ class Gateway:
             for connection in [connection for connection in self.connections if connection.deadline < now]:
                 connection.expire()
             self.slow_readers.sweep(now, self.answers)
+            self._inference.first_tokens.pass_time(now)
             self.view.sweep(now)
 
 

@@ -18,6 +18,7 @@ from fulcrum.gateway.body import read_answer, read_job
 from fulcrum.gateway.call import Accounts, Call
 from fulcrum.gateway.crashes import where
 from fulcrum.gateway.errors import SERVER_ERROR, RequestError, rejected, upstream_failed
+from fulcrum.gateway.first_tokens import FirstTokens
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.job import Job
 from fulcrum.gateway.leg import LegFailedError, Legs
@@ -41,7 +42,7 @@ _MOST_ATTEMPTS: Final = 6
 # Plain numbers: looking up a member of HTTPStatus costs half a microsecond.
 _OK: Final = 200
 _READ_USAGE_BYTES: Final = 256 * 1024
-_LONGEST_GUESS_SECONDS: Final = 3600.0
+_LONGEST_GUESS_SECONDS: Final = 600.0
 CLIENT_CLOSED: Final = 499
 """Code in metrics and logs of a request whose client left."""
 
@@ -69,6 +70,7 @@ class Inference:
         self._loop = loop
         self._legs = Legs(view, metrics, loop)
         self._recovery = Recovery(legs=self._legs, door=door, view=view, metrics=metrics, loop=loop)
+        self.first_tokens = FirstTokens(door.cluster)
         self._budget = PiecesBudget()
         self._patience = Patience(config.slo_ttft_seconds)
         self._priorities = _engine_priorities(door)
@@ -120,6 +122,7 @@ class Inference:
             call.sent.close()
 
     async def _attempts(self, call: Call, job: Job, incoming: Incoming) -> None:
+        self.first_tokens.pass_time(call.started_at)
         decided = self._door.decide(incoming, call.started_at)
         if isinstance(decided, Preempt):
             self._preempt(decided)
@@ -143,7 +146,9 @@ class Inference:
             else:
                 return
             finally:
-                self._cluster.finish(flight, self._loop.time())
+                now = self._loop.time()
+                self.first_tokens.pass_time(now)
+                self._cluster.finish(flight, now)
             found = await self._recovery.detour(call, incoming, tried)
 
     async def _attempt(self, call: Call, job: Job, flight: Flight) -> None:
@@ -213,6 +218,7 @@ class Inference:
         kv = prefilled.usable_kv if prefilled is not None else None
         if prefilled is not None and not reply.started:
             call.note_usage(prefilled.usage, output=False)
+        self.first_tokens.pass_time(prefilled_at)
         self._cluster.prefill_done(flight, prefilled_at, prompt_tokens=call.prompt_tokens)
         if kv is None:
             self._metrics.legs["prefill", "no_kv"] += 1
@@ -222,18 +228,14 @@ class Inference:
         call.path = worker.name
         if job.stream:
             call.reply.on_begin = partial(self._first_token, flight)
-            await self._last_leg(call, job, worker, "whole", job.whole_body())
-            return
-        # Nobody sees the first token of an answer that comes as one: it is taken to come when predicted.
-        delay_seconds = min(flight.route.ttft_seconds, _LONGEST_GUESS_SECONDS)
-        guess = self._loop.call_later(delay_seconds, self._first_token, flight)
-        try:
-            await self._last_leg(call, job, worker, "whole", job.whole_body())
-        finally:
-            guess.cancel()
+        elif flight.route.ttft_seconds < _LONGEST_GUESS_SECONDS:
+            self.first_tokens.expect(flight, self._loop.time() + flight.route.ttft_seconds)
+        await self._last_leg(call, job, worker, "whole", job.whole_body())
 
     def _first_token(self, flight: Flight) -> None:
-        self._cluster.prefill_done(flight, self._loop.time())
+        now = self._loop.time()
+        self.first_tokens.pass_time(now)
+        self._cluster.prefill_done(flight, now)
 
     async def _last_leg(self, call: Call, job: Job, worker: Worker, leg: str, body: bytes) -> None:
         """The leg whose answer is the client's."""
