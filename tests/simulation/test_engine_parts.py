@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload, poisson
 
@@ -34,6 +34,9 @@ from fulcrum.simulation.worker import Worker
     layers=st.sampled_from([0, 40]),
     blocks=st.integers(120, 600),
 )
+@example(
+    seed=9804, rate=1.0, first_token=FirstToken.DECODE, sharing=Sharing.SERIAL, layers=0, blocks=120
+)  # a request that never fits
 def test_no_token_comes_before_its_kv(
     *, seed: int, rate: float, first_token: FirstToken, sharing: Sharing, layers: int, blocks: int
 ) -> None:
@@ -53,9 +56,11 @@ def test_no_token_comes_before_its_kv(
         monkeypatch.setattr(Worker, "loaded", noted)
         cluster = make_cluster(speed, links=links, first_token=first_token)
         result = simulate(load, cluster, StaticSplit(pool="p", prefill=2, decode=2), slo=SLO)
-    assert result.count(Outcome.SERVED) == len(load)
+    # About one load in 200 has a request that no worker has room for.
+    fits = load.prompt_tokens + load.output_tokens <= speed.kv_capacity_tokens
+    assert ((result.outcome == Outcome.SERVED) == fits).all()
     step_seconds = speed.decode_step_seconds(1, 1)
-    for index in range(len(load)):
+    for index in np.flatnonzero(fits).tolist():
         prompt, output = int(load.prompt_tokens[index]), int(load.output_tokens[index])
         arrived, ended = float(load.arrival_seconds[index]), float(result.end_seconds[index])
         first = arrived + float(result.ttft_seconds[index])
