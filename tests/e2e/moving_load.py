@@ -1,4 +1,4 @@
-"""Load that moves between prompts and answers, at rates that workers can just bear in the right ratio."""
+"""Load that moves between prompts and answers, at rates that workers can bear in the right ratio."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Self
 
-from local_cluster import Cluster
+from local_cluster import Cluster, wait_until
 
 from fulcrum.replay import Client, Report, Slo, discover, replay, summarise
 from fulcrum.simulation.traffic import Phase, generate
 
 SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3)
 """As in examples/auto.yaml."""
-WORKERS_NEEDED = 2.2
-"""Of the four: too much for two workers of a role, and bearable for three."""
+PART = 0.8
+"""Of what the right ratio serves: bearable for three workers of a role, and too much for two."""
 PROMPTS = (500, 2)
 ANSWERS = (32, 40)
 """Prompt and output tokens of either mix."""
 _CLIENTS = 8
+_CLIENTS_MEASURING = {PROMPTS: 5, ANSWERS: 7}
+"""As many as three workers of the role have room for, and few more: what would wait longer than the promise for a
+prefill worker is prefilled on a decode worker, and the rate that came of that could not be kept up inside the SLO."""
 _MEASURED_SECONDS = 15.0
 _SPREAD = 0.3
 _SEEDS = count(1)
@@ -40,17 +44,27 @@ class Mix:
     answers: Phase
 
 
+def fix_ratio(cluster: Cluster, prefill: int, decode: int) -> None:
+    cluster.patch({"balance": {"mode": "Manual", "ratio": {"prefill": prefill, "decode": decode}}})
+    wait_until(f"{prefill}P:{decode}D", partial(_has_roles, cluster, prefill, decode), seconds=30)
+
+
+def _has_roles(cluster: Cluster, prefill: int, decode: int) -> bool:
+    return cluster.roles() == {"prefill": prefill, "decode": decode}
+
+
 def measured_mix(cluster: Cluster, *, seconds: float) -> Mix:
-    """The mixes that are right for how fast workers are here and now; the cluster has two of each role meanwhile."""
-    rates = []
-    for mix in (PROMPTS, ANSWERS):
-        with Pressure(cluster, mix) as pressure:
+    """The mixes that are right for how fast workers are here and now, each measured at the ratio that it wants."""
+    rates = {}
+    for mix, ratio in ((ANSWERS, (1, 3)), (PROMPTS, (3, 1))):
+        fix_ratio(cluster, *ratio)
+        with Pressure(cluster, mix, clients=_CLIENTS_MEASURING[mix]) as pressure:
             time.sleep(_MEASURED_SECONDS)  # a duration to measure over, not a wait for something
-        rates.append(pressure.served_per_second / 2)
-    print(f"one worker: {rates[0]:.2f} prompts/s, {rates[1]:.2f} answers/s")
+        rates[mix] = pressure.served_per_second
+    print(f"{rates[PROMPTS]:.2f} prompts/s at 3P:1D, {rates[ANSWERS]:.2f} answers/s at 1P:3D")
     return Mix(
-        prompts=_phase(seconds, WORKERS_NEEDED * rates[0], PROMPTS),
-        answers=_phase(seconds, WORKERS_NEEDED * rates[1], ANSWERS),
+        prompts=_phase(seconds, PART * rates[PROMPTS], PROMPTS),
+        answers=_phase(seconds, PART * rates[ANSWERS], ANSWERS),
     )
 
 
@@ -79,23 +93,24 @@ def run(cluster: Cluster, phases: Sequence[Phase], *, seed: int, to_the_end: boo
 class Pressure:
     """From `__enter__` to `__exit__` there are always a few requests waiting."""
 
-    def __init__(self, cluster: Cluster, mix: tuple[int, int]) -> None:
+    def __init__(self, cluster: Cluster, mix: tuple[int, int], *, clients: int = _CLIENTS) -> None:
         self._url = cluster.endpoint()
         self._model = cluster.name
         self._mix = mix
         self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(_CLIENTS)
+        self._number = clients
+        self._pool = ThreadPoolExecutor(clients)
         self._clients: list[Future[None]] = []
         self._ended: list[float] = []
 
     @property
     def served_per_second(self) -> float:
         """Without the first ones, which found an idle cluster."""
-        middle = sorted(self._ended)[_CLIENTS:]
+        middle = sorted(self._ended)[self._number :]
         return (len(middle) - 1) / (middle[-1] - middle[0])
 
     def __enter__(self) -> Self:
-        self._clients = [self._pool.submit(self._ask_on) for _ in range(_CLIENTS)]
+        self._clients = [self._pool.submit(self._ask_on) for _ in range(self._number)]
         return self
 
     def __exit__(
