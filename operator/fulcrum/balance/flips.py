@@ -71,8 +71,12 @@ def paying_moves(
             counts = {len(possible)}
         for count in sorted(counts):
             moves = possible[:count]
-            gain = _gain(standing, moves, loads.near, service, stakes)
-            if gain > best[0]:
+            # How many flips is as doubtful as whether there should be any.
+            loads_maybe = (loads.near, _other_mix(standing, moves, loads) or loads.near)
+            gain = min(_gain(standing, moves, load, service, stakes) for load in loads_maybe)
+            # Each further flip has to bring something, too.
+            error = ESTIMATE_ERROR * loads.near.rate * stakes.payback_seconds if best[1] else 0.0
+            if gain > best[0] + error:
                 best = (gain, moves)
     moves = best[1]
     if any(_gain(standing, moves, load, service, stakes) <= 0 for load in _doubts(standing, moves, loads)):
@@ -130,18 +134,27 @@ def _doubts(standing: Layout, moves: Sequence[Move], loads: Loads) -> list[Load]
     """Return what the load may be instead, by what was measured: fewer requests, and a mix that favours what stands."""
     if not moves:
         return []
-    noise = loads.noise
-    fewer = loads.sure
+    other_mix = _other_mix(standing, moves, loads)
+    if other_mix is not None:
+        return [loads.sure, other_mix]
+    # Everybody flips: a mix that passes through the window on its way to another is no reason for that.
+    more = loads.near.with_rate(loads.near.rate * (1 + NOISE_SIGMAS * loads.noise.rate))
+    return [loads.sure, more, loads.near.even(), *([loads.slow] if loads.slow is not None else [])]
+
+
+def _other_mix(standing: Layout, moves: Sequence[Move], loads: Loads) -> Load | None:
+    """Return the load with a mix that favours what stands, as far as that may be; None for moves to or from mixed.
+
+    For those the mix matters less than how much there is.
+    """
     layout = after(standing, moves)
     towards = layout.count(Role.PREFILL) - standing.count(Role.PREFILL)
     away = layout.count(Role.DECODE) - standing.count(Role.DECODE)
-    if towards * away >= 0:  # to or from mixed: the mix matters less than how much there is
-        # Everybody flips: a mix that passes through the window on its way to another is no reason for that.
-        more = loads.near.with_rate(loads.near.rate * (1 + NOISE_SIGMAS * noise.rate))
-        return [fewer, more, loads.near.even(), *([loads.slow] if loads.slow is not None else [])]
-    prefill, decode = _mix_doubt(noise)
+    if towards * away >= 0:
+        return None
+    prefill, decode = _mix_doubt(loads.noise)
     sign = 1 if towards > 0 else -1
-    return [fewer, loads.near.shifted(prefill=max(0.0, 1 - sign * prefill), decode=max(0.0, 1 + sign * decode))]
+    return loads.near.shifted(prefill=max(0.0, 1 - sign * prefill), decode=max(0.0, 1 + sign * decode))
 
 
 def _mix_doubt(noise: Noise) -> tuple[float, float]:

@@ -16,6 +16,11 @@ from fulcrum.forecast.result import Forecast
 NOISE_SIGMAS: Final = 2.0
 """A difference counts as one when it is beyond this many standard errors of what was measured: 1 in 40 by chance."""
 
+_NOT_MEASURED: Final = 1.0
+"""Relative error of lengths that are only guessed at: nobody flips for them."""
+_FIRST_ORDER: Final = 0.5
+"""Share of the requests under way up to which that says something about those that are not there yet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -85,6 +90,7 @@ class Loads:
     """What the forecast expects next: the load of the last minutes and not of seconds; None without a forecast."""
     peak: Load | None
     """The most of the past `scaleDown.stabilization` and of what is ahead; None: no worker is given back."""
+    measured_rate: float
     noise: Noise
     window_seconds: float
     kept: bool
@@ -96,8 +102,8 @@ class Loads:
 
     @property
     def sure(self) -> Load:
-        """The near load without what may be noise: what arrives at least."""
-        return self.near.with_rate(self.near.rate * max(0.0, 1 - NOISE_SIGMAS * self.noise.rate))
+        """The near load without what is only expected, and without what may be noise: what arrives at least."""
+        return self.near.with_rate(self.measured_rate * max(0.0, 1 - NOISE_SIGMAS * self.noise.rate))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +132,17 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback
         prefix_hit=min(max(traffic.prefix_hit or 0.0, 0.0), 1.0),
         dispersion=max(traffic.dispersion or 1.0, 1.0),
     )
+    queue = _backlog(workers, now)
     seen = max(traffic.rate * traffic.window_seconds, 1e-9)
-    noise = Noise(rate=sqrt(now.dispersion / seen), isl=sqrt(now.isl_cv2 / seen), osl=sqrt(now.osl_cv2 / seen))
+    ended = seen if traffic.ended is None else max(traffic.ended, 1e-9)
+    now = replace(now, osl_tokens=now.osl_tokens * _those_under_way(traffic, now, sum(queue.values())))
+    noise = Noise(
+        rate=sqrt(now.dispersion / seen),
+        isl=sqrt(now.isl_cv2 / seen) if traffic.isl_tokens is not None else _NOT_MEASURED,
+        osl=sqrt(now.osl_cv2 / ended) if traffic.osl_tokens is not None else _NOT_MEASURED,
+    )
     soon = forecast.rate[0] if forecast is not None and forecast.rate else 0.0
     arrivals = replace(now, rate=max(now.rate, soon))
-    queue = _backlog(workers, now)
     near = Load(
         rate=arrivals.rate,
         prefill=replace(arrivals, rate=arrivals.rate + queue[Role.PREFILL] / payback_seconds),
@@ -148,6 +160,7 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback
         far=far,
         slow=_next(forecast, now) if forecast is not None and forecast.rate else None,
         peak=peak,
+        measured_rate=now.rate,
         noise=noise,
         window_seconds=traffic.window_seconds,
         kept=served_share(traffic) + deviation(traffic, slo.attainment) >= slo.attainment,
@@ -183,6 +196,21 @@ def _lengths(traffic: Traffic, forecast: Forecast | None) -> Demand | None:
     if isl is None or osl is None:
         return None
     return Demand(rate=traffic.rate, isl_tokens=max(isl, 1.0), osl_tokens=max(osl, 1.0))
+
+
+def _those_under_way(traffic: Traffic, now: Demand, queued: float) -> float:
+    """Return by how much the outputs of all that arrive are longer than those of the ones that ended.
+
+    The longer an answer, the later it ends. While more and more requests are under way, long ones are missing among
+    those that ended: by cv^2 times the share that is under way, to first order. While fewer are, there are too many.
+    Those that wait (`queued`) or came in a burst just now are under way whatever their length.
+    """
+    if traffic.osl_tokens is None or not traffic.ended:
+        return 1.0
+    growth = traffic.rate * traffic.window_seconds * (1 - (traffic.rejected or 0.0)) - traffic.ended
+    if growth > 0:
+        growth = max(growth - queued, 0.0)
+    return 1 + now.osl_cv2 / now.dispersion * min(max(growth / traffic.ended, -_FIRST_ORDER), _FIRST_ORDER)
 
 
 def _worst(forecast: Forecast, now: Demand) -> Load:

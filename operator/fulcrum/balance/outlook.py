@@ -40,6 +40,9 @@ class Traffic:
     isl_tokens: float | None = None
     """Mean prompt tokens; None while no request was seen in the window."""
     osl_tokens: float | None = None
+    """Mean output tokens of those that ended within the window."""
+    ended: float | None = None
+    """How many those are; None where nobody counted."""
     isl_cv2: float | None = None
     """Squared coefficient of variation of the prompt lengths."""
     osl_cv2: float | None = None

@@ -63,6 +63,7 @@ class View:
             rate=len(prompts) / window_seconds,
             isl_tokens=float(prompts.mean()) if len(prompts) else None,
             osl_tokens=float(outputs.mean()) if len(outputs) else None,
+            ended=float(len(outputs)),
             isl_cv2=_cv2(prompts),
             osl_cv2=_cv2(outputs),
             prefix_hit=max(0.0, 1 - computed / prefilled) if prefilled else None,

@@ -140,6 +140,7 @@ def make_traffic(counts: Counts, window_seconds: float, *, dispersion: float | N
         rate=arrivals / window_seconds,
         isl_tokens=mean(counts, PROMPT),
         osl_tokens=mean(counts, OUTPUT),
+        ended=counts.get(Key(f"{OUTPUT}_count")),
         isl_cv2=squared_variation(_buckets(counts, PROMPT)),
         osl_cv2=squared_variation(_buckets(counts, OUTPUT)),
         attainment=attainment,

@@ -195,7 +195,11 @@ def blocked(rate: float, tokens: float, lanes: Sequence[BatchLane], *, tpot_seco
     logs = np.cumsum(width * np.log(np.maximum(rate * tokens * steps / np.maximum(states - width / 2, 0.5), 1e-300)))
     logs = np.concatenate(([0.0], logs)) / wider
     mass = np.exp(logs - logs.max())
-    return 1.0 - exp(-float(mass[-1]) * wider / (float(mass.sum()) * width))
+    # Between two states the density grows evenly in its logarithm; deep in overload it does so by a lot.
+    growth = np.diff(logs)
+    growth = np.where(np.abs(growth) < 1e-9, 1e-9, growth)
+    cells = mass[1:] * -np.expm1(-growth) / growth
+    return 1.0 - exp(-float(mass[-1]) * wider / (float(cells.sum()) * width))
 
 
 def _middle(offered: float, knots: Sequence[float], held: Sequence[float]) -> tuple[float, float]:

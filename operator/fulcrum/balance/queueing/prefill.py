@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from fulcrum.capacity.speed import WorkerSpeed
 
 _MOST_LOAD = 0.98
 """Share of its time that a role works when the queue is kept as short as a promise needs."""
+_SHORTEST_FIRST: Final = 0.6
+"""How far early rejection is from letting prompts in by chance (0) on the way to the shortest only (1). Fitted."""
 
 Stations = Sequence[tuple[WorkerSpeed, int]]
 """Pools of one role: (speed of one worker, number of workers)."""
@@ -144,22 +147,41 @@ def _attainment(demand: Demand, lanes: list[Lane], seconds: float, points: tuple
     means = [float(weights @ time) for time in times]
     shares = _shares(demand.rate, means, [lane.workers for lane in lanes])
     wait = _wait(demand, lanes, shares, times, (lengths, weights))
-    served = 1.0
-    if early and wait.load > _MOST_LOAD:
+
+    def inside(wait: Waiting) -> float:
+        total = 0.0
+        for share, lane, time in zip(shares, lanes, times, strict=True):
+            own_lengths, own_weights = length_points(demand.isl_tokens, demand.isl_cv2, longest=lane.longest(seconds))
+            if share <= 0.0 or not own_weights.any():
+                continue
+            rooms = seconds - lane.time.seconds(own_lengths) - lane.transfer_base
+            missed = wait.missed(np.maximum(rooms - lane.transfer_per_token * own_lengths, 0.0), time, weights)
+            total += share * float(own_weights @ (1.0 - (turned_away(missed, wait.load) if early else missed)))
+        return min(max(total, 0.0), 1.0)
+
+    if not early:
+        return inside(wait)
+    busy = 1.0
+    if wait.load > _MOST_LOAD:
         # Of what is too much for all of them, as much is let in as keeps them busy.
-        served = _MOST_LOAD / wait.load
-        wait = _wait(replace(demand, rate=demand.rate * served), lanes, shares, times, (lengths, weights))
-    inside = 0.0
-    for share, lane, time in zip(shares, lanes, times, strict=True):
-        own_lengths, own_weights = length_points(demand.isl_tokens, demand.isl_cv2, longest=lane.longest(seconds))
-        if share <= 0.0 or not own_weights.any():
-            continue
-        rooms = seconds - lane.time.seconds(own_lengths) - lane.transfer_base - lane.transfer_per_token * own_lengths
-        missed = wait.missed(np.maximum(rooms, 0.0), time, weights)
-        if early:
-            missed = turned_away(missed, wait.load)
-        inside += served * share * float(own_weights @ (1.0 - missed))
-    return min(max(inside, 0.0), 1.0)
+        busy = _MOST_LOAD / wait.load
+        wait = _wait(replace(demand, rate=demand.rate * busy), lanes, shares, times, (lengths, weights))
+    even = inside(replace(wait, burst=0.0))
+    if wait.burst > 0.0 and even > 0.0:
+        busy *= inside(wait) / even
+    return even * _let_in(busy, np.asarray(shares) @ np.asarray(times), weights) if busy < 1.0 else even
+
+
+def _let_in(work: float, seconds: Floats, weights: Floats) -> float:
+    """Return the share of prompts that are let in when an overload or bursts leave room for this share of the work.
+
+    A short prompt is still in time where a long one is late: those let in are shorter than those that come.
+    """
+    shortest = np.argsort(seconds)
+    prompts = np.concatenate(([0.0], np.cumsum(weights[shortest])))
+    works = np.concatenate(([0.0], np.cumsum((weights * seconds)[shortest])))
+    first = float(np.interp(work * works[-1], works, prompts))
+    return work + _SHORTEST_FIRST * (first - work)
 
 
 def _shares(rate: float, means: list[float], workers: list[int]) -> list[float]:

@@ -1,0 +1,66 @@
+"""Goodput with early rejection: what is left of a load that is too much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.balance.queueing.test_bursts import SPEED
+from tests.balance.queueing.test_properties import demands, speeds, targets, workers
+
+from fulcrum.balance.demand import Demand, Slo
+from fulcrum.balance.layout import Layout
+from fulcrum.balance.load import Load
+from fulcrum.balance.queueing import decode_admitted, decode_throughput, prefill_attainment
+from fulcrum.balance.service import Service
+from fulcrum.capacity.speed import WorkerSpeed
+
+EPSILON = 1e-3
+SEAM = 0.02
+"""By how much the two formulas may differ where one takes over from the other, at saturation."""
+SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
+
+SIMULATED = [
+    (83.5, 1.0, {3: 0.578, 4: 0.727, 5: 0.843, 6: 0.662, 7: 0.263}),
+    (65.5, 1.0, {3: 0.701, 4: 0.847, 5: 0.934, 6: 0.866, 7: 0.356}),
+    (47.8, 1.0, {3: 0.850, 4: 0.947, 5: 0.977, 6: 0.981, 7: 0.533}),
+    (17.3, 14.4, {3: 0.833, 4: 0.907, 5: 0.943, 6: 0.959, 7: 0.958}),
+    (34.1, 16.0, {3: 0.718, 4: 0.822, 5: 0.882, 6: 0.926, 7: 0.786}),
+]
+"""Chat on eight workers with admission: requests/s, dispersion, share inside the SLO by prefill workers."""
+
+
+@pytest.mark.parametrize(("rate", "dispersion", "shares"), SIMULATED)
+def test_estimates_are_near_what_admission_makes_of_an_overload(
+    rate: float, dispersion: float, shares: dict[int, float]
+) -> None:
+    demand = Demand(rate=rate, isl_tokens=1150, osl_tokens=210, isl_cv2=1.25, osl_cv2=0.9, dispersion=dispersion)
+    service = Service({"p": SPEED}, SLO)
+    load = Load(rate=rate, prefill=demand, decode=demand)
+    found = {
+        prefill: service.goodput(Layout.of(prefill={"p": prefill}, decode={"p": 8 - prefill}), load) / rate
+        for prefill in shares
+    }
+    assert found == pytest.approx(shares, abs=0.09)
+    best = max(found, key=lambda prefill: found[prefill])
+    assert shares[best] > max(shares.values()) - 0.01
+
+
+@given(demand=demands, speed=speeds, count=workers, tpot=st.sampled_from([0.02, 0.05, 0.2]))
+def test_no_more_is_let_in_than_can_be_decoded(demand: Demand, speed: WorkerSpeed, count: int, tpot: float) -> None:
+    stations = [(speed, count)]
+    admitted = decode_admitted(demand, stations, tpot_seconds=tpot) * demand.rate
+    assert admitted <= decode_throughput(demand, stations) * (1 + EPSILON) + EPSILON
+
+
+@given(demand=demands, speed=speeds, count=workers, target=targets, factor=st.floats(1.0, 20.0))
+def test_heavier_overload_never_leaves_a_larger_share(
+    demand: Demand, speed: WorkerSpeed, count: int, target: float, factor: float
+) -> None:
+    heavier = replace(demand, rate=demand.rate * factor)
+    light, heavy = (
+        prefill_attainment(each, [(speed, count)], ttft_seconds=target, early=True) for each in (demand, heavier)
+    )
+    assert 0.0 <= heavy <= light + SEAM
