@@ -64,7 +64,7 @@ def wait_for_return(cluster: Cluster, before: Sequence[Worker], name: str) -> No
         again = next(worker for worker in workers if worker.name == name)
         return again.restarts > restarts and all(worker.ready for worker in workers)
 
-    wait_until(f"{name} to be back", back, seconds=180)
+    wait_until(f"{name} to be back", back, seconds=600)
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def run(cluster: Cluster, kills: int, results: Path | None) -> int:
             before = cluster.workers()
             started = time.monotonic()
             name, cut = kill_one(cluster, streams, engine=number % 2 == 1)
-            wait_until("the streams to end", lambda cut=cut: all(one not in streams.open for one in cut), seconds=180)
+            wait_until("the streams to end", lambda cut=cut: all(one not in streams.open for one in cut), seconds=600)
             problems = [problem for one in cut if (problem := one.wrong())]
             gap = max((one.longest_gap_seconds() for one in cut), default=0.0)
             gaps += [one.longest_gap_seconds() for one in cut]
