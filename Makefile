@@ -38,15 +38,17 @@ e2e: install  ## Tests with real vLLM engines
 compare: install  ## Auto against fixed ratios, rejection against none, on real engines; wants a quiet machine
 	$(PYTEST) -m compare -s
 
-bench: install  ## The benchmarks that back a claim (flip.py starts real engines)
+bench: install  ## The benchmarks that back a claim (the last two start real engines)
 	$(BIN)/python benchmarks/forecast.py
 	$(BIN)/python benchmarks/queueing.py
+	$(BIN)/python benchmarks/splits.py
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/capacity.py
 	$(BIN)/python benchmarks/simulation.py
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/streams.py
 	$(BIN)/python benchmarks/flip.py
+	$(BIN)/python benchmarks/overload.py
 
 generate: install  ## Rewrite generated files
 	$(BIN)/fulcrum crd > crds/fulcrum.dev_inferenceclusters.yaml
