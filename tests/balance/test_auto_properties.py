@@ -182,6 +182,17 @@ def comes_to_rest(world: World, watch: Watch) -> None:
         assert chosen.workers.min <= here <= chosen.workers.max
 
 
+def test_who_drained_for_another_role_gets_it() -> None:
+    """Also when the load that is planned ahead for would have it otherwise."""
+    spec = make_spec(
+        pool("a", low=0, high=3), mode="Auto", style="Drain", slo={"ttft": "500ms", "tpot": "25ms", "attainment": 0.95}
+    )
+    world = World(spec)
+    world.outlook = outlook(400.0, 3000.0, 40.0, upper=600.0, speeds=SPEEDS)
+    comes_to_rest(world, Watch(world))
+    assert world.status.ratio == "2P:1D"
+
+
 @QUIET
 @given(specs(), outlooks(), st.booleans())
 def test_unknown_metrics_change_nothing(spec: InferenceClusterSpec, known: Outlook, without_speeds: bool) -> None:

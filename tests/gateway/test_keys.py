@@ -27,8 +27,11 @@ CLASSES = (
 
 
 def write(folder: Path, **keys: str | dict[str, Any]) -> Path:
+    """Keys as a kubelet brings them: each one whole, or not there yet."""
     for name, value in keys.items():
-        (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+        new = folder / f".{name}"
+        new.write_text(value if isinstance(value, str) else json.dumps(value))
+        new.rename(folder / name)
     return folder
 
 

@@ -147,10 +147,14 @@ def _decide(sight: Sight, held: Mapping[str, int]) -> Choice:
 def _goal(sight: Sight, scaled: Scale) -> Layout:
     """Return the roles that all workers together would best have; for places that have none yet."""
     snapshot, loads = sight.snapshot, sight.loads
-    placed = Counter(w.pool for w in snapshot.workers if not w.deleting and not w.ended and w.role is not Role.DRAINING)
+    live = [w for w in snapshot.workers if not w.deleting and not w.ended]
+    placed = Counter(w.pool for w in live if w.role is not Role.DRAINING)
     if scaled.workers == {pool: placed[pool] for pool in scaled.workers}:
         return layout_of(snapshot.workers)  # nobody comes or goes
-    ahead = loads.near.at_least(loads.far) if scaled.reason is not Reason.LOAD_FELL else loads.near
+    there = Counter(w.pool for w in live)
+    # Who drains only to change its role gets the one it was told to drain for: by the load that this was judged by.
+    flipping = scaled.workers == {pool: there[pool] for pool in scaled.workers}
+    ahead = loads.near if flipping or scaled.reason is Reason.LOAD_FELL else loads.near.at_least(loads.far)
     found = splits(sight.rooms, scaled.workers, sight.service, ahead) if ahead.rate > 0 else ()
     return found[0] if found else even_layout(snapshot.spec, scaled.workers)
 

@@ -20,6 +20,8 @@ from fulcrum.capacity.speed import WorkerSpeed
 
 _CELLS = 160
 _LOSS_CELLS = 256
+_EVEN = 1e-6
+"""Growth of a logarithm that is none."""
 _REACH = 7.0
 """States further than this many standard deviations from the middle are left out."""
 
@@ -197,8 +199,8 @@ def blocked(rate: float, tokens: float, lanes: Sequence[BatchLane], *, tpot_seco
     mass = np.exp(logs - logs.max())
     # Between two states the density grows evenly in its logarithm; deep in overload it does so by a lot.
     growth = np.diff(logs)
-    growth = np.where(np.abs(growth) < 1e-9, 1e-9, growth)
-    cells = mass[1:] * -np.expm1(-growth) / growth
+    even = np.abs(growth) < _EVEN
+    cells = np.where(even, (mass[1:] + mass[:-1]) / 2, np.diff(mass) / np.where(even, 1.0, growth))
     return 1.0 - exp(-float(mass[-1]) * wider / (float(cells.sum()) * width))
 
 
