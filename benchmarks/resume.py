@@ -99,7 +99,6 @@ def resumed(cluster: Cluster) -> int:
 
 def run(cluster: Cluster, kills: int, results: Path | None) -> int:
     """Kill so often; the number of streams that were not as they should be."""
-    cluster.patch({"admission": {"policy": "Off"}})  # dozens of streams at once are more than it promises anything to
     cluster.patch_ratio(2, 2)
     wait_until("2P:2D", lambda: cluster.roles() == {"prefill": 2, "decode": 2}, seconds=120)
     questions = questions_of(f"http://{cluster.workers()[0].ip}:8000", cluster.name, 12)

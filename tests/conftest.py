@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 # Started in the background of a script, tests and what they start would ignore Ctrl-C; some try what it does.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -19,3 +25,17 @@ from hypothesis import settings  # noqa: E402
 # examples are tried each time, so that a red run is about the change; everywhere else new ones are looked for.
 settings.register_profile("fulcrum", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("fulcrum")
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package as images have it (hatch_build.py), for PYTHONPATH; compiling takes a minute."""
+    if shutil.which(os.environ.get("CC", "cc")) is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("compiled") / "package"
+    done = subprocess.run(
+        [sys.executable, "hatch_build.py", str(folder)],
+        check=False, capture_output=True, text=True, cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder

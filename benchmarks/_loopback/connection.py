@@ -49,5 +49,15 @@ def chunk(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
+def load_report(*, kv_capacity_tokens: int, max_batch: int) -> bytes:
+    """What the agent of a quick, idle worker answers."""
+    return whole(
+        b'{"role":"mixed","roleEpoch":0,"ready":true,"draining":false,"running":0,"waiting":0,"queuedPromptTokens":0,'
+        b'"kvUsage":0.0,"kvHeldForPeers":0.0,"kvCapacityTokens":%d,"maxBatch":%d,"maxBatchedTokens":8192,"speed":'
+        b'{"prefillA":1e-4,"prefillB":1e-7,"prefillC":0.0,"decodeA":1e-4,"decodeB":1e-6,"decodeC":1e-10}}'
+        % (kv_capacity_tokens, max_batch)
+    )
+
+
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 STREAM_END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"

@@ -12,7 +12,7 @@ import asyncio
 import sys
 
 import uvloop
-from connection import STREAM_END, STREAM_HEAD, Connection, chunk, whole
+from connection import STREAM_END, STREAM_HEAD, Connection, chunk, load_report, whole
 
 CHUNKS = 200
 PACE_SECONDS = 0.01
@@ -37,11 +37,7 @@ EVENT = chunk(
 STREAM = STREAM_HEAD + EVENT * (CHUNKS - 1) + STREAM_END
 MODELS = whole(b'{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"x"}]}')
 
-LOAD = whole(
-    b'{"role":"mixed","roleEpoch":0,"ready":true,"draining":false,"running":0,"waiting":0,"queuedPromptTokens":0,'
-    b'"kvUsage":0.0,"kvHeldForPeers":0.0,"kvCapacityTokens":10000000,"maxBatch":1024,"maxBatchedTokens":8192,"speed":'
-    b'{"prefillA":1e-4,"prefillB":1e-7,"prefillC":0.0,"decodeA":1e-4,"decodeB":1e-6,"decodeC":1e-10}}'
-)
+LOAD = load_report(kv_capacity_tokens=10_000_000, max_batch=1024)
 
 
 class Engine(Connection):

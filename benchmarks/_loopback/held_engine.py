@@ -17,7 +17,7 @@ import sys
 from typing import ClassVar
 
 import uvloop
-from connection import STREAM_END, STREAM_HEAD, Connection, chunk, whole
+from connection import STREAM_END, STREAM_HEAD, Connection, chunk, load_report, whole
 
 FLOOD_EVENTS = 16 * 1024
 IDLE_SECONDS = 8.0
@@ -45,11 +45,7 @@ PREFILLED = whole(
     b'"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],'
     b'"remote_engine_id":"e","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}'
 )
-LOAD = whole(
-    b'{"role":"mixed","roleEpoch":0,"ready":true,"draining":false,"running":0,"waiting":0,"queuedPromptTokens":0,'
-    b'"kvUsage":0.0,"kvHeldForPeers":0.0,"kvCapacityTokens":100000000,"maxBatch":4096,"maxBatchedTokens":8192,"speed":'
-    b'{"prefillA":1e-4,"prefillB":1e-7,"prefillC":0.0,"decodeA":1e-4,"decodeB":1e-6,"decodeC":1e-10}}'
-)
+LOAD = load_report(kv_capacity_tokens=100_000_000, max_batch=4096)
 
 
 class Engine(Connection):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,18 +24,6 @@ def run(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(path)},
     )
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which(os.environ.get("CC", "cc")) is None:
-        pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("compiled") / "package"
-    done = subprocess.run(
-        [sys.executable, "hatch_build.py", str(folder)], check=False, capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 def test_the_compiled_code_decides_the_same(compiled: Path) -> None:

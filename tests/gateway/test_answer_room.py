@@ -13,7 +13,7 @@ from fulcrum.api.names import Role
 from fulcrum.gateway.answer_room import LARGE_BYTES, AnswerRoom
 from fulcrum.gateway.slow_readers import CROWDED_SECONDS
 
-from .conftest import Answered, Client, Engine, MakeSite, Seen, Site, eventually
+from .conftest import Client, Engine, MakeSite, Seen, Site, eventually
 from .test_slow_readers import slow_client
 
 BODY = {"model": "m", "prompt": "x", "max_tokens": 3}
@@ -92,27 +92,25 @@ async def large(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> boo
     return True
 
 
-async def many(site: Site, count: int) -> list[Client]:
-    clients = [await slow_client(site, 32 * 1024) for _ in range(count)]
-    for client in clients:
-        client.post({**BODY, "prompt": "large"})
-    return clients
-
-
-async def test_a_burst_of_large_answers_waits_at_the_engine(make_site: MakeSite) -> None:
+async def crowded(make_site: MakeSite, count: int) -> tuple[Site, list[Client]]:
+    """Clients that asked for a large answer each and do not read; there is room for two, the others wait."""
     site = await make_site(Engine("m", Role.MIXED, behave=large))
     room = site.gateway.answers
     room.most_bytes = 2 * LARGE + LARGE // 2
-    clients = await many(site, 12)
+    clients = [await slow_client(site, 32 * 1024) for _ in range(count)]
+    for client in clients:
+        client.post({**BODY, "prompt": "large"})
     await eventually(lambda: room.waiting and len(site.gateway.slow_readers) == 2)
+    return site, clients
+
+
+async def test_a_burst_of_large_answers_waits_at_the_engine(make_site: MakeSite) -> None:
+    site, clients = await crowded(make_site, 12)
+    room = site.gateway.answers
     unsent = sum(connection.unsent_bytes() for connection in site.gateway.connections)
     assert LARGE_BYTES < unsent <= room.total_bytes <= room.most_bytes
     assert (await site.post(BODY)).status == 200
-
-    async def read(client: Client) -> Answered:
-        return await client.answer()
-
-    answers = await asyncio.gather(*map(read, clients))
+    answers = await asyncio.gather(*(client.answer() for client in clients))
     assert all(answer.status == 200 and len(answer.body) > LARGE for answer in answers)
     await eventually(lambda: not room.total_bytes)
     assert site.gateway.slow_readers.cut == {"stalled": 0, "budget": 0}
@@ -120,11 +118,7 @@ async def test_a_burst_of_large_answers_waits_at_the_engine(make_site: MakeSite)
 
 
 async def test_who_does_not_read_soon_leaves_room_that_others_wait_for(make_site: MakeSite) -> None:
-    site = await make_site(Engine("m", Role.MIXED, behave=large))
-    room = site.gateway.answers
-    room.most_bytes = 2 * LARGE + LARGE // 2
-    mute = await many(site, 4)
-    await eventually(lambda: room.waiting and len(site.gateway.slow_readers) == 2)
+    site, mute = await crowded(make_site, 4)
     quick = await site.connect()
     began = asyncio.get_running_loop().time()
     quick.post({**BODY, "prompt": "large"})

@@ -72,8 +72,10 @@ def paying_moves(
         for count in sorted(counts):
             moves = possible[:count]
             # How many flips is as doubtful as whether there should be any.
-            loads_maybe = (loads.near, _other_mix(standing, moves, loads) or loads.near)
-            gain = min(_gain(standing, moves, load, service, stakes) for load in loads_maybe)
+            gain = _gain(standing, moves, loads.near, service, stakes)
+            other_mix = _other_mix(standing, moves, loads)
+            if other_mix is not None:
+                gain = min(gain, _gain(standing, moves, other_mix, service, stakes))
             # Each further flip has to bring something, too.
             error = ESTIMATE_ERROR * loads.near.rate * stakes.payback_seconds if best[1] else 0.0
             if gain > best[0] + error:
