@@ -165,9 +165,21 @@ def test_digest_keeps_the_cause_and_the_consequence() -> None:
     ]
 
 
+def test_digest_keeps_the_last_figures_only() -> None:
+    figures = [
+        f"(APIServer pid=1) INFO 11-21 16:04:{second} [loggers.py:335] Engine 000: {second}.5 tokens/s, Running: 1 reqs"
+        for second in (12, 22, 32)
+    ]
+    assert digest(["INFO:     Application startup complete.", *figures, "Killed"]).splitlines() == [
+        "INFO:     Application startup complete.",
+        "Engine 000: 32.5 tokens/s, Running: 1 reqs",
+        "Killed",
+    ]
+
+
 def test_digest_fits() -> None:
-    lines = [f"line {number} " + "ä" * 300 for number in range(100)]
+    lines = [f"{'x' * number} " + "ä" * 300 for number in range(100)]
     text = digest(lines, limit_bytes=1500)
-    assert len(text.encode()) <= 1500
-    assert text.splitlines()[-1].startswith("line 99")
+    assert 1000 < len(text.encode()) <= 1500
+    assert text.splitlines()[-1].startswith("x" * 99)
     assert digest([]) == ""

@@ -19,6 +19,7 @@ _KEPT_LINES: Final = 200
 _DIGEST_BYTES: Final = 1500
 """Kubernetes keeps the last 2048 bytes of a log as the termination message; the digest fits in it with its heading."""
 _LOG_PREFIX: Final = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[\w.]+:\d+\] ?)?")
+_NUMBER: Final = re.compile(r"\d[\d.,]*")
 _NOISE: Final = re.compile(r"^\s|^Traceback |^During handling|^The above exception|^$|^File ")
 
 
@@ -103,15 +104,18 @@ def digest(lines: list[str], limit_bytes: int = _DIGEST_BYTES) -> str:
     """The last lines that say something: without log prefixes, stack frames and repetitions, at most `limit_bytes`.
 
     vLLM logs the cause in its engine process and then two more tracebacks of processes that only notice; with their
-    frames left out, cause and consequence fit together.
+    frames left out, cause and consequence fit together. Of lines that differ in their numbers only, such as vLLM's
+    figures of every ten seconds, the last one stays: they would push out everything else.
     """
-    said: list[str] = []
+    said: dict[str, str] = {}
     for line in lines:
-        text = _LOG_PREFIX.sub("", line).rstrip()
-        if not _NOISE.match(text) and text not in said:
-            said.append(text[:400])
+        text = _LOG_PREFIX.sub("", line).rstrip()[:400]
+        kind = _NUMBER.sub("0", text)
+        if not _NOISE.match(text) and said.get(kind) != text:
+            said.pop(kind, None)
+            said[kind] = text
     kept: list[str] = []
-    for text in reversed(said):
+    for text in reversed(said.values()):
         limit_bytes -= len(text.encode()) + 1
         if limit_bytes < 0:
             break
