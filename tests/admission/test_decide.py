@@ -253,6 +253,26 @@ def test_queued_prefills_of_a_lower_class_make_way() -> None:
     assert admission.rejected["low", Reason.PREEMPTED].requests == 2
 
 
+@pytest.mark.parametrize(("ahead", "let_in"), [("middle", False), ("low", True)])
+def test_what_a_guest_takes_is_not_counted_against_those_who_share_the_rest(ahead: str, let_in: bool) -> None:
+    """Room is kept for `middle`, which has a reserve, and none for `low`, which is served when there is room."""
+    classes = (
+        QosClass(name="high", priority=10), QosClass(name="middle", priority=5, reserved=0.3),
+        QosClass(name="low", priority=1),
+    )  # fmt: skip
+    admission, view = make(classes=classes)
+    middle = admission.incoming(prompt_tokens=2000, max_tokens=10, qos=1)
+    for _ in range(3):
+        admission.decide(middle, view, 0.0)
+    for qos in (admission.classes.names.index(ahead), 0, 0, 0):
+        on_pair(view, 1, admission.incoming(prompt_tokens=1500, max_tokens=10, qos=qos))
+    high = admission.incoming(prompt_tokens=1000, max_tokens=10, qos=0)
+    outcome = admission.decide(high, view, 0.0)
+    assert isinstance(outcome, Admit) is let_in, outcome
+    if isinstance(outcome, Reject):
+        assert outcome.reason is Reason.CLASS_SHARE
+
+
 def test_promises() -> None:
     admission, view = make()
     assert (view.ttft_seconds, view.tpot_seconds) == (TTFT_SECONDS, TPOT_SECONDS)

@@ -22,13 +22,18 @@ _EMPTY: Final = 3.0
 """Mean lives after which a batch is taken for empty."""
 
 
-def over_ttft(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:
-    """TTFT: of what is left of the promise after its own prefill, the queue may take the part `room`."""
+def over_ttft(
+    incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float, guests_seconds: float = 0.0
+) -> Over | None:
+    """TTFT: of what is left of the promise after its own prefill, the queue may take the part `room`.
+
+    Of that queue `guests_seconds` are of those who got in because nobody else was there.
+    """
     allowed = margin.allowed_seconds(min(view.ttft_seconds, incoming.ttft_seconds))
     left = allowed - (found.ttft_seconds - found.wait_seconds)
     if left < 0:
         return Over(Reason.TTFT_UNREACHABLE, _until_idle(found))
-    excess = found.wait_seconds - room * left
+    excess = found.wait_seconds - min(room * left + guests_seconds, left)
     if excess <= 0:
         return None
     return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + _AIM * room * left), excess)

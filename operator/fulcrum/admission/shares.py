@@ -5,6 +5,9 @@ large as the TPOT promise and its KV cache allow). Of each, what other classes *
 class with a higher priority all of it, of any other up to its reserve. A class that nobody uses keeps nothing, so
 its reserve serves the others; when it comes back, room is given back as work finishes. A class below its own
 reserve need only respect the reserves of others.
+
+Whoever has neither rank nor reserve is a guest: it is served where there is room at the moment, and what it takes until
+its prefill ends is not counted against those who share what is kept. Else a flood of guests would cost them their room.
 """
 
 from __future__ import annotations
@@ -62,6 +65,10 @@ class Shares:
             ]
             for qos in range(len(table))
         ]
+        self._guests = [
+            frozenset(range(len(table))).difference({qos}, (rival[0] for rival in rivals))
+            for qos, rivals in enumerate(self._rivals)
+        ]
         self._since: float | None = None
         self._began = 0.0
 
@@ -113,6 +120,16 @@ class Shares:
                 size = _SLOT * demand.work_seconds / seconds
                 prefill_room -= _kept(demand.prefill * rate / workers, used, size, workers, most)
         return max(prefill_room, _LEAST_ROOM), max(decode_room, _LEAST_ROOM)
+
+    def guests_seconds(self, qos: int, found: Route) -> float:
+        """Prefill ahead on the path of those for whom class `qos` need not leave room."""
+        guests = self._guests[qos]
+        seconds = 0.0
+        if guests:
+            for leg in found.prefill.legs:
+                if leg.qos in guests:
+                    seconds += leg.work_seconds
+        return seconds
 
     def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
