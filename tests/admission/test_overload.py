@@ -98,6 +98,29 @@ def test_a_flood_of_free_traffic_does_not_harm_premium(prompt: int, output: int,
     assert len(free) > 0.5 * capacity * 45, "what premium leaves is used"
 
 
+def test_a_flood_harms_nobody_on_a_single_pair_of_workers() -> None:
+    """The hardest case: whatever is in prefill, all others wait for."""
+    capacity = 10.0
+    shares = []
+    for flood in (0.0, 3.5):
+        turned, served = [0, 0], [0, 0]
+        for seed in range(1, 5):
+            admission, view = make(classes=TIERS)
+            world = World(admission, view)
+            world.run(
+                one
+                for qos, load in ((PREMIUM, 0.2), (STANDARD, 0.3), (FREE, flood))
+                for one in (poisson(load * capacity, 60.0, 1000, 50, qos=qos, seed=seed) if load else ())
+            )
+            for qos in (PREMIUM, STANDARD):
+                turned[qos] += turned_away(world, qos)
+                served[qos] += sum(one.good for one in ran(world, qos=qos))
+        shares.append([good / (good + away) for good, away in zip(served, turned, strict=True)])
+    for alone, flooded in zip(*shares, strict=True):
+        assert flooded > alone - 0.02
+    assert shares[1][PREMIUM] > 0.95
+
+
 @pytest.mark.parametrize(("prompt", "output", "capacity"), [(1000, 50, 40.0), (100, 200, 16.0)])
 def test_a_reserve_is_respected_by_higher_classes(prompt: int, output: int, capacity: float) -> None:
     admission, view = make(classes=TIERS, prefills=4, decodes=4)
