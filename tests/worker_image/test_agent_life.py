@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import sys
+import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -23,7 +25,7 @@ def command(program: str) -> EngineCommand:
 
 async def run(config: WorkerConfig, engine: EngineCommand, ip: str | None = None) -> int:
     pod = PodIdentity(ip=ip or free_address(), name="chat-cpu-0", namespace="default")
-    return await asyncio.wait_for(run_agent(config, pod, engine), 30)
+    return await asyncio.wait_for(run_agent(config, pod, engine), 120)
 
 
 async def test_an_engine_that_ends_at_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -35,11 +37,12 @@ async def test_an_engine_that_ends_at_once(capfd: pytest.CaptureFixture[str]) ->
 
 
 async def test_an_engine_that_never_answers(capfd: pytest.CaptureFixture[str]) -> None:
-    config = worker_config(start_timeout_seconds=0.5)
-    code = await run(config, command("import time; print('loading'); time.sleep(60)"))
+    # A shell, which has said its line long before the time is up.
+    loading = EngineCommand(argv=("/bin/sh", "-c", "echo loading; exec sleep 600"), environment={})
+    code = await run(worker_config(start_timeout_seconds=3.0), loading)
     assert code == EXIT_ENGINE_NOT_STARTED
     end = capfd.readouterr().out
-    assert "vLLM was not ready after 0.5 s: the engine does not answer on /health; its last lines:\nloading\n" in end
+    assert "vLLM was not ready after 3 s: the engine does not answer on /health; its last lines:\nloading\n" in end
 
 
 async def test_an_engine_that_cannot_be_executed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +53,7 @@ async def test_an_engine_that_cannot_be_executed(capfd: pytest.CaptureFixture[st
 
 async def test_sigterm_while_starting_ends_well() -> None:
     ip = free_address()
-    agent = asyncio.create_task(run(worker_config(), command("import time; time.sleep(60)"), ip))
+    agent = asyncio.create_task(run(worker_config(), command("import time; time.sleep(600)"), ip))
     statuses = await asyncio.to_thread(poll_while_starting, ip)
     assert statuses == {"/healthz": 200, "/readyz": 503, "/load": 200}
     os.kill(os.getpid(), signal.SIGTERM)
@@ -68,5 +71,5 @@ def poll_while_starting(ip: str) -> dict[str, int]:
                 with error:
                     statuses[path] = error.code
             except OSError:
-                continue
+                time.sleep(0.02)
     return statuses

@@ -74,9 +74,12 @@ def test_the_engine_was_measured(pair: tuple[Agent, Agent]) -> None:
 def test_an_idle_worker_leaves_the_cores_alone(pair: tuple[Agent, Agent]) -> None:
     """NIXL's progress thread would otherwise keep one core per engine busy."""
     for agent in pair:
-        before = agent.cpu_seconds()
-        time.sleep(3)  # a duration to measure over, not a wait for something
-        assert agent.cpu_seconds() - before < 1.0
+        shares = []
+        while not shares or (shares[-1] > 1 / 3 and len(shares) < 5):  # once is enough: the thread would never rest
+            before, began = agent.cpu_seconds(), time.monotonic()
+            time.sleep(3)  # a duration to measure over, not a wait for something
+            shares.append((agent.cpu_seconds() - before) / (time.monotonic() - began))
+        assert shares[-1] < 1 / 3, shares
 
 
 def test_metrics_follow_the_role(pair: tuple[Agent, Agent]) -> None:
@@ -102,6 +105,7 @@ def test_two_legs_give_the_tokens_of_one_engine(pair: tuple[Agent, Agent]) -> No
     expected = prefill.complete(PROMPT, max_tokens=32)["choices"][0]["text"]
     moved_before = decode.engine_metric("vllm:nixl_bytes_transferred_sum")
     first = prefill.complete(PROMPT, max_tokens=1, request_id="two-legs", kv_transfer_params=REMOTE_DECODE)
+    wait_until(lambda: (prefill.load().kv_held_for_peers or 0) > 0, seconds=60, what="the blocks are held for the peer")
     held = prefill.load()
     assert (held.running, held.waiting) == (0, 0)
     assert held.kv_held_for_peers is not None
@@ -112,7 +116,7 @@ def test_two_legs_give_the_tokens_of_one_engine(pair: tuple[Agent, Agent]) -> No
     )
     assert second["choices"][0]["text"] == expected
     assert decode.engine_metric("vllm:nixl_bytes_transferred_sum") > moved_before
-    wait_until(lambda: prefill.load().idle, seconds=5, what="the prefill worker gives the blocks free")
+    wait_until(lambda: prefill.load().idle, seconds=60, what="the prefill worker gives the blocks free")
 
 
 def test_work_is_counted_where_it_is_done(pair: tuple[Agent, Agent]) -> None:
@@ -124,8 +128,8 @@ def test_work_is_counted_where_it_is_done(pair: tuple[Agent, Agent]) -> None:
     prompt_tokens = first["usage"]["prompt_tokens"]
     decode.complete(text, max_tokens=16, request_id="counted", kv_transfer_params=first["kv_transfer_params"])
     prefill.complete(text, max_tokens=1)  # its whole blocks are cached by now
-    wait_until(lambda: _work(prefill).prompts == before[0].prompts + 2, seconds=5, what="both prompts are counted")
-    wait_until(lambda: _work(decode).prompts == before[1].prompts + 1, seconds=5, what="the answer is counted")
+    wait_until(lambda: _work(prefill).prompts == before[0].prompts + 2, seconds=60, what="both prompts are counted")
+    wait_until(lambda: _work(decode).prompts == before[1].prompts + 1, seconds=60, what="the answer is counted")
     prefilled, decoded = (_work(agent) for agent in pair)
     assert prefilled.prompt_tokens - before[0].prompt_tokens == 2 * prompt_tokens
     assert prompt_tokens - 32 <= prefilled.cached_tokens - before[0].cached_tokens < prompt_tokens
@@ -134,7 +138,7 @@ def test_work_is_counted_where_it_is_done(pair: tuple[Agent, Agent]) -> None:
     assert decoded.decode_tokens - before[1].decode_tokens == 15
     # vLLM 0.32.0 counts what the peer computed as computed, although it took the time of one step.
     assert decoded.prompt_tokens - before[1].prompt_tokens == prompt_tokens
-    assert decoded.prefill_seconds - before[1].prefill_seconds < 5
+    assert decoded.prefill_seconds - before[1].prefill_seconds < 30
     assert 0 < decoded.decode_seconds - before[1].decode_seconds < 30
     assert prefill.load().max_batch == 128, "what vLLM 0.32.0 takes on a CPU"
     assert prefill.load().max_batched_tokens == 2048
@@ -163,19 +167,19 @@ def test_sigterm_lets_a_running_request_finish(pair: tuple[Agent, Agent]) -> Non
     processes = prefill.descendants()
     answers: list[Any] = []
     client = threading.Thread(
-        target=lambda: answers.append(prefill.complete("Once upon a time", max_tokens=150, ignore_eos=True))
+        target=lambda: answers.append(prefill.complete("Once upon a time", max_tokens=400, ignore_eos=True))
     )
     client.start()
-    wait_until(lambda: prefill.load().running == 1, seconds=20, what="the request runs")
+    wait_until(lambda: prefill.load().running == 1, seconds=60, what="the request runs")
     prefill.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: prefill.load().draining, seconds=5, what="the agent drains")
-    client.join(60)
+    wait_until(lambda: prefill.load().draining, seconds=60, what="the agent drains")
+    client.join(120)
     assert answers, prefill.tail()
-    assert answers[0]["usage"]["completion_tokens"] == 150
+    assert answers[0]["usage"]["completion_tokens"] == 400
     assert answers[0]["choices"][0]["finish_reason"] == "length"
-    assert prefill.wait_exit(seconds=40) == 0
+    assert prefill.wait_exit(seconds=120) == 0
     assert "drain_ended outcome=idle" in prefill.tail(200)
-    wait_until(lambda: not alive(processes), seconds=5, what="vLLM's processes are gone")
+    wait_until(lambda: not alive(processes), seconds=60, what="vLLM's processes are gone")
 
 
 def test_a_killed_vllm_ends_the_agent_and_leaves_nothing(pair: tuple[Agent, Agent]) -> None:
@@ -184,10 +188,10 @@ def test_a_killed_vllm_ends_the_agent_and_leaves_nothing(pair: tuple[Agent, Agen
     api_server = next(process for process in processes if process.ppid() == decode.process.pid)
     assert len(processes) >= 2, "vLLM has an engine process besides its API server"
     api_server.kill()
-    assert decode.wait_exit(seconds=20) == EXIT_ENGINE_DIED
+    assert decode.wait_exit(seconds=60) == EXIT_ENGINE_DIED
     log = decode.log.read_text(errors="replace")
     said, heading, last_words = log.rpartition("vLLM was killed by SIGKILL while serving; its last lines:\n")
     assert heading in log[-2048:], "fits into a termination message"
     last_line = [line for line in said.splitlines() if line.startswith("(APIServer pid=")][-1]
     assert last_line.partition("] ")[2][:100] in last_words, "what vLLM said last"
-    wait_until(lambda: not alive(processes), seconds=10, what="vLLM's engine process dies with its parent")
+    wait_until(lambda: not alive(processes), seconds=60, what="vLLM's engine process dies with its parent")
