@@ -13,7 +13,6 @@ from fulcrum_worker import readiness
 from fulcrum_worker.readiness import side_channel_answers
 
 
-
 async def test_nobody_listens(unused_tcp_port: int) -> None:
     assert not await side_channel_answers("127.0.0.1", unused_tcp_port)
 
