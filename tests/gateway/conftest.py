@@ -207,7 +207,7 @@ class Client:
         return (await self.reader.readexactly(size + 2))[:-2]
 
     async def answer(self, *, head: bool = False) -> Answered:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             status, headers = await self.read_head()
             if head or status == 100:
                 return Answered(status, headers, b"", complete=True)
@@ -264,7 +264,7 @@ class Site:
         )
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Poll until `condition` holds."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (any condition)

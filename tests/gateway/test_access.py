@@ -94,14 +94,16 @@ async def test_bodies_that_do_not_end_are_bounded_together(make_site: MakeSite) 
     await eventually(lambda: site.gateway.bodies.total_bytes == 70_000)
     for client in others:
         client.send(head("Content-Length: 8000000") + b"x" * 200_000)
-    answers = asyncio.gather(*(client.answer() for client in others), return_exceptions=True)
-    await eventually(lambda: site.gateway.bodies.total_bytes <= 1_000_000)
+    answers = [asyncio.ensure_future(client.answer()) for client in others]
+    await eventually(lambda: sum(answer.done() for answer in answers) >= 5)
+    assert site.gateway.bodies.total_bytes <= 1_000_000
     patient.send(b"x" * 30_000)
     assert (await patient.answer()).status == 400  # it was read to its end, and is no JSON
     assert (await site.post(BODY)).status == 200
     for client in others:
         client.close()
-    refused = [each for each in await answers if not isinstance(each, BaseException)]
+    ended = await asyncio.gather(*answers, return_exceptions=True)
+    refused = [each for each in ended if not isinstance(each, BaseException)]
     assert len(refused) >= 5
     for answer in refused:
         assert (answer.status, answer.headers["x-fulcrum-rejected"]) == (503, "Overloaded")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fulcrum.api.names import Role
 from fulcrum.gateway.answer_room import LARGE_BYTES, AnswerRoom
-from fulcrum.gateway.slow_readers import CROWDED_SECONDS
+from fulcrum.gateway.slow_readers import PATIENCE_SECONDS
 
 from .conftest import Client, Engine, MakeSite, Seen, Site, eventually
 from .test_slow_readers import slow_client
@@ -109,8 +109,8 @@ async def test_a_burst_of_large_answers_waits_at_the_engine(make_site: MakeSite)
     room = site.gateway.answers
     unsent = sum(connection.unsent_bytes() for connection in site.gateway.connections)
     assert LARGE_BYTES < unsent <= room.total_bytes <= room.most_bytes
-    assert (await site.post(BODY)).status == 200
-    answers = await asyncio.gather(*(client.answer() for client in clients))
+    small, *answers = await asyncio.gather(site.post(BODY), *(client.answer() for client in clients))
+    assert small.status == 200
     assert all(answer.status == 200 and len(answer.body) > LARGE for answer in answers)
     await eventually(lambda: not room.total_bytes)
     assert site.gateway.slow_readers.cut == {"stalled": 0, "budget": 0}
@@ -123,7 +123,7 @@ async def test_who_does_not_read_soon_leaves_room_that_others_wait_for(make_site
     began = asyncio.get_running_loop().time()
     quick.post({**BODY, "prompt": "large"})
     assert len((await quick.answer()).body) > LARGE
-    assert asyncio.get_running_loop().time() - began < 5 * CROWDED_SECONDS
+    assert asyncio.get_running_loop().time() - began < PATIENCE_SECONDS  # with which each of them could have stayed
     # The last ones are in nobody's way.
     assert 2 <= site.gateway.slow_readers.cut["stalled"] <= 4
     assert len(mute) == 4

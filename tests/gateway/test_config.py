@@ -13,7 +13,7 @@ import pytest
 from fulcrum.api.names import Role
 from fulcrum.gateway.config import ConfigError, read_settings
 
-from .conftest import Client, Engine
+from .conftest import Client, Engine, eventually
 
 DOCUMENT = json.dumps({"cluster": "chat", "servedName": "chat", "model": "org/m", "limits": {"maxBodyBytes": 10}})
 
@@ -76,14 +76,18 @@ async def test_the_command_serves_and_ends_with_zero_on_sigterm() -> None:
     assert process.stderr is not None
     log = b""
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not (started := re.search(rb"gateway_started .*port=(\d+)", log)):
-                log += await process.stderr.readline()
+                line = await process.stderr.readline()
+                assert line, log
+                log += line
             client = Client(*await asyncio.open_connection("127.0.0.1", int(started[1])))
             client.post({"model": "m", "prompt": "secret words", "stream": True})
             answer = await client.answer()
             client.close()
             assert (answer.status, answer.complete) == (200, True)
+            # Both orders of the pair are tried before, or alongside.
+            await eventually(lambda: any(seen.headers["x-request-id"].startswith("prewarm-") for seen in prefill.seen))
             process.send_signal(signal.SIGTERM)
             log += await process.stderr.read()
             assert await process.wait() == 0
@@ -95,5 +99,3 @@ async def test_the_command_serves_and_ends_with_zero_on_sigterm() -> None:
     assert b"gateway_stopped" in log
     assert b"request id=" in log
     assert b"secret" not in log
-    # Both orders of the pair were tried before, or alongside.
-    assert any(seen.headers["x-request-id"].startswith("prewarm-") for seen in prefill.seen)

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from fulcrum.api.gateway import GatewayConfig, GatewayPool
@@ -21,7 +22,7 @@ from fulcrum.gateway.errors import RequestError, never_fits, rejected
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.job import CHAT_PATH, COMPLETIONS_PATH
 
-from .agents import Agent, report
+from .agents import SLOW, Agent, report
 from .conftest import Engine, MakeSite, Seen, Site, eventually
 
 BODY = {"model": "m", "prompt": list(range(100)), "max_tokens": 100}
@@ -32,6 +33,8 @@ CLASSES = (
 PREDICTIVE = Admission(policy=AdmissionPolicy.PREDICTIVE)
 THRESHOLD = Admission(policy=AdmissionPolicy.THRESHOLD)
 BOTH_CLASSES = Admission(policy=AdmissionPolicy.PREDICTIVE, classes=CLASSES)
+
+VERY_SLOW = msgspec.structs.replace(SLOW, prefill_b=10 * SLOW.prefill_b)
 
 MakeAgent = Callable[..., Awaitable[Agent]]
 
@@ -55,10 +58,13 @@ async def hang(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool
 
 
 async def slow_worker(make_site: MakeSite, make_agent: MakeAgent, admission: Admission, **more: Any) -> Site:
-    """One worker that never answers, with a known speed: a second of prefill for each request."""
-    agent = await make_agent(**more.pop("load", {}))
+    """One worker that never answers, with a known speed: ten seconds of prefill for each request.
+
+    A test is over long before one of them has passed, also on a machine that is busy with other things.
+    """
+    agent = await make_agent(**{"speed": VERY_SLOW, **more.pop("load", {})})
     engine = Engine("m", Role.MIXED, behave=hang, facts={"pool": "x", "agent_port": agent.port})
-    site = await make_site(engine, slo_seconds=(2.5, 0.5), config={"admission": admission, **more})
+    site = await make_site(engine, slo_seconds=(25.0, 0.5), config={"admission": admission, **more})
     await eventually(lambda: site.gateway.view.workers[0].state.known)
     return site
 
@@ -150,21 +156,24 @@ async def test_overload_is_turned_away_at_once_and_says_when_to_come_back(
 ) -> None:
     site = await slow_worker(make_site, make_agent, PREDICTIVE)
     await queue(site, 2)
-    client = await site.connect()
-    began = time.monotonic()
-    client.post(BODY)
-    answer = await client.answer()
-    assert time.monotonic() - began < 0.05
-    assert (answer.status, answer.headers["x-fulcrum-rejected"]) == (429, "TtftUnreachable")
-    # 2 s are queued before it, and about 1 s of the 2.5 s is left to wait, after its own prefill and a margin.
-    assert 1 <= int(answer.headers["retry-after"]) <= 3
+    seconds = []
+    for _ in range(10):
+        client = await site.connect()
+        began = time.monotonic()
+        client.post(BODY)
+        answer = await client.answer()
+        seconds.append(time.monotonic() - began)
+        assert (answer.status, answer.headers["x-fulcrum-rejected"]) == (429, "TtftUnreachable")
+    assert min(seconds) < 0.05  # what other processes do can only make it longer
+    # 20 s are queued before it, and about 10 s of the 25 s are left to wait, after its own prefill and a margin.
+    assert 5 <= int(answer.headers["retry-after"]) <= 20
     error = answer.json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "ttft_unreachable")
     assert len(site.engines["m"].seen) == 2
-    assert await site.metric('fulcrum_gateway_rejected_total{class="default",reason="TtftUnreachable"}') == 1
-    assert await site.metric("fulcrum_gateway_rejected_prompt_tokens_total") == 100
-    assert await site.metric('fulcrum_gateway_slo_total{class="default",outcome="rejected"}') == 1
-    assert await site.metric('fulcrum_gateway_requests_total{code="429",reason="TtftUnreachable"}') == 1
+    assert await site.metric('fulcrum_gateway_rejected_total{class="default",reason="TtftUnreachable"}') == 10
+    assert await site.metric("fulcrum_gateway_rejected_prompt_tokens_total") == 1000
+    assert await site.metric('fulcrum_gateway_slo_total{class="default",outcome="rejected"}') == 10
+    assert await site.metric('fulcrum_gateway_requests_total{code="429",reason="TtftUnreachable"}') == 10
     assert await site.metric("fulcrum_gateway_unpredicted_total") == 0
 
 
@@ -213,7 +222,7 @@ async def test_work_of_other_gateways_counts(make_site: MakeSite, make_agent: Ma
     await eventually(lambda: all(worker.state.foreign for worker in site.gateway.view.workers))
     answer = await site.post(BODY)
     assert answer.status == 429
-    assert int(answer.headers["retry-after"]) >= 7
+    assert int(answer.headers["retry-after"]) >= 70
 
 
 async def test_a_tighter_promise_is_kept_or_refused(make_site: MakeSite, make_agent: MakeAgent) -> None:

@@ -132,12 +132,12 @@ def test_malformed_http(run: Run, wire: bytes, cuts: list[int]) -> None:
 def test_pipelined_requests_in_any_pieces(run: Run, wires: list[bytes], cuts: list[int]) -> None:
     async def check(site: Site) -> None:
         wire = b"".join(wires) + LAST
-        seen = await statuses(site, pieces(wire, cuts), wait_seconds=10)
+        seen = await statuses(site, pieces(wire, cuts), first_seconds=60, wait_seconds=60)
         assert proper(seen)
         assert len(seen) <= len(wires) + 1
         # Where a request is cut makes no difference to what it is answered with; but who sends on behind a request
         # that ends the connection may lose the last answers.
-        at_once = await statuses(site, [wire], wait_seconds=10)
+        at_once = await statuses(site, [wire], first_seconds=60, wait_seconds=60)
         ends_early = any(b"close" in one or b"HTTP/1.0" in one for one in wires)
         known = min(len(seen), len(at_once)) if ends_early else None
         assert at_once[:known] == seen[:known]
@@ -169,7 +169,7 @@ def test_nothing_is_smuggled(run: Run, framings: list[bytes], cuts: list[int]) -
 
     async def check(site: Site) -> None:
         wire = POST + JSON + b"\r\n".join(lines) + b"\r\n\r\n" + body
-        seen = await statuses(site, pieces(wire, cuts))
+        seen = await statuses(site, pieces(wire, cuts), first_seconds=60)
         # The same length said twice is no contradiction to the parser, but a list of lengths is to us.
         assert len(seen) == 1
         assert 400 <= seen[0] < 500
@@ -195,7 +195,7 @@ def test_floods_of_headers(run: Run, head: bytes, status: int) -> None:
     async def check(site: Site) -> None:
         for step in (len(head) + 1, 1000):
             wire = POST + JSON + head + b"\r\n" + DATA
-            seen = await statuses(site, [wire[at : at + step] for at in range(0, len(wire), step)])
+            seen = await statuses(site, [wire[at : at + step] for at in range(0, len(wire), step)], first_seconds=60)
             # Of what is wrong in two ways either may be said.
             assert seen == [status] or (seen == [400] and status == 431)
 
@@ -212,7 +212,8 @@ def test_no_header_is_a_key(guarded: Run, authorization: bytes, tier: bytes, pat
     async def check(site: Site) -> None:
         clean = bytes(byte for byte in authorization if byte >= 32 and byte != 127)
         more = b"Authorization: %b\r\nx-tier: %b\r\nContent-Length: %d\r\n\r\n%b" % (clean, tier, len(DATA), DATA)
-        assert await statuses(site, [b"POST %b HTTP/1.1\r\nHost: g\r\n" % path + JSON + more]) == [401]
+        wire = b"POST %b HTTP/1.1\r\nHost: g\r\n" % path + JSON + more
+        assert await statuses(site, [wire], first_seconds=60) == [401]
         key = b"Authorization: Bearer %b\r\n" % KEY.encode()
         assert await ask(site, VALID.replace(JSON, JSON + key)) == 200
 
@@ -321,10 +322,13 @@ def test_nothing_is_kept(run: Run) -> None:
         await nothing_left(site)
 
     async def check(site: Site) -> None:
-        await rounds(site, 40)
-        before = resident_bytes()
-        await rounds(site, 120)
-        assert resident_bytes() - before < 4 * 1024 * 1024
+        grown_bytes = [1 << 30]
+        while grown_bytes[-1] >= 4 * 1024 * 1024 and len(grown_bytes) < 5:  # what is kept would be kept each time
+            await rounds(site, 40)
+            before = resident_bytes()
+            await rounds(site, 120)
+            grown_bytes.append(resident_bytes() - before)
+        assert grown_bytes[-1] < 4 * 1024 * 1024, grown_bytes
         assert await ask(site, VALID) == 200
 
     run(check)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.api.names import Role
+from fulcrum.routing.breaker import FIRST_COOLDOWN_SECONDS
 
 from .conftest import Answered, Engine, MakeSite, Seen, Site, eventually
 
@@ -192,9 +194,11 @@ async def test_failure_before_the_first_byte_is_retried_elsewhere(
 async def test_a_dead_worker_is_avoided_for_a_moment(make_site: MakeSite) -> None:
     site = await make_site(p(), d("dead"), d())
     await site.engines["dead"].stop()
+    began = time.monotonic()
     for _ in range(10):
         assert (await site.post(BODY)).status == 200
-    assert await site.metric('fulcrum_gateway_legs_total{leg="decode",outcome="connect"}') <= 2
+    moments = (time.monotonic() - began) / FIRST_COOLDOWN_SECONDS
+    assert await site.metric('fulcrum_gateway_legs_total{leg="decode",outcome="connect"}') <= 2 + moments
 
 
 async def test_an_empty_role_is_served_in_one_leg(make_site: MakeSite) -> None:
@@ -291,14 +295,14 @@ async def test_a_request_that_takes_too_long_is_a_504(make_site: MakeSite) -> No
 
 
 async def test_a_stream_that_takes_too_long_breaks_off(make_site: MakeSite) -> None:
-    site = await make_site(d(behave=hang_in_stream), limits=GatewayLimits(request_timeout_seconds=0.4))
+    site = await make_site(d(behave=hang_in_stream), limits=GatewayLimits(request_timeout_seconds=2.0))
     answer = await site.post({**BODY, "stream": True})
     assert not answer.complete
     assert b"timed_out" in answer.body
 
 
 async def test_a_prefill_worker_that_hangs_is_left(make_site: MakeSite) -> None:
-    site = await make_site(p(behave=hang), d(), limits=GatewayLimits(request_timeout_seconds=1.5))
+    site = await make_site(p(behave=hang), d(), limits=GatewayLimits(request_timeout_seconds=5.0))
     answer = await site.post(BODY)
     assert (answer.status, answer.headers["x-fulcrum-path"]) == (200, "d")
 

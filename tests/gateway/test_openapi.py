@@ -41,7 +41,7 @@ class Served:
         self._thread = threading.Thread(target=self._runner.run, args=(self._serve(),))
         self.site: Site
         self._thread.start()
-        assert self._up.wait(30)
+        assert self._up.wait(120)
         self.url = f"http://127.0.0.1:{self.site.gateway.port}"
 
     async def _serve(self) -> None:
@@ -74,7 +74,7 @@ class Served:
 
     def close(self) -> None:
         self._runner.get_loop().call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+        self._thread.join(120)
         self._runner.close()
 
 
@@ -116,7 +116,7 @@ def test_without_a_key_nothing_is_served_that_the_document_guards(served: Served
                 request.data = b"{}"
                 request.add_header("content-type", "application/json")
             try:
-                with urllib.request.urlopen(request, timeout=10) as answer:
+                with urllib.request.urlopen(request, timeout=60) as answer:
                     status = answer.status
             except urllib.error.HTTPError as error:
                 status = error.code
@@ -128,7 +128,7 @@ def test_without_a_key_nothing_is_served_that_the_document_guards(served: Served
 def test_it_is_served(served: Served) -> None:
     import urllib.request
 
-    with urllib.request.urlopen(served.url + "/openapi.json", timeout=10) as answer:
+    with urllib.request.urlopen(served.url + "/openapi.json", timeout=60) as answer:
         assert json.load(answer) == document(guarded=True, max_body_bytes=100_000)
 
 

@@ -18,7 +18,8 @@ from .conftest import Engine, MakeSite, Seen, Site, eventually
 from .models import Cut, Model
 from .test_resume import PROMPT, check, cut_all, two_each
 
-PROMISE_SECONDS = 2.0
+PROMISE_SECONDS = 6.0
+"""A worker is given up after half of it; the other half is for a machine that is busy with other things."""
 WHOLE = {**PROMPT, "stream": False}
 
 
@@ -96,7 +97,7 @@ async def test_patience_is_lost_for_few_requests_only(make_site: MakeSite, agent
 async def test_a_stream_that_stands_still_goes_on_elsewhere(
     make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LEAST_STREAM_SECONDS", 0.6)
+    monkeypatch.setattr(patience, "LEAST_STREAM_SECONDS", 2.0)
     monkeypatch.setattr(patience, "STREAM_STEPS", 1.0)
     site, models = await two_each(make_site)
     cut_all(models, Cut(9, "stall"))
@@ -107,7 +108,7 @@ async def test_a_stream_that_stands_still_goes_on_elsewhere(
 async def test_an_answer_that_comes_as_one_is_waited_for_longer(
     make_site: MakeSite, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LEAST_STREAM_SECONDS", 0.6)
+    monkeypatch.setattr(patience, "LEAST_STREAM_SECONDS", 2.0)
     monkeypatch.setattr(patience, "WHOLE_FACTOR", 1.0)
     bad = Model("a-bad", Role.MIXED)
     bad.behave = hang
@@ -119,11 +120,11 @@ async def test_an_answer_that_comes_as_one_is_waited_for_longer(
 
 async def test_an_outlier_is_left_alone(make_site: MakeSite, agent: Agent) -> None:
     async def usual(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
-        await asyncio.sleep(0.02)  # far more than what this process adds by chance
+        await asyncio.sleep(0.1)  # far more than what this process adds by chance
         return False
 
     async def slow(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)
         return False
 
     engines = [Engine(f"m{number}", Role.MIXED) for number in range(4)]

@@ -19,7 +19,8 @@ def legs(engine: Engine) -> list[str]:
 async def test_every_ordered_pair_is_tried_once(make_site: MakeSite) -> None:
     engines = [Engine("p", Role.PREFILL), Engine("d", Role.DECODE), Engine("m", Role.MIXED)]
     site = await make_site(*engines, prewarm=True)
-    await eventually(lambda: all(sorted(legs(engine)) == ["decode"] * 2 + ["prefill"] * 2 for engine in engines))
+    await eventually(lambda: site.gateway.metrics.prewarms["warm"] == 6)
+    assert all(sorted(legs(engine)) == ["decode"] * 2 + ["prefill"] * 2 for engine in engines)
     assert await site.metric('fulcrum_gateway_prewarms_total{outcome="warm"}') == 6
     assert await site.metric("fulcrum_gateway_prewarms_pending") == 0
     # One leg of each pair carries what the other returned, for a prompt of one token.
@@ -51,12 +52,14 @@ async def test_pairs_are_tried_one_after_the_other_and_those_in_use_first(make_s
 async def test_a_new_engine_process_is_tried_again_and_a_flip_is_not(make_site: MakeSite) -> None:
     prefill, decode = Engine("p", Role.PREFILL), Engine("d", Role.DECODE)
     site = await make_site(prefill, decode, prewarm=True)
-    await eventually(lambda: len(legs(prefill)) == len(legs(decode)) == 2)
+    await eventually(lambda: site.gateway.metrics.prewarms["warm"] == 2)
+    assert len(legs(prefill)) == len(legs(decode)) == 2
     record = decode.record()
     site.gateway.view.put(msgspec.structs.replace(record, role=Role.PREFILL, role_epoch=1))
     assert site.gateway.prewarmer.pending == 0
     site.gateway.view.put(msgspec.structs.replace(record, incarnation="another"))
-    await eventually(lambda: len(legs(prefill)) == len(legs(decode)) == 4)
+    await eventually(lambda: site.gateway.metrics.prewarms["warm"] == 4)
+    assert len(legs(prefill)) == len(legs(decode)) == 4
 
 
 async def test_failures_are_tried_again(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,13 +81,13 @@ async def test_failures_are_tried_again(make_site: MakeSite, monkeypatch: pytest
 
 async def test_a_slow_pair_is_tried_again(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fulcrum.gateway.prewarm._RETRY_SECONDS", 0.01)
-    monkeypatch.setattr("fulcrum.gateway.prewarm._SLOW_SECONDS", 0.2)
+    monkeypatch.setattr("fulcrum.gateway.prewarm._SLOW_SECONDS", 2.0)
     slow = [True]
 
     async def slow_once(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         if seen.leg == "decode" and slow:
             slow.clear()
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(2.1)
         return False
 
     site = await make_site(Engine("p", Role.PREFILL), Engine("d", Role.DECODE, behave=slow_once), prewarm=True)

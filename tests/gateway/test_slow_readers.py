@@ -105,7 +105,7 @@ async def slow_client(site: Site, receive_bytes: int = 4096) -> Client:
 @pytest.mark.parametrize("drips", [False, True])
 async def test_a_stream_that_is_not_read_leaves_the_engine(make_site: MakeSite, drips: bool) -> None:
     site = await make_site(Engine("p", Role.PREFILL), Engine("d", Role.DECODE, behave=flood))
-    site.gateway.slow_readers = SlowReaders(patience_seconds=1.0)
+    site.gateway.slow_readers = SlowReaders(patience_seconds=3.0)
     slow, quick = await slow_client(site), await site.connect()
     for client in (slow, quick):
         client.post({**BODY, "stream": True})
@@ -149,11 +149,11 @@ async def test_an_answer_that_still_leaves_survives_shutdown(make_site: MakeSite
         await engine.send(writer, 200, {"choices": [{"text": "x" * 5_000_000}]})
         return True
 
-    site = await make_site(Engine("m", Role.MIXED, behave=large))
+    site = await make_site(Engine("m", Role.MIXED, behave=large), grace_seconds=60.0)
     client = await slow_client(site)
     client.post(BODY)
     await eventually(lambda: len(site.gateway.slow_readers) == 1)
     stopping = asyncio.ensure_future(site.gateway.stop())
     answer = await client.answer()
     assert len(answer.body) > 5_000_000
-    await asyncio.wait_for(stopping, 5)
+    await asyncio.wait_for(stopping, 60)
