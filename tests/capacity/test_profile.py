@@ -124,6 +124,25 @@ def test_distserve_prefill_and_decode() -> None:
     assert speed.kv_capacity_tokens == 163_008
 
 
+@pytest.mark.parametrize("batch", [10, 200])
+def test_the_time_of_the_host_comes_on_top_of_each_decode_step(batch: int) -> None:
+    passes, served = (
+        distserve_speed(
+            DISTSERVE,
+            "facebook/opt-13b",
+            tensor=2,
+            pipeline=2,
+            kv_capacity_tokens=1,
+            host_step_seconds=step,
+            host_request_seconds=request,
+        )
+        for step, request in ((0.0, 0.0), (0.002, 0.0003))
+    )
+    added = served.decode_step_seconds(batch, 10_000) - passes.decode_step_seconds(batch, 10_000)
+    assert added == pytest.approx(0.002 + 0.0003 * batch)
+    assert served.prefill_seconds(512, 512**2) == passes.prefill_seconds(512, 512**2)
+
+
 def test_distserve_pipeline_divides_and_adds_a_millisecond_per_stage() -> None:
     one, three = (
         distserve_speed(DISTSERVE, "facebook/opt-13b", tensor=2, pipeline=stages, kv_capacity_tokens=1)

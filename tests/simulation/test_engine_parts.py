@@ -13,9 +13,9 @@ from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload
 
 from fulcrum.api.names import Role
 from fulcrum.balance import Action, CreateWorker, SetRole, StartDrain
-from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, Sharing
+from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, Pulling, Sharing
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.job import Job
+from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.policies.ours import START
@@ -31,29 +31,48 @@ from fulcrum.simulation.worker import Worker
     rate=st.floats(1, 40),
     first_token=st.sampled_from(FirstToken),
     sharing=st.sampled_from(Sharing),
+    pulling=st.sampled_from(Pulling),
     layers=st.sampled_from([0, 40]),
     blocks=st.integers(120, 600),
 )
 @example(
-    seed=9804, rate=1.0, first_token=FirstToken.DECODE, sharing=Sharing.SERIAL, layers=0, blocks=120
+    seed=9804,
+    rate=1.0,
+    first_token=FirstToken.DECODE,
+    sharing=Sharing.SERIAL,
+    pulling=Pulling.BESIDE,
+    layers=0,
+    blocks=120,
 )  # a request that never fits
 def test_no_token_comes_before_its_kv(
-    *, seed: int, rate: float, first_token: FirstToken, sharing: Sharing, layers: int, blocks: int
+    *, seed: int, rate: float, first_token: FirstToken, sharing: Sharing, pulling: Pulling, layers: int, blocks: int
 ) -> None:
     speed = make_speed(kv_capacity_tokens=blocks * 16, max_batch=8)
     links = Links(
-        sharing=sharing, bytes_per_second=1e8, kv_bytes_per_token=1e4, latency_seconds=0.002, overlapped_layers=layers
+        sharing=sharing,
+        pulling=pulling,
+        bytes_per_second=1e8,
+        kv_bytes_per_token=1e4,
+        latency_seconds=0.002,
+        overlapped_layers=layers,
     )
     load = poisson(rate=rate, count=120, prompt=300, output=20, seed=seed)
     came: dict[int, float] = {}
-    loaded = Worker.loaded
+    whole: set[int] = set()
+    loaded, submit = Worker.loaded, Worker.submit
 
     def noted(self: Worker, job: Job, now: float) -> None:
         came[job.index] = now
         loaded(self, job, now)
 
+    def sent(self: Worker, job: Job, now: float) -> None:
+        if job.leg is Leg.WHOLE:
+            whole.add(job.index)
+        submit(self, job, now)
+
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Worker, "loaded", noted)
+        monkeypatch.setattr(Worker, "submit", sent)
         cluster = make_cluster(speed, links=links, first_token=first_token)
         result = simulate(load, cluster, StaticSplit(pool="p", prefill=2, decode=2), slo=SLO)
     # About one load in 200 has a request that no worker has room for.
@@ -67,8 +86,8 @@ def test_no_token_comes_before_its_kv(
         prefilled = arrived + speed.prefill_seconds(prompt, prompt**2)
         assert first >= prefilled - 1e-9
         if index not in came:
-            # Computed by the decode worker itself, or its one token came with the prefill.
-            assert output == 1 or result.computed_tokens[index] > prompt
+            # Its one token came with the prefill, or the decode worker computed it: from the start, or after all.
+            assert output == 1 or index in whole or result.computed_tokens[index] > prompt
             continue
         assert came[index] >= prefilled - 1e-9
         after = output if first_token is FirstToken.DECODE else output - 1
@@ -90,6 +109,54 @@ def test_links_are_shared_in_turn_or_not_at_all() -> None:
     # Two senders and one receiver: its link is taken by one after the other.
     assert ttft(Sharing.SERIAL) == pytest.approx([alone, alone + 0.1], abs=1e-4)
     assert ttft(Sharing.PARALLEL) == pytest.approx([alone, alone], abs=1e-4)
+
+
+def paces(pulling: Pulling, sharing: Sharing = Sharing.SERIAL) -> list[float]:
+    """TPOT of a request that decodes, and of two that are prefilled meanwhile, and handed over at the same moment."""
+    load = make_workload([(0.0, 100, 101), (0.503, 100, 3), (0.503, 100, 3)])
+    # A prefill takes 10 ms whatever comes, a decode step 10 ms, a transfer 25 ms of latency and 10 ms of the link.
+    speed = make_speed(prefill=(0.01, 0.0, 0.0), decode=(0.01, 0.0, 0.0))
+    links = Links(
+        pulling=pulling, sharing=sharing, bytes_per_second=1e6, kv_bytes_per_token=100.0, latency_seconds=0.025
+    )
+    cluster = make_cluster(speed, links=links, first_token=FirstToken.PREFILL)
+    result = simulate(load, cluster, StaticSplit(pool="p", prefill=1, decode=1), slo=SLO)
+    return [float(each) for each in result.tpot_seconds]
+
+
+# The first begins to decode at 45 ms, with steps that begin at 5 ms past every ten; the others are prefilled at 513 ms,
+# so that they are pulled from 515 ms on.
+
+
+def test_kv_that_is_pulled_beside_the_steps_does_not_hold_them_up() -> None:
+    steady, *pulled = paces(Pulling.BESIDE)
+    assert steady == pytest.approx((0.035 + 100 * 0.01) / 100)
+    # There at 550 and 560 ms, in the middle of a step: they join at 555 and 565 ms.
+    assert pulled == pytest.approx([(0.042 + 2 * 0.01) / 2, (0.052 + 2 * 0.01) / 2])
+
+
+def test_kv_that_is_pulled_between_the_steps_holds_them_up() -> None:
+    steady, *pulled = paces(Pulling.BETWEEN)
+    # One after the other with the latency of each, until 585 ms; then both join the next step.
+    assert steady == pytest.approx((0.035 + 0.07 + 100 * 0.01) / 100)
+    assert pulled == pytest.approx([(0.072 + 2 * 0.01) / 2] * 2)
+
+
+def test_pulls_between_the_steps_over_parallel_links_take_as_long_as_one() -> None:
+    steady, *pulled = paces(Pulling.BETWEEN, Sharing.PARALLEL)
+    assert steady == pytest.approx((0.035 + 0.035 + 100 * 0.01) / 100)
+    assert pulled == pytest.approx([(0.037 + 2 * 0.01) / 2] * 2)
+
+
+def test_what_is_pulled_between_the_steps_keeps_to_the_batch() -> None:
+    """With room for two in a step, the third is pulled when one of them is done."""
+    speed = make_speed(prefill=(0.01, 0.0, 0.0), decode=(0.01, 0.0, 0.0), max_batch=2)
+    links = Links(pulling=Pulling.BETWEEN, bytes_per_second=1e6, kv_bytes_per_token=100.0)
+    cluster = make_cluster(speed, links=links, first_token=FirstToken.PREFILL)
+    load = make_workload([(0.0, 100, 11), (0.0, 100, 21), (0.0, 100, 11)])
+    result = simulate(load, cluster, StaticSplit(pool="p", prefill=1, decode=1), slo=SLO)
+    # Prefilled at 10 ms, pulled by 30 ms, ten steps together, 10 ms for the third, which then takes its own ten.
+    assert result.end_seconds.tolist() == pytest.approx([0.13, 0.24, 0.24])
 
 
 class Cache:

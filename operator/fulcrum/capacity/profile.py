@@ -158,11 +158,15 @@ def distserve_speed(
     max_batched_tokens: int = 8192,
     transfer_base_seconds: float = 0.0,
     transfer_seconds_per_token: float = 0.0,
+    host_step_seconds: float = 0.0,
+    host_request_seconds: float = 0.0,
 ) -> PiecewiseSpeed:
     """A fit of DistServe's repository: a parsed document by model and tensor parallelism, in milliseconds.
 
     `prefill = (a + b * sum(l) + c * sum(l^2)) / pp + pp`, `decode = (a + b * sum(context) + c * batch) / pp`, with
-    other decode coefficients from a batch size on. These are the times that one pipeline stage is busy.
+    other decode coefficients from a batch size on. These are the times that one pipeline stage is busy with forward
+    passes. `host_step_seconds` and `host_request_seconds` are what the serving process adds to each decode step, and
+    to it for each request: between two steps it schedules, detokenizes and answers, and the GPU waits.
 
     Raises:
         ProfileError: the document has no such fit.
@@ -180,8 +184,8 @@ def distserve_speed(
             prefill_a=prefill[0] * scale + pipeline * _MILLI,
             prefill_b=prefill[1] * scale,
             prefill_c=prefill[2] * scale,
-            decode_a=small[0] * scale,
-            decode_b=small[2] * scale,
+            decode_a=small[0] * scale + host_step_seconds,
+            decode_b=small[2] * scale + host_request_seconds,
             decode_c=small[1] * scale,
         ),
         kv_capacity_tokens=kv_capacity_tokens,
@@ -194,8 +198,8 @@ def distserve_speed(
     return PiecewiseSpeed(
         small=worker,
         from_batch=from_batch,
-        decode_a=large[0] * scale,
-        decode_b=large[2] * scale,
+        decode_a=large[0] * scale + host_step_seconds,
+        decode_b=large[2] * scale + host_request_seconds,
         decode_c=large[1] * scale,
     )
 

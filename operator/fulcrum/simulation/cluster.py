@@ -25,6 +25,16 @@ class Sharing(StrEnum):
     """Each as if it were alone."""
 
 
+class Pulling(StrEnum):
+    """What a decode worker does while KV is on its way to it."""
+
+    BESIDE = "beside"
+    """It goes on; a request joins at the first step boundary after its KV is there (vLLM with NIXL)."""
+    BETWEEN = "between"
+    """It takes no step until all that it pulls is there, and what came joins the next one (DistServe). With serial
+    links each pull is awaited before the next begins, so that each pays the latency, too."""
+
+
 class FirstToken(StrEnum):
     """Which leg answers with the first token."""
 
@@ -39,9 +49,10 @@ class Links:
     """KV transfer. Without `bytes_per_second` it takes what the prefill worker's speed says."""
 
     sharing: Sharing = Sharing.SERIAL
+    pulling: Pulling = Pulling.BESIDE
     bytes_per_second: float | None = None
     latency_seconds: float = 0.0
-    """Paid once per transfer, without occupying the link; only with `bytes_per_second`."""
+    """Paid once per transfer, without occupying the link (but see `Pulling`); only with `bytes_per_second`."""
     kv_bytes_per_token: float = 0.0
     overlapped_layers: int = 0
     """Above 0: the KV of each of so many layers leaves as soon as it is computed, so that only the last layer's, or

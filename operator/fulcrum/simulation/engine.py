@@ -8,7 +8,7 @@ from heapq import heappop
 from typing import Final
 
 from fulcrum.balance.demand import Slo
-from fulcrum.simulation.cluster import ClusterModel, Kill
+from fulcrum.simulation.cluster import ClusterModel, Kill, Pulling
 from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.job import jobs_of
 from fulcrum.simulation.journey import Journeys
@@ -132,6 +132,7 @@ class Simulation:
             times=self._times[pod.pool.name],
             block_tokens=self._cluster.block_tokens,
             cached=self._workload.prefix_ids is not None,
+            pauses=self._cluster.links.pulling is Pulling.BETWEEN,
             timeline=self._timeline,
             host=self._journeys,
         )

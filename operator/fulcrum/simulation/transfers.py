@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fulcrum.simulation.cluster import Links, Sharing
+from fulcrum.simulation.cluster import Links, Pulling, Sharing
 from fulcrum.simulation.job import Job
 from fulcrum.simulation.worker import Worker
 
@@ -34,5 +34,7 @@ class Transfers:
             return now + seconds + latency_seconds
         start = max(now, self._sending.get(source.name, 0.0), self._receiving.get(target.name, 0.0))
         end = start + seconds
+        if links.pulling is Pulling.BETWEEN:
+            end, latency_seconds = end + latency_seconds, 0.0
         self._sending[source.name] = self._receiving[target.name] = end
         return end + latency_seconds

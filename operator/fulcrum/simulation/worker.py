@@ -3,7 +3,8 @@
 Every step takes one token for each decoding request and fills the rest of the token budget with chunks of waiting
 prompts, first come, first served; when the KV blocks run out the latest request is preempted and recomputed. The role
 plays no part in it: it only decides which requests are sent here. Steps without chunks are taken together
-(`decode_run`); what comes in the middle of them takes effect at the next step boundary, as in the engine.
+(`decode_run`); what comes in the middle of them takes effect at the next step boundary, as in the engine. KV is pulled
+beside the steps, or between them (`Pulling`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Worker:
         times: StepTimes,
         block_tokens: int,
         cached: bool,
+        pauses: bool = False,
         timeline: Timeline,
         host: WorkerHost,
     ) -> None:
@@ -57,6 +59,7 @@ class Worker:
         self.work = WorkDone()
         self.event = -1
         self._clock = 0.0  # begin of the run under way
+        self._pauses = pauses  # no step while KV is on its way (`Pulling.BETWEEN`)
         self._times, self._timeline, self._host = times, timeline, host
         self._kv = KvBlocks(capacity_tokens=speed.kv_capacity_tokens, block_tokens=block_tokens, cached=cached)
         self.held = HeldKv(self._kv)
@@ -238,6 +241,10 @@ class Worker:
 
     def _schedule(self, now: float) -> None:
         """Begin the next step, or the next run of steps."""
+        if self._pauses and self._pull_all(now):
+            self._steps = -1
+            self._cut = False
+            return
         kv, running, decode = self._kv, self._running, self._decode
         started: list[Job] = []
         ready = self._ready
@@ -271,6 +278,16 @@ class Worker:
                 job.first_token_seconds = now + first
         self._timeline.plan(now + seconds, self)
 
+    def _pull_all(self, now: float) -> bool:
+        """Pull for those at the head of the queue, as far as there is room; report whether any KV is on its way."""
+        waiting = self.waiting
+        places = self.speed.max_batch - len(self._running) - len(self._ready) - self.loading
+        while places > 0 and waiting and _is_pulled(waiting[0]) and self._kv.take(waiting[0]):
+            places -= 1
+            self.loading += 1
+            self._host.pull(waiting.popleft(), self, now)
+        return self.loading > 0
+
     def _fill(self, now: float, *, admit: bool) -> int:
         """Fill the step's budget with chunks of prompts, those that have begun first; returns their tokens."""
         prefill = self._prefill
@@ -278,10 +295,11 @@ class Worker:
         waiting, running, kv = self.waiting, self._running, self._kv
         while admit and waiting and budget > 0 and len(running) < self.speed.max_batch:
             job = waiting[0]
-            if not kv.take(job):
+            pulled = _is_pulled(job)
+            if (pulled and self._pauses) or not kv.take(job):
                 break
             waiting.popleft()
-            if job.leg is Leg.DECODE and job.held_by is not None:
+            if pulled:
                 self.loading += 1
                 self._host.pull(job, self, now)
                 continue
@@ -299,3 +317,8 @@ class Worker:
         lost = {job.index: job for job in (*self._running.values(), *self.waiting, *self._ready)}
         self._steps = -1
         return list(lost.values())
+
+
+def _is_pulled(job: Job) -> bool:
+    """Report whether a waiting job's KV is held for it by a peer."""
+    return job.leg is Leg.DECODE and job.held_by is not None
