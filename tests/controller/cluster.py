@@ -47,7 +47,7 @@ POD_STATUS = _status_of("", "v1", "Pod", "pods")
 DEPLOYMENT_STATUS = _status_of("apps", "v1", "Deployment", "deployments")
 
 
-async def eventually(check: Callable[[], Awaitable[T]], *, seconds: float = 15.0) -> T:
+async def eventually(check: Callable[[], Awaitable[T]], *, seconds: float = 60.0) -> T:
     """Poll until `check` returns something true; its last value or error is what the failure shows."""
     deadline = time.monotonic() + seconds
     while True:
@@ -88,7 +88,7 @@ class ApiServer:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while self.kubectl("get", "--raw", "/readyz", check=False).returncode != 0:
             assert time.monotonic() < deadline, (self.folder / "apiserver.log").read_text()
             time.sleep(0.1)
@@ -96,17 +96,17 @@ class ApiServer:
     def stop(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(20)
+            self._process.wait(60)
             self._process = None
 
     def kubectl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [str(BIN / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=check, timeout=30)
+        return subprocess.run(command, capture_output=True, text=True, check=check, timeout=120)
 
     def install(self) -> None:
         """Install the CRD and the operator's rights, and log in as the operator: it gets no other rights here."""
         self.kubectl("apply", "-f", str(REPOSITORY / "crds" / "fulcrum.dev_inferenceclusters.yaml"))
-        self.kubectl("wait", "--for=condition=Established", "crd/inferenceclusters.fulcrum.dev", "--timeout=20s")
+        self.kubectl("wait", "--for=condition=Established", "crd/inferenceclusters.fulcrum.dev", "--timeout=60s")
         self.kubectl("apply", "-f", str(REPOSITORY / "manifests" / "operator" / "namespace.yaml"))
         self.kubectl("apply", "-k", str(REPOSITORY / "manifests" / "rbac"))
         token = self.kubectl("create", "token", "fulcrum-operator", "-n", "fulcrum-system", "--duration=1h").stdout
@@ -114,6 +114,16 @@ class ApiServer:
         for user in config["users"]:
             user["user"] = {"token": token.strip()}
         self.operator_kubeconfig.write_text(yaml.safe_dump(config))
+
+    async def writes_at_rest(self, *, seconds: float, most: int = 0) -> dict[str, float]:
+        """Write requests so far, once there come at most so many in as many seconds; something may be under way yet."""
+        for _ in range(4):
+            before = self.writes()
+            await asyncio.sleep(seconds)
+            after = self.writes()
+            if sum(after.values()) - sum(before.values()) <= most:
+                return after
+        raise AssertionError({name: count - before.get(name, 0) for name, count in after.items()})
 
     def writes(self) -> dict[str, float]:
         """Write requests so far, by what they wrote."""
@@ -153,7 +163,7 @@ class Operator:
             return 0
         process, self._process = self._process, None
         process.send_signal(signal.SIGTERM)
-        return process.wait(15)
+        return process.wait(60)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
@@ -166,7 +176,7 @@ class Operator:
     def wait(self) -> int:
         """Wait for it to end by itself; returns the exit code."""
         assert self._process is not None
-        code = self._process.wait(15)
+        code = self._process.wait(60)
         self._process = None
         return code
 

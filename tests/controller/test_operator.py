@@ -98,7 +98,11 @@ async def test_a_worker_too_many_is_drained_and_deleted_when_its_load_is_known_t
             assert (agent.told[-1].role, agent.told[-1].role_epoch) == ("draining", 1)
             await asyncio.sleep(3)  # longer than the time after which idle would count
             assert "c-p-3" in await cluster.pods()
-            assert (await cluster.status())["roles"]["decode"]["draining"] == 1
+
+            async def said() -> bool:
+                return bool((await cluster.status())["roles"]["decode"]["draining"] == 1)
+
+            await eventually(said)
             agent.running = 0
 
             async def gone() -> bool:
@@ -127,7 +131,7 @@ async def test_agents_are_told_their_role_until_they_know_it(cluster: Cluster) -
             async def told() -> bool:
                 return bool(agent.told)
 
-            await eventually(told, seconds=20)
+            await eventually(told)
             assert (agent.told[0].role, agent.told[0].role_epoch) == ("decode", 1)
 
 
@@ -141,6 +145,7 @@ async def test_a_restart_against_an_unchanged_cluster_writes_nothing(cluster: Cl
             return bool((await cluster.status())["ratio"] == "3P:1D")
 
         await eventually(flipped)
+        await cluster.server.writes_at_rest(seconds=3)
     before = cluster.server.writes()
     with Operator(cluster.server) as operator:
 
@@ -286,7 +291,7 @@ async def test_the_operator_outlives_an_api_server_that_goes_away(api_server: Ap
         async def flipped() -> bool:
             return (await cluster.roles())["c-p-1"] == "decode"
 
-        await eventually(flipped, seconds=30)
+        await eventually(flipped)
 
 
 async def test_what_the_api_server_refuses_is_said_and_tried_again(cluster: Cluster) -> None:

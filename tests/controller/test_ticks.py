@@ -120,7 +120,7 @@ def balance(mode: str) -> dict[str, Any]:
     return {"mode": mode, "forecast": {"interval": "5s", "seasonality": "1h"}}
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_observe_publishes_what_it_sees_and_changes_nothing(cluster: Cluster) -> None:
     async with AsyncExitStack() as stack:
         operator = stack.enter_context(Operator(cluster.server, "--namespace", cluster.namespace))
@@ -138,7 +138,7 @@ async def test_observe_publishes_what_it_sees_and_changes_nothing(cluster: Clust
                     and (await cluster.condition("Progressing"))["reason"] != "MetricsUnknown"
                 )
 
-            await eventually(seen, seconds=60)
+            await eventually(seen, seconds=120)
             page = operator.metrics()
             assert "fulcrum_operator_plan_seconds_count" in page
             assert 'fulcrum_operator_telemetry_unknown_total{asked="traffic",source="scrape"}' in page
@@ -148,17 +148,15 @@ async def test_observe_publishes_what_it_sees_and_changes_nothing(cluster: Clust
             condition = await cluster.condition("Progressing")
             return "ttft" not in status and condition["reason"] == "MetricsUnknown"
 
-        await eventually(unknown, seconds=60)
+        await eventually(unknown, seconds=120)
         assert "c-gateway" in (await cluster.condition("Progressing"))["message"]
         # An outage changes the status once, and not again and again.
-        before = cluster.server.writes()
-        await asyncio.sleep(6)
-        assert cluster.server.writes() == before
+        await cluster.server.writes_at_rest(seconds=6)
         assert await worker_roles(cluster) == roles
         assert [reason for reason, _ in await cluster.events() if reason != "WorkerCreated"] == []
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_auto_moves_workers_to_where_the_work_is(cluster: Cluster) -> None:
     async with AsyncExitStack() as stack:
         operator = stack.enter_context(Operator(cluster.server, "--namespace", cluster.namespace))
@@ -170,7 +168,7 @@ async def test_auto_moves_workers_to_where_the_work_is(cluster: Cluster) -> None
         async def flipped() -> bool:
             return sorted((await worker_roles(cluster)).values()) == ["decode", "prefill", "prefill", "prefill"]
 
-        await eventually(flipped, seconds=60)
+        await eventually(flipped, seconds=120)
 
         async def said() -> bool:
             return bool((await cluster.status())["ratio"] == "3P:1D")
@@ -182,8 +180,5 @@ async def test_auto_moves_workers_to_where_the_work_is(cluster: Cluster) -> None
         assert f'fulcrum_operator_decisions_total{{mode="Auto",reason="{flips[0]}"}} 1.0' in operator.metrics()
         # It stays there: the figures that change with every tick are no reason to write.
         roles = await worker_roles(cluster)
-        before = cluster.server.writes()
-        await asyncio.sleep(10)
+        await cluster.server.writes_at_rest(seconds=10, most=1)
         assert await worker_roles(cluster) == roles
-        written = sum(cluster.server.writes().values()) - sum(before.values())
-        assert written <= 1, cluster.server.writes()

@@ -6,35 +6,44 @@ import asyncio
 import re
 import signal
 import time
+from datetime import datetime
 
 import pytest
 from tests.controller.cluster import Cluster, Operator, eventually
 
+from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import EVENT, LEASE
 
 pytestmark = pytest.mark.integration
 
-LEASE_SECONDS = 3
-TIMES = ("--lease-duration", f"{LEASE_SECONDS}s", "--renew-deadline", "2s", "--retry-period", "400ms")
+LEASE_SECONDS = 8
+"""A machine that is busy for some seconds must not lose the Lease for a test's holder."""
+LONG_LEASE_SECONDS = 60
+"""Of which nobody waits for the end."""
 
 
 class Pair:
     """Two operators of one namespace that share a Lease there."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, lease_seconds: int = LEASE_SECONDS) -> None:
         self.cluster = cluster
-        arguments = ("--namespace", cluster.namespace, *TIMES)
+        times = ("--lease-duration", f"{lease_seconds}s", "--renew-deadline", f"{0.75 * lease_seconds:g}s")
+        arguments = ("--namespace", cluster.namespace, *times, "--retry-period", "400ms")
         self.operators = {name: Operator(cluster.server, *arguments, pod=name) for name in ("one", "two")}
 
-    async def holder(self) -> str:
+    async def lease(self) -> Manifest:
         lease = await self.cluster.kube.get(LEASE, "fulcrum-system", "fulcrum-operator")
-        return str((lease or {"spec": {}})["spec"].get("holderIdentity") or "")
+        spec: Manifest = (lease or {"spec": {}})["spec"]
+        return spec
 
-    async def led_by(self, name: str, *, seconds: float = 15.0) -> None:
+    async def holder(self) -> str:
+        return str((await self.lease()).get("holderIdentity") or "")
+
+    async def led_by(self, name: str) -> None:
         async def leads() -> bool:
             return await self.holder() == name
 
-        await eventually(leads, seconds=seconds)
+        await eventually(leads)
 
     async def waits(self, operator: Operator) -> None:
         async def says_so() -> bool:
@@ -89,20 +98,24 @@ async def test_the_second_one_takes_over_when_the_first_is_killed(cluster: Clust
             assert "fulcrum_operator_leader 0.0" in two.metrics()
             assert set(await pair.acted()) == {"one"}
             one.kill()
-            killed = time.monotonic()
+            renewed = datetime.fromisoformat((await pair.lease())["renewTime"])
             await pair.led_by("two")
-            lasted = time.monotonic() - killed
-            print(f"killed -> the other leads, seconds: {lasted:.2f} (lease {LEASE_SECONDS} s)")
-            # Whole, less a renewal that was just made; and a retry late.
-            assert LEASE_SECONDS - 1.5 < lasted < LEASE_SECONDS + 2
-            assert "fulcrum_operator_leader 1.0" in two.metrics()
+            lasted = (datetime.fromisoformat((await pair.lease())["acquireTime"]) - renewed).total_seconds()
+            print(f"the last renewal -> the other leads, seconds: {lasted:.2f} (lease {LEASE_SECONDS} s)")
+            # Never before the Lease is over; and by then, not by another one, whatever else the machine does.
+            assert LEASE_SECONDS <= lasted < 2 * LEASE_SECONDS
+
+            async def leads() -> bool:
+                return "fulcrum_operator_leader 1.0" in two.metrics()
+
+            await eventually(leads)
             before = writes(two)
             await pair.flip_to(1, "decode", "c-p-1", by="two")
             assert writes(two) > before
 
 
 async def test_a_handover_is_quick_when_the_first_one_is_asked_to_stop(cluster: Cluster) -> None:
-    pair = Pair(cluster)
+    pair = Pair(cluster, lease_seconds=LONG_LEASE_SECONDS)
     one, two = pair.operators["one"], pair.operators["two"]
     with one:
         await pair.led_by("one")
@@ -115,7 +128,7 @@ async def test_a_handover_is_quick_when_the_first_one_is_asked_to_stop(cluster: 
             await pair.led_by("two")
             lasted = time.monotonic() - stopped
             print(f"stopped -> the other leads, seconds: {lasted:.2f}")
-            assert lasted < LEASE_SECONDS - 1
+            assert lasted < LONG_LEASE_SECONDS / 2
             await pair.flip_to(3, "prefill", "c-p-3", by="two")
 
 
