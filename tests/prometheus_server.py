@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 
 
 def prometheus_binary() -> Path:
@@ -46,7 +46,7 @@ def prometheus_binary() -> Path:
 def _unpack_debian_package(target: Path) -> None:
     """Fetch the package with the machine's own sources and unpack it, which needs no rights. Raises on failure."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        _run(["apt-get", "download", "prometheus"], folder)
+        _run(["apt-get", "-o", "Acquire::Retries=5", "download", "prometheus"], folder)
         (package,) = Path(folder).glob("prometheus_*.deb")
         _run(["dpkg", "-x", str(package), "unpacked"], folder)
         shutil.rmtree(target, ignore_errors=True)
@@ -54,7 +54,7 @@ def _unpack_debian_package(target: Path) -> None:
 
 
 def _run(command: list[str], folder: str) -> None:
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=120)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=240)
 
 
 class PrometheusServer:

@@ -14,6 +14,8 @@ from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, RoleRequest
 from fulcrum.telemetry import Agents
 
+PATIENT = 60.0
+"""Seconds: a busy machine is no silent agent."""
 REPORT = LoadReport(role=Role.DECODE, role_epoch=4, ready=True, draining=False, running=0, waiting=2)
 
 
@@ -29,7 +31,7 @@ class FakeAgent:
     async def load(self, request: web.Request) -> web.Response:
         self.connections.add(request.transport)
         if self.answer == "slow":
-            await asyncio.sleep(5)
+            await asyncio.sleep(600)
         if self.answer == "error":
             return web.Response(status=500)
         body = b"{" if self.answer == "garbage" else msgspec.json.encode(REPORT)
@@ -58,7 +60,7 @@ async def agent() -> AsyncIterator[FakeAgent]:
 
 
 async def test_reports_come_by_worker_name(agent: FakeAgent) -> None:
-    async with Agents(port=agent.port) as agents:
+    async with Agents(port=agent.port, deadline_seconds=PATIENT) as agents:
         assert await agents.loads({"a": "127.0.0.1"}) == {"a": REPORT}
         assert await agents.loads({}) == {}
 
@@ -70,11 +72,11 @@ async def test_what_is_no_report_is_unknown_within_the_deadline(agent: FakeAgent
         began = time.monotonic()
         loads = await agents.loads({"a": "127.0.0.1", "refused": "127.99.99.99"})
         assert loads == {"a": None, "refused": None}
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 60  # a tenth of what it would have waited for
 
 
 async def test_a_role_is_told(agent: FakeAgent) -> None:
-    async with Agents(port=agent.port) as agents:
+    async with Agents(port=agent.port, deadline_seconds=PATIENT) as agents:
         assert await agents.tell_role("127.0.0.1", Role.PREFILL, 5)
         assert await agents.tell_role("127.0.0.1", Role.PREFILL, 1)  # it knows a newer one
         assert not await agents.tell_role("127.99.99.99", Role.PREFILL, 5)
@@ -83,13 +85,13 @@ async def test_a_role_is_told(agent: FakeAgent) -> None:
 
 async def test_an_answer_of_another_pod_is_unknown(agent: FakeAgent) -> None:
     agent.pod_name = "a"
-    async with Agents(port=agent.port) as agents:
+    async with Agents(port=agent.port, deadline_seconds=PATIENT) as agents:
         assert await agents.loads({"a": "127.0.0.1"}) == {"a": REPORT}
         assert await agents.loads({"b": "127.0.0.1"}) == {"b": None}
 
 
 async def test_connections_are_kept(agent: FakeAgent) -> None:
-    async with Agents(port=agent.port) as agents:
+    async with Agents(port=agent.port, deadline_seconds=PATIENT) as agents:
         for _ in range(5):
             assert await agents.loads({"a": "127.0.0.1"}) == {"a": REPORT}
     assert len(agent.connections) == 1
@@ -99,7 +101,7 @@ async def test_a_thousand_workers_are_asked_in_turns(agent: FakeAgent) -> None:
     assert agent.runner is not None
     await web.TCPSite(agent.runner, "0.0.0.0", 0).start()
     workers = {f"w{number}": f"127.0.{number // 250}.{number % 250 + 1}" for number in range(1000)}
-    async with Agents(port=agent.runner.addresses[-1][1], deadline_seconds=5.0) as agents:
+    async with Agents(port=agent.runner.addresses[-1][1], deadline_seconds=PATIENT) as agents:
         for _ in range(2):
             loads = await agents.loads(workers)
             assert all(report == REPORT for report in loads.values())
@@ -109,6 +111,6 @@ async def test_a_thousand_workers_are_asked_in_turns(agent: FakeAgent) -> None:
 async def test_many_dead_workers_do_not_hide_the_living(agent: FakeAgent) -> None:
     agent.answer = "report"
     dead = {f"dead{number}": f"127.99.0.{number}" for number in range(1, 200)}
-    async with Agents(port=agent.port, at_once=8) as agents:
+    async with Agents(port=agent.port, deadline_seconds=PATIENT, at_once=8) as agents:
         loads = await agents.loads({**dead, "a": "127.0.0.1"})
     assert loads["a"] == REPORT

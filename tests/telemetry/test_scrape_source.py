@@ -87,7 +87,7 @@ class Site:
 
 
 @pytest.fixture
-async def site() -> AsyncIterator[Site]:
+async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
     gateways = {A: FakeGateway(A, "127.77.4.1"), B: FakeGateway(B, "127.77.4.2")}
 
     async def metrics(request: web.Request) -> web.Response:
@@ -95,7 +95,7 @@ async def site() -> AsyncIterator[Site]:
         address = request.transport.get_extra_info("sockname")[0]
         gateway = next(each for each in gateways.values() if each.ip == address)
         if gateway.stalls:
-            await asyncio.sleep(5)
+            await asyncio.sleep(600)
         return web.Response(status=gateway.status, text=gateway.page())
 
     app = web.Application()
@@ -105,7 +105,7 @@ async def site() -> AsyncIterator[Site]:
     await web.TCPSite(runner, "127.77.4.1", 0).start()
     port = runner.addresses[0][1]
     await web.TCPSite(runner, "127.77.4.2", port).start()
-    async with ScrapeSource(port=port, deadline_seconds=0.2) as source:
+    async with ScrapeSource(port=port, deadline_seconds=getattr(request, "param", 60.0)) as source:
         yield Site(source, gateways)
     await runner.cleanup()
 
@@ -179,14 +179,15 @@ def be_elsewhere(gateway: FakeGateway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("site", "harm", "words"),
     [
-        (stall, "did not answer within 0.2 s"),
-        (fail, "answered 500"),
-        (be_another_pod, "is now that of other-7"),
-        (be_another_cluster, "is now that of"),
-        (be_elsewhere, "127.99.99.99"),
+        (2.0, stall, "did not answer within 2 s"),
+        (60.0, fail, "answered 500"),
+        (60.0, be_another_pod, "is now that of other-7"),
+        (60.0, be_another_cluster, "is now that of"),
+        (60.0, be_elsewhere, "127.99.99.99"),
     ],
+    indirect=["site"],
 )
 async def test_one_gateway_that_does_not_answer_makes_it_unknown(
     site: Site, harm: Callable[[FakeGateway], None], words: str
@@ -195,6 +196,9 @@ async def test_one_gateway_that_does_not_answer_makes_it_unknown(
     harm(site[B])
     site.source._grace_seconds = 3.0
     await site.ticks(3, requests=2)
+    for _ in range(5 if harm is stall else 0):  # where the machine is busy, the other one may be late once, too
+        if f"{A} " in _reason(await site.traffic()):
+            await site.tick()
     reason = _reason(await site.traffic())
     assert words in reason
     for part in (B, "prod/chat", "Look at the Pods of Deployment chat-gateway"):
@@ -263,7 +267,7 @@ def _reason(answer: object) -> str:
 
 @pytest.mark.integration
 async def test_real_gateways() -> None:
-    async with two_gateways() as (one, two), ScrapeSource(port=one.port) as source:
+    async with two_gateways() as (one, two), ScrapeSource(port=one.port, deadline_seconds=60.0) as source:
         gateways = {each.pod_name: each.host for each in (one, two)}
         began = time.time()
         await source.scrape(CLUSTER, gateways, began)
