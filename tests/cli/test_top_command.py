@@ -48,7 +48,7 @@ def top(server: ApiServer, *arguments: str, code: int = 0) -> str:
         env={**os.environ, "KUBECONFIG": str(server.kubeconfig), "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
@@ -148,6 +148,13 @@ def event_of(cluster: Cluster, uid: str) -> dict[str, Any]:
     }
 
 
+def in_time(out: str) -> bool:
+    """The played worker and gateway were asked twice, some 0.4 s apart."""
+    tokens = re.search(r"^c-p-0 +prefill +7 +2 +25% +([\d.]+)", out, re.MULTILINE)
+    requests = re.search(r"requests +([\d.]+)/s now", out)
+    return bool(tokens and requests and 500 < float(tokens[1]) < 2600 and 10 < float(requests[1]) < 52)
+
+
 async def test_loads_rates_and_decisions_are_shown(cluster: Cluster) -> None:
     await cluster.apply()
     set_status(
@@ -171,7 +178,10 @@ async def test_loads_rates_and_decisions_are_shown(cluster: Cluster) -> None:
         gateway = await make_pod(cluster, "c-gateway-x", {"app.kubernetes.io/component": "gateway"})
         await stack.enter_async_context(BusyAgent().serve(busy))
         await stack.enter_async_context(gateway_metrics(gateway))
-        out = await asyncio.to_thread(top, cluster.server, "c", "-n", cluster.namespace)
+        out = ""
+        for _ in range(6):  # on a busy machine an answer may be late, or the looks far apart
+            if not in_time(out):
+                out = await asyncio.to_thread(top, cluster.server, "c", "-n", cluster.namespace)
     lines = {line.split()[0]: line for line in out.splitlines() if line}
     assert "1P:1D now, 1P:1D target" in lines["ratio"]
     assert "TTFT p50 120ms p90 1.5s of 2s" in lines["latency"]
@@ -236,7 +246,15 @@ async def test_it_goes_on_until_interrupted(cluster: Cluster) -> None:
         await make_worker(cluster, 0, "prefill")
         await frames(b"c-p-0", 1)
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+
+        async def ended() -> bool:
+            nonlocal shown
+            with contextlib.suppress(BlockingIOError, OSError):  # read on: it could not print its end otherwise
+                shown += os.read(terminal, 65536)
+            return process.returncode is not None
+
+        await eventually(ended)
+        assert process.returncode == 0
         assert b"Traceback" not in shown
     finally:
         if process.returncode is None:

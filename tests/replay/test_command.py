@@ -18,9 +18,9 @@ async def run(*arguments: str, interrupt_at: asyncio.Event | None = None) -> tup
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     if interrupt_at is not None:
-        await asyncio.wait_for(interrupt_at.wait(), 30)
+        await asyncio.wait_for(interrupt_at.wait(), 120)
         process.send_signal(signal.SIGINT)
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
@@ -29,7 +29,7 @@ SYNTHETIC = ("--trace", "synthetic", "--rate", "20", "--speed", "10", "--limit",
 
 
 async def test_json_report_and_nothing_else(server: Any) -> None:
-    code, out, err = await run("--url", server.url, *SYNTHETIC, "--json")
+    code, out, err = await run("--url", server.url, *SYNTHETIC, "--json", "--slo-ttft", "1m", "--slo-tpot", "1m")
     assert (code, err) == (0, "")
     report = json.loads(out)
     assert (report["requests"], report["ok"], report["lost"], report["slo_attainment"]) == (20, 20, 0, 1.0)
@@ -50,7 +50,7 @@ async def test_a_trace_file(server: Any, tmp_path: Path) -> None:
     code, out, err = await run("--url", server.url, "--trace", str(trace), "--speed", "20", "--slo-ttft", "1m")
     assert (code, err) == (0, "")
     assert "inside TTFT 60000 ms and TPOT 100 ms" in out
-    assert [body["max_tokens"] for body in server.bodies] == [3, 2]
+    assert sorted(body["max_tokens"] for body in server.bodies) == [2, 3]  # in whichever order they got through
 
 
 async def test_interrupt_prints_what_there_is(server: Any) -> None:
