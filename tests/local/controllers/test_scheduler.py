@@ -96,10 +96,14 @@ async def test_gpus_are_given_out_once_and_come_back(world: Any, node: Json) -> 
         await world.create(PODS, name, {"spec": body["spec"]})
     await world.until(lambda: bound_to(world, "first"))
     await world.until(lambda: bound_to(world, "second"))
-    message = await world.until(lambda: problem_of(world, "third"))
-    assert message == "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
-    (event,) = await world.until(lambda: world.list(EVENTS))
-    assert (event["reason"], event["message"]) == ("FailedScheduling", message)
+    message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    await world.until(lambda: _has_problem(world, "third", message))  # the node may be seen after the Pod
+
+    async def said() -> list[Json]:
+        return [event for event in await world.list(EVENTS) if event["message"] == message]
+
+    (event,) = await world.until(said)
+    assert (event["reason"], event["involvedObject"]["name"]) == ("FailedScheduling", "third")
     await world.delete(PODS, "first")
     await world.finish_deletions()
     assert await world.until(lambda: bound_to(world, "third")) == "node-1"
@@ -113,6 +117,10 @@ async def test_a_pod_waits_for_a_node(world: Any) -> None:
     assert "not ready" in await world.until(lambda: _other_problem(world, "no nodes available to schedule pods"))
     await world.patch(NODES, "late-node", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, "status")
     assert await world.until(lambda: bound_to(world, "early")) == "late-node"
+
+
+async def _has_problem(world: Any, name: str, message: str) -> bool:
+    return await problem_of(world, name) == message
 
 
 async def _other_problem(world: Any, before: str) -> str | None:

@@ -50,7 +50,7 @@ class World:
             f"--kubeconfig-out={self.kubeconfig}",
             log=directory / "apiserver.log",
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not self.kubeconfig.exists():
             assert time.monotonic() < deadline, self.log("apiserver")
             assert self.server.poll() is None, self.log("apiserver")
@@ -74,14 +74,14 @@ class World:
     def stop_kubelet(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self.kubelet is not None:
             self.kubelet.send_signal(number)
-            self.kubelet.wait(20)
+            self.kubelet.wait(60)
             self.kubelet = None
 
     def close(self) -> None:
         self.stop_kubelet()
         kill_marked({MARK_STATE: str(self.state)})
         self.server.terminate()
-        self.server.wait(20)
+        self.server.wait(60)
 
     def processes(self, uid: str) -> list[int]:
         """Pids of a Pod, shims included."""
@@ -95,7 +95,7 @@ class Client:
         self.world = world
         self.api = api
 
-    async def node_ready(self, *, seconds: float = 60) -> None:
+    async def node_ready(self, *, seconds: float = 120) -> None:
         """Wait until the kubelet has registered its Node."""
         deadline = time.monotonic() + seconds
         while True:
@@ -119,7 +119,7 @@ class Client:
     async def get(self, name: str) -> Json:
         return await self.api.get(f"/api/v1/namespaces/default/pods/{name}")
 
-    async def until(self, name: str, wanted: Callable[[Json], Any], *, seconds: float = 60) -> Json:
+    async def until(self, name: str, wanted: Callable[[Json], Any], *, seconds: float = 120) -> Json:
         """The Pod as soon as `wanted` holds. A missing status is an empty one."""
         deadline = time.monotonic() + seconds
         while True:
@@ -130,12 +130,12 @@ class Client:
             assert time.monotonic() < deadline, f"{pod['status']}\n{self.world.log('kubelet')}"
             await asyncio.sleep(0.02)
 
-    async def delete(self, name: str, *, seconds: float = 60, grace_seconds: int | None = None) -> None:
+    async def delete(self, name: str, *, seconds: float = 120, grace_seconds: int | None = None) -> None:
         """Delete and wait until it is gone."""
         await self.api.delete(f"/api/v1/namespaces/default/pods/{name}", grace_seconds=grace_seconds)
         await self.gone(name, seconds=seconds)
 
-    async def gone(self, name: str, *, seconds: float = 60) -> None:
+    async def gone(self, name: str, *, seconds: float = 120) -> None:
         """Wait until no Pod of that name is listed."""
         field = {"fieldSelector": f"metadata.name={name}"}
         deadline = time.monotonic() + seconds
@@ -143,7 +143,7 @@ class Client:
             assert time.monotonic() < deadline, self.world.log("kubelet")
             await asyncio.sleep(0.02)
 
-    async def poll(self, check: Callable[[], Any], *, seconds: float = 60) -> None:
+    async def poll(self, check: Callable[[], Any], *, seconds: float = 120) -> None:
         """Wait until `check` holds."""
         deadline = time.monotonic() + seconds
         while not check():
@@ -166,7 +166,7 @@ class Client:
 
     async def printed(self, name: str, text: str) -> None:
         """Wait until the Pod's log has `text`."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while True:
             status = (await self.get(name))["status"].get("containerStatuses") or [{}]
             if status[0].get("containerID") and text in await self.logs(name, container=status[0]["name"]):

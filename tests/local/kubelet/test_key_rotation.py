@@ -26,7 +26,10 @@ async def status(host: str, key: str) -> int:
     try:
         request = f"GET /v1/models HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
         writer.write(request.encode())
-        return int((await reader.readline()).split()[1])
+        line = await reader.readline()
+        if not line:
+            raise ConnectionResetError
+        return int(line.split()[1])
     finally:
         writer.close()
 
@@ -41,7 +44,7 @@ async def until(host: str, answers: dict[str, int]) -> float:
             seen = {"": error.errno or 0}
         if seen == answers:
             return time.monotonic() - began
-        assert time.monotonic() - began < 40, seen
+        assert time.monotonic() - began < 120, seen
         await asyncio.sleep(0.1)
 
 

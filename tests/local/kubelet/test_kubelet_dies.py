@@ -47,8 +47,9 @@ async def pod_without_kubelet(client: Client, name: str, number: signal.Signals)
     await client.make(name, sleeper())
     pod = await client.until(name, is_ready)
     await client.process(pod["metadata"]["uid"], "sleep")
+    await client.printed(name, "up\n")
     client.world.stop_kubelet(number)
-    yield pod
+    yield await client.get(name)
     client.world.start_kubelet("--no-taint")
 
 
@@ -114,7 +115,7 @@ async def test_a_second_kubelet_on_the_same_state_is_refused(client: Client) -> 
     client.world.start_kubelet("--no-taint")
     second, client.world.kubelet = client.world.kubelet, first
     assert second is not None
-    assert await asyncio.to_thread(second.wait, 20) == 1
+    assert await asyncio.to_thread(second.wait, 60) == 1
     assert "another kubelet uses" in client.world.log("kubelet")
 
 

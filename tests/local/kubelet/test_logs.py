@@ -30,7 +30,7 @@ async def test_partial_lines_are_joined_and_options_apply(tmp_path: Path) -> Non
 
 
 async def arrived(seen: bytearray, end: bytes) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             if seen.endswith(end):
                 return
@@ -53,7 +53,7 @@ async def test_following_crosses_a_rotation(tmp_path: Path) -> None:
     log.write(b"stdout", b"no end")
     log.close()
     over = True
-    await asyncio.wait_for(follower, 10)
+    await asyncio.wait_for(follower, 60)
     assert seen.decode() == "".join(f"{number}\n" for number in range(40)) + "no end\n"
     assert (tmp_path / "log.1").stat().st_size <= 400
 
