@@ -23,7 +23,7 @@ T = TypeVar("T")
 START_SECONDS = 90.0  # engines of other tests may have the machine
 
 
-def wait_for(probe: Callable[[], T | None], what: str, seconds: float = 30.0) -> T:
+def wait_for(probe: Callable[[], T | None], what: str, seconds: float = 90.0) -> T:
     """The first result of `probe` that is not None or False; AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
@@ -109,7 +109,7 @@ class Kubectl:
         """Run to the end, whatever the outcome."""
         text = stdin if isinstance(stdin, str) or stdin is None else json.dumps(stdin)
         return subprocess.run(
-            self.command(*arguments), input=text, capture_output=True, text=True, timeout=60, check=False
+            self.command(*arguments), input=text, capture_output=True, text=True, timeout=180, check=False
         )
 
     def __call__(self, *arguments: str, stdin: str | Json | None = None) -> str:
@@ -141,7 +141,7 @@ class WatchStream:
     """Events of one watch, read line by line."""
 
     def __init__(self, api: httpx2.Client, path: str, **parameters: str | int) -> None:
-        query = {"watch": "true", "timeoutSeconds": 20, **parameters}
+        query = {"watch": "true", "timeoutSeconds": 60, **parameters}
         self._context = api.stream("GET", path, params=query)
         self.response = self._context.__enter__()
         if self.response.status_code != 200:

@@ -310,7 +310,7 @@ def test_watches_end_with_their_definition(api: httpx2.Client, namespace: str) -
     with WatchStream(api, path, resourceVersion=version, timeoutSeconds=50) as watch:
         _ok(api.delete(f"{CRDS}/widgets.{name}"))
         watch.rest()
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 50
 
 
 @pytest.fixture(scope="module")

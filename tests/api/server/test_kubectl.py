@@ -216,7 +216,7 @@ def test_scale_label_annotate_set_and_edit(kubectl: Kubectl, tmp_path: Path) -> 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     assert done.stdout == "deployment.apps/one edited\n"
@@ -264,7 +264,7 @@ def test_delete_and_wait(kubectl: Kubectl) -> None:
         wait_for(lambda: "deletionTimestamp" in kubectl.get("configmap/held")["metadata"], "marked")
         assert process.poll() is None
         kubectl("patch", "configmap/held", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
-        assert process.wait(20) == 0
+        assert process.wait(90) == 0
     finally:
         process.kill()
         process.communicate()
@@ -275,7 +275,7 @@ def test_wait_for_a_condition(kubectl: Kubectl, api: httpx2.Client) -> None:
     body["spec"]["paused"] = True
     kubectl("create", "-f", "-", stdin=body)
     process = subprocess.Popen(
-        kubectl.command("wait", "--for=condition=Tested", "deployment/one", "--timeout=30s"),
+        kubectl.command("wait", "--for=condition=Tested", "deployment/one", "--timeout=120s"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -290,13 +290,13 @@ def test_wait_for_a_condition(kubectl: Kubectl, api: httpx2.Client) -> None:
             headers={"Content-Type": "application/merge-patch+json"},
         )
         assert response.status_code == 200, response.text
-        out, error = process.communicate(timeout=30)
+        out, error = process.communicate(timeout=120)
         assert out == b"deployment.apps/one condition met\n", error
     finally:
         process.kill()
         process.wait()
     assert "timed out" in kubectl.fails("wait", "--for=condition=Never", "deployment/one", "--timeout=1s")
-    kubectl("wait", "--for=create", "deployment/one", "--timeout=5s")
+    kubectl("wait", "--for=create", "deployment/one", "--timeout=60s")
 
 
 def test_who_may_do_what(kubectl: Kubectl) -> None:

@@ -70,7 +70,7 @@ def test_what_is_created_for_an_owner_that_is_gone_goes(api: httpx2.Client, path
     owner = _ok(api.post(path, json=config_map("owner")), 201)
     _ok(api.delete(f"{path}/owner"))
     _owned(api, path, "late", owner)
-    wait_for(lambda: _is_gone(api, f"{path}/late"), "collected", 60)
+    wait_for(lambda: _is_gone(api, f"{path}/late"), "collected")
 
 
 def test_foreground_deletion_waits_for_the_owned(api: httpx2.Client, path: str) -> None:
