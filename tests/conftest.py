@@ -19,12 +19,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-from hypothesis import settings  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+from hypothesis.internal.conjecture import providers  # noqa: E402
 
 # A slow example on a busy machine says nothing about the code; pytest's own time-out ends what hangs. On CI the same
 # examples are tried each time, so that a red run is about the change; everywhere else new ones are looked for.
-settings.register_profile("fulcrum", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.register_profile(
+    "fulcrum", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("fulcrum")
+if os.environ.get("CI"):
+    # It would also try constants of all modules that are loaded, and those depend on how the tests are shared out.
+    providers._get_local_constants = providers.Constants
 
 
 @pytest.fixture(scope="session")

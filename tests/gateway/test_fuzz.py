@@ -22,7 +22,9 @@ JSON = b"Content-Type: application/json\r\n"
 VALID = POST + JSON + b"Content-Length: %d\r\n\r\n%b" % (len(DATA), DATA)
 LAST = b"GET /health HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n"
 KEY = "fuzz-test-key"
-COMMON = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+COMMON = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @pytest.fixture(scope="module")
