@@ -47,7 +47,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """`examples/quickstart.yaml`, up and Available."""
     subprocess.run([BIN / "fulcrum", "model", "smollm2"], check=True)
     with local_cluster(tmp_path_factory.mktemp("fulcrum")) as cluster:
-        wait_until("the cluster to be Available", lambda: cluster.condition("Available") == "True", seconds=240)
+        wait_until("the cluster to be Available", lambda: cluster.condition("Available") == "True", seconds=480)
         yield cluster
 
 
@@ -55,12 +55,12 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def auto(quickstart: Cluster) -> Cluster:
     """`examples/auto.yaml` in the same local Kubernetes, once the clusters before it are gone: memory is scarce."""
     quickstart.kubectl("delete", "ic", "--all", "--wait=false")
-    wait_until("no workers of other clusters", lambda: not quickstart.read("pods")["items"], seconds=120)
+    wait_until("no workers of other clusters", lambda: not quickstart.read("pods")["items"], seconds=240)
     quickstart.kubectl("apply", "-f", str(REPOSITORY / "examples" / "auto.yaml"))
     cluster = replace(quickstart, name="auto")
     # Its tests load it until it is late, to see what the ratio does about that.
     cluster.patch({"admission": {"policy": "Off"}})
-    wait_until("four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=300)
+    wait_until("four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=480)
     return cluster
 
 
@@ -68,10 +68,10 @@ def auto(quickstart: Cluster) -> Cluster:
 def overload(quickstart: Cluster) -> Cluster:
     """`examples/overload.yaml` in the same local Kubernetes, once the clusters before it are gone."""
     quickstart.kubectl("delete", "ic", "--all", "--wait=false")
-    wait_until("no workers of other clusters", lambda: not quickstart.read("pods")["items"], seconds=120)
+    wait_until("no workers of other clusters", lambda: not quickstart.read("pods")["items"], seconds=240)
     quickstart.kubectl("apply", "-f", str(REPOSITORY / "examples" / "overload.yaml"))
     cluster = replace(quickstart, name="overload")
-    wait_until("two workers", lambda: cluster.cluster()["status"].get("ready") == "2/2", seconds=300)
+    wait_until("two workers", lambda: cluster.cluster()["status"].get("ready") == "2/2", seconds=480)
     return cluster
 
 
@@ -80,7 +80,7 @@ def whole(quickstart: Cluster) -> Cluster:
     """The cluster with four ready workers, two for each role; nobody is turned away, so that any loss is one."""
     quickstart.patch({"admission": {"policy": "Off"}})
     quickstart.patch_ratio(2, 2)
-    wait_until("2P:2D", lambda: quickstart.roles() == {"prefill": 2, "decode": 2}, seconds=120)
+    wait_until("2P:2D", lambda: quickstart.roles() == {"prefill": 2, "decode": 2}, seconds=240)
     return quickstart
 
 

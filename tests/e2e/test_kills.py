@@ -12,7 +12,7 @@ from processes import engine_core, processes
 
 from fulcrum.replay import Outcome
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 OPERATOR_NAMESPACE = "fulcrum-system"
 
@@ -23,14 +23,14 @@ def load_around(cluster: Cluster, questions: list[Question], pod: str, *, engine
     victim = engine_core(main) if engine else main
     restarts_before = restarts(cluster, pod)
     with SteadyLoad(cluster.endpoint(), questions, rate=4) as load:
-        wait_until("answers before the kill", lambda: load.count(Outcome.OK) >= 8, seconds=30)
+        wait_until("answers before the kill", lambda: load.count(Outcome.OK) >= 8, seconds=120)
         victim.kill()
         killed_at = time.monotonic()
-        wait_until("its restart", lambda: restarts(cluster, pod) > restarts_before, seconds=60)
-        wait_until("the cluster to be whole again", lambda: healed(cluster), seconds=150, every_seconds=1)
+        wait_until("its restart", lambda: restarts(cluster, pod) > restarts_before, seconds=120)
+        wait_until("the cluster to be whole again", lambda: healed(cluster), seconds=400, every_seconds=1)
         print(f"{pod}: whole again {time.monotonic() - killed_at:.1f} s after the kill")
         ok = load.count(Outcome.OK)
-        wait_until("answers after it", lambda: load.count(Outcome.OK) >= ok + 8, seconds=30)
+        wait_until("answers after it", lambda: load.count(Outcome.OK) >= ok + 8, seconds=120)
     print(load.summary())
     return load
 

@@ -6,7 +6,7 @@ import pytest
 from local_cluster import Cluster
 from parity import PROMPT_WORDS, assert_chat_parity, assert_completion_parity
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -11,7 +11,7 @@ import yaml
 from local_cluster import QUICKSTART, Cluster, wait_until
 from parity import assert_chat_parity, assert_completion_parity
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 NAME = "parity-bf16"
 
@@ -20,7 +20,7 @@ NAME = "parity-bf16"
 def bf16(quickstart: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two workers in the same local Kubernetes, once the first cluster is gone: memory is scarce."""
     quickstart.kubectl("delete", "ic", quickstart.name, "--ignore-not-found", "--wait=false")
-    wait_until("no workers of the first cluster", lambda: not quickstart.workers(), seconds=120)
+    wait_until("no workers of the first cluster", lambda: not quickstart.workers(), seconds=240)
     document = yaml.safe_load(Path(QUICKSTART).read_text(encoding="utf-8"))
     document["metadata"]["name"] = NAME
     document["spec"]["engine"]["kvCache"]["dtype"] = "bf16"
@@ -30,7 +30,7 @@ def bf16(quickstart: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     file.write_text(yaml.safe_dump(document), encoding="utf-8")
     quickstart.kubectl("apply", "-f", str(file))
     cluster = replace(quickstart, name=NAME)
-    cluster.kubectl("wait", "--for=condition=Available", f"ic/{NAME}", "--timeout=240s")
+    cluster.kubectl("wait", "--for=condition=Available", f"ic/{NAME}", "--timeout=480s")
     yield cluster
     cluster.kubectl("delete", "ic", NAME)
 

@@ -12,9 +12,9 @@ from local_cluster import Cluster, wait_until
 from moving_load import ANSWERS, PROMPTS, Pressure
 from tests.prometheus_server import PrometheusServer, prometheus_server
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
-DECIDED_SECONDS = 180
+DECIDED_SECONDS = 300
 """Load is averaged over a minute of scrapes, and the engines have their queues to work off."""
 HELD_SECONDS = 45
 
@@ -51,14 +51,14 @@ async def test_decisions_follow_prometheus(auto: Cluster, tmp_path: Path) -> Non
 async def _follow(auto: Cluster, prometheus: PrometheusServer) -> None:
     until = partial(asyncio.to_thread, wait_until)
     auto.patch({"balance": {"mode": "Manual", "ratio": {"prefill": 3, "decode": 1}}})
-    await until("3P:1D", partial(at_least, auto, "prefill", 3), seconds=30)
+    await until("3P:1D", partial(at_least, auto, "prefill", 3), seconds=120)
     auto.patch(
         {"balance": {"mode": "Auto", "ratio": None}, "metrics": {"prometheus": {"url": prometheus.url}}},
     )
     with Pressure(auto, ANSWERS):
         await until("flips by what Prometheus says", partial(at_least, auto, "decode", 3), seconds=DECIDED_SECONDS)
     await prometheus.stop()
-    await until("a condition that says so", lambda: reason(auto) == "MetricsUnknown", seconds=60)
+    await until("a condition that says so", lambda: reason(auto) == "MetricsUnknown", seconds=180)
     flips = auto.flips()
     with Pressure(auto, PROMPTS):
         await asyncio.to_thread(held, auto, flips, checks=HELD_SECONDS)
@@ -66,4 +66,4 @@ async def _follow(auto: Cluster, prometheus: PrometheusServer) -> None:
         assert "Prometheus" in auto.kubectl("get", "ic", auto.name, "-o", "jsonpath={.status.conditions[*].message}")
         await prometheus.start()
         await until("a flip once it is back", partial(at_least, auto, "prefill", 2), seconds=DECIDED_SECONDS)
-    assert reason(auto) != "MetricsUnknown"
+    await until("a condition without it", lambda: reason(auto) != "MetricsUnknown", seconds=60)

@@ -12,7 +12,7 @@ from local_cluster import BIN, Cluster, wait_until
 
 from fulcrum.replay import Outcome
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 
 def test_a_smaller_maximum_drains_first_and_loses_nothing(whole: Cluster, questions: list[Question]) -> None:
@@ -26,13 +26,13 @@ def test_a_smaller_maximum_drains_first_and_loses_nothing(whole: Cluster, questi
     )  # fmt: skip
     try:
         with SteadyLoad(whole.endpoint(), questions, rate=4) as load:
-            wait_until("answers before", lambda: load.count(Outcome.OK) >= 8, seconds=30)
+            wait_until("answers before", lambda: load.count(Outcome.OK) >= 8, seconds=120)
             patch = [{"op": "replace", "path": "/spec/pools/0/workers/max", "value": 3}]
             whole.kubectl("patch", "ic", whole.name, "--type", "json", "-p", json.dumps(patch))
-            wait_until("three workers", lambda: len(whole.workers()) == 3, seconds=150)
+            wait_until("three workers", lambda: len(whole.workers()) == 3, seconds=300)
             ok = load.count(Outcome.OK)
-            wait_until("answers after", lambda: load.count(Outcome.OK) >= ok + 8, seconds=30)
-        wait_until("3/3", lambda: whole.cluster()["status"].get("ready") == "3/3", seconds=30)
+            wait_until("answers after", lambda: load.count(Outcome.OK) >= ok + 8, seconds=120)
+        wait_until("3/3", lambda: whole.cluster()["status"].get("ready") == "3/3", seconds=120)
     finally:
         watch.terminate()
         seen = [line.split() for line in watch.communicate()[0].splitlines()]

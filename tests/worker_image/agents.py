@@ -34,7 +34,7 @@ from fulcrum.api.names import (
 from fulcrum.api.worker import KvCacheConfig, LoadReport, WorkerConfig
 
 T = TypeVar("T")
-START_SECONDS = 180.0
+START_SECONDS = 400.0
 """Two engines at once on two busy cores."""
 SERVED_NAME = "chat"
 

@@ -17,7 +17,7 @@ from tests.worker_image.agents import Agent, alive, post_json, prepared_model, s
 from fulcrum.api.names import Role
 from fulcrum.api.worker import EXIT_ENGINE_DIED, WorkCounters
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 PROMPT = "Lighthouses stood along the coast long before there were charts of it. " * 12
 REMOTE_DECODE = {
