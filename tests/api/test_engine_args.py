@@ -41,7 +41,7 @@ def _options_of_vllm() -> list[str]:
         env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=True,
     )
     options: list[str] = json.loads(done.stdout.splitlines()[-1])

@@ -26,7 +26,7 @@ def _rendered() -> dict[tuple[str, str], dict[str, Any]]:
     if not kubectl.exists():
         pytest.skip("kubectl is not installed here")
     done = subprocess.run(
-        [kubectl, "kustomize", str(_ROOT / "manifests")], capture_output=True, text=True, timeout=60, check=True
+        [kubectl, "kustomize", str(_ROOT / "manifests")], capture_output=True, text=True, timeout=240, check=True
     )
     documents = list(yaml.safe_load_all(done.stdout))
     return {(document["kind"], document["metadata"]["name"]): document for document in documents}

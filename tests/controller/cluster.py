@@ -184,7 +184,7 @@ class Operator:
         """Its metrics page."""
         found = re.search(r"health=(\S+)", self.log.read_text())
         assert found is not None, "not started yet"
-        with urllib.request.urlopen(f"http://{found[1]}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{found[1]}/metrics", timeout=60) as answer:
             text: str = answer.read().decode()
         return text
 

@@ -50,7 +50,7 @@ def test_4xx_and_still_serving(
 ) -> None:
     url = urlsplit(quickstart.endpoint())
     assert url.hostname is not None
-    with socket.create_connection((url.hostname, url.port or 80), timeout=30) as connection:
+    with socket.create_connection((url.hostname, url.port or 80), timeout=120) as connection:
         connection.sendall(request_bytes)
         with HTTPResponse(connection) as response:
             response.begin()

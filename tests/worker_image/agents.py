@@ -119,7 +119,7 @@ class Agent:
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of the agent's answer; status 0 when it does not answer."""
         try:
-            with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as response:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=60) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -134,7 +134,7 @@ class Agent:
 
     def engine_metric(self, name: str) -> float:
         """Sum of a metric of vLLM over its labels."""
-        with urllib.request.urlopen(f"{self.engine_url}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.engine_url}/metrics", timeout=60) as response:
             lines = response.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
