@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SEEDS = "24"
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 
 def run(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ TESTS = (
 PATCHES = "tests/gateway/test_access.py::test_logs_hold_neither_prompts_nor_keys"
 """Replaces a method, which compiled classes do not allow."""
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 
 def test_the_compiled_gateway_passes_the_tests_of_the_plain_one(compiled: Path) -> None:
