@@ -48,8 +48,13 @@ async def pod_without_kubelet(client: Client, name: str, number: signal.Signals)
     pod = await client.until(name, is_ready)
     await client.process(pod["metadata"]["uid"], "sleep")
     await client.printed(name, "up\n")
+    before: Json = {}
+    while pod != before:  # until all is written
+        before = pod
+        await asyncio.sleep(0.5)
+        pod = await client.get(name)
     client.world.stop_kubelet(number)
-    yield await client.get(name)
+    yield pod
     client.world.start_kubelet("--no-taint")
 
 
