@@ -149,6 +149,10 @@ def test_distserve_pipeline_divides_and_adds_a_millisecond_per_stage() -> None:
         for stages in (1, 3)
     )
     assert three.prefill_seconds(512, 512**2) - 0.003 == pytest.approx((one.prefill_seconds(512, 512**2) - 0.001) / 3)
+    without = distserve_speed(
+        DISTSERVE, "facebook/opt-13b", tensor=2, pipeline=3, kv_capacity_tokens=1, stage_seconds=0.0
+    )
+    assert three.prefill_seconds(512, 512**2) - without.prefill_seconds(512, 512**2) == pytest.approx(0.003)
     for batch in (10, 200):
         assert three.decode_step_seconds(batch, 10_000) == pytest.approx(one.decode_step_seconds(batch, 10_000) / 3)
 

@@ -160,12 +160,14 @@ def distserve_speed(
     transfer_seconds_per_token: float = 0.0,
     host_step_seconds: float = 0.0,
     host_request_seconds: float = 0.0,
+    stage_seconds: float = 1e-3,
 ) -> PiecewiseSpeed:
     """A fit of DistServe's repository: a parsed document by model and tensor parallelism, in milliseconds.
 
     `prefill = (a + b * sum(l) + c * sum(l^2)) / pp + pp`, `decode = (a + b * sum(context) + c * batch) / pp`, with
     other decode coefficients from a batch size on. These are the times that one pipeline stage is busy with forward
-    passes. `host_step_seconds` and `host_request_seconds` are what the serving process adds to each decode step, and
+    passes. `stage_seconds` is the millisecond that a stage adds to prefill; DistServe's simulator has dropped it since.
+    `host_step_seconds` and `host_request_seconds` are what the serving process adds to each decode step, and
     to it for each request: between two steps it schedules, detokenizes and answers, and the GPU waits.
 
     Raises:
@@ -181,7 +183,7 @@ def distserve_speed(
     scale = _MILLI / pipeline
     worker = WorkerSpeed(
         coefficients=SpeedCoefficients(
-            prefill_a=prefill[0] * scale + pipeline * _MILLI,
+            prefill_a=prefill[0] * scale + pipeline * stage_seconds,
             prefill_b=prefill[1] * scale,
             prefill_c=prefill[2] * scale,
             decode_a=small[0] * scale + host_step_seconds,
