@@ -129,7 +129,7 @@ def attainment_table(fits: Fits, loads: Sequence[Workload]) -> float:
         print(f"By vLLM's fit {late:.0%} of these prompts take longer than {promise} even alone, so its published 97 %")
         print("at 1.0 requests/s were not measured on them. That row is shown and not held against us.")
     pairs = zip(rows["DistServe, published"], rows["DistServe, forward passes"], strict=True)
-    return max(abs(published - ours) for published, ours in pairs)
+    return float(max(abs(published - ours) for published, ours in pairs))
 
 
 def placements_table(fits: Fits) -> bool:

@@ -53,7 +53,7 @@ class Host:
     """Of each pull, besides the time of the link."""
 
 
-HOST = Host(step_seconds=2.2e-3, request_seconds=0.10e-3, pull_seconds=4.7e-3)
+HOST = Host(step_seconds=2.2e-3, request_seconds=0.10e-3, pull_seconds=4.8e-3)
 """Fitted to the TPOT of requests that DistServe measured at up to 2.5 requests/s per GPU, by `distserve_measured.py`;
 what was measured above that, and TTFT and attainment at any rate, did not go into it."""
 
