@@ -59,6 +59,7 @@ async def _follow(auto: Cluster, prometheus: PrometheusServer) -> None:
         await until("flips by what Prometheus says", partial(at_least, auto, "decode", 3), seconds=DECIDED_SECONDS)
     await prometheus.stop()
     await until("a condition that says so", lambda: reason(auto) == "MetricsUnknown", seconds=180)
+    await until("nobody between two roles", lambda: "draining" not in auto.roles(), seconds=180)
     flips = auto.flips()
     with Pressure(auto, PROMPTS):
         await asyncio.to_thread(held, auto, flips, checks=HELD_SECONDS)
