@@ -91,7 +91,7 @@ def test_a_flip_pays_within_its_dwell_or_not_at_all() -> None:
     for dwell, expected in (("2s", 0), ("60s", 1)):
         world = settled(auto(pool(low=4, high=4), dwell=dwell), outlook(*ANSWERS))
         assert world.roles() == {P: 1, D: 3}
-        world.outlook = outlook(18.0, 1800.0, 300.0)
+        world.outlook = outlook(16.0, 1800.0, 450.0)
         assert len(writes(world.plan())) == expected
 
 

@@ -21,6 +21,8 @@ DRAIN_COST: Final = 1.0
 """The same for style Drain: nothing new arrives until the old work is done."""
 ESTIMATE_ERROR: Final = 0.01
 """Share of requests by which the estimates are off themselves (docs/concepts/sizing.md): less than that is no gain."""
+SPLIT_ERROR: Final = 0.003
+"""The same for what one split has over another: much of their errors is the same (`benchmarks/splits.py`)."""
 _ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
 
 
@@ -69,21 +71,50 @@ def paying_moves(
             if loads.slow is None or len(possible) < len(wanted):
                 continue
             counts = {len(possible)}
-        for count in sorted(counts):
-            moves = possible[:count]
-            # How many flips is as doubtful as whether there should be any.
-            gain = _gain(standing, moves, loads.near, service, stakes)
-            other_mix = _other_mix(standing, moves, loads)
-            if other_mix is not None:
-                gain = min(gain, _gain(standing, moves, other_mix, service, stakes))
-            # Each further flip has to bring something, too.
-            error = ESTIMATE_ERROR * loads.near.rate * stakes.payback_seconds if best[1] else 0.0
-            if gain > best[0] + error:
-                best = (gain, moves)
-    moves = best[1]
-    if any(_gain(standing, moves, load, service, stakes) <= 0 for load in _doubts(standing, moves, loads)):
-        return ()
-    return moves
+        found = _paying(standing, possible, counts, loads=loads, service=service, stakes=stakes)
+        error = ESTIMATE_ERROR * loads.near.rate * stakes.payback_seconds if best[1] else 0.0
+        if found[0] > best[0] + error:
+            best = found
+    return best[1]
+
+
+def _paying(
+    standing: Layout,
+    possible: tuple[Move, ...],
+    counts: set[int],
+    *,
+    loads: Loads,
+    service: Service,
+    stakes: Stakes,
+) -> tuple[float, tuple[Move, ...]]:
+    """Return what the moves gain, and how many of them pay.
+
+    They must bring more than the estimates are off, for what is expected and for what was measured, and be no loss
+    in any load that it may be instead. So must each further one.
+    """
+    doubts = _doubts(standing, possible, loads)
+    judged = (loads.near, loads.near.with_rate(loads.measured_rate), *doubts)
+    moves, gains = possible[:0], [0.0] * len(judged)
+    for count in sorted(counts):
+        more = possible[:count]
+        error = _error(standing, after(standing, more)) * stakes.payback_seconds
+        least = [error * load.rate for load in judged[:2]] + [0.0] * len(doubts)
+        found: list[float] = []
+        for load, before, least_more in zip(judged, gains, least, strict=True):
+            gain = _gain(standing, more, load, service, stakes)
+            if gain <= before + least_more:
+                break
+            found.append(gain)
+        else:
+            moves, gains = more, found
+    return gains[0], moves
+
+
+def _error(standing: Layout, layout: Layout) -> float:
+    """Return the share of requests that a change must bring at least."""
+    # A role of one worker ends with it: not for what can hardly be measured.
+    left_alone = any(layout.count(role) == 1 < standing.count(role) for role in (Role.PREFILL, Role.DECODE))
+    return ESTIMATE_ERROR if left_alone or layout.mixed != standing.mixed else SPLIT_ERROR
 
 
 def after(standing: Layout, moves: Iterable[Move]) -> Layout:
@@ -117,30 +148,34 @@ def _possible(moves: list[Move], movable: Counter[tuple[str, Role]]) -> tuple[Mo
 
 def _gain(standing: Layout, moves: Sequence[Move], load: Load, service: Service, stakes: Stakes) -> float:
     """Return the requests that the moves bring inside the SLO within the payback time, less what they cost."""
-    if not moves:
-        return 0.0
     layout = after(standing, moves)
     if not layout.complete:
         return -1.0
-    better, present = service.goodput(layout, load), service.goodput(standing, load)
-    if better - present <= ESTIMATE_ERROR * load.rate:
-        return 0.0
-    # While its old work lasts, a worker is a part of what it is: the goodput of that part is lost.
+    present = service.goodput(standing, load)
+    # While its old work lasts, a part of each worker is missing: in its new role, and where it is missed, in the old.
     residence = {role: service.residence_seconds(role, standing, load) for role in {move.from_role for move in moves}}
-    lost_worker_seconds = stakes.cost_workers * sum(residence[move.from_role] for move in moves)
-    cost = lost_worker_seconds * better / layout.total
-    return (better - present) * stakes.payback_seconds - cost
+    missing_seconds = stakes.cost_workers * sum(residence[move.from_role] for move in moves) / len(moves)
+    missed = max(0.0, present - service.goodput(_without(standing, moves), load))
+    gain = service.goodput(layout, load) - present
+    return gain * max(0.0, stakes.payback_seconds - missing_seconds) - missed * missing_seconds
+
+
+def _without(standing: Layout, moves: Iterable[Move]) -> Layout:
+    counts = {role: Counter(dict(standing.of_role(role))) for role in _ROLES}
+    for move in moves:
+        counts[move.from_role][move.pool] -= 1
+    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
 
 
 def _doubts(standing: Layout, moves: Sequence[Move], loads: Loads) -> list[Load]:
-    """Return what the load may be instead, by what was measured: fewer requests, and a mix that favours what stands."""
+    """Return what the load may be instead, by what was measured: less, more, and a mix that favours what stands."""
     if not moves:
         return []
+    more = loads.near.with_rate(loads.near.rate * (1 + NOISE_SIGMAS * loads.noise.rate))
     other_mix = _other_mix(standing, moves, loads)
     if other_mix is not None:
-        return [loads.sure, other_mix]
+        return [loads.sure, more, other_mix]
     # Everybody flips: a mix that passes through the window on its way to another is no reason for that.
-    more = loads.near.with_rate(loads.near.rate * (1 + NOISE_SIGMAS * loads.noise.rate))
     return [loads.sure, more, loads.near.even(), *([loads.slow] if loads.slow is not None else [])]
 
 
