@@ -198,6 +198,21 @@ def test_late_prefills_go_to_a_decode_worker_with_slack_and_only_there() -> None
     assert names(find(view, now_seconds=0.05)) == ("p0", "d0")
 
 
+@pytest.mark.parametrize(("output_tokens", "deflected"), [(60.0, False), (2000.0, True)])
+def test_a_late_prefill_waits_where_short_answers_would_miss_their_promise_for_it(
+    output_tokens: float, deflected: bool
+) -> None:
+    """It would stop five answers for 0.3 s: that matters little to long ones."""
+    view = cluster(1, 1)
+    for number in range(5):
+        send(view, ask(prompt_tokens=100, output_tokens=output_tokens), 0.02 * number, decoding=True)
+    queued = ask(prompt_tokens=5000, output_tokens=output_tokens)
+    pair = find(view, queued, 0.1)
+    for _ in range(3):
+        view.start(queued, pair, 0.1)
+    assert find(view, ask(prompt_tokens=3000), 0.1).whole is deflected
+
+
 def test_a_mixed_worker_competes() -> None:
     view = cluster(1, 1, 1)
     seen = {names(send(view).route) for _ in range(8)}

@@ -9,7 +9,7 @@ from tests.routing.cluster import SPEED, ask, cluster, find, send
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
-from fulcrum.routing import ClusterView, Flight, HandOver
+from fulcrum.routing import AffinityMemory, ClusterView, Flight, HandOver
 from fulcrum.routing.flight import DECODING, PREFILLING
 from fulcrum.routing.latency import hand_over
 
@@ -71,6 +71,11 @@ def test_sums_equal_a_loop_over_all_requests_and_end_at_zero(
         assert worker.decode_share == 0
     assert view.prefill_use == pytest.approx([0.0], abs=1e-6)
     assert view.decode_use == pytest.approx([0.0], abs=1e-6)
+
+
+def test_a_memory_that_is_still_empty_is_used() -> None:
+    memory = AffinityMemory(10)
+    assert ClusterView(affinity=memory).affinity is memory
 
 
 def test_progress_is_what_the_model_says_until_it_is_told() -> None:

@@ -8,18 +8,22 @@ costs nearly the same for 8 workers as for 64.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp
 from typing import TYPE_CHECKING, Final
 
 from fulcrum.routing._choice import NobodyFits, NobodyThere, NoPool
 from fulcrum.routing.lanes import Group, Lane
 from fulcrum.routing.path import Incoming, Route
 from fulcrum.routing.search import Search
+from fulcrum.routing.worker import WorkerView
 
 if TYPE_CHECKING:
     from fulcrum.routing.view import ClusterView
 
 _SLACK: Final = 0.8
 """A prefill goes to a decode worker only where its residents stay below this share of the TPOT promise."""
+_MOST_HARMED: Final = 0.25
+"""Requests of a decode worker that may be expected to miss their TPOT for a prefill that is deflected to it."""
 _NEARLY: Final = 1.05
 """Scores within this factor are taken for equal."""
 _FULLER: Final = 0.25
@@ -98,9 +102,30 @@ def _deflect(search: Search, lane: Lane, pair: Route, paths: list[Route]) -> Non
     longest_seconds = min(pair.ttft_seconds, search.ttft_seconds)
     if prefill.wait_seconds + prefill.work_seconds > longest_seconds or worker.step_seconds() > pace_seconds:
         return
+    if _harmed(worker, prefill.wait_seconds + prefill.work_seconds, search) > _MOST_HARMED:
+        return
     path = search.whole(prefill, lane)
     if path.ttft_seconds <= longest_seconds and path.hand_over.step_seconds <= pace_seconds:
         paths.append(path)
+
+
+def _harmed(worker: WorkerView, stall_seconds: float, search: Search) -> float:
+    """Return how many of those who decode on `worker`, or will soon, end before they have made good for a stall.
+
+    TPOT is an average: a long answer hardly feels it, one that ends after a few more tokens misses its promise. How
+    long answers are is not known beforehand, so what is left of them is taken for exponential.
+    """
+    running, pending = worker.running, worker.pending
+    many = running + pending + worker.foreign_running + worker.join_rate * stall_seconds
+    if many <= 0:
+        return 0.0
+    gain_seconds = min(search.view.tpot_seconds, worker.tight_tpot_seconds) - worker.step_seconds()
+    if gain_seconds <= 0:
+        return many
+    left_tokens = 1.0
+    if running + pending:
+        left_tokens = max((running * worker.left_tokens + worker.pending_output) / (running + pending), 1.0)
+    return many * (1 - exp(-stall_seconds / (gain_seconds * left_tokens)))
 
 
 def _next_hand_over(pair: Route, search: Search) -> float:

@@ -45,7 +45,8 @@ class ClusterView:
         self.class_names = tuple(class_names)
         self.ttft_seconds = ttft_seconds
         self.tpot_seconds = tpot_seconds
-        self.affinity = affinity or AffinityMemory()
+        # Not `or`: a memory that is empty is false.
+        self.affinity = AffinityMemory() if affinity is None else affinity
         self.units_per_token = units_per_token
         """Units of the affinity memory per token, as a guess of how much of them a KV cache holds."""
         self.workers: dict[str, WorkerView] = {}
