@@ -47,7 +47,7 @@ REJECTION_SECONDS: Final = 0.05
 HARMED: Final = 0.02
 """Share of premium requests that a flood of free ones may cost."""
 CAME_BACK: Final = 0.5
-"""Share of those that return after their Retry-After that is let in, at least."""
+"""Share of those that return after their Retry-After, as workers were too busy, that is let in, at least."""
 _UNLIKELY: Final = 2.33
 """Standard deviations of what happens once in a hundred times."""
 _CLIENTS: Final = (2, 4, 6, 9)
@@ -226,8 +226,7 @@ def broken(dry: Seen, floods: Sequence[Seen], returned: Seen) -> list[str]:
     served = sum(seen.met("premium") for seen in floods) / premium
     alone = dry.served("premium") or 0.0
     slowest = max((rejected_within(seen, 0.99) for seen in floods), default=0.0)
-    came = sum(told.again is not None for told in returned.told)
-    back = 1.0 if returned.came_back is None else returned.came_back
+    back = returned.came_back()
     checks = (
         (all(seen.whole for seen in (dry, *floods, returned)), "a request was neither served whole nor turned away"),
         (kept >= ATTAINMENT - _chance(ATTAINMENT, len(let_in)), f"{kept:.1%} of those that were let in met the SLO"),
@@ -237,7 +236,10 @@ def broken(dry: Seen, floods: Sequence[Seen], returned: Seen) -> list[str]:
             served > alone - HARMED - _chance(served, premium),
             f"{served:.0%} of premium requests were served in the floods, {alone:.0%} without",
         ),
-        (back > CAME_BACK - _chance(CAME_BACK, came), f"{back:.0%} of {came} that came back were let in"),
+        (
+            sum(back) >= (CAME_BACK - _chance(CAME_BACK, len(back))) * len(back),
+            f"{sum(back)} of {len(back)} that came back to workers that had been too busy were let in",
+        ),
     )
     return [problem for held, problem in checks if not held]
 
@@ -259,9 +261,9 @@ def phase(cluster: Cluster, workers: Workers, policy: str, load: float, *, secon
     print(f"{row(policy, f'{load:g}x', seen)}\n      {seen.missed()}", flush=True)
     for problem, times in seen.problems().most_common():
         print(f"      {times:4d} x {problem}")
-    again = sum(told.again is not None for told in seen.told)
-    if again:
-        print(f"      {again} came back after their Retry-After: {_percent(seen.came_back)} were let in")
+    for kept, why in ((False, "workers were too busy"), (True, "room was kept for other classes")):
+        if back := seen.came_back(kept=kept):
+            print(f"      came back after their Retry-After, as {why}: {sum(back)} of {len(back)} were let in")
     return seen
 
 

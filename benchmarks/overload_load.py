@@ -28,6 +28,7 @@ OUTPUT_TOKENS: Final = 12.0
 _SPREAD: Final = 0.4
 _WRITER_SEED: Final = 7
 _PREEMPTED: Final = "HTTP 429: Preempted"
+_KEPT: Final = "HTTP 429: ClassShare"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +109,16 @@ class Seen:
         at_arrival = (told for told in self.told if told.rejected and not told.preempted)
         return sorted(told.record.end_seconds - told.record.sent_seconds for told in at_arrival)
 
-    @property
-    def came_back(self) -> float | None:
-        """Of those that returned after their `Retry-After`, how many were let in."""
-        again = [told.again for told in self.told if told.again is not None]
-        return _share(sum(record.outcome is not Outcome.REJECTED for record in again), len(again))
+    def came_back(self, *, kept: bool = False) -> list[bool]:
+        """Of those that returned after their `Retry-After`: was it let in? By why they had been turned away.
+
+        Not `kept`: the workers were too busy, which a while can change. `kept`: room was kept for other classes.
+        """
+        return [
+            told.again.outcome is not Outcome.REJECTED
+            for told in self.told
+            if told.again is not None and (told.record.detail == _KEPT) is kept
+        ]
 
     def missed(self) -> str:
         """Of those that were let in: how many were too late, how many too slow; the ninth decile of either."""
