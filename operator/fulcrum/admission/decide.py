@@ -178,7 +178,7 @@ class Admission:
             return over_threshold(incoming, found, self._limits, rooms)
         guests_seconds = self._shares.guests_seconds(incoming.qos, found) if rooms[0] < 1 else 0.0
         checks = (
-            over_ttft(incoming, found, view, self.ttft_margin, rooms[0], guests_seconds),
+            over_ttft(incoming, found, view, self.ttft_margin, rooms[0], guests_seconds=guests_seconds),
             over_others(found, view, self.ttft_margin, held),
             over_tpot(incoming, found, view, self.tpot_margin, rooms[1]),
             over_kv(incoming, found, rooms[1]),

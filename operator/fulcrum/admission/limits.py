@@ -23,7 +23,7 @@ _EMPTY: Final = 3.0
 
 
 def over_ttft(
-    incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float, guests_seconds: float = 0.0
+    incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float, *, guests_seconds: float = 0.0
 ) -> Over | None:
     """TTFT: of what is left of the promise after its own prefill, the queue may take the part `room`.
 
