@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.balance.queueing.test_bursts import SPEED
 from tests.balance.queueing.test_properties import demands, speeds, targets, workers
@@ -20,6 +20,9 @@ from fulcrum.capacity.speed import WorkerSpeed
 EPSILON = 1e-3
 SEAM = 0.02
 """By how much the two formulas may differ where one takes over from the other, at saturation."""
+STEPS = 5
+"""A promise is worth that many of the shortest steps. Below, estimates are too low at light load (docs/concepts/sizing.md):
+who waits for the step under way, and then takes one, is nearly late."""
 SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
 
 SIMULATED = [
@@ -59,6 +62,7 @@ def test_no_more_is_let_in_than_can_be_decoded(demand: Demand, speed: WorkerSpee
 def test_heavier_overload_never_leaves_a_larger_share(
     demand: Demand, speed: WorkerSpeed, count: int, target: float, factor: float
 ) -> None:
+    assume(target >= STEPS * speed.coefficients.prefill_a)
     heavier = replace(demand, rate=demand.rate * factor)
     light, heavy = (
         prefill_attainment(each, [(speed, count)], ttft_seconds=target, early=True) for each in (demand, heavier)
