@@ -21,8 +21,8 @@ EPSILON = 1e-3
 SEAM = 0.02
 """By how much the two formulas may differ where one takes over from the other, at saturation."""
 STEPS = 5
-"""A promise is worth that many of the shortest steps. Below, estimates are too low at light load (docs/concepts/sizing.md):
-who waits for the step under way, and then takes one, is nearly late."""
+"""A promise is worth that many of the shortest steps. Below, estimates are too low at light load: who waits for the
+step under way, and then takes one, is nearly late (docs/concepts/sizing.md)."""
 SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
 
 SIMULATED = [
