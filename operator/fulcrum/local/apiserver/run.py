@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ from fulcrum.local.apiserver.writing import Writer
 logger = logging.getLogger(__name__)
 _SHUTDOWN_SECONDS: Final = 1.0
 """How long answers that are under way may take when the server stops."""
+_TAKEN_SECONDS: Final = 5.0
+"""How long the last run's port is waited for."""
 
 
 class AlreadyRunningError(RuntimeError):
@@ -75,22 +78,36 @@ def _locked(state_dir: Path) -> Iterator[None]:
 def _listen(options: Options) -> socket.socket:
     """The listening socket; with port 0 the last run's port is preferred, so that kubeconfigs stay valid."""
     remembered = options.state_dir / "port"
-    wanted = [options.port]
+    listener = None
     if not options.port and remembered.exists():
-        wanted.insert(0, int(remembered.read_text()))
-    for port in wanted:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = _bound_soon(options.bind, int(remembered.read_text()))
+    listener = listener or _bound(options.bind, options.port)
+    remembered.write_text(str(listener.getsockname()[1]))
+    return listener
+
+
+def _bound_soon(address: str, port: int) -> socket.socket | None:
+    """The socket, even if somebody's outgoing connection has the port at the moment; None when it stays taken."""
+    deadline = time.monotonic() + _TAKEN_SECONDS
+    while True:
         try:
-            listener.bind((options.bind, port))
-        except OSError:
-            listener.close()
-            if port == wanted[-1]:
-                raise
-            continue
-        remembered.write_text(str(listener.getsockname()[1]))
-        return listener
-    raise AssertionError
+            return _bound(address, port)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                logger.warning("port_taken port=%d error=%s: kubeconfigs of the last run are stale", port, error)
+                return None
+            time.sleep(0.1)
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 @contextlib.asynccontextmanager
