@@ -7,6 +7,7 @@ import dataclasses
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import msgspec
 from local_cluster import Cluster
@@ -145,6 +146,14 @@ def calibrated(
     real_ttft_seconds = sum(record.ttft_seconds or 0.0 for record in records) / len(records)
     left_seconds = real_ttft_seconds - float(result.ttft_seconds.mean())
     return dataclasses.replace(found, leg_seconds=max(0.0, left_seconds / 2))
+
+
+def typical(found: Sequence[Calibration]) -> Calibration:
+    """The median of what several traces said of the same workers; all are scaled from one start."""
+    each = [msgspec.structs.asdict(one.speed.coefficients) for one in found]
+    coefficients = SpeedCoefficients(**{name: median(one[name] for one in each) for name in each[0]})
+    speed = dataclasses.replace(found[0].speed, coefficients=coefficients)
+    return Calibration(speed=speed, leg_seconds=median(one.leg_seconds for one in found))
 
 
 def endpoint_of(cluster: Cluster) -> Endpoint:
