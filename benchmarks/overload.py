@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from math import sqrt
 from pathlib import Path
@@ -289,7 +290,7 @@ def main() -> int:
     parser.add_argument("--policies", default="Off,Threshold,Predictive")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slo", default="10,5", help="times the unloaded TTFT, times the unloaded TPOT")
-    parser.add_argument("--kubeconfig", type=Path, help="use this cluster; 4 workers, ready")
+    parser.add_argument("--kubeconfig", type=Path, help="use this cluster, whose workers are ready")
     parser.add_argument("--name", default="overload", help="name of the InferenceCluster")
     parser.add_argument("--namespace", default="default")
     options = parser.parse_args()
@@ -297,17 +298,18 @@ def main() -> int:
     factors = [float(factor) for factor in options.slo.split(",")]
     if len(factors) != 2 or min(factors) <= 1:
         parser.error("--slo: two numbers above 1 with a comma, such as 10,5")
+    run = partial(contest, policies=policies, seconds=options.seconds, factors=factors, seed=options.seed)
     try:
         if options.kubeconfig is not None:
             cluster = Cluster(kubeconfig=options.kubeconfig, name=options.name, namespace=options.namespace)
-            return 1 if contest(cluster, policies, seconds=options.seconds, factors=factors, seed=options.seed) else 0
+            return 1 if run(cluster) else 0
         manifest = REPOSITORY / "examples" / "overload.yaml"
         with (
             tempfile.TemporaryDirectory(prefix="fulcrum-overload-") as home,
             local_cluster(Path(home), manifest=manifest, name="overload") as cluster,
         ):
             wait_until("the cluster to be Available", lambda: cluster.condition("Available") == "True", seconds=300)
-            return 1 if contest(cluster, policies, seconds=options.seconds, factors=factors, seed=options.seed) else 0
+            return 1 if run(cluster) else 0
     except (CommandError, TimeoutError) as error:
         print(f"overload FAILED: {error}")
         return 1

@@ -15,10 +15,10 @@ from fulcrum.routing._choice import NobodyFits, NobodyThere, NoPool
 from fulcrum.routing.lanes import Group, Lane
 from fulcrum.routing.path import Incoming, Route
 from fulcrum.routing.search import Search
-from fulcrum.routing.worker import WorkerView
 
 if TYPE_CHECKING:
     from fulcrum.routing.view import ClusterView
+    from fulcrum.routing.worker import WorkerView
 
 _SLACK: Final = 0.8
 """A prefill goes to a decode worker only where its residents stay below this share of the TPOT promise."""
@@ -95,21 +95,23 @@ def _deflect(search: Search, lane: Lane, pair: Route, paths: list[Route]) -> Non
     if worker is None:
         return
     prefill = search.queued(worker)
-    if late and worker.pending and prefill.wait_seconds + prefill.work_seconds > _next_hand_over(pair, search):
+    stall_seconds = prefill.wait_seconds + prefill.work_seconds
+    if late and worker.pending and stall_seconds > _next_hand_over(pair, search):
         # Who comes to it meanwhile would get its first token only after the whole prompt.
         return
-    pace_seconds = _SLACK * min(search.view.tpot_seconds, worker.tight_tpot_seconds)
+    tpot_seconds = min(search.view.tpot_seconds, worker.tight_tpot_seconds)
+    pace_seconds = _SLACK * tpot_seconds
     longest_seconds = min(pair.ttft_seconds, search.ttft_seconds)
-    if prefill.wait_seconds + prefill.work_seconds > longest_seconds or worker.step_seconds() > pace_seconds:
+    if stall_seconds > longest_seconds or worker.step_seconds() > pace_seconds:
         return
-    if _harmed(worker, prefill.wait_seconds + prefill.work_seconds, search) > _MOST_HARMED:
+    if _harmed(worker, stall_seconds, tpot_seconds) > _MOST_HARMED:
         return
     path = search.whole(prefill, lane)
     if path.ttft_seconds <= longest_seconds and path.hand_over.step_seconds <= pace_seconds:
         paths.append(path)
 
 
-def _harmed(worker: WorkerView, stall_seconds: float, search: Search) -> float:
+def _harmed(worker: WorkerView, stall_seconds: float, tpot_seconds: float) -> float:
     """Return how many of those who decode on `worker`, or will soon, end before they have made good for a stall.
 
     TPOT is an average: a long answer hardly feels it, one that ends after a few more tokens misses its promise. How
@@ -117,14 +119,10 @@ def _harmed(worker: WorkerView, stall_seconds: float, search: Search) -> float:
     """
     running, pending = worker.running, worker.pending
     many = running + pending + worker.foreign_running + worker.join_rate * stall_seconds
-    if many <= 0:
-        return 0.0
-    gain_seconds = min(search.view.tpot_seconds, worker.tight_tpot_seconds) - worker.step_seconds()
-    if gain_seconds <= 0:
-        return many
     left_tokens = 1.0
     if running + pending:
         left_tokens = max((running * worker.left_tokens + worker.pending_output) / (running + pending), 1.0)
+    gain_seconds = tpot_seconds - worker.step_seconds()  # above 0, as the caller has seen
     return many * (1 - exp(-stall_seconds / (gain_seconds * left_tokens)))
 
 
