@@ -69,6 +69,22 @@ async def test_no_more_than_the_limit(tmp_path: Path, program: str) -> None:
     assert shares[-1] > 0.05, "a limited container still runs"
 
 
+async def test_an_idle_container_is_no_faster_than_a_busy_one(tmp_path: Path) -> None:
+    """Else a latency that is measured on an idle worker says little of what it will be under load."""
+    out = tmp_path / "seconds"
+    program = (
+        "import time\n"
+        "for _ in range(9):\n"
+        "    time.sleep(0.3); began, used = time.monotonic(), time.process_time()\n"
+        "    while time.process_time() - used < 0.06: pass\n"
+        f"    print(time.monotonic() - began, file=open({str(out)!r}, 'a'))\n"
+    )
+    async with container(tmp_path / "shim", program, 0.25) as (shim, _):
+        await asyncio.wait_for(shim.ended(), 60)
+    took = sorted(float(line) for line in out.read_text().split())
+    assert took[len(took) // 2] > 0.7 * 0.06 / 0.25, took
+
+
 async def test_sigterm_reaches_a_stopped_container(tmp_path: Path) -> None:
     async with container(tmp_path, SPIN, 0.05) as (shim, pid):
         await until(lambda: used_seconds(pid) > 0.05)

@@ -1,7 +1,9 @@
 """Holds a container to its CPU limit (`resources.limits.cpu`) without cgroups, which a user's session may not have.
 
 Like the kernel's CFS quota: processor time is a bucket that fills at the limit and holds a few milliseconds; whoever
-has emptied it is stopped (SIGSTOP) until there is some again (SIGCONT). Loaded by the shim, so standard library only.
+has emptied it is stopped (SIGSTOP) until there is some again (SIGCONT). The bucket is small, and idle containers are
+watched closely, so that a worker is as slow for its first prompt as under load: promises are made from either.
+Loaded by the shim, so standard library only.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ import signal
 import time
 from collections.abc import Iterable
 
-_BURST_SECONDS = 0.02
+_BURST_SECONDS = 0.005
 """Processor time that an idle container may use at once."""
 _TICK_SECONDS = 0.01
-_IDLE_TICK_SECONDS = 0.05
+_IDLE_TICK_SECONDS = 0.02
 _LONGEST_STOP_SECONDS = 0.5
 _LOOK_SECONDS = 0.5
 """How often the process tree is read anew; what a new process has used by then counts, too."""
