@@ -1,6 +1,8 @@
 """A slow engine to check the quick one by: one event per step, every block and context counted anew each time.
 
 It has the same rules (see `fulcrum.simulation.worker`) for one worker and whole requests, and shares no code with it.
+Where a request is in the queue, and who is preempted, goes by (rank, arrival) alone, as in vLLM's priority scheduling;
+with equal ranks that is first come, first served.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ class Sequence:
     arrival_seconds: float
     prompt: int
     output: int
+    rank: int = 0
     context: int = 0
     done: int = 0
     emitted: int = 0
@@ -39,9 +42,12 @@ class ReferenceEngine:
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
 
-    def run(self, requests: list[tuple[float, int, int]]) -> list[Sequence]:
-        """Run (arrival, prompt, output) in order of arrival; returns them with their times."""
-        every = [Sequence(i, *request) for i, request in enumerate(requests)]
+    def run(self, requests: list[tuple[float, int, int]], ranks: list[int] | None = None) -> list[Sequence]:
+        """Run (arrival, prompt, output) in order of arrival, the lowest rank first; returns them with their times."""
+        every = [
+            Sequence(i, *request, rank)
+            for i, (request, rank) in enumerate(zip(requests, ranks or [0] * len(requests), strict=True))
+        ]
         for each in every:
             each.context = each.prompt
         coming = list(every)
@@ -60,11 +66,13 @@ class ReferenceEngine:
         capacity = self.speed.kv_capacity_tokens // self.block_tokens
         preempted = False
         while self._blocks() > capacity:
-            last = self.running.pop()
+            last = max(self.running, key=_turn)
+            self.running.remove(last)
             last.decoding, last.done = False, 0
-            self.waiting.insert(0, last)
+            self.waiting.append(last)
             self.preemptions += 1
             preempted = True
+        self.waiting.sort(key=_turn)
         decodes = [each for each in self.running if each.decoding]
         budget = self.speed.max_batched_tokens - len(decodes)
         chunks: list[tuple[Sequence, int]] = []
@@ -110,3 +118,7 @@ class ReferenceEngine:
             each.first = self.now
         if each.emitted == each.output:
             each.end = self.now
+
+
+def _turn(each: Sequence) -> tuple[int, int]:
+    return each.rank, each.index

@@ -192,17 +192,19 @@ def with_prefixes(load: Workload, seed: int) -> Workload:
     return replace(load, prompt_tokens=prompts, prefix_ids=ids)
 
 
-@pytest.mark.parametrize("policy", ["static", "aggregated", "restless"])
+@pytest.mark.parametrize("policy", ["static", "aggregated", "restless", "classes"])
 def test_the_same_input_gives_the_same_result(policy: str) -> None:
     def run() -> Result:
         chosen: Policy = {
             "static": StaticSplit(pool="p", prefill=2, decode=2),
             "aggregated": Aggregated(pool="p", workers=4),
             "restless": Restless(workers=4, seed=3),
+            "classes": Restless(workers=4, seed=3, admission=AdmissionPolicy.PREDICTIVE),
         }[policy]
-        return engine.simulate(
-            poisson(rate=20, count=500, prompt=600, output=80, seed=5), make_cluster(), chosen, slo=SLO
-        )
+        load = poisson(rate=20, count=500, prompt=600, output=80, seed=5)
+        if policy == "classes":
+            load = with_classes(load, 5)
+        return engine.simulate(load, make_cluster(), chosen, slo=SLO)
 
     one, two = run(), run()
     for column in ("ttft_seconds", "tpot_seconds", "end_seconds", "outcome", "computed_tokens"):

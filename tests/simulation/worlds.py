@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from fulcrum.api.names import Role
+from fulcrum.api.serving_types import ClassMatch, QosClass
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.balance.demand import Slo
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
+from fulcrum.simulation.front_door import FrontDoor
+from fulcrum.simulation.policy import Policy, known_speeds
 from fulcrum.simulation.workload import Workload
 
 SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.05, attainment=0.95)
+
+
+def qos_classes(**priorities: int) -> tuple[QosClass, ...]:
+    """Classes by name and priority."""
+    return tuple(
+        QosClass(name=name, priority=priority, match=ClassMatch(header="x-tier", value=name))
+        for name, priority in priorities.items()
+    )
+
+
+class Tiered(Policy):
+    """Workers that never change, behind a gateway that knows classes and turns nobody away."""
+
+    def __init__(self, workers: Policy, classes: Sequence[QosClass]) -> None:
+        self.name = workers.name
+        self._workers = workers
+        self._classes = classes
+
+    def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
+        return self._workers.initial(cluster)
+
+    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
+        return FrontDoor(slo=slo, speeds=known_speeds(cluster), classes=self._classes)
 
 
 def make_speed(
@@ -45,6 +74,12 @@ def make_workload(requests: list[tuple[float, int, int]], **others: Any) -> Work
         qos_class=np.zeros(len(requests), dtype=np.int16),
         **others,
     )
+
+
+def in_classes(load: Workload, names: Sequence[str]) -> Workload:
+    """Put each request into the class of this name."""
+    classes = tuple(sorted(set(names)))
+    return replace(load, qos_class=np.array([classes.index(name) for name in names], dtype=np.int16), classes=classes)
 
 
 def poisson(*, rate: float, count: int, prompt: float, output: float, seed: int, spread: float = 0.5) -> Workload:

@@ -87,6 +87,8 @@ class Simulation:
             ledger=self._ledger,
             timeline=self._timeline,
         )
+        door = self._journeys.door
+        self._ranks = door.ranks(workload.classes) if door is not None else None
         self._tick_alarm = _Alarm(self._tick)
         self._engines: list[Worker] = []
         self._events = 0
@@ -133,6 +135,7 @@ class Simulation:
             block_tokens=self._cluster.block_tokens,
             cached=self._workload.prefix_ids is not None,
             pauses=self._cluster.links.pulling is Pulling.BETWEEN,
+            ranks=self._ranks,
             timeline=self._timeline,
             host=self._journeys,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -71,16 +71,28 @@ class FrontDoor:
                 pod.name, worker.role, pool=pod.pool.name, revision="1", incarnation=f"{pod.uid}/{pod.restarts}"
             )
 
+    def ranks(self, names: Iterable[str | None]) -> dict[str | None, int] | None:
+        """Return the priority that engines are told for requests of each of these classes, where lower comes first.
+
+        None when that of all of them is the same.
+        """
+        priorities = self.admission.classes.priorities
+        ranks = {name: -priorities[self._qos(name)] for name in names}
+        return ranks if len(set(ranks.values())) > 1 else None
+
+    def _qos(self, name: str | None) -> int:
+        table = self.admission.classes
+        index = table.index(name) if name is not None else None
+        return index if index is not None else table.rest
+
     def choose(self, job: Job, now: float) -> Chosen | Reason:
         """Decide about a request, and take it for started.
 
         A job that was tried before has been admitted already; it is routed around the workers that lost it.
         """
-        table = self.admission.classes
-        qos = table.index(job.qos_class) if job.qos_class is not None else None
         incoming = self.admission.incoming(
             prompt_tokens=job.prompt,
-            qos=qos if qos is not None else table.rest,
+            qos=self._qos(job.qos_class),
             prefix=job.prefix_ids[: min(job.prompt // PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS)],
             units_per_token=1.0,
         )

@@ -1,8 +1,10 @@
 """One engine: continuous batching as vLLM does it, advanced from change to change instead of step by step.
 
 Every step takes one token for each decoding request and fills the rest of the token budget with chunks of waiting
-prompts, first come, first served; when the KV blocks run out the latest request is preempted and recomputed. The role
-plays no part in it: it only decides which requests are sent here. Steps without chunks are taken together
+prompts: those that have begun, then the others in the order of their arrival; when the KV blocks run out the latest
+request is preempted and recomputed. Where classes have ranks, the queue is in the order of rank and arrival, and the
+latest of the lowest class is preempted; what has begun goes on first all the same, as in vLLM. The role plays no part
+in it: it only decides which requests are sent here. Steps without chunks are taken together
 (`decode_run`); what comes in the middle of them takes effect at the next step boundary, as in the engine. KV is pulled
 beside the steps, or between them (`Pulling`).
 """
@@ -10,9 +12,11 @@ beside the steps, or between them (`Pulling`).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import Speed
+from fulcrum.simulation.class_queue import ClassQueue
 from fulcrum.simulation.decode_run import DecodeRun
 from fulcrum.simulation.held_kv import HeldKv
 from fulcrum.simulation.job import Job, Leg
@@ -37,9 +41,11 @@ class Worker:
         block_tokens: int,
         cached: bool,
         pauses: bool = False,
+        ranks: Mapping[str | None, int] | None = None,
         timeline: Timeline,
         host: WorkerHost,
     ) -> None:
+        """`ranks` of the classes by name, the lowest first; None: all are alike."""
         self.name = name
         self.pool = pool
         self.role = role
@@ -51,7 +57,7 @@ class Worker:
         """Requests promised to or under way on this worker as their last leg."""
         self.queued_tokens = 0
         """Prompt tokens that wait for prefill, those of begun prompts included."""
-        self.waiting: deque[Job] = deque()
+        self.waiting = _queue(ranks)
         """Requests that have not begun: prompts, and KV that is not being pulled yet."""
         self.loading = 0
         """Requests whose KV is on its way."""
@@ -67,7 +73,8 @@ class Worker:
         self._decode = DecodeRun(times, self._kv)
         self._running: dict[int, Job] = {}  # in the order of their admission
         self._prefill = PrefillRun()
-        self._ready: deque[Job] = deque()  # pulled, not in the batch yet
+        self._ready = _queue(ranks)  # pulled, not in the batch yet
+        self._ranks = ranks
         self._steps = -1  # of the run under way; -1: idle
         self._cut = False  # the run already ends at its next boundary
 
@@ -226,8 +233,10 @@ class Worker:
             self._decode.join(job)
 
     def _preempt(self) -> None:
-        """Free the blocks of the latest request; it is computed again when there is room."""
-        job = self._running[next(reversed(self._running))]
+        """Free the blocks of the latest request of the lowest class; it is computed again when there is room."""
+        latest, ranks = reversed(self._running.values()), self._ranks
+        # Of equal ones `max` takes the first that it sees, which is the latest.
+        job = next(latest) if ranks is None else max(latest, key=lambda each: ranks[each.qos_class])
         self.work.preemptions += 1
         del self._running[job.index]
         if job.done < job.context and self._prefill.drop(job):
@@ -259,7 +268,8 @@ class Worker:
             self._preempt()
             preempted = True
         prefill = self._prefill
-        tokens = self._fill(now, admit=not preempted) if self.waiting or prefill.chunks else 0
+        # Nobody is let in by a step that preempts; if nothing is left to run, that step takes no time.
+        tokens = self._fill(now, admit=not (preempted and running)) if self.waiting or prefill.chunks else 0
         self._cut = False
         if tokens:
             self._steps = 1
@@ -267,7 +277,8 @@ class Worker:
             first = seconds = self._times.step_seconds(decode.batch, decode.context_tokens, tokens, squared)
             self._cut = True
         elif decode.batch:
-            self._steps = decode.steps_until_change()
+            # There is no room for the one that was preempted, but there may be for one of a higher class.
+            self._steps = 1 if preempted and self._ranks is not None else decode.steps_until_change()
             seconds = decode.seconds(self._steps)
             first = decode.seconds(1) if started else 0.0
         else:
@@ -317,6 +328,10 @@ class Worker:
         lost = {job.index: job for job in (*self._running.values(), *self.waiting, *self._ready)}
         self._steps = -1
         return list(lost.values())
+
+
+def _queue(ranks: Mapping[str | None, int] | None) -> deque[Job] | ClassQueue:
+    return deque() if ranks is None else ClassQueue(ranks)
 
 
 def _is_pulled(job: Job) -> bool:
