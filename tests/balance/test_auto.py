@@ -13,7 +13,7 @@ from tests.balance.world import World, idle_load, make_spec, pool
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import Condition, ConditionStatus, ConditionType
+from fulcrum.api.types import Condition, ConditionStatus, ConditionType, InferenceClusterStatus
 from fulcrum.balance import CreateWorker, Plan, SetRole, StartDrain, TellRole, plan
 from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.plan import TICK_SECONDS
@@ -297,6 +297,78 @@ def test_a_quiet_turn_is_looked_at_again_in_seconds_and_says_the_same() -> None:
     assert second.status == first.status
     world.outlook = outlook(30.3, 3010.0, 50.0)
     assert world.plan().status == first.status  # noise is no news
+
+
+ONLY_P, ONLY_D, ONLY_M = ("prefill",), ("decode",), ("mixed",)
+
+
+class TestTheRatioToBeginWith:
+    """`spec.balance.ratio` says the roles while nothing is known of the load, and nothing was decided."""
+
+    @pytest.mark.parametrize(
+        ("pools", "ratio", "expected"),
+        [
+            ([pool(low=8, high=8)], (7, 1), {P: 7, D: 1}),
+            ([pool(low=8, high=8)], None, {P: 4, D: 4}),
+            # As many workers as without it: in the same proportion, at least one of each.
+            ([pool(low=4, high=8)], (2, 6), {P: 1, D: 3}),
+            ([pool(low=4, high=8)], (7, 1), {P: 3, D: 1}),
+            ([pool(low=6, high=8)], (2, 1), {P: 4, D: 2}),
+            ([pool(low=2, high=8)], (7, 1), {P: 1, D: 1}),
+            ([pool(low=1, high=8)], (7, 1), {M: 1}),
+            ([pool(low=0, high=8)], (1, 7), {M: 1}),
+            ([pool(low=0, high=8, roles=("prefill", "decode"))], (1, 7), {P: 1, D: 1}),
+            # Pools with one role keep it.
+            ([pool("a", low=3), pool("b", low=2, roles=ONLY_D)], (3, 2), {P: 3, D: 2}),
+            ([pool("a", low=3), pool("b", low=2, roles=ONLY_D)], (1, 4), {P: 1, D: 4}),
+            ([pool("a", low=3), pool("b", low=2, roles=ONLY_D)], (4, 1), {P: 3, D: 2}),
+            ([pool("a", low=2, roles=ONLY_P), pool("b", low=2, roles=ONLY_D)], (3, 1), {P: 2, D: 2}),
+            ([pool("a", low=2), pool("b", low=3)], (1, 4), {P: 1, D: 4}),
+            ([pool("a", low=2, roles=ONLY_M), pool("b", low=4)], (3, 1), {M: 2, P: 3, D: 1}),
+        ],
+    )
+    def test_a_new_cluster_has_it(
+        self, pools: list[dict[str, Any]], ratio: tuple[int, int] | None, expected: dict[Role, int]
+    ) -> None:
+        world = auto(*pools, ratio=ratio)
+        result = world.plan()
+        created = [action.role for action in result.actions if isinstance(action, CreateWorker)]
+        assert {role: created.count(role) for role in created} == dict(result.target) == expected
+        world.settle()
+        assert world.roles() == expected
+
+    def test_it_is_held_until_the_load_is_known_and_never_gone_back_to(self) -> None:
+        world = settled(auto(pool(low=4, high=4), ratio=(1, 3)), Outlook(speeds={"p": speed()}, unknown="too early"))
+        assert world.roles() == {P: 1, D: 3}
+        settled(world, outlook(*PROMPTS))
+        assert world.roles() == {P: 3, D: 1}
+        for known in (Outlook(unknown="away"), outlook(0.0), outlook(1.0, 300.0, 100.0)):
+            world.outlook = known
+            assert writes(world.plan()) == []
+            world.pass_time(60)
+
+    @pytest.mark.parametrize("known", [Outlook(unknown="too early"), outlook(0.0), outlook(1.0, 300.0, 100.0)])
+    def test_to_change_it_later_changes_nothing(self, known: Outlook) -> None:
+        world = settled(auto(pool(low=4, high=4), ratio=(3, 1)), known)
+        world.spec = auto(pool(low=4, high=4), ratio=(1, 3)).spec
+        assert writes(world.plan()) == []
+
+    @pytest.mark.parametrize("known", [Outlook(unknown="too early"), outlook(0.0)])
+    @pytest.mark.parametrize("died", ["c-p-0", "c-p-3"])
+    def test_who_dies_before_the_first_request_is_replaced_as_it_was(self, known: Outlook, died: str) -> None:
+        world = settled(auto(pool(low=4, high=4), ratio=(3, 1)), known)
+        del world.workers[died]
+        world.settle()
+        assert world.roles() == {P: 3, D: 1}
+
+    def test_a_status_that_was_never_written_changes_nothing(self) -> None:
+        """The operator died between the first Pods and the first status."""
+        world = auto(pool(low=4, high=4), ratio=(3, 1))
+        for action in world.plan().actions[:2]:
+            world.do(action)
+        world.status = InferenceClusterStatus()
+        world.settle()
+        assert world.roles() == {P: 3, D: 1}
 
 
 class TestObserve:

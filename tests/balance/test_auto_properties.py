@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import ConditionType, InferenceClusterSpec
+from fulcrum.api.types import ConditionType, InferenceClusterSpec, Ratio
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, plan
 from fulcrum.balance.outlook import Outlook
@@ -43,6 +44,7 @@ def specs(draw: st.DrawFn) -> InferenceClusterSpec:
         *draw(st.sampled_from(layouts)),
         mode="Auto",
         style=draw(st.sampled_from(["Immediate", "Drain"])),
+        ratio=draw(st.none() | st.tuples(st.integers(1, 6), st.integers(1, 6))),
         slo={"ttft": "500ms", "tpot": "25ms", "attainment": 0.95},
     )
 
@@ -239,6 +241,25 @@ def test_a_restarted_operator_decides_the_same(spec: InferenceClusterSpec, known
     seen = world.snapshot()
     turned = replace(seen, workers=tuple(reversed(seen.workers)))
     assert plan(seen, world.now) == plan(turned, world.now) == plan(seen, world.now)
+
+
+@QUIET
+@given(specs(), outlooks(), outlooks(), st.data())
+def test_the_ratio_is_only_to_begin_with(
+    spec: InferenceClusterSpec, first: Outlook, then: Outlook, data: st.DataObject
+) -> None:
+    world = World(spec)
+    world.outlook = first
+    for action in world.plan().actions:
+        world.do(action)
+    for name in list(world.workers):
+        happen(world, data.draw(st.sampled_from(["start", "evict", "vanish"]), label="event"), name)
+    world.outlook = then
+    world.pass_time(data.draw(st.sampled_from([0, 2, 61]), label="seconds"))
+    seen = world.snapshot()
+    balance = msgspec.structs.replace(spec.balance, ratio=Ratio(prefill=5, decode=2))
+    other = msgspec.structs.replace(spec, balance=balance)
+    assert plan(seen, world.now) == plan(replace(seen, spec=other), world.now)
 
 
 @pytest.mark.parametrize("rate", [0.0, 5.0])

@@ -115,7 +115,8 @@ class Balance(ApiStruct, frozen=True, kw_only=True):
         Ratio | None,
         Meta(
             description="Workers per role in Manual, fitted proportionally into the pools' bounds; changing it flips "
-            "live workers and restarts none. Default: an even split, prefill first. Auto and Observe do not read it."
+            "live workers and restarts none. In Auto and Observe the proportion that a new cluster begins with, until "
+            "its load is known; changing it later changes nothing. Default: an even split, prefill first."
         ),
     ] = None
     forecast: Annotated[Forecast, Meta(description="How load is forecast, for Auto and Observe.")] = Forecast()

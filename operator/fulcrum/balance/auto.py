@@ -23,7 +23,7 @@ from fulcrum.balance.scaling import Scale, scale
 from fulcrum.balance.service import Service, reachable
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.split import splits
-from fulcrum.balance.standing import even_layout, standing_workers
+from fulcrum.balance.standing import layout_in_ratio, standing_workers
 from fulcrum.balance.target import Target, make_target
 
 
@@ -156,7 +156,11 @@ def _goal(sight: Sight, scaled: Scale) -> Layout:
     flipping = scaled.workers == {pool: there[pool] for pool in scaled.workers}
     ahead = loads.near if flipping or scaled.reason is Reason.LOAD_FELL else loads.near.at_least(loads.far)
     found = splits(sight.rooms, scaled.workers, sight.service, ahead) if ahead.rate > 0 else ()
-    return found[0] if found else even_layout(snapshot.spec, scaled.workers)
+    if found:
+        return found[0]
+    # Nobody asks for anything: what stands is held, and fewer workers are split evenly.
+    held = scaled.reason is None
+    return _held_layout(snapshot, scaled.workers) if held else layout_in_ratio(snapshot.spec, scaled.workers, None)
 
 
 def _moves(sight: Sight, kept: Kept) -> tuple[tuple[Move, ...], Reason | None]:
@@ -233,11 +237,10 @@ def _hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair:
 
 
 def _held_layout(snapshot: Snapshot, held: Mapping[str, int]) -> Layout:
-    """Return the roles of the last decision, as far as the status says them; else an even split."""
-    even = even_layout(snapshot.spec, dict(held))
+    """Return the roles of the last decision, as far as the status says them; else those that the spec begins with."""
     desired = {role: counts.desired for role, counts in snapshot.status.roles.items()}
     if not sum(desired.values()):
-        return even
+        return layout_in_ratio(snapshot.spec, dict(held), snapshot.spec.balance.ratio)
     counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
     for pool in sorted(snapshot.spec.pools, key=lambda pool: only_role(pool) is None):
         left = held[pool.name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fulcrum.api.names import Role
-from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.api.types import InferenceClusterSpec, Pool, Ratio
 from fulcrum.balance.layout import Layout, only_role
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.target import fit
@@ -96,10 +96,15 @@ def with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str,
     return raised
 
 
-def even_layout(spec: InferenceClusterSpec, workers: dict[str, int]) -> Layout:
-    """Return the even split of `workers`, prefill first: the layout for which nothing has to be known."""
+def layout_in_ratio(spec: InferenceClusterSpec, workers: dict[str, int], ratio: Ratio | None) -> Layout:
+    """Return `workers` in the proportion of `ratio`, None being an even split, prefill first; at least one of each.
+
+    It is the layout for which nothing has to be known of the load.
+    """
     flexible = [pool for pool in spec.pools if only_role(pool) is not Role.MIXED]
-    target = fit(flexible, bounds={p.name: (workers[p.name],) * 2 for p in flexible}, prefill=0, decode=0)
+    bounds = {pool.name: (workers[pool.name],) * 2 for pool in flexible}
+    prefill, decode = (ratio.prefill, ratio.decode) if ratio is not None else (0, 0)
+    target = fit(flexible, bounds=bounds, prefill=prefill, decode=decode)
     counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
     left = target.flexible_prefill
     for pool in spec.pools:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
+
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.types import InferenceClusterSpec, Ratio
 from fulcrum.balance.demand import Slo
 from fulcrum.simulation.bound import most_within
 from fulcrum.simulation.cluster import ClusterModel
@@ -32,6 +34,8 @@ from fulcrum.simulation.workload import Workload
 
 NAMES: Final = {
     "ours": "the planner, router and admission of the cluster's spec",
+    "ours-informed": "ours, which begins with the split that is the best static one in hindsight, "
+    "as best static and Mooncake's rule do",
     "ours-open": "the same planner and router, turning nobody away",
     "static": "the best static split, by trying them all; static-3:5 is that one",
     "aggregated": "all workers mixed, with chunked prefill",
@@ -85,7 +89,7 @@ def checked(names: Sequence[str], arena: Arena) -> tuple[str, ...]:
         split = _STATIC.fullmatch(name)
         if name not in NAMES and split is None:
             raise UnknownPolicyError(f"there is no policy {name!r}; there are {', '.join(NAMES)}, static-P:D and all")
-        if not name.startswith("ours") and len(arena.cluster.pools) > 1:
+        if name not in ("ours", "ours-open") and len(arena.cluster.pools) > 1:
             raise UnknownPolicyError(f"{name} runs clusters of one pool only; of several pools only ours makes sense")
         if split is not None and not (int(split[1]) and int(split[2])):
             raise UnknownPolicyError(f"{name}: at least one worker of each role is needed")
@@ -96,7 +100,7 @@ def checked(names: Sequence[str], arena: Arena) -> tuple[str, ...]:
 
 def steps_of(names: Sequence[str], arena: Arena) -> int:
     """Return about how many simulations it takes to run these."""
-    searched = any(name in ("static", "optimum") or name.startswith("mooncake") for name in names)
+    searched = any(name in ("static", "ours-informed", "optimum") or name.startswith("mooncake") for name in names)
     count = sum(1 for name in names if name not in ("static", "optimum"))
     rules = _rules(arena) if "optimum" in names else _rules(arena)[:-1]
     search = len(candidates(_most_workers(arena))) + (len(WINDOWS_SECONDS) if "optimum" in names else 0)
@@ -151,13 +155,14 @@ class Contest:
 
     def _static(self) -> Entry:
         """The best split with the spec's admission, or without any where that serves more."""
-        slo, found = self.arena.slo, []
-        for rule in _rules(self.arena)[:-1]:
-            kept = self.kept(rule)
-            best = best_of(kept, slo)
-            found.append((kept[best], self._setting(rule).make([(0.0, best)]), best))
-        result, policy, best = max(found, key=lambda each: int(each[0].within(slo).sum()))
-        return Entry(name="static", policy=policy, result=replace(result, policy=f"best static {best}"))
+        rule, best = self._best_kept()
+        policy = self._setting(rule).make([(0.0, best)])
+        return Entry(name="static", policy=policy, result=replace(self.kept(rule)[best], policy=f"best static {best}"))
+
+    def _best_kept(self) -> tuple[Rule, Split]:
+        """Return the rule and the split with which most requests were inside the SLO."""
+        found = [(rule, best_of(self.kept(rule), self.arena.slo)) for rule in _rules(self.arena)[:-1]]
+        return max(found, key=lambda each: int(self.kept(each[0])[each[1]].within(self.arena.slo).sum()))
 
     def _optimum(self) -> Entry:
         """The best schedule under any rule of admission."""
@@ -167,9 +172,8 @@ class Contest:
 
     def _policy(self, name: str) -> Policy:
         arena, pool, most = self.arena, self.arena.cluster.pools[0], self._workers
-        if name in ("ours", "ours-open"):
-            admission = AdmissionPolicy.OFF if name == "ours-open" else None
-            return Ours(arena.spec, least_turn_seconds=arena.least_turn_seconds, admission=admission, name=name)
+        if name in ("ours", "ours-informed", "ours-open"):
+            return self._ours(name)
         if name == "aggregated":
             return Aggregated(pool=pool.name, workers=most)
         if (split := _STATIC.fullmatch(name)) is not None:
@@ -194,6 +198,16 @@ class Contest:
             most_workers=most,
             mode=mode,
         )
+
+    def _ours(self, name: str) -> Ours:
+        arena, spec = self.arena, self.arena.spec
+        if name == "ours-informed":
+            _, best = self._best_kept()
+            ratio = Ratio(prefill=best.prefill, decode=best.decode)
+            spec = msgspec.structs.replace(spec, balance=msgspec.structs.replace(spec.balance, ratio=ratio))
+            name = f"ours from {best}"
+        admission = AdmissionPolicy.OFF if name == "ours-open" else None
+        return Ours(spec, least_turn_seconds=arena.least_turn_seconds, admission=admission, name=name)
 
     def _start(self) -> tuple[int, int]:
         """The split that our plan begins with, where it is one; else half and half."""

@@ -1,0 +1,59 @@
+"""The contest: who begins with what, and which names a cluster is a place for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.simulation.worlds import SLO, make_cluster, make_speed, poisson
+
+from fulcrum.api.names import Role
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.simulation.cluster import ClusterModel, PoolModel
+from fulcrum.simulation.contest import NAMES, Arena, Contest, UnknownPolicyError, checked
+
+SPEED = make_speed(prefill=(0.012, 7e-5, 1.5e-9), kv_capacity_tokens=400_000)
+LONG_PROMPTS = poisson(rate=9, count=600, prompt=3500, output=40, seed=1)
+"""A load that four workers serve best as 3P:1D."""
+
+
+def arena(*, pools: int = 1, high: int = 4, **balance: Any) -> Arena:
+    names = [f"p{number}" for number in range(pools)] if pools > 1 else ["p"]
+    document = {
+        "model": {"name": "m"},
+        "slo": {"ttft": "500ms", "tpot": "50ms"},
+        "pools": [{"name": name, "accelerator": "H100", "workers": {"min": high, "max": high}} for name in names],
+        "balance": {"mode": "Auto", **balance},
+    }
+    spec = msgspec.convert(document, InferenceClusterSpec)
+    cluster = (
+        make_cluster(SPEED) if pools == 1 else ClusterModel(pools=tuple(PoolModel(name=n, speed=SPEED) for n in names))
+    )
+    return Arena(workload=LONG_PROMPTS, cluster=cluster, spec=spec, slo=SLO, least_turn_seconds=2.0)
+
+
+def test_informed_begins_as_the_best_static_split_and_cold_with_half_and_half() -> None:
+    contest = Contest(arena=arena())
+    static, cold, informed = (contest.run(name).result for name in ("static", "ours", "ours-informed"))
+    begun = {one.policy: (one.fleet[0].prefill, one.fleet[0].decode) for one in (static, cold, informed)}
+    assert begun == {"best static 3P:1D": (3, 1), "ours": (2, 2), "ours from 3P:1D": (3, 1)}
+    assert (informed.flips, cold.flips) == (0, 1)
+    good = [int(one.within(SLO).sum()) for one in (cold, informed, static)]
+    assert good[0] < good[1] <= good[2] * 1.01
+
+
+def test_the_ratio_of_the_spec_is_what_ours_and_the_published_planners_begin_with() -> None:
+    contest = Contest(arena=arena(ratio={"prefill": 3, "decode": 1}))
+    for name in ("ours", "dynamo", "arrow"):
+        roles = [role for _, role in contest.run(name).policy.initial(contest.arena.cluster)]
+        assert (roles.count(Role.PREFILL), roles.count(Role.DECODE)) == (3, 1), name
+
+
+def test_names_are_checked() -> None:
+    assert checked(["all", "ours"], arena()) == tuple(NAMES)
+    assert checked(["ours", "ours-open"], arena(pools=2)) == ("ours", "ours-open")
+    with pytest.raises(UnknownPolicyError, match="one pool only"):
+        checked(["ours-informed"], arena(pools=2))
+    with pytest.raises(UnknownPolicyError, match="at least two workers"):
+        checked(["ours-informed"], arena(high=1))
