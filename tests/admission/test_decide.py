@@ -63,6 +63,19 @@ def test_nobody_is_rejected_by_idle_workers(policy: AdmissionPolicy, prompt: flo
     assert isinstance(admission.decide(Incoming(prompt_tokens=prompt, output_tokens=output, qos=qos), view, 0.0), Admit)
 
 
+@pytest.mark.parametrize(
+    ("queued", "prompt_tokens", "let_in"),
+    [(0, 9500, True), (0, 11_000, False), (1, 9500, False), (1, 8000, True)],
+)
+def test_where_nothing_is_queued_no_margin_is_asked_for(queued: int, prompt_tokens: int, let_in: bool) -> None:
+    """The promise is 1 s, 10,000 tokens; with the first margin 9,000. Nobody would serve it sooner later on."""
+    admission, view = make()
+    fill(view, 5, admission.incoming(prompt_tokens=1, max_tokens=1000), decoding=True)
+    on_pair(view, queued, admission.incoming(prompt_tokens=10, max_tokens=10))
+    outcome = admission.decide(admission.incoming(prompt_tokens=prompt_tokens, max_tokens=10), view, 0.0)
+    assert isinstance(outcome, Admit) is let_in, outcome
+
+
 def test_a_queue_that_is_too_long() -> None:
     admission, view = make(decodes=2)
     asked = admission.incoming(prompt_tokens=2000, max_tokens=10)

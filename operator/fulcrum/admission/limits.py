@@ -29,7 +29,9 @@ def over_ttft(
 
     Of that queue `guests_seconds` are of those who got in because nobody else was there.
     """
-    allowed = margin.allowed_seconds(min(view.ttft_seconds, incoming.ttft_seconds))
+    promise = min(view.ttft_seconds, incoming.ttft_seconds)
+    # Where nothing is queued, a margin spares nobody: it will never be served sooner than now.
+    allowed = margin.allowed_seconds(promise) if found.wait_seconds > 0 else promise
     left = allowed - (found.ttft_seconds - found.wait_seconds)
     if left < 0:
         return Over(Reason.TTFT_UNREACHABLE, _until_idle(found))
