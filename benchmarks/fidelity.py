@@ -3,12 +3,13 @@
     python benchmarks/fidelity.py        # brings up examples/auto.yaml at 2P:2D, and takes it down again
 
 The workers say what they measured before they became ready, their room for KV, the limits of a step, and how long
-their prompts and steps have taken so far (`/load`). A trace of its own calibrates the simulator by that
-(`calibration`). Then another one, with other arrivals and lengths, runs through both.
+their prompts and steps have taken so far (`/load`). One trace shows how much load they bear; a second one, at half
+of that, calibrates the simulator (`calibration`): under more load all of them are slower, as they share processors and
+caches. Then another one of that load, with other arrivals and lengths, runs through both.
 
 All of it shares a few cores with whatever else runs on the machine. Where the workers themselves report prompts and
-steps that took more than 10 % longer or shorter than they did before, the machine has changed and not the model: then
-that trace calibrates as well (by the median of all so far), and the next one is held out, up to four times.
+steps that took more than 5 % longer or shorter than they did before, the machine has changed and not the model: then
+that trace calibrates as well (by the median of all so far), and the next one is held out, up to five times.
 Exits with 0 only when p50 and p90 of TTFT and TPOT are within 15 %; with 2 when the machine was never steady.
 """
 
@@ -36,9 +37,9 @@ PREFILL, DECODE = 2, 2
 """Workers of either role."""
 UTILISATION = 0.5
 """Of the busier role: enough for queues, and not enough for one that only grows."""
-CALIBRATION_SECONDS, SECONDS = 25.0, 40.0
-CALIBRATION_SEED, SEEDS = 5, (7, 8, 9, 10)
-STEADY = 0.1
+ROUGH_SECONDS, SECONDS = 30.0, 80.0
+ROUGH_SEED, CALIBRATION_SEED, SEEDS = 5, 6, (7, 8, 9, 10, 11)
+STEADY = 0.05
 UNSTEADY = 2
 """Exit code: the workers' own pace changed between traces, each time."""
 MIX = (300, 24)
@@ -77,7 +78,8 @@ def measure(cluster: Cluster) -> int:
     wait_until("2P:2D", partial(has_roles, cluster), seconds=60)
     start = measured_at_start(reports(cluster))
     print(f"at start   {start.speed.coefficients}")
-    found = [Replayed.of(cluster, phase(start.speed, CALIBRATION_SECONDS), seed=CALIBRATION_SEED).calibrates(start)]
+    rough = Replayed.of(cluster, phase(start.speed, ROUGH_SECONDS), seed=ROUGH_SEED).calibrates(start)
+    found = [Replayed.of(cluster, phase(rough.speed, SECONDS), seed=CALIBRATION_SEED).calibrates(start)]
     for seed in SEEDS:
         told = typical(found)
         replayed = Replayed.of(cluster, phase(told.speed, SECONDS), seed=seed)

@@ -51,7 +51,7 @@ CAME_BACK: Final = 0.5
 """Share of those that return after their Retry-After, as workers were too busy, that is let in, at least."""
 _UNLIKELY: Final = 2.33
 """Standard deviations of what happens once in a hundred times."""
-_CLIENTS: Final = (2, 4, 6, 9)
+_CLIENTS: Final = (3, 6, 9, 13)
 """Numbers of closed-loop clients of which the best is the capacity."""
 _UNLOADED: Final = 6
 _FIRST_PROMPTS: Final = count(0, 100_000)
