@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.admission.world import World, make, steady
+from tests.admission.world import SHORT_STEPS, World, make, steady
 
 from fulcrum.admission import Admission, Preempt, Reject
 from fulcrum.api.reasons import Reason
@@ -104,9 +104,9 @@ def test_for_its_class_is_only_turned_away_who_would_otherwise_be_let_in(
     """The same state of the same workers, but nobody to leave room for: only then is the reason the class."""
     busy = crowd(classes, before, policy)
     refused = busy.ask(last)
-    plain, view = make(policy, prefills=2, decodes=2)
-    assert view.class_names == plain.classes.names
-    incoming = Incoming(prompt_tokens=last.prompt_tokens, output_tokens=last.output_tokens)
+    equal = tuple(QosClass(name=one.name, priority=0) for one in classes)
+    plain, _ = make(policy, equal, prefills=2, decodes=2)
+    incoming = Incoming(prompt_tokens=last.prompt_tokens, output_tokens=last.output_tokens, qos=last.qos)
     if refused is None:
         return
     without = plain.decide(incoming, busy.view, busy.now)
@@ -149,7 +149,7 @@ def test_a_class_that_asks_for_half_of_its_reserve_gets_it_in_any_flood(
         QosClass(name=name, priority=100 - 40 * rank, reserved=reserved if rank == qos else 0.0)
         for rank, name in enumerate(("high", "middle", "low"))
     )
-    admission, view = make(AdmissionPolicy.PREDICTIVE, classes, prefills=4, decodes=4)
+    admission, view = make(AdmissionPolicy.PREDICTIVE, classes, prefills=4, decodes=4, speed=SHORT_STEPS)
     world = World(admission, view, tick_seconds=0.01)
     arrivals = [
         one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.admission.world import SPEED, TPOT_SECONDS, TTFT_SECONDS, make
+from tests.admission.world import SHORT_STEPS, SPEED, TPOT_SECONDS, TTFT_SECONDS, make
 
 from fulcrum.admission import Admission, Admit, Preempt, Reject
 from fulcrum.api.names import Role
@@ -34,6 +34,15 @@ def on_pair(view: ClusterView, count: int, incoming: Incoming) -> None:
     assert isinstance(found, Route)
     for _ in range(count):
         view.start(incoming, found, 0.0)
+
+
+def queued(admission: Admission, incoming: Incoming, view: ClusterView) -> bool:
+    """Ask admission, and start what it lets in."""
+    outcome = admission.decide(incoming, view, 0.0)
+    if isinstance(outcome, Reject):
+        return False
+    view.start(incoming, outcome.route, 0.0)
+    return True
 
 
 def rejected(admission: Admission, incoming: Incoming, view: ClusterView, now: float = 0.0) -> Reject:
@@ -233,42 +242,51 @@ def test_a_higher_priority_is_never_worse(
         classes = (QosClass(name="mine", priority=priority), QosClass(name="other", priority=5, reserved=0.3))
         admission, view = make(classes=classes)
         queued, running, qos = load
-        fill(view, running, Incoming(prompt_tokens=100, output_tokens=300, qos=qos), decoding=True)
-        fill(view, queued, Incoming(prompt_tokens=500, output_tokens=300, qos=1 - qos))
+        # Before anybody is there whom they would hold up: none of them is started.
         for other, times in asked_before:
             for _ in range(times):
                 admission.decide(Incoming(prompt_tokens=800, output_tokens=200, qos=other), view, 0.0)
+        fill(view, running, Incoming(prompt_tokens=100, output_tokens=300, qos=qos), decoding=True)
+        fill(view, queued, Incoming(prompt_tokens=500, output_tokens=300, qos=1 - qos))
         mine = Incoming(prompt_tokens=prompt, output_tokens=output, qos=0)
         outcomes.append(not isinstance(admission.decide(mine, view, 0.0), Reject))
     assert outcomes == sorted(outcomes)
 
 
-def test_queued_prefills_of_a_lower_class_make_way() -> None:
-    admission, view = make(classes=CLASSES)
-    low = admission.incoming(prompt_tokens=2000, max_tokens=100, qos=1)
-    fill(view, 38, Incoming(prompt_tokens=1, output_tokens=1000), decoding=True)
-    on_pair(view, 5, low)
-    view.workers["d0"].advance(0.0)
-    high = admission.incoming(prompt_tokens=2000, max_tokens=1, qos=0)
-    view.put("d1", Role.DECODE, pool="far")
-    slow = SpeedCoefficients(prefill_a=9, prefill_b=1, prefill_c=0, decode_a=0.01, decode_b=1e-4, decode_c=0)
-    view.set_speed("far", WorkerSpeed(coefficients=slow, kv_capacity_tokens=1_000_000))
-    assert isinstance(admission.decide(low, view, 0.0), Reject)
+def test_who_would_be_overtaken_and_late_makes_way() -> None:
+    admission, view = make(classes=CLASSES, speed=SHORT_STEPS)
+    low = admission.incoming(prompt_tokens=2000, max_tokens=10, qos=1)
+    for _ in range(4):
+        assert queued(admission, low, view)
+    assert rejected(admission, low, view).reason is Reason.TTFT_UNREACHABLE
+    legs = list(view.workers["p0"].legs)
+    high = admission.incoming(prompt_tokens=1000, max_tokens=1, qos=0)
     outcome = admission.decide(high, view, 0.0)
     assert isinstance(outcome, Preempt)
-    legs = list(view.workers["p0"].legs)
-    assert legs[0] not in outcome.victims, "the first one is being computed"
-    assert outcome.victims == (legs[4], legs[3])
+    assert outcome.route.wait_seconds == pytest.approx(0.2), "only what has begun is before it"
+    assert outcome.victims == (legs[3],), "the others are later by 0.1 s, and not late"
+    assert [leg.ttft_seconds for leg in legs[1:3]] == pytest.approx([0.51, 0.71], abs=0.01)
     for victim in outcome.victims:
         view.finish(victim, 0.0)
     view.start(high, outcome.route, 0.0)
-    assert view.workers["p0"].own_seconds == pytest.approx(0.8)
-    assert admission.rejected["low", Reason.PREEMPTED].requests == 2
+    assert view.workers["p0"].own_seconds == pytest.approx(0.7)
+    assert admission.rejected["low", Reason.PREEMPTED].requests == 1
 
 
-@pytest.mark.parametrize(("ahead", "let_in"), [("middle", False), ("low", True)])
-def test_what_a_guest_takes_is_not_counted_against_those_who_share_the_rest(ahead: str, let_in: bool) -> None:
-    """Room is kept for `middle`, which has a reserve, and none for `low`, which is served when there is room."""
+def test_nobody_makes_way_whose_class_would_have_less_than_is_reserved_for_it() -> None:
+    admission, view = make(
+        classes=(QosClass(name="high", priority=10), QosClass(name="low", priority=1, reserved=0.9)), speed=SHORT_STEPS
+    )
+    low = admission.incoming(prompt_tokens=2000, max_tokens=10, qos=1)
+    for _ in range(4):
+        assert queued(admission, low, view)
+    high = admission.incoming(prompt_tokens=2000, max_tokens=1, qos=0)
+    assert rejected(admission, high, view).reason is Reason.CLASS_SHARE
+
+
+@pytest.mark.parametrize(("ahead", "let_in"), [("high", False), ("middle", True), ("low", True)])
+def test_what_has_begun_of_lower_classes_is_not_counted_against_the_share(ahead: str, let_in: bool) -> None:
+    """Room is kept for `middle`, which has a reserve; what is in the step was let in as nobody else was there."""
     classes = (
         QosClass(name="high", priority=10), QosClass(name="middle", priority=5, reserved=0.3),
         QosClass(name="low", priority=1),

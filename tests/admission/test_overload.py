@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.admission.world import Arrival, Served, World, make, steady
+from tests.admission.world import SHORT_STEPS, Arrival, Served, World, make, steady
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
@@ -78,7 +78,7 @@ def test_without_admission_nobody_is_served_in_time() -> None:
 
 
 def test_below_capacity_nobody_is_turned_away() -> None:
-    admission, view = make(classes=TIERS, prefills=4, decodes=4)
+    admission, view = make(classes=TIERS, speed=SHORT_STEPS, prefills=4, decodes=4)
     world = World(admission, view)
     world.run(poisson(6, 40.0, 1000, 50, qos=PREMIUM) + poisson(12, 40.0, 1000, 50, qos=FREE))
     assert len(world.rejected) <= 0.01 * len(world.served)
@@ -86,7 +86,7 @@ def test_below_capacity_nobody_is_turned_away() -> None:
 
 @pytest.mark.parametrize(("prompt", "output", "capacity"), [(1000, 50, 40.0), (100, 200, 16.0)])
 def test_a_flood_of_free_traffic_does_not_harm_premium(prompt: int, output: int, capacity: float) -> None:
-    admission, view = make(classes=TIERS, prefills=4, decodes=4)
+    admission, view = make(classes=TIERS, speed=SHORT_STEPS, prefills=4, decodes=4)
     world = World(admission, view)
     premium = poisson(0.2 * capacity, 60.0, prompt, output, qos=PREMIUM)
     world.run(premium + poisson(2 * capacity, 60.0, prompt, output, qos=FREE))
@@ -105,7 +105,7 @@ def test_a_flood_harms_nobody_on_a_single_pair_of_workers() -> None:
     for flood in (0.0, 3.5):
         turned, served = [0, 0], [0, 0]
         for seed in range(1, 5):
-            admission, view = make(classes=TIERS)
+            admission, view = make(classes=TIERS, speed=SHORT_STEPS)
             world = World(admission, view)
             world.run(
                 one
@@ -123,7 +123,7 @@ def test_a_flood_harms_nobody_on_a_single_pair_of_workers() -> None:
 
 @pytest.mark.parametrize(("prompt", "output", "capacity"), [(1000, 50, 40.0), (100, 200, 16.0)])
 def test_a_reserve_is_respected_by_higher_classes(prompt: int, output: int, capacity: float) -> None:
-    admission, view = make(classes=TIERS, prefills=4, decodes=4)
+    admission, view = make(classes=TIERS, speed=SHORT_STEPS, prefills=4, decodes=4)
     world = World(admission, view)
     classes = (PREMIUM, STANDARD, FREE)
     world.run([one for qos in classes for one in steady(2 * capacity, 60.0, prompt_tokens=prompt,
@@ -140,7 +140,7 @@ def test_a_reserve_is_respected_by_higher_classes(prompt: int, output: int, capa
 @pytest.mark.parametrize("qos", [PREMIUM, STANDARD, FREE])
 def test_a_reserve_that_nobody_uses_serves_the_others(qos: int) -> None:
     """Alone, a class gets all there is, whatever is reserved for others."""
-    with_classes, view = make(classes=TIERS)
+    with_classes, view = make(classes=TIERS, speed=SHORT_STEPS)
     mine = World(with_classes, view)
     mine.run(steady(25, 30.0, qos=qos))
     without, view = make()
@@ -151,7 +151,7 @@ def test_a_reserve_that_nobody_uses_serves_the_others(qos: int) -> None:
 
 
 def test_room_that_was_lent_is_given_back_and_lent_again() -> None:
-    admission, view = make(classes=TIERS, prefills=4, decodes=4)
+    admission, view = make(classes=TIERS, speed=SHORT_STEPS, prefills=4, decodes=4)
     world = World(admission, view)
     burst = steady(12, 30.0, qos=PREMIUM, at=30.0)
     world.run(steady(80, 120.0, qos=FREE) + burst)
@@ -159,14 +159,16 @@ def test_room_that_was_lent_is_given_back_and_lent_again() -> None:
     assert len(in_burst) <= 0.05 * len(burst)
 
     def free_between(begin: float, end: float) -> int:
-        return sum(begin <= one.arrival.at < end and one.arrival.qos == FREE for one in world.served)
+        return sum(
+            begin <= one.arrival.at < end and one.arrival.qos == FREE and not one.preempted for one in world.served
+        )
 
     assert free_between(35, 60) < 0.8 * free_between(5, 30)
     assert free_between(95, 120) > 0.95 * 25 * 40, "all of the capacity again"
 
 
 def test_the_lowest_class_is_served_when_there_is_room() -> None:
-    admission, view = make(classes=TIERS, prefills=4, decodes=4)
+    admission, view = make(classes=TIERS, speed=SHORT_STEPS, prefills=4, decodes=4)
     world = World(admission, view)
     world.run(poisson(28, 60.0, 1000, 50, qos=PREMIUM) + poisson(4, 60.0, 1000, 50, qos=FREE))
     assert turned_away(world, FREE) < 0.2 * len(ran(world, qos=FREE))

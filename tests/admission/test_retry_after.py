@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from tests.admission.world import Arrival, World, make
+from tests.admission.world import SHORT_STEPS, Arrival, World, make
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
@@ -77,7 +77,7 @@ def test_most_are_let_in_when_they_come_back(policy: AdmissionPolicy, prompt: in
 
 
 def test_so_are_the_lower_classes() -> None:
-    admission, view = make(classes=TIERS, prefills=2, decodes=2)
+    admission, view = make(classes=TIERS, speed=SHORT_STEPS, prefills=2, decodes=2)
     world = Returning(admission, view)
     rates = {PREMIUM: 3.0, STANDARD: 4.0, FREE: 7.0}
     world.run([one for qos, rate in rates.items() for one in bursts(rate, 300.0, prompt=1000, output=50, qos=qos)])

@@ -1,9 +1,9 @@
-"""Ideal workers: they do what the speed model says, in steps of a few milliseconds. Nothing is random here."""
+"""Ideal workers: they do what the speed model says, prompt by prompt and by priority. Nothing is random here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fulcrum.admission import Admission, Preempt, Reject
 from fulcrum.api.names import Role
@@ -21,6 +21,8 @@ SPEED = WorkerSpeed(
     kv_capacity_tokens=200_000,
 )
 """A prompt of 1,000 tokens takes 0.1 s; 40 requests decode at 50 ms a token."""
+SHORT_STEPS = replace(SPEED, max_batched_tokens=1000)
+"""One prompt a step, as a rule: what comes later waits, and can be overtaken."""
 
 
 def make(
@@ -63,6 +65,7 @@ class Served:
     first_at: float | None = None
     ended_at: float | None = None
     preempted: bool = False
+    begun: bool = False
 
     @property
     def ttft_seconds(self) -> float:
@@ -126,20 +129,23 @@ class World:
         return True
 
     def _work(self) -> None:
-        busy: set[str] = set()
+        heads: dict[str, Served] = {}
         batches: dict[str, list[Served]] = {}
         for one in list(self.active.values()):
             flight = one.flight
             if one.first_at is None:
-                if flight.prefill.name not in busy:
-                    busy.add(flight.prefill.name)
-                    one.prefill_left -= self.tick_seconds
-                    if one.prefill_left <= 1e-9:
-                        one.first_at = self.now
-                        one.made = 1.0
-                        self.view.prefill_done(flight, self.now)
+                head = heads.get(flight.prefill.name)
+                if head is None or self._before(one, head):
+                    heads[flight.prefill.name] = one
             else:
                 batches.setdefault(flight.decode.name, []).append(one)
+        for one in heads.values():
+            one.begun = True
+            one.prefill_left -= self.tick_seconds
+            if one.prefill_left <= 1e-9:
+                one.first_at = self.now
+                one.made = 1.0
+                self.view.prefill_done(one.flight, self.now)
         for batch in batches.values():
             speed = batch[0].flight.decode.speed
             context = sum(one.arrival.prompt_tokens + one.made for one in batch)
@@ -149,6 +155,12 @@ class World:
                 if one.made >= one.arrival.output_tokens:
                     one.ended_at = self.now
                     self._end(one)
+
+    def _before(self, one: Served, other: Served) -> bool:
+        """As engines do: what has begun goes on, then by priority, then first come, first served."""
+        if one.begun or other.begun:
+            return one.begun
+        return self.view.ranks[one.flight.qos] < self.view.ranks[other.flight.qos]
 
     def _end(self, one: Served) -> None:
         del self.active[one.flight]

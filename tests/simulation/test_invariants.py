@@ -307,7 +307,9 @@ def test_a_higher_class_takes_the_place_of_waiting_lower_ones() -> None:
     load = with_classes(poisson(rate=30, count=1500, prompt=1500, output=20, seed=9), 9)
     policy = Restless(workers=2, seed=1, admission=AdmissionPolicy.PREDICTIVE)
     policy.on_tick = lambda _view: Turn()  # type: ignore[method-assign]
-    result = engine.simulate(load, make_cluster(), policy, slo=SLO)
+    # Steps of a prompt or two, so that others wait, and can be overtaken.
+    cluster = make_cluster(make_speed(max_batched_tokens=2048))
+    result = engine.simulate(load, cluster, policy, slo=SLO)
     check(result)
     assert result.rejections.get(Reason.PREEMPTED, 0) > 0
     premium = load.qos_class == 1

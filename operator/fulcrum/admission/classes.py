@@ -18,6 +18,9 @@ class ClassTable:
         self.names = tuple(one.name for one in classes)
         self.priorities = tuple(one.priority for one in classes)
         self.reserved = tuple(one.reserved for one in classes)
+        descending = sorted({-priority for priority in self.priorities})
+        self.ranks = tuple(descending.index(-priority) for priority in self.priorities)
+        """In which order engines serve the classes: 0 comes first; equal priorities share a rank."""
         rest = [index for index, one in enumerate(classes) if one.match is None]
         lowest = min(range(len(classes)), key=lambda index: self.priorities[index])
         self.rest = rest[0] if rest else lowest

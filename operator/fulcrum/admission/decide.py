@@ -75,6 +75,7 @@ class Admission:
         """A view that speaks of the same classes and promises."""
         return ClusterView(
             class_names=self.classes.names,
+            ranks=self.classes.ranks,
             ttft_seconds=self.ttft_seconds,
             tpot_seconds=self.tpot_seconds,
             affinity=affinity,
@@ -119,17 +120,11 @@ class Admission:
             return self._let_in(incoming, found, now_seconds)
         rooms = self._shares.room(incoming.qos, found, view, now_seconds)
         near = min(_FAR * self.ttft_seconds, self.ttft_margin.allowed_seconds(self.ttft_seconds))
-        held = held_up(incoming, found, now_seconds, near)
+        held = held_up(incoming, found, view, now_seconds, near)
         over = self._over(incoming, found, view, rooms, held)
         if not over:
-            for leg, ttft_seconds in held:
-                leg.ttft_seconds = ttft_seconds
-            return self._let_in(incoming, found, now_seconds)
+            return self._serve(incoming, found, view, held, now_seconds)
         worst = max(over, key=lambda one: one.after_seconds)
-        if all(one.excess_seconds for one in over):
-            victims = self._victims(incoming, found, view, worst.excess_seconds)
-            if victims:
-                return self._preempt(incoming, found, victims, worst.after_seconds, now_seconds)
         reason = worst.reason
         if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), held):
             reason = Reason.CLASS_SHARE
@@ -176,46 +171,74 @@ class Admission:
         """Limits that the path is over, when others keep all but `rooms`; `held` are those whom it holds up."""
         if self.policy is _THRESHOLD or not found.known:
             return over_threshold(incoming, found, self._limits, rooms)
-        guests_seconds = self._shares.guests_seconds(incoming.qos, found) if rooms[0] < 1 else 0.0
         checks = (
-            over_ttft(incoming, found, view, self.ttft_margin, rooms[0], guests_seconds=guests_seconds),
+            over_ttft(incoming, found, view, self.ttft_margin, rooms[0]),
             over_others(found, view, self.ttft_margin, held),
             over_tpot(incoming, found, view, self.tpot_margin, rooms[1]),
             over_kv(incoming, found, rooms[1]),
         )
         return [one for one in checks if one is not None]
 
-    def _victims(self, incoming: Incoming, found: Route, view: ClusterView, excess_seconds: float) -> list[Flight]:
-        """Queued prefills of lower classes on the path's worker, the lowest and newest first; [] if too few."""
-        priorities = self.classes.priorities
-        own = priorities[incoming.qos]
-        if own == min(priorities):
-            return []
-        # The first one is being computed: what was spent on it would be lost.
-        queued = [leg for leg in list(found.prefill.legs)[1:] if priorities[leg.qos] < own]
-        queued.reverse()
-        queued.sort(key=lambda leg: priorities[leg.qos])
+    def _serve(
+        self,
+        incoming: Incoming,
+        found: Route,
+        view: ClusterView,
+        held: Sequence[tuple[Flight, float]],
+        now_seconds: float,
+    ) -> Admit | Preempt | Reject:
+        """Within all limits of its path: let it in, if those of lower classes can bear it."""
+        overtaken = self._overtaken(incoming, found, view)
+        if overtaken is None:
+            after_seconds = max(found.prefill.backlog_seconds(now_seconds), _SOONEST_SECONDS)
+            return self._turn_away(incoming, Reject(Reason.CLASS_SHARE, after_seconds, found))
+        later, victims = overtaken
+        for leg, ttft_seconds in (*held, *later):
+            leg.ttft_seconds = ttft_seconds
+        if victims:
+            return self._preempt(incoming, found, victims, now_seconds)
+        return self._let_in(incoming, found, now_seconds)
+
+    def _overtaken(
+        self, incoming: Incoming, found: Route, view: ClusterView
+    ) -> tuple[list[tuple[Flight, float]], list[Flight]] | None:
+        """Return who of the lower classes is served later for it, and what its TTFT would then be; and who makes way.
+
+        Who would be late makes way, and so room for those behind it. None: somebody would be late whose class would
+        then have less than what is reserved for it.
+        """
+        later: list[tuple[Flight, float]] = []
         victims: list[Flight] = []
-        taken = [0.0] * len(priorities)
-        for leg in queued:
-            if excess_seconds <= 0:
-                break
-            less = taken[leg.qos] + leg.work_seconds
-            if self._shares.above_reserve(leg.qos, view, less):
-                taken[leg.qos] = less
-                excess_seconds -= leg.work_seconds
+        rank = view.ranks[incoming.qos]
+        worker = found.prefill
+        if self.policy is _THRESHOLD or not found.known or worker.lower_seconds(rank) <= 0:
+            return later, victims
+        promise = self.ttft_seconds
+        allowed = self.ttft_margin.allowed_seconds(promise)
+        more_seconds = found.work_seconds
+        less_seconds = [0.0] * len(self.classes)
+        for leg in worker.overtaken(rank):
+            qos = leg.qos
+            ttft_seconds = leg.ttft_seconds + more_seconds
+            less = less_seconds[qos] + leg.work_seconds
+            if leg.ttft_seconds <= allowed < ttft_seconds and self._shares.above_reserve(qos, view, less):
+                less_seconds[qos] = less
+                more_seconds = max(more_seconds - leg.work_seconds, 0.0)
                 victims.append(leg)
-        return victims if excess_seconds <= 0 else []
+            elif leg.ttft_seconds <= promise < ttft_seconds:
+                return None
+            else:
+                later.append((leg, ttft_seconds))
+        return later, victims
 
     def _let_in(self, incoming: Incoming, found: Route, now_seconds: float) -> Admit:
         self._steps[found.decode.pool].add(found.hand_over.step_seconds, now_seconds)
         self.admitted[incoming.qos] += 1
         return Admit(found)
 
-    def _preempt(
-        self, incoming: Incoming, found: Route, victims: list[Flight], after_seconds: float, now_seconds: float
-    ) -> Preempt:
+    def _preempt(self, incoming: Incoming, found: Route, victims: list[Flight], now_seconds: float) -> Preempt:
         self._let_in(incoming, found, now_seconds)
+        after_seconds = found.prefill.backlog_seconds(now_seconds)
         for victim in victims:
             self._count(victim.qos, Reason.PREEMPTED, victim.prompt_tokens, victim.output_tokens)
         return Preempt(found, tuple(victims), max(after_seconds + found.work_seconds, _SOONEST_SECONDS))

@@ -22,12 +22,10 @@ _EMPTY: Final = 3.0
 """Mean lives after which a batch is taken for empty."""
 
 
-def over_ttft(
-    incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float, *, guests_seconds: float = 0.0
-) -> Over | None:
+def over_ttft(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:
     """TTFT: of what is left of the promise after its own prefill, the queue may take the part `room`.
 
-    Of that queue `guests_seconds` are of those who got in because nobody else was there.
+    What has begun of lower classes is beyond that: they were served because nobody else was there.
     """
     promise = min(view.ttft_seconds, incoming.ttft_seconds)
     # Where nothing is queued, a margin spares nobody: it will never be served sooner than now.
@@ -35,7 +33,7 @@ def over_ttft(
     left = allowed - (found.ttft_seconds - found.wait_seconds)
     if left < 0:
         return Over(Reason.TTFT_UNREACHABLE, _until_idle(found))
-    excess = found.wait_seconds - min(room * left + guests_seconds, left)
+    excess = found.wait_seconds - min(room * left + found.begun_seconds, left)
     if excess <= 0:
         return None
     return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + _AIM * room * left), excess)
@@ -54,7 +52,7 @@ def over_others(found: Route, view: ClusterView, margin: Margin, held: Sequence[
 
 
 def held_up(
-    incoming: Incoming, found: Route, now_seconds: float, beyond_seconds: float
+    incoming: Incoming, found: Route, view: ClusterView, now_seconds: float, beyond_seconds: float
 ) -> Sequence[tuple[Flight, float]]:
     """Return who waits on the same worker and would be held up beyond a TTFT, and what its TTFT would then be.
 
@@ -67,6 +65,8 @@ def held_up(
             return ()
         break
     held = []
+    ranks = view.ranks
+    rank = ranks[incoming.qos]
     new_tokens = incoming.prompt_tokens - found.cached_tokens
     token_seconds = found.work_seconds / max(new_tokens, 1.0)
     between = 0.0
@@ -74,6 +74,8 @@ def held_up(
         # Those that were there when the step under way began are in it.
         if leg.started_at <= worker.anchor or between >= worker.chunk_tokens:
             break
+        if ranks[leg.qos] > rank:
+            continue  # overtaken: it waits for another step
         later = max(between + new_tokens - worker.chunk_tokens, 0.0) * token_seconds
         ttft_seconds = now_seconds + found.ttft_seconds - later - leg.started_at
         if ttft_seconds > max(leg.ttft_seconds, beyond_seconds):

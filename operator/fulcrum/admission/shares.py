@@ -6,8 +6,8 @@ class with a higher priority all of it, of any other up to its reserve. A class 
 its reserve serves the others; when it comes back, room is given back as work finishes. A class below its own
 reserve need only respect the reserves of others.
 
-Whoever has neither rank nor reserve is a guest: it is served where there is room at the moment, and what it takes until
-its prefill ends is not counted against those who share what is kept. Else a flood of guests would cost them their room.
+Engines prefill by priority, so that what waits of lower classes takes no room from a higher one (`WorkerView.overtaken`).
+Room is kept for it all the same: a step that has begun is not interrupted, and so few have to make way.
 """
 
 from __future__ import annotations
@@ -59,15 +59,11 @@ class Shares:
         # By class: the others that it may have to leave room for, their demand and reserve, and if they rank higher.
         self._rivals = [
             [
-                (other, demand, table.reserved[other], table.priorities[other] > table.priorities[qos])
+                (other, demand, table.reserved[other], table.ranks[qos] - table.ranks[other])
                 for other, demand in enumerate(self._demands)
                 if other != qos and (table.reserved[other] or table.priorities[other] > table.priorities[qos])
             ]
             for qos in range(len(table))
-        ]
-        self._guests = [
-            frozenset(range(len(table))).difference({qos}, (rival[0] for rival in rivals))
-            for qos, rivals in enumerate(self._rivals)
         ]
         self._since: float | None = None
         self._began = 0.0
@@ -102,8 +98,8 @@ class Shares:
         capacity = workers / gateways
         due = view.decode_use[qos] < reserve * capacity
         decode_room = 1.0
-        for other, demand, theirs, higher in rivals:
-            most = 1.0 if higher and not due else theirs
+        for other, demand, theirs, above in rivals:
+            most = 1.0 if above > 0 and not due else theirs
             used = view.decode_use[other] / capacity
             decode_room -= _kept(demand.decode * rate / workers, used, demand.share, workers, most)
 
@@ -113,28 +109,20 @@ class Shares:
             seconds = view.ttft_seconds
             capacity = workers / gateways * seconds
             due = view.prefill_use[qos] < reserve * capacity
-            for other, demand, theirs, higher in rivals:
-                most = 1.0 if higher and not due else theirs
-                used = view.prefill_use[other] / capacity
+            for other, demand, theirs, above in rivals:
+                most = 1.0 if above > 0 and not due else theirs
+                # Who will be overtaken is not in the wait.
+                used = 0.0 if above < 0 else view.prefill_use[other] / capacity
                 # More than it is: whoever comes last also prolongs the step of those before it, who were promised less.
                 size = _SLOT * demand.work_seconds / seconds
                 prefill_room -= _kept(demand.prefill * rate / workers, used, size, workers, most)
         return max(prefill_room, _LEAST_ROOM), max(decode_room, _LEAST_ROOM)
 
-    def guests_seconds(self, qos: int, found: Route) -> float:
-        """Prefill ahead on the path of those for whom class `qos` need not leave room."""
-        guests = self._guests[qos]
-        seconds = 0.0
-        if guests:
-            for leg in found.prefill.legs:
-                if leg.qos in guests:
-                    seconds += leg.work_seconds
-        return seconds
-
     def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
+        reserved = self._table.reserved[qos]
         room = view.prefill_workers * view.ttft_seconds / self._gateways
-        return view.prefill_use[qos] - less_seconds >= self._table.reserved[qos] * room
+        return reserved <= 0 or view.prefill_use[qos] - less_seconds >= reserved * room
 
     def _weight(self, now_seconds: float) -> float:
         # Instead of fading all sums with time, newer ones are written larger.

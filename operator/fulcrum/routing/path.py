@@ -39,6 +39,7 @@ class Prefill(msgspec.Struct, frozen=True):
     worker: WorkerView
     cached_tokens: float
     wait_seconds: float
+    begun_seconds: float
     work_seconds: float
     cost_seconds: float
 
@@ -70,6 +71,8 @@ class Route(msgspec.Struct, frozen=True):
     """Prompt tokens that the prefill worker is believed to hold."""
     wait_seconds: float
     """Until the prefill has its turn."""
+    begun_seconds: float
+    """Prefill of lower ranks ahead of it, which has begun and cannot be overtaken."""
     work_seconds: float
     """Prefill of what is not cached."""
     ttft_seconds: float

@@ -29,12 +29,13 @@ _by_decode: Final[Callable[[WorkerView], float]] = attrgetter("decode_key")
 class Search:
     """A request at an instant."""
 
-    __slots__ = ("held", "held_tokens", "incoming", "now_seconds", "tpot_seconds", "ttft_seconds", "view")
+    __slots__ = ("held", "held_tokens", "incoming", "now_seconds", "rank", "tpot_seconds", "ttft_seconds", "view")
 
     def __init__(self, incoming: Incoming, view: ClusterView, now_seconds: float) -> None:
         self.incoming = incoming
         self.view = view
         self.now_seconds = now_seconds
+        self.rank = view.ranks[incoming.qos]
         ttft, tpot = incoming.ttft_seconds, incoming.tpot_seconds
         self.ttft_seconds = min(view.ttft_seconds, ttft)
         self.tpot_seconds = min(view.tpot_seconds, tpot)
@@ -68,11 +69,19 @@ class Search:
         """The prefill on `worker`."""
         prompt_tokens = self.incoming.prompt_tokens
         cached = self.cached(worker) if self.held else 0.0
-        wait = worker.backlog_seconds(self.now_seconds) if worker.legs or worker.foreign_seconds else 0.0
+        wait, begun = 0.0, 0.0
+        if worker.legs or worker.foreign_seconds:
+            overtaken = 0.0
+            lower = worker.lower_seconds(self.rank)
+            if lower > 0:
+                for leg in worker.overtaken(self.rank):
+                    overtaken += leg.work_seconds
+                begun = max(lower - overtaken, 0.0)
+            wait = worker.backlog_seconds(self.now_seconds, overtaken, begun)
         work = worker.work_seconds(prompt_tokens, cached)
         if worker.running or worker.foreign_running:
             wait += chunk_seconds(worker, prompt_tokens - cached)
-        return Prefill(worker, cached, wait, work, wait + (1 + _WORK_WEIGHT) * work)
+        return Prefill(worker, cached, wait, begun, work, wait + (1 + _WORK_WEIGHT) * work)
 
     def prefill(self, groups: Sequence[Group]) -> Prefill | None:
         """The prefill that is done soonest, counting what it takes from others."""
@@ -189,6 +198,7 @@ def _route(prefill: Prefill, decode: WorkerView, ttft_seconds: float, there: Han
         decode,
         prefill.cached_tokens,
         prefill.wait_seconds,
+        prefill.begun_seconds,
         prefill.work_seconds,
         ttft_seconds,
         there,

@@ -37,12 +37,15 @@ class ClusterView:
         self,
         *,
         class_names: Sequence[str] = ("default",),
+        ranks: Sequence[int] = (),
         ttft_seconds: float = DEFAULT_TTFT_SECONDS,
         tpot_seconds: float = DEFAULT_TPOT_SECONDS,
         affinity: AffinityMemory | None = None,
         units_per_token: float = 4.0,
     ) -> None:
         self.class_names = tuple(class_names)
+        self.ranks = tuple(ranks) or (0,) * len(self.class_names)
+        """By class: in which order engines prefill what waits; 0 comes first. Default: first come, first served."""
         self.ttft_seconds = ttft_seconds
         self.tpot_seconds = tpot_seconds
         # Not `or`: a memory that is empty is false.
@@ -97,7 +100,9 @@ class ClusterView:
             worker = None
         if worker is None:
             self._joined += 1
-            worker = WorkerView(index=self._joined, name=name, role=role, pool=pool, revision=revision, node=node)
+            worker = WorkerView(
+                index=self._joined, name=name, role=role, pool=pool, revision=revision, node=node, ranks=self.ranks
+            )
             worker.incarnation = incarnation
             worker.set_speed(self._speeds.get(pool))
             self.workers[name] = self.by_index[worker.index] = worker

@@ -83,6 +83,8 @@ class WorkerView:
         "prefill_rate",
         "prompt_tokens",
         "queued_tokens",
+        "rank_seconds",
+        "ranks",
         "reported_at",
         "revision",
         "role",
@@ -97,7 +99,17 @@ class WorkerView:
         "work_per_token",
     )
 
-    def __init__(self, *, index: int, name: str, role: Role, pool: str, revision: str, node: str) -> None:
+    def __init__(
+        self,
+        *,
+        index: int,
+        name: str,
+        role: Role,
+        pool: str,
+        revision: str,
+        node: str,
+        ranks: tuple[int, ...] = (0,),
+    ) -> None:
         self.index = index
         """Never used again for another worker, nor for another process of this one."""
         self.name = name
@@ -113,6 +125,10 @@ class WorkerView:
         # Prefill: legs in the order of their start, their summed time, and when that sum was last known to be right.
         self.legs: dict[Flight, None] = {}
         self.own_seconds = 0.0
+        self.ranks = ranks
+        """By class: in which order the engine takes what waits."""
+        self.rank_seconds = [0.0] * (max(ranks) + 1)
+        """`own_seconds` by rank."""
         self.foreign_seconds = 0.0
         self.queued_tokens = 0.0
         self.anchor = 0.0
@@ -190,19 +206,51 @@ class WorkerView:
         new_tokens = prompt_tokens - cached_tokens
         return new_tokens * (self.work_per_token + self.prefill_c * (prompt_tokens + cached_tokens))
 
-    def backlog_seconds(self, now_seconds: float) -> float:
-        """Time until a prompt that is queued now gets its turn."""
-        total = self.own_seconds + self.foreign_seconds
+    def backlog_seconds(self, now_seconds: float, overtaken_seconds: float = 0.0, begun_seconds: float = 0.0) -> float:
+        """Time until a prompt that is queued now gets its turn.
+
+        It overtakes `overtaken_seconds` of what waits; `begun_seconds` of lower ranks are in the step under way.
+        """
+        total = self.own_seconds - overtaken_seconds + self.foreign_seconds
         if total <= 0:
             return 0.0
         # The step under way ends before another one begins, however short its prompts are.
         total += self.prefill_a
         credit = now_seconds - self.anchor
-        limit = self._head_seconds()
+        limit = max(self._head_seconds(), self.foreign_seconds + self.prefill_a + begun_seconds)
         if credit > limit:
             # Overdue: nobody has seen it end. The longer it hangs, the longer it will go on to.
             return total - limit + (credit - limit) / 2
         return total - credit if credit > 0 else total
+
+    def overtaken(self, rank: int) -> list[Flight]:
+        """Legs of lower ranks that a prompt of `rank` would be served before, in the order of their service.
+
+        What has begun is not interrupted: the engine goes on with it in its next step before it takes what waits.
+        """
+        ranks = self.ranks
+        room = self.chunk_tokens
+        for leg in self.legs:
+            if leg.started_at > self.anchor:
+                break
+            if ranks[leg.qos] <= rank:
+                room -= leg.prompt_tokens - leg.route.cached_tokens
+        waiting: list[Flight] = []
+        for lower in range(rank + 1, len(self.rank_seconds)):
+            for leg in self.legs:
+                if ranks[leg.qos] == lower:
+                    if room <= 0 or leg.started_at > self.anchor:
+                        waiting.append(leg)
+                    else:
+                        room -= leg.prompt_tokens - leg.route.cached_tokens
+        return waiting
+
+    def lower_seconds(self, rank: int) -> float:
+        """Prefill of legs of lower ranks."""
+        seconds = 0.0
+        for lower in range(rank + 1, len(self.rank_seconds)):
+            seconds += self.rank_seconds[lower]
+        return seconds
 
     def overdue(self, now_seconds: float) -> bool:
         """Its prefill is behind what was predicted by more than an ordinary error."""
@@ -210,12 +258,19 @@ class WorkerView:
         return now_seconds - self.anchor > _OVERDUE_FACTOR * limit + _OVERDUE_SECONDS
 
     def _head_seconds(self) -> float:
-        """Foreign work and the first own leg, which are believed to be under way."""
+        """Foreign work and the first own leg of the highest rank there, which are believed to be under way."""
         limit = self.foreign_seconds + self.prefill_a
-        for head in self.legs:
-            limit += head.work_seconds
-            break
-        return limit
+        first: Flight | None = None
+        for leg in self.legs:
+            if first is None:
+                first = leg
+                if len(self.rank_seconds) == 1:
+                    break
+            elif leg.started_at > self.anchor:
+                break
+            elif self.ranks[leg.qos] < self.ranks[first.qos]:
+                first = leg
+        return limit + first.work_seconds if first is not None else limit
 
     def step_seconds(self) -> float:
         """One decode step of what runs now."""
@@ -249,6 +304,7 @@ class WorkerView:
             self.anchor = now_seconds
         self.legs[flight] = None
         self.own_seconds += flight.work_seconds
+        self.rank_seconds[self.ranks[flight.qos]] += flight.work_seconds
         self.queued_tokens += flight.prompt_tokens
         gone = now_seconds - self.used_at
         self.prefill_rate = self.prefill_rate * exp(-max(gone, 0.0) / RATE_SECONDS) + flight.work_seconds / RATE_SECONDS
@@ -259,6 +315,7 @@ class WorkerView:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
         del self.legs[flight]
         self.own_seconds -= flight.work_seconds
+        self.rank_seconds[self.ranks[flight.qos]] -= flight.work_seconds
         self.queued_tokens -= flight.prompt_tokens
         if done:
             # What was neither spent on this leg nor waited for belonged to somebody else's.
@@ -267,6 +324,7 @@ class WorkerView:
             self.anchor = now_seconds
         if not self.legs:
             self.own_seconds = self.queued_tokens = 0.0
+            self.rank_seconds = [0.0] * len(self.rank_seconds)
         self._set_prefill_key(now_seconds)
 
     def promise(self, flight: Flight) -> None:
