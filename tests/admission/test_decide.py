@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.admission.world import SHORT_STEPS, SPEED, TPOT_SECONDS, TTFT_SECONDS, make
 
-from fulcrum.admission import Admission, Admit, Preempt, Reject
+from fulcrum.admission import Admission, Admit, Preempt, Reject, ThresholdLimits
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
@@ -271,6 +271,24 @@ def test_who_would_be_overtaken_and_late_makes_way() -> None:
     view.start(high, outcome.route, 0.0)
     assert view.workers["p0"].own_seconds == pytest.approx(0.7)
     assert admission.rejected["low", Reason.PREEMPTED].requests == 1
+
+
+def test_what_is_overtaken_does_not_count_as_a_queue() -> None:
+    """Without any prediction, too."""
+    limits = ThresholdLimits(queued_prompt_tokens=3000)
+    admission = Admission(AdmissionPolicy.THRESHOLD, CLASSES, limits=limits)
+    view = admission.new_view()
+    view.set_speed("pool", SHORT_STEPS)
+    view.put("p0", Role.PREFILL, pool="pool")
+    view.put("d0", Role.DECODE, pool="pool")
+    low = admission.incoming(prompt_tokens=1000, max_tokens=10, qos=1)
+    for _ in range(3):
+        assert queued(admission, low, view)
+    assert rejected(admission, low, view).reason is Reason.QUEUE_FULL
+    high = admission.incoming(prompt_tokens=1000, max_tokens=10, qos=0)
+    for _ in range(3):
+        assert queued(admission, high, view)
+    assert rejected(admission, high, view).reason is Reason.QUEUE_FULL, "of its own class"
 
 
 def test_nobody_makes_way_whose_class_would_have_less_than_is_reserved_for_it() -> None:

@@ -108,7 +108,10 @@ class Admission:
         )
 
     def decide(self, incoming: Incoming, view: ClusterView, now_seconds: float) -> Admit | Preempt | Reject:
-        """Whether, and where, to serve a request. Changes only counters and demand: `view.start` is the caller's."""
+        """Whether, and where, to serve a request: `view.start` is the caller's.
+
+        Changes only counters, demand, and what those may expect who wait where it is to go.
+        """
         found = route(incoming, view, now_seconds)
         if not isinstance(found, Route):
             return self._turn_away(incoming, _unserved(found))
@@ -170,7 +173,7 @@ class Admission:
     ) -> list[Over]:
         """Limits that the path is over, when others keep all but `rooms`; `held` are those whom it holds up."""
         if self.policy is _THRESHOLD or not found.known:
-            return over_threshold(incoming, found, self._limits, rooms)
+            return over_threshold(incoming, found, view, self._limits, rooms)
         checks = (
             over_ttft(incoming, found, view, self.ttft_margin, rooms[0]),
             over_others(found, view, self.ttft_margin, held),

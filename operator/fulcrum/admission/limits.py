@@ -36,7 +36,7 @@ def over_ttft(incoming: Incoming, found: Route, view: ClusterView, margin: Margi
     excess = found.wait_seconds - min(room * left + found.begun_seconds, left)
     if excess <= 0:
         return None
-    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + _AIM * room * left), excess)
+    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + _AIM * room * left))
 
 
 def over_others(found: Route, view: ClusterView, margin: Margin, held: Sequence[tuple[Flight, float]]) -> Over | None:
@@ -48,7 +48,7 @@ def over_others(found: Route, view: ClusterView, margin: Margin, held: Sequence[
     for leg, ttft_seconds in held:
         if leg.ttft_seconds <= allowed:
             excess = max(excess, ttft_seconds - allowed)
-    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess), excess) if excess > 0 else None
+    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess)) if excess > 0 else None
 
 
 def held_up(
@@ -106,16 +106,22 @@ def over_kv(incoming: Incoming, found: Route, room: float, full: float = _KV_FUL
     return Over(Reason.KV_EXHAUSTED, _until(found, used, own, allowed))
 
 
-def over_threshold(incoming: Incoming, found: Route, limits: ThresholdLimits, rooms: tuple[float, float]) -> list[Over]:
-    """Queue, batch and KV cache against fixed limits."""
+def over_threshold(
+    incoming: Incoming, found: Route, view: ClusterView, limits: ThresholdLimits, rooms: tuple[float, float]
+) -> list[Over]:
+    """Queue, batch and KV cache against fixed limits; what it overtakes is no queue to it."""
     prefill, decode = found.prefill, found.decode
     over = []
     queue = rooms[0] * limits.queued_prompt_tokens
+    queued = prefill.queued_tokens
+    rank = view.ranks[incoming.qos]
+    if prefill.lower_seconds(rank) > 0:
+        for leg in prefill.overtaken(rank):
+            queued -= leg.prompt_tokens
     # A prompt that is longer than the limit may still come when nothing is before it.
-    if prefill.legs and prefill.queued_tokens + incoming.prompt_tokens > queue:
-        share = min((prefill.queued_tokens + incoming.prompt_tokens - queue) / prefill.queued_tokens, 1.0)
-        excess = share * found.wait_seconds
-        over.append(Over(Reason.QUEUE_FULL, _until_shorter(found, min(share + _AIM, 1.0) * found.wait_seconds), excess))
+    if queued >= 1 and queued + incoming.prompt_tokens > queue:
+        share = min((queued + incoming.prompt_tokens - queue) / queued, 1.0)
+        over.append(Over(Reason.QUEUE_FULL, _until_shorter(found, min(share + _AIM, 1.0) * found.wait_seconds)))
     batch = decode.running + decode.pending + decode.foreign_running + 1
     if batch > rooms[1] * limits.batch * decode.max_batch:
         over.append(Over(Reason.QUEUE_FULL, found.hand_over.life_seconds))

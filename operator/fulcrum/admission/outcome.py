@@ -14,8 +14,6 @@ class Over(msgspec.Struct, frozen=True):
     reason: Reason
     after_seconds: float
     """Time until it no longer would be, if nothing else came."""
-    excess_seconds: float = 0.0
-    """Prefill that would have to go from the queue; 0 when that would not help."""
 
 
 class ThresholdLimits(msgspec.Struct, frozen=True, kw_only=True):
