@@ -59,11 +59,23 @@ def test_it_says_why_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mode", "advice"),
+    [("Manual", "change spec.balance.ratio, raise"), ("Observe", "set spec.balance.mode to Auto, raise")],
+)
+def test_only_what_the_mode_reads_is_to_be_changed(mode: str, advice: str) -> None:
+    made = world(mode)
+    made.outlook = turned_away(made.outlook, {TTFT: 0.6})
+    planned(made)
+    made.settle()
+    assert f"All 4 workers serve: {advice} workers.max" in degraded(planned(made)).message
+
+
+@pytest.mark.parametrize(
     ("reason", "words"),
     [
         (Reason.TPOT_UNREACHABLE, "decode is short"),
         (Reason.KV_EXHAUSTED, "KV cache is full"),
-        (Reason.CLASS_SHARE, "kept for higher classes"),
+        (Reason.CLASS_SHARE, "kept for other classes"),
         (Reason.QUEUE_FULL, "a queue or a batch is full"),
     ],
 )

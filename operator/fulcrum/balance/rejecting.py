@@ -20,10 +20,16 @@ _SHORT_OF: Final[Mapping[Reason, str]] = {
     Reason.TPOT_UNREACHABLE: "tokens would come too slowly: decode is short",
     Reason.KV_EXHAUSTED: "the KV cache is full: decode is short",
     Reason.QUEUE_FULL: "a queue or a batch is full",
-    Reason.CLASS_SHARE: "the room that is left is kept for higher classes",
+    Reason.CLASS_SHARE: "the room that is left is kept for other classes",
     Reason.PREEMPTED: "they made way for higher classes",
 }
 """What admission turns away for, as against requests that find no worker at all."""
+_FIRST: Final[Mapping[BalanceMode, str]] = {
+    BalanceMode.AUTO: "",
+    BalanceMode.MANUAL: "change spec.balance.ratio, ",
+    BalanceMode.OBSERVE: "set spec.balance.mode to Auto, ",
+}
+"""What is to be tried before more workers."""
 
 
 def rejecting(snapshot: Snapshot) -> str | None:
@@ -63,7 +69,8 @@ def _advice(snapshot: Snapshot) -> str:
     if there < most:
         if snapshot.spec.balance.mode is BalanceMode.AUTO:
             return f"{there} of at most {most} workers serve; the balance adds more where they help."
-        return f"{there} of at most {most} workers serve: look at those that do not, or at spec.balance.ratio."
+        ratio = ", or at spec.balance.ratio" if snapshot.spec.balance.mode is BalanceMode.MANUAL else ""
+        return f"{there} of at most {most} workers serve: look at those that do not{ratio}."
     bounds = ", ".join(f"{pool.name} ({pool.workers.max})" for pool in pools)
-    ratio = "" if snapshot.spec.balance.mode is BalanceMode.AUTO else "change spec.balance.ratio, "
-    return f"All {most} workers serve: {ratio}raise workers.max of a pool: {bounds}; or widen spec.slo."
+    first = _FIRST[snapshot.spec.balance.mode]
+    return f"All {most} workers serve: {first}raise workers.max of a pool: {bounds}; or widen spec.slo."
