@@ -79,7 +79,7 @@ async def test_an_idle_container_is_no_faster_than_a_busy_one(tmp_path: Path) ->
         "    while time.process_time() - used < 0.06: pass\n"
         f"    print(time.monotonic() - began, file=open({str(out)!r}, 'a'))\n"
     )
-    async with container(tmp_path / "shim", program, 0.25) as (shim, _):
+    async with container(tmp_path, program, 0.25) as (shim, _):
         await asyncio.wait_for(shim.ended(), 60)
     took = sorted(float(line) for line in out.read_text().split())
     assert took[len(took) // 2] > 0.7 * 0.06 / 0.25, took
