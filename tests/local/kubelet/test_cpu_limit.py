@@ -82,7 +82,8 @@ async def test_an_idle_container_is_no_faster_than_a_busy_one(tmp_path: Path) ->
     async with container(tmp_path, program, 0.25) as (shim, _):
         await asyncio.wait_for(shim.ended(), 60)
     took = sorted(float(line) for line in out.read_text().split())
-    assert took[len(took) // 2] > 0.7 * 0.06 / 0.25, took
+    # Of 0.24 s: the first ticks run free, and what is owed at the end is paid afterwards.
+    assert took[len(took) // 2] > 0.5 * 0.06 / 0.25, took
 
 
 async def test_sigterm_reaches_a_stopped_container(tmp_path: Path) -> None:
