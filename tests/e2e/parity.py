@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import urllib.request
@@ -66,9 +67,15 @@ def _assert_parity(cluster: Cluster, path: str, body: dict[str, Any], *, moves_k
     if body["stream"]:
         body["stream_options"] = alone["stream_options"] = {"include_usage": True}
     one_engine = ask(f"http://{engine.ip}:8000{path}", alone)
-    before_bytes = cluster.kv_bytes_moved()
-    two_engines = ask(cluster.endpoint() + path, {**body, "cache_salt": f"{salt} together"})
-    assert two_engines.decode not in {"", two_engines.prefill}
+    # Speeds that were measured while all engines started at once may be far too slow. Who is then predicted to be late
+    # goes to one worker whole; every answer puts them right.
+    deadline = time.monotonic() + 60
+    for number in itertools.count():
+        before_bytes = cluster.kv_bytes_moved()
+        two_engines = ask(cluster.endpoint() + path, {**body, "cache_salt": f"{salt} together {number}"})
+        if two_engines.decode not in {"", two_engines.prefill}:
+            break
+        assert time.monotonic() < deadline, "no request is split"
     assert cluster.kv_bytes_moved() > before_bytes or not moves_kv
     assert len(two_engines.token_ids) == (OUTPUT_TOKENS if "ignore_eos" in body else one_engine.output_tokens)
     assert two_engines.token_ids == one_engine.token_ids, f"{engine.name} alone: {one_engine}, both: {two_engines}"
