@@ -57,14 +57,14 @@ class Shares:
         self._gateways = gateways
         """Gateways that split the traffic evenly: what one sees is its part of the whole."""
         self._demands = [_Demand() for _ in table.names]
-        # By class: the others that it may have to leave room for, their demand and reserve, and if they rank higher.
+        # By class: others that it may have to leave room for, their demand and reserve, and how far they rank above it.
         self._rivals = [
             [
-                (other, demand, table.reserved[other], table.ranks[qos] - table.ranks[other])
+                (other, demand, table.reserved[other], rank - table.ranks[other])
                 for other, demand in enumerate(self._demands)
-                if other != qos and (table.reserved[other] or table.priorities[other] > table.priorities[qos])
+                if other != qos and (table.reserved[other] or table.ranks[other] < rank)
             ]
-            for qos in range(len(table))
+            for qos, rank in enumerate(table.ranks)
         ]
         self._since: float | None = None
         self._began = 0.0

@@ -72,12 +72,9 @@ class FrontDoor:
             )
 
     def ranks(self, names: Iterable[str | None]) -> dict[str | None, int] | None:
-        """Return the priority that engines are told for requests of each of these classes, where lower comes first.
-
-        None when that of all of them is the same.
-        """
-        priorities = self.admission.classes.priorities
-        ranks = {name: -priorities[self._qos(name)] for name in names}
+        """Return in which order engines serve requests of each of these classes; None when all of them are alike."""
+        of_class = self.admission.classes.ranks
+        ranks = {name: of_class[self._qos(name)] for name in names}
         return ranks if len(set(ranks.values())) > 1 else None
 
     def _qos(self, name: str | None) -> int:
