@@ -41,6 +41,7 @@ class ReferenceEngine:
     now: float = 0.0
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
+    _under_way: tuple[list[Sequence], list[tuple[Sequence, int]]] = field(default=([], []))
 
     def run(self, requests: list[tuple[float, int, int]], ranks: list[int] | None = None) -> list[Sequence]:
         """Run (arrival, prompt, output) in order of arrival, the lowest rank first; returns them with their times."""
@@ -63,6 +64,11 @@ class ReferenceEngine:
         return sum(-(-each.context // self.block_tokens) for each in self.running)
 
     def _step(self) -> None:
+        self.now += self.begin_step()
+        self.end_step()
+
+    def begin_step(self) -> float:
+        """Choose what the next step computes; returns the seconds that it takes a worker that is alone."""
         capacity = self.speed.kv_capacity_tokens // self.block_tokens
         preempted = False
         while self._blocks() > capacity:
@@ -100,8 +106,13 @@ class ReferenceEngine:
             seconds += self.speed.decode_step_seconds(len(decodes), contexts)
         if tokens and decodes:
             seconds -= min(self.speed.prefill_seconds(0, 0), self.speed.decode_step_seconds(0, 0))
-        self.now += seconds
+        self._under_way = decodes, chunks
+        return seconds
+
+    def end_step(self) -> None:
+        """The step that began last is over, `now`."""
         self.steps += 1
+        decodes, chunks = self._under_way
         for each in decodes:
             self._emit(each)
         for each, chunk in chunks:

@@ -85,6 +85,9 @@ class ClusterModel:
     """Tokens per KV block; divides 512 (the blocks of prefix ids)."""
     leg_seconds: float = 0.0
     """Time of each leg outside of the engine: gateway, HTTP, tokenizer."""
+    crowding: float = 0.0
+    """How much longer the steps of a worker take for each other one that computes at the same time, as a fraction: as
+    where all of them share one machine's memory, caches and cores. 0: each is on its own."""
     flip_seconds: float = 0.1
     """From the write of a role label until gateways route by it."""
     stop_seconds: float = 1.0
@@ -101,6 +104,8 @@ class ClusterModel:
     def __post_init__(self) -> None:
         if not self.pools or len({pool.name for pool in self.pools}) != len(self.pools):
             raise ValueError("pools: at least one, with unique names")
+        if self.crowding < 0:
+            raise ValueError(f"crowding must be at least 0, got {self.crowding}")
         if 512 % self.block_tokens:
             raise ValueError(f"block_tokens must divide 512, got {self.block_tokens}")
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from fulcrum.balance.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, Kill, Pulling
+from fulcrum.simulation.crowd import Crowd
 from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.job import jobs_of
 from fulcrum.simulation.journey import Journeys
@@ -70,6 +71,7 @@ class Simulation:
         self._kills, self._tail_seconds = kills, tail_seconds
         self._timeline = Timeline()
         self._ledger = Ledger(len(workload))
+        self._crowd = Crowd(cluster.crowding, self._timeline) if cluster.crowding else None
         self._times = {pool.name: StepTimes(pool.speed) for pool in cluster.pools}
         self._fleet = Fleet(
             cluster=cluster,
@@ -136,6 +138,7 @@ class Simulation:
             cached=self._workload.prefix_ids is not None,
             pauses=self._cluster.links.pulling is Pulling.BETWEEN,
             ranks=self._ranks,
+            crowd=self._crowd,
             timeline=self._timeline,
             host=self._journeys,
         )

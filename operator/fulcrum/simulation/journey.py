@@ -186,7 +186,7 @@ class Journeys:
                 decode.forget(job, now)
             elif not decode.stopped and job in decode.waiting:
                 decode.kv_lost(job)
-        for job in worker.stop():
+        for job in worker.stop(now):
             self._lost(job, worker, now)
 
     def _lost(self, job: Job, worker: Worker, now: float) -> None:

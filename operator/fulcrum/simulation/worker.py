@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import Speed
 from fulcrum.simulation.class_queue import ClassQueue
+from fulcrum.simulation.crowd import Crowd
 from fulcrum.simulation.decode_run import DecodeRun
 from fulcrum.simulation.held_kv import HeldKv
 from fulcrum.simulation.job import Job, Leg
@@ -42,10 +43,11 @@ class Worker:
         cached: bool,
         pauses: bool = False,
         ranks: Mapping[str | None, int] | None = None,
+        crowd: Crowd | None = None,
         timeline: Timeline,
         host: WorkerHost,
     ) -> None:
-        """`ranks` of the classes by name, the lowest first; None: all are alike."""
+        """`ranks` of the classes by name, the lowest first; None: all are alike. `crowd`: who shares its machine."""
         self.name = name
         self.pool = pool
         self.role = role
@@ -65,6 +67,9 @@ class Worker:
         self.work = WorkDone()
         self.event = -1
         self._clock = 0.0  # begin of the run under way
+        self._crowd = crowd
+        self._began = 0.0  # the same on the crowd's clock
+        self._first: list[Job] = []  # whose first token the run under way, of one step, brings; in a crowd only
         self._pauses = pauses  # no step while KV is on its way (`Pulling.BETWEEN`)
         self._times, self._timeline, self._host = times, timeline, host
         self._kv = KvBlocks(capacity_tokens=speed.kv_capacity_tokens, block_tokens=block_tokens, cached=cached)
@@ -174,21 +179,46 @@ class Worker:
         if self._steps < 0:
             self._steps = 0
             self._cut = True
-            self._clock = now
-            self._timeline.plan(now, self)
+            self._begin(now)
+            self._plan(0.0, now)
         elif not self._cut:
             self._cut = True
-            steps, seconds = self._decode.boundary(now - self._clock)
+            crowd = self._crowd
+            elapsed_seconds = now - self._clock if crowd is None else crowd.clock(now) - self._began
+            steps, seconds = self._decode.boundary(elapsed_seconds)
             if steps < self._steps:
                 self._steps = steps
-                self._timeline.plan(self._clock + seconds, self)
+                self._plan(seconds, now)
+
+    def _begin(self, now: float) -> None:
+        """A run begins."""
+        self._clock = now
+        if self._crowd is not None:
+            self._began = self._crowd.clock(now)
+
+    def _plan(self, seconds: float, now: float) -> None:
+        """Let the run under way end so many seconds after its begin, or later in a crowd."""
+        if self._crowd is None:
+            self._timeline.plan(self._clock + seconds, self)
+        else:
+            self._crowd.plan(self._began + seconds, self, now)
+
+    def _rest(self, now: float) -> None:
+        """There is nothing to compute."""
+        self._steps = -1
+        if self._crowd is not None:
+            self._crowd.leave(self, now)
 
     def fire(self, now: float) -> None:
         """A run of steps is over."""
         steps, batch, work = self._steps, self._decode.batch, self.work
         seconds = now - self._clock
-        self._clock = now
+        self._begin(now)
         self._cut = True  # what comes meanwhile is looked at below
+        for job in self._first:
+            if job.first_token_seconds < 0 and job.index in self._running:
+                job.first_token_seconds = now
+        self._first = []
         if steps > 0:
             work.busy_seconds += seconds
             if batch:
@@ -251,7 +281,7 @@ class Worker:
     def _schedule(self, now: float) -> None:
         """Begin the next step, or the next run of steps."""
         if self._pauses and self._pull_all(now):
-            self._steps = -1
+            self._rest(now)
             self._cut = False
             return
         kv, running, decode = self._kv, self._running, self._decode
@@ -278,16 +308,20 @@ class Worker:
             self._cut = True
         elif decode.batch:
             # There is no room for the one that was preempted, but there may be for one of a higher class.
-            self._steps = 1 if preempted and self._ranks is not None else decode.steps_until_change()
+            one = (preempted and self._ranks is not None) or (started and self._crowd is not None)
+            self._steps = 1 if one else decode.steps_until_change()
             seconds = decode.seconds(self._steps)
             first = decode.seconds(1) if started else 0.0
         else:
-            self._steps = -1
+            self._rest(now)
             return
-        for job in started:
-            if job.first_token_seconds < 0 and job.index in running:
-                job.first_token_seconds = now + first
-        self._timeline.plan(now + seconds, self)
+        if self._crowd is not None:
+            self._first = started
+        else:
+            for job in started:
+                if job.first_token_seconds < 0 and job.index in running:
+                    job.first_token_seconds = now + first
+        self._plan(seconds, now)
 
     def _pull_all(self, now: float) -> bool:
         """Pull for those at the head of the queue, as far as there is room; report whether any KV is on its way."""
@@ -321,12 +355,12 @@ class Worker:
             budget -= prefill.begin(job, budget)
         return prefill.tokens
 
-    def stop(self) -> list[Job]:
+    def stop(self, now: float) -> list[Job]:
         """The engine dies: returns every job that was on it and had not been handed over."""
         self.stopped = True
         self.event = -1
         lost = {job.index: job for job in (*self._running.values(), *self.waiting, *self._ready)}
-        self._steps = -1
+        self._rest(now)
         return list(lost.values())
 
 
