@@ -1,9 +1,13 @@
-"""Calibrates the simulator by a trace that real workers have served: both have to report the same work for it."""
+"""Calibrates the simulator by what real workers report of the requests that they have served: alone, and in a trace.
+
+Alone says how long prompts of each length take; the trace, how much slower workers are beside each other.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +38,11 @@ KV_BLOCK_TOKENS = 32
 SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)
 """As in examples/auto.yaml; nobody is turned away in the simulation."""
 _LENGTHS = (16.0, 64.0, 256.0, 512.0, 1024.0)
+LONE_PROMPTS = tuple(round(64 * 2 ** (4 * (7 * index % 13) / 12)) for index in range(13))
+"""From 64 to 1,024 tokens, the long ones and the short ones mixed."""
+LONE_OUTPUT = 17
+_MOST_CROWDING = 1.0
+_HALVINGS = 10
 _ROUNDS = 10
 """Of correcting both factors: waiting prompts share steps, so that the work is not quite proportional to them."""
 
@@ -61,6 +70,8 @@ class Calibration:
     speed: WorkerSpeed
     leg_seconds: float = 0.0
     """Of each leg, outside of the engines."""
+    crowding: float = 0.0
+    """How much longer work takes for each other worker that computes."""
 
     def scaled(self, prefill: float, decode: float) -> Calibration:
         """Prefills and steps that take so many times as long."""
@@ -75,6 +86,7 @@ class Calibration:
         model = ClusterModel(
             pools=(PoolModel(name="cpu", speed=self.speed),),
             leg_seconds=self.leg_seconds,
+            crowding=self.crowding,
             block_tokens=KV_BLOCK_TOKENS,
         )
         policy = _Asked(pool="cpu", prefill=prefill, decode=decode)
@@ -113,6 +125,28 @@ def measured_at_start(found: dict[str, LoadReport]) -> Calibration:
     return Calibration(speed=dataclasses.replace(speeds[0], coefficients=coefficients))
 
 
+def measured_alone(cluster: Cluster, endpoint: Endpoint, start: Calibration) -> Calibration:
+    """Requests one by one, by what the workers report of each: nobody computes but the one that serves it."""
+    prompts, prefill, steps = [], [], []
+    before = reports(cluster)
+    for index, length in enumerate(LONE_PROMPTS):
+        request = Request(arrival_seconds=0.0, prompt_tokens=length, output_tokens=LONE_OUTPUT)
+        time.sleep(_SETTLE_SECONDS)
+        run(cluster, endpoint, [request], seed=_LONE_SEED + index)
+        after = reports(cluster)
+        one, before = pace(before, after), after
+        prompts.append((1.0, length, length**2))
+        prefill.append(one.prefill_seconds)
+        steps.append(one.step_seconds)
+    speed = start.speed
+    modelled = [speed.decode_step_seconds(1, length + LONE_OUTPUT / 2) for length in LONE_PROMPTS]
+    k = SpeedCoefficients.of(
+        prefill=fit_relative(prompts, prefill), decode=msgspec.structs.astuple(speed.coefficients)[3:]
+    )
+    found = dataclasses.replace(start, speed=dataclasses.replace(speed, coefficients=k))
+    return found.scaled(1.0, sum(steps) / sum(modelled))
+
+
 def pace(before: dict[str, LoadReport], after: dict[str, LoadReport]) -> Pace:
     """The work between two sets of reports: of prompts on prefill workers, of steps on decode workers."""
     prompts = tokens = prefill_seconds = decode_seconds = 0.0
@@ -127,6 +161,17 @@ def pace(before: dict[str, LoadReport], after: dict[str, LoadReport]) -> Pace:
             tokens += now.decode_tokens - then.decode_tokens
             decode_seconds += now.decode_seconds - then.decode_seconds
     return Pace(prefill_seconds=prefill_seconds / prompts, step_seconds=decode_seconds / tokens)
+
+
+def crowded(alone: Calibration, trace: Sequence[Request], real: Pace, *, prefill: int, decode: int) -> Calibration:
+    """`alone`, with the crowding that makes the simulated workers as slow in the trace as the real ones were."""
+    low, high = 0.0, _MOST_CROWDING
+    for _ in range(_HALVINGS):
+        middle = dataclasses.replace(alone, crowding=(low + high) / 2)
+        _, simulated = middle.simulate(trace, prefill, decode)
+        slower = simulated.prefill_seconds * simulated.step_seconds > real.prefill_seconds * real.step_seconds
+        low, high = (low, middle.crowding) if slower else (middle.crowding, high)
+    return dataclasses.replace(alone, crowding=(low + high) / 2)
 
 
 def calibrated(
@@ -153,7 +198,7 @@ def typical(found: Sequence[Calibration]) -> Calibration:
     each = [msgspec.structs.asdict(one.speed.coefficients) for one in found]
     coefficients = SpeedCoefficients(**{name: median(one[name] for one in each) for name in each[0]})
     speed = dataclasses.replace(found[0].speed, coefficients=coefficients)
-    return Calibration(speed=speed, leg_seconds=median(one.leg_seconds for one in found))
+    return dataclasses.replace(found[0], speed=speed, leg_seconds=median(one.leg_seconds for one in found))
 
 
 def endpoint_of(cluster: Cluster) -> Endpoint:
@@ -176,6 +221,9 @@ def run(cluster: Cluster, endpoint: Endpoint, requests: Sequence[Request], *, se
     return asyncio.run(go())
 
 
+_LONE_SEED = 1000
+_SETTLE_SECONDS = 0.3
+"""After reports, which cost the workers processor time, too."""
 _NOTHING = WorkCounters(
     prompts=0, prompt_tokens=0, cached_tokens=0, prefill_seconds=0.0, decode_tokens=0, decode_seconds=0.0
 )

@@ -3,9 +3,10 @@
     python benchmarks/fidelity.py        # brings up examples/auto.yaml at 2P:2D, and takes it down again
 
 The workers say what they measured before they became ready, their room for KV, the limits of a step, and how long
-their prompts and steps have taken so far (`/load`). One trace shows how much load they bear; a second one, at half
-of that, calibrates the simulator (`calibration`): under more load all of them are slower, as they share processors and
-caches. Then another one of that load, with other arrivals and lengths, runs through both.
+their prompts and steps have taken so far (`/load`). Requests that come one by one show how quick a worker is alone. One
+trace then shows roughly how much load they bear; a second one, at half of that, calibrates the simulator
+(`calibration`): under more load all of them are slower, as they share a machine, and the simulator is told by how much.
+Then another one of that load, with other arrivals and lengths, runs through both.
 
 All of it shares a few cores with whatever else runs on the machine. Where the workers themselves report prompts and
 steps that took more than 5 % longer or shorter than they did before, the machine has changed and not the model: then
@@ -25,10 +26,21 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from calibration import Calibration, Pace, calibrated, endpoint_of, measured_at_start, pace, reports, run, typical
+from calibration import (
+    Calibration,
+    Pace,
+    calibrated,
+    crowded,
+    endpoint_of,
+    measured_alone,
+    measured_at_start,
+    pace,
+    reports,
+    run,
+    typical,
+)
 from local_cluster import BIN, Cluster, local_cluster, wait_until
 
-from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.replay import Outcome, Record
 from fulcrum.simulation.traffic import Phase, Request, generate
 
@@ -37,7 +49,7 @@ PREFILL, DECODE = 2, 2
 """Workers of either role."""
 UTILISATION = 0.5
 """Of the busier role: enough for queues, and not enough for one that only grows."""
-ROUGH_SECONDS, SECONDS = 30.0, 80.0
+ROUGH_SECONDS, SECONDS = 30.0, 90.0
 ROUGH_SEED, CALIBRATION_SEED, SEEDS = 5, 6, (7, 8, 9, 10, 11)
 STEADY = 0.05
 UNSTEADY = 2
@@ -78,14 +90,21 @@ def measure(cluster: Cluster) -> int:
     wait_until("2P:2D", partial(has_roles, cluster), seconds=60)
     start = measured_at_start(reports(cluster))
     print(f"at start   {start.speed.coefficients}")
-    rough = Replayed.of(cluster, phase(start.speed, ROUGH_SECONDS), seed=ROUGH_SEED).calibrates(start)
-    found = [Replayed.of(cluster, phase(rough.speed, SECONDS), seed=CALIBRATION_SEED).calibrates(start)]
+    alone = measured_alone(cluster, endpoint_of(cluster), start)
+    print(f"alone      {alone.speed.coefficients}")
+    rough = Replayed.of(cluster, phase(alone, ROUGH_SECONDS), seed=ROUGH_SEED)
+    first = Replayed.of(cluster, phase(rough.crowds(alone), SECONDS), seed=CALIBRATION_SEED)
+    start = first.crowds(alone)
+    found = [first.calibrates(start)]
     for seed in SEEDS:
         told = typical(found)
-        replayed = Replayed.of(cluster, phase(told.speed, SECONDS), seed=seed)
+        replayed = Replayed.of(cluster, phase(told, SECONDS), seed=seed)
         result, simulated_pace = told.simulate(replayed.trace, PREFILL, DECODE)
         real, simulated = replayed.latencies, Latencies.of(result.ttft_seconds.tolist(), result.tpot_seconds.tolist())
-        print(f"calibrated {told.speed.coefficients}, {told.leg_seconds * 1e3:.0f} ms per leg outside of the engines")
+        print(
+            f"calibrated {told.speed.coefficients}, {told.leg_seconds * 1e3:.0f} ms per leg outside of the engines, "
+            f"{told.crowding:.1%} longer for each other worker that computes"
+        )
         print(f"{len(replayed.trace)} requests in {SECONDS:.0f} s; {replayed.pace}, simulated {simulated_pace}")
         print(f"real       {real}\nsimulated  {simulated}")
         if replayed.pace.within(STEADY, simulated_pace):
@@ -118,6 +137,9 @@ class Replayed:
     def latencies(self) -> Latencies:
         return Latencies.of((r.ttft_seconds for r in self.records), (r.tpot_seconds for r in self.records))
 
+    def crowds(self, alone: Calibration) -> Calibration:
+        return crowded(alone, self.trace, self.pace, prefill=PREFILL, decode=DECODE)
+
     def calibrates(self, start: Calibration) -> Calibration:
         return calibrated(start, self.trace, self.records, self.pace, prefill=PREFILL, decode=DECODE)
 
@@ -141,8 +163,10 @@ def has_roles(cluster: Cluster) -> bool:
     return cluster.roles() == {"prefill": PREFILL, "decode": DECODE}
 
 
-def phase(speed: WorkerSpeed, seconds: float) -> Phase:
-    """Traffic that keeps the busier role at `UTILISATION`."""
+def phase(told: Calibration, seconds: float) -> Phase:
+    """Traffic that keeps the busier role at `UTILISATION` when all workers compute."""
+    slower = 1 + told.crowding * (PREFILL + DECODE - 1)
+    speed = told.scaled(slower, slower).speed
     prompt, output = MIX
     squares = prompt**2 * float(np.exp(SPREAD**2))
     batch = speed.max_batch
