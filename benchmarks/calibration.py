@@ -1,6 +1,7 @@
-"""Calibrates the simulator by what real workers report of the requests that they have served: alone, and in a trace.
+"""Calibrates the simulator by what real workers have served: prompts one by one, and traces.
 
-Alone says how long prompts of each length take; the trace, how much slower workers are beside each other.
+Alone they say how much longer a longer prompt takes. In a trace both have to report the same work, and the spread of
+latencies says how much slower workers are beside each other: then light moments are quicker, and crowded ones slower.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 import msgspec
+import numpy as np
 from local_cluster import Cluster
+from numpy.typing import NDArray
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
@@ -22,7 +25,7 @@ from fulcrum.balance.demand import Slo
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed
-from fulcrum.replay import Client, Endpoint, Record, discover, replay
+from fulcrum.replay import Client, Endpoint, Outcome, Record, discover, replay
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.job import Job
@@ -41,8 +44,10 @@ _LENGTHS = (16.0, 64.0, 256.0, 512.0, 1024.0)
 LONE_PROMPTS = tuple(round(64 * 2 ** (4 * (7 * index % 13) / 12)) for index in range(13))
 """From 64 to 1,024 tokens, the long ones and the short ones mixed."""
 LONE_OUTPUT = 17
-_MOST_CROWDING = 1.0
-_HALVINGS = 10
+_CROWDINGS = tuple(step / 40 for step in range(17))
+"""What is tried, up to 40 %."""
+_SHARES = tuple(range(5, 100, 10))
+"""Percentiles that are compared."""
 _ROUNDS = 10
 """Of correcting both factors: waiting prompts share steps, so that the work is not quite proportional to them."""
 
@@ -81,6 +86,13 @@ class Calibration:
         )
         return dataclasses.replace(self, speed=dataclasses.replace(self.speed, coefficients=coefficients))
 
+    def off(self, served: Served) -> float:
+        """How far the percentiles of simulated latencies are from the real ones, typically, as a fraction."""
+        result, _ = self.simulate(served.trace, served.prefill, served.decode)
+        pairs = ((result.ttft_seconds, served.ttft_seconds), (result.tpot_seconds, served.tpot_seconds))
+        logs = [np.log(np.nanpercentile(mine, _SHARES) / np.nanpercentile(its, _SHARES)) for mine, its in pairs]
+        return float(np.sqrt(np.mean(np.square(logs))))
+
     def simulate(self, trace: Sequence[Request], prefill: int, decode: int) -> tuple[Result, Pace]:
         """The trace through a static split of such workers, and what they say of it."""
         model = ClusterModel(
@@ -92,6 +104,35 @@ class Calibration:
         policy = _Asked(pool="cpu", prefill=prefill, decode=decode)
         result = simulate(Workload.of(trace), model, policy, slo=SLO)
         return result, pace({}, policy.reports)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A trace that real workers have served, so many of each role."""
+
+    trace: Sequence[Request]
+    ttft_seconds: NDArray[np.float64]
+    tpot_seconds: NDArray[np.float64]
+    """NaN for a single token."""
+    pace: Pace
+    prefill: int
+    decode: int
+
+    @classmethod
+    def of(cls, cluster: Cluster, trace: Sequence[Request], *, seed: int, prefill: int, decode: int) -> Served:
+        """Replay it through the cluster's gateway; nobody may be lost or turned away."""
+        endpoint = endpoint_of(cluster)
+        before = reports(cluster)
+        records = run(cluster, endpoint, trace, seed=seed)
+        assert all(record.outcome is Outcome.OK for record in records)
+        return cls(
+            trace=trace,
+            ttft_seconds=np.array([record.ttft_seconds for record in records], dtype=np.float64),
+            tpot_seconds=np.array([record.tpot_seconds for record in records], dtype=np.float64),
+            pace=pace(before, reports(cluster)),
+            prefill=prefill,
+            decode=decode,
+        )
 
 
 class _Asked(StaticSplit):
@@ -126,25 +167,20 @@ def measured_at_start(found: dict[str, LoadReport]) -> Calibration:
 
 
 def measured_alone(cluster: Cluster, endpoint: Endpoint, start: Calibration) -> Calibration:
-    """Requests one by one, by what the workers report of each: nobody computes but the one that serves it."""
-    prompts, prefill, steps = [], [], []
+    """`start` with prompts as long as the workers report of single ones, while nobody else computes."""
+    prompts, seconds = [], []
     before = reports(cluster)
     for index, length in enumerate(LONE_PROMPTS):
         request = Request(arrival_seconds=0.0, prompt_tokens=length, output_tokens=LONE_OUTPUT)
         time.sleep(_SETTLE_SECONDS)
         run(cluster, endpoint, [request], seed=_LONE_SEED + index)
         after = reports(cluster)
-        one, before = pace(before, after), after
         prompts.append((1.0, length, length**2))
-        prefill.append(one.prefill_seconds)
-        steps.append(one.step_seconds)
-    speed = start.speed
-    modelled = [speed.decode_step_seconds(1, length + LONE_OUTPUT / 2) for length in LONE_PROMPTS]
-    k = SpeedCoefficients.of(
-        prefill=fit_relative(prompts, prefill), decode=msgspec.structs.astuple(speed.coefficients)[3:]
-    )
-    found = dataclasses.replace(start, speed=dataclasses.replace(speed, coefficients=k))
-    return found.scaled(1.0, sum(steps) / sum(modelled))
+        seconds.append(pace(before, after).prefill_seconds)
+        before = after
+    steps = msgspec.structs.astuple(start.speed.coefficients)[3:]
+    coefficients = SpeedCoefficients.of(prefill=fit_relative(prompts, seconds), decode=steps)
+    return dataclasses.replace(start, speed=dataclasses.replace(start.speed, coefficients=coefficients))
 
 
 def pace(before: dict[str, LoadReport], after: dict[str, LoadReport]) -> Pace:
@@ -163,37 +199,37 @@ def pace(before: dict[str, LoadReport], after: dict[str, LoadReport]) -> Pace:
     return Pace(prefill_seconds=prefill_seconds / prompts, step_seconds=decode_seconds / tokens)
 
 
-def crowded(alone: Calibration, trace: Sequence[Request], real: Pace, *, prefill: int, decode: int) -> Calibration:
-    """`alone`, with the crowding that makes the simulated workers as slow in the trace as the real ones were."""
-    low, high = 0.0, _MOST_CROWDING
-    for _ in range(_HALVINGS):
-        middle = dataclasses.replace(alone, crowding=(low + high) / 2)
-        _, simulated = middle.simulate(trace, prefill, decode)
-        slower = simulated.prefill_seconds * simulated.step_seconds > real.prefill_seconds * real.step_seconds
-        low, high = (low, middle.crowding) if slower else (middle.crowding, high)
-    return dataclasses.replace(alone, crowding=(low + high) / 2)
+def calibrated(start: Calibration, served: Sequence[Served]) -> Calibration:
+    """`start`, with the crowding that makes latencies spread as in what was served, and as quick as the workers said.
+
+    A queue hangs on every request before it, so that single figures jump: a parabola through all that is tried says
+    which crowding is best.
+    """
+    off = [mean(_slowed(start, each, crowding).off(each) ** 2 for each in served) for crowding in _CROWDINGS]
+    bend, slope, _ = np.polyfit(_CROWDINGS, off, 2)
+    best = -slope / (2 * bend) if bend > 0 else _CROWDINGS[int(np.argmin(off))]
+    crowding = float(np.clip(best, _CROWDINGS[0], _CROWDINGS[-1]))
+    return _typical([_slowed(start, each, crowding) for each in served])
 
 
-def calibrated(
-    start: Calibration, trace: Sequence[Request], records: Sequence[Record], real: Pace, *, prefill: int, decode: int
-) -> Calibration:
+def _slowed(start: Calibration, served: Served, crowding: float) -> Calibration:
     """`start`, slowed down or sped up until the simulated workers report what the real ones did.
 
     What first tokens took longer than that explains is what legs take outside of the engines.
     """
+    start = dataclasses.replace(start, crowding=crowding)
     found, prefill_factor, decode_factor = start, 1.0, 1.0
     for _ in range(_ROUNDS):
-        _, simulated = found.simulate(trace, prefill, decode)
-        prefill_factor *= real.prefill_seconds / simulated.prefill_seconds
-        decode_factor *= real.step_seconds / simulated.step_seconds
+        _, simulated = found.simulate(served.trace, served.prefill, served.decode)
+        prefill_factor *= served.pace.prefill_seconds / simulated.prefill_seconds
+        decode_factor *= served.pace.step_seconds / simulated.step_seconds
         found = start.scaled(prefill_factor, decode_factor)
-    result, _ = found.simulate(trace, prefill, decode)
-    real_ttft_seconds = sum(record.ttft_seconds or 0.0 for record in records) / len(records)
-    left_seconds = real_ttft_seconds - float(result.ttft_seconds.mean())
+    result, _ = found.simulate(served.trace, served.prefill, served.decode)
+    left_seconds = float(served.ttft_seconds.mean() - result.ttft_seconds.mean())
     return dataclasses.replace(found, leg_seconds=max(0.0, left_seconds / 2))
 
 
-def typical(found: Sequence[Calibration]) -> Calibration:
+def _typical(found: Sequence[Calibration]) -> Calibration:
     """The median of what several traces said of the same workers; all are scaled from one start."""
     each = [msgspec.structs.asdict(one.speed.coefficients) for one in found]
     coefficients = SpeedCoefficients(**{name: median(one[name] for one in each) for name in each[0]})

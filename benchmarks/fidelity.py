@@ -3,54 +3,44 @@
     python benchmarks/fidelity.py        # brings up examples/auto.yaml at 2P:2D, and takes it down again
 
 The workers say what they measured before they became ready, their room for KV, the limits of a step, and how long
-their prompts and steps have taken so far (`/load`). Requests that come one by one show how quick a worker is alone. One
-trace then shows roughly how much load they bear; a second one, at half of that, calibrates the simulator
-(`calibration`): under more load all of them are slower, as they share a machine, and the simulator is told by how much.
-Then another one of that load, with other arrivals and lengths, runs through both.
+their prompts and steps have taken so far (`/load`). Prompts that come one by one show how much
+longer longer ones take. Then a trace calibrates the simulator (`calibration`): under load all workers are slower, as
+they share a machine, and the simulator is told by how much. Another trace of that load, with other arrivals and
+lengths, runs through both.
 
 All of it shares a few cores with whatever else runs on the machine. Where the workers themselves report prompts and
 steps that took more than 5 % longer or shorter than they did before, the machine has changed and not the model: then
-that trace calibrates as well (by the median of all so far), and the next one is held out, up to five times.
+that trace calibrates as well, and the next one is held out, up to five times.
 Exits with 0 only when p50 and p90 of TTFT and TPOT are within 15 %; with 2 when the machine was never steady.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from calibration import (
-    Calibration,
-    Pace,
-    calibrated,
-    crowded,
-    endpoint_of,
-    measured_alone,
-    measured_at_start,
-    pace,
-    reports,
-    run,
-    typical,
-)
+from calibration import Calibration, Served, calibrated, endpoint_of, measured_alone, measured_at_start, reports
 from local_cluster import BIN, Cluster, local_cluster, wait_until
+from numpy.typing import NDArray
 
-from fulcrum.replay import Outcome, Record
-from fulcrum.simulation.traffic import Phase, Request, generate
+from fulcrum.simulation.traffic import Phase, generate
 
 MANIFEST = Path(__file__).parent.parent / "examples" / "auto.yaml"
 PREFILL, DECODE = 2, 2
 """Workers of either role."""
 UTILISATION = 0.5
 """Of the busier role: enough for queues, and not enough for one that only grows."""
-ROUGH_SECONDS, SECONDS = 30.0, 90.0
-ROUGH_SEED, CALIBRATION_SEED, SEEDS = 5, 6, (7, 8, 9, 10, 11)
+EXPECTED_CROWDING = 0.15
+"""Before it is known; the first trace's load goes by it."""
+SECONDS = 140.0
+CALIBRATION_SEED, SEEDS = 6, (7, 8, 9, 10, 11)
 STEADY = 0.05
 UNSTEADY = 2
 """Exit code: the workers' own pace changed between traces, each time."""
@@ -68,7 +58,7 @@ class Latencies:
     tpot: tuple[float, float]
 
     @classmethod
-    def of(cls, ttft: Iterable[float | None], tpot: Iterable[float | None]) -> Latencies:
+    def of(cls, ttft: NDArray[np.float64], tpot: NDArray[np.float64]) -> Latencies:
         return cls(ttft=_p50_p90(ttft), tpot=_p50_p90(tpot))
 
     def off(self, real: Latencies) -> float:
@@ -83,65 +73,40 @@ class Latencies:
         )
 
 
-def measure(cluster: Cluster) -> int:
-    """Run both, and print what they say; returns the exit code."""
+def measure(cluster: Cluster, seconds: float = SECONDS) -> int:
+    """Run both with traces of so many seconds, and print what they say; returns the exit code."""
     turn_nobody_away(cluster)
     cluster.patch({"balance": {"mode": "Manual", "ratio": {"prefill": PREFILL, "decode": DECODE}}})
     wait_until("2P:2D", partial(has_roles, cluster), seconds=60)
     start = measured_at_start(reports(cluster))
     print(f"at start   {start.speed.coefficients}")
-    alone = measured_alone(cluster, endpoint_of(cluster), start)
-    print(f"alone      {alone.speed.coefficients}")
-    rough = Replayed.of(cluster, phase(alone, ROUGH_SECONDS), seed=ROUGH_SEED)
-    first = Replayed.of(cluster, phase(rough.crowds(alone), SECONDS), seed=CALIBRATION_SEED)
-    start = first.crowds(alone)
-    found = [first.calibrates(start)]
+    start = measured_alone(cluster, endpoint_of(cluster), start)
+    print(f"alone      {start.speed.coefficients}")
+    expected = dataclasses.replace(start, crowding=EXPECTED_CROWDING)
+    served = [serve(cluster, phase(expected, seconds), seed=CALIBRATION_SEED)]
     for seed in SEEDS:
-        told = typical(found)
-        replayed = Replayed.of(cluster, phase(told, SECONDS), seed=seed)
-        result, simulated_pace = told.simulate(replayed.trace, PREFILL, DECODE)
-        real, simulated = replayed.latencies, Latencies.of(result.ttft_seconds.tolist(), result.tpot_seconds.tolist())
+        told = calibrated(start, served)
+        held_out = serve(cluster, phase(told, seconds), seed=seed)
+        result, simulated_pace = told.simulate(held_out.trace, PREFILL, DECODE)
+        real = Latencies.of(held_out.ttft_seconds, held_out.tpot_seconds)
+        simulated = Latencies.of(result.ttft_seconds, result.tpot_seconds)
         print(
             f"calibrated {told.speed.coefficients}, {told.leg_seconds * 1e3:.0f} ms per leg outside of the engines, "
             f"{told.crowding:.1%} longer for each other worker that computes"
         )
-        print(f"{len(replayed.trace)} requests in {SECONDS:.0f} s; {replayed.pace}, simulated {simulated_pace}")
+        print(f"{len(held_out.trace)} requests in {seconds:.0f} s; {held_out.pace}, simulated {simulated_pace}")
         print(f"real       {real}\nsimulated  {simulated}")
-        if replayed.pace.within(STEADY, simulated_pace):
+        if held_out.pace.within(STEADY, simulated_pace):
             off = simulated.off(real)
             print(f"off by at most {off:.1%} (target {TOLERANCE:.0%})")
             return int(off > TOLERANCE)
-        found.append(replayed.calibrates(start))
+        served.append(held_out)
     print(f"the workers' own pace changed by more than {STEADY:.0%} between traces, each time: nothing can be said")
     return UNSTEADY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """A trace that the cluster has served."""
-
-    trace: Sequence[Request]
-    records: Sequence[Record]
-    pace: Pace
-
-    @classmethod
-    def of(cls, cluster: Cluster, what: Phase, *, seed: int) -> Replayed:
-        trace = generate([what], seed=seed)
-        endpoint = endpoint_of(cluster)
-        before = reports(cluster)
-        records = run(cluster, endpoint, trace, seed=seed)
-        assert all(record.outcome is Outcome.OK for record in records)
-        return cls(trace=trace, records=records, pace=pace(before, reports(cluster)))
-
-    @property
-    def latencies(self) -> Latencies:
-        return Latencies.of((r.ttft_seconds for r in self.records), (r.tpot_seconds for r in self.records))
-
-    def crowds(self, alone: Calibration) -> Calibration:
-        return crowded(alone, self.trace, self.pace, prefill=PREFILL, decode=DECODE)
-
-    def calibrates(self, start: Calibration) -> Calibration:
-        return calibrated(start, self.trace, self.records, self.pace, prefill=PREFILL, decode=DECODE)
+def serve(cluster: Cluster, what: Phase, *, seed: int) -> Served:
+    return Served.of(cluster, generate([what], seed=seed), seed=seed, prefill=PREFILL, decode=DECODE)
 
 
 def turn_nobody_away(cluster: Cluster) -> None:
@@ -181,9 +146,8 @@ def phase(told: Calibration, seconds: float) -> Phase:
     )
 
 
-def _p50_p90(seconds: Iterable[float | None]) -> tuple[float, float]:
-    known = [each for each in seconds if each is not None and not np.isnan(each)]
-    p50, p90 = np.percentile(known, (50, 90))
+def _p50_p90(seconds: NDArray[np.float64]) -> tuple[float, float]:
+    p50, p90 = np.nanpercentile(seconds, (50, 90))
     return float(p50), float(p90)
 
 

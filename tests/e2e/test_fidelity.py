@@ -10,6 +10,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.compare, pytest.mark.timeout(900)]
 
 
 def test_simulated_latencies_are_the_real_ones(auto: Cluster) -> None:
-    verdict = measure(auto)
+    verdict = measure(auto, seconds=110.0)
     assert verdict != UNSTEADY, "the workers' own pace changed meanwhile: this says nothing of the simulator"
     assert verdict == 0
