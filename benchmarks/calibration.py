@@ -199,8 +199,8 @@ def pace(before: dict[str, LoadReport], after: dict[str, LoadReport]) -> Pace:
     return Pace(prefill_seconds=prefill_seconds / prompts, step_seconds=decode_seconds / tokens)
 
 
-def calibrated(start: Calibration, served: Sequence[Served]) -> Calibration:
-    """`start`, with the crowding that makes latencies spread as in what was served, and as quick as the workers said.
+def crowding_of(start: Calibration, served: Sequence[Served]) -> float:
+    """The crowding with which latencies spread as in what was served.
 
     A queue hangs on every request before it, so that single figures jump: a parabola through all that is tried says
     which crowding is best.
@@ -208,7 +208,11 @@ def calibrated(start: Calibration, served: Sequence[Served]) -> Calibration:
     off = [mean(_slowed(start, each, crowding).off(each) ** 2 for each in served) for crowding in _CROWDINGS]
     bend, slope, _ = np.polyfit(_CROWDINGS, off, 2)
     best = -slope / (2 * bend) if bend > 0 else _CROWDINGS[int(np.argmin(off))]
-    crowding = float(np.clip(best, _CROWDINGS[0], _CROWDINGS[-1]))
+    return float(np.clip(best, _CROWDINGS[0], _CROWDINGS[-1]))
+
+
+def calibrated(start: Calibration, served: Sequence[Served], crowding: float) -> Calibration:
+    """`start` with this crowding, and typically as quick as the workers said of what was served."""
     return _typical([_slowed(start, each, crowding) for each in served])
 
 

@@ -3,10 +3,9 @@
     python benchmarks/fidelity.py        # brings up examples/auto.yaml at 2P:2D, and takes it down again
 
 The workers say what they measured before they became ready, their room for KV, the limits of a step, and how long
-their prompts and steps have taken so far (`/load`). Prompts that come one by one show how much
-longer longer ones take. Then a trace calibrates the simulator (`calibration`): under load all workers are slower, as
-they share a machine, and the simulator is told by how much. Another trace of that load, with other arrivals and
-lengths, runs through both.
+their prompts and steps have taken so far (`/load`). Prompts that come one by one show how much longer longer ones
+take. Then a trace calibrates the simulator (`calibration`): under load all workers are slower, as they share a machine,
+and the simulator is told by how much. Another trace of that load, with other arrivals and lengths, runs through both.
 
 All of it shares a few cores with whatever else runs on the machine. Where the workers themselves report prompts and
 steps that took more than 5 % longer or shorter than they did before, the machine has changed and not the model: then
@@ -26,7 +25,16 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from calibration import Calibration, Served, calibrated, endpoint_of, measured_alone, measured_at_start, reports
+from calibration import (
+    Calibration,
+    Served,
+    calibrated,
+    crowding_of,
+    endpoint_of,
+    measured_alone,
+    measured_at_start,
+    reports,
+)
 from local_cluster import BIN, Cluster, local_cluster, wait_until
 from numpy.typing import NDArray
 
@@ -85,17 +93,21 @@ def measure(cluster: Cluster, seconds: float = SECONDS) -> int:
     expected = dataclasses.replace(start, crowding=EXPECTED_CROWDING)
     served = [serve(cluster, phase(expected, seconds), seed=CALIBRATION_SEED)]
     for seed in SEEDS:
-        told = calibrated(start, served)
+        told = calibrated(start, served, crowding_of(start, served))
+        apart = calibrated(start, served, crowding=0.0)
         held_out = serve(cluster, phase(told, seconds), seed=seed)
         result, simulated_pace = told.simulate(held_out.trace, PREFILL, DECODE)
         real = Latencies.of(held_out.ttft_seconds, held_out.tpot_seconds)
         simulated = Latencies.of(result.ttft_seconds, result.tpot_seconds)
+        result, _ = apart.simulate(held_out.trace, PREFILL, DECODE)
+        uncrowded = Latencies.of(result.ttft_seconds, result.tpot_seconds)
         print(
             f"calibrated {told.speed.coefficients}, {told.leg_seconds * 1e3:.0f} ms per leg outside of the engines, "
             f"{told.crowding:.1%} longer for each other worker that computes"
         )
         print(f"{len(held_out.trace)} requests in {seconds:.0f} s; {held_out.pace}, simulated {simulated_pace}")
-        print(f"real       {real}\nsimulated  {simulated}")
+        print(f"real       {real}\nsimulated  {simulated} (off by {simulated.off(real):.1%})")
+        print(f"if no worker slowed another down  {uncrowded} (off by {uncrowded.off(real):.1%})")
         if held_out.pace.within(STEADY, simulated_pace):
             off = simulated.off(real)
             print(f"off by at most {off:.1%} (target {TOLERANCE:.0%})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from calibration import Calibration, Served, calibrated
+from calibration import Calibration, Served, calibrated, crowding_of
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
@@ -36,7 +36,9 @@ def served(truth: Calibration, *, seed: int) -> Served:
 @pytest.mark.parametrize("crowding", [0.05, 0.3])
 def test_a_machine_that_is_shared(crowding: float) -> None:
     truth = Calibration(speed=SPEED, leg_seconds=0.03, crowding=crowding)
-    found = calibrated(Calibration(speed=SPEED).scaled(0.8, 0.9), [served(truth, seed=1), served(truth, seed=2)])
+    start = Calibration(speed=SPEED).scaled(0.8, 0.9)
+    known = [served(truth, seed=1), served(truth, seed=2)]
+    found = calibrated(start, known, crowding_of(start, known))
     assert found.crowding == pytest.approx(crowding, abs=0.05)
     assert found.off(served(truth, seed=3)) < 0.05
 
