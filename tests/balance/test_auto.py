@@ -17,6 +17,7 @@ from fulcrum.api.types import Condition, ConditionStatus, ConditionType, Inferen
 from fulcrum.balance import CreateWorker, Plan, SetRole, StartDrain, TellRole, plan
 from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.plan import TICK_SECONDS
+from fulcrum.capacity.speed import WorkerSpeed
 
 P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
 PROMPTS = (30.0, 3000.0, 50.0)
@@ -334,6 +335,24 @@ class TestTheRatioToBeginWith:
         result = world.plan()
         created = [action.role for action in result.actions if isinstance(action, CreateWorker)]
         assert {role: created.count(role) for role in created} == dict(result.target) == expected
+        world.settle()
+        assert world.roles() == expected
+
+    @pytest.mark.parametrize(
+        ("known", "ratio", "expected"),
+        [
+            ({"p": speed()}, None, {P: 4, D: 4}),
+            ({"p": speed(decode=4.0)}, None, {P: 6, D: 2}),
+            ({"p": speed(decode=4.0)}, (1, 1), {P: 4, D: 4}),
+            ({"other": speed()}, None, {P: 4, D: 4}),
+        ],
+    )
+    def test_without_it_workers_of_known_speed_begin_with_usual_traffic_in_mind(
+        self, known: dict[str, WorkerSpeed], ratio: tuple[int, int] | None, expected: dict[Role, int]
+    ) -> None:
+        world = auto(pool(low=8, high=8), ratio=ratio)
+        world.outlook = Outlook(speeds=known, unknown="too early")
+        assert dict(world.plan().target) == expected
         world.settle()
         assert world.roles() == expected
 

@@ -17,6 +17,7 @@ from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.balance import Worker, WorkerPhase, worker_revision
 from fulcrum.balance.outlook import Traffic
+from fulcrum.capacity.speed import SpeedSource
 from fulcrum.controller import cluster_watch
 from fulcrum.controller.cluster_watch import FRESH_SECONDS, ClusterWatch, Sight
 from fulcrum.controller.metrics import Metrics
@@ -40,10 +41,10 @@ BUSY = Traffic(
 IDLE = Traffic(window_seconds=30.0, rate=0.0)
 
 
-def spec_of(mode: str = "Auto", **balance: Any) -> InferenceClusterSpec:
+def spec_of(mode: str = "Auto", *, model: str = "m", accelerator: str = "cpu", **balance: Any) -> InferenceClusterSpec:
     document = {
-        "model": {"name": "m"},
-        "pools": [{"name": "p", "accelerator": "cpu", "workers": {"max": 2}}],
+        "model": {"name": model},
+        "pools": [{"name": "p", "accelerator": accelerator, "workers": {"max": 2}}],
         "balance": {"mode": mode, "forecast": {"interval": "10s", "seasonality": "1h", **balance}},
     }
     return msgspec.convert(document, InferenceClusterSpec)
@@ -205,6 +206,13 @@ async def test_loads_are_handed_out_while_fresh_and_never_for_the_end_of_a_drain
     world.watch.see(world.sight)
     world.seconds += 60.0
     assert world.watch.loads() == {}
+
+
+async def test_what_model_and_hardware_say_is_known_in_the_first_turn() -> None:
+    known = World(model="meta-llama/Llama-3.1-8B-Instruct", accelerator="H100-SXM-80GB").watch.outlook()
+    assert known.speeds["p"].source is SpeedSource.ROOFLINE
+    assert known.traffic is None
+    assert World().watch.outlook().speeds == {}
 
 
 async def test_speed_comes_from_the_workers() -> None:

@@ -116,7 +116,9 @@ class Balance(ApiStruct, frozen=True, kw_only=True):
         Meta(
             description="Workers per role in Manual, fitted proportionally into the pools' bounds; changing it flips "
             "live workers and restarts none. In Auto and Observe the proportion that a new cluster begins with, until "
-            "its load is known; changing it later changes nothing. Default: an even split, prefill first."
+            "its load is known; changing it later changes nothing. Default: in Manual an even split, prefill first; "
+            "in Auto the best split for usual chat traffic (1,155 prompt and 211 output tokens) where model and "
+            "accelerator say how fast workers are, else an even one."
         ),
     ] = None
     forecast: Annotated[Forecast, Meta(description="How load is forecast, for Auto and Observe.")] = Forecast()

@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType, FlipStyle
+from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType, FlipStyle, InferenceClusterSpec
 from fulcrum.balance.assignment import Assignment, assign
+from fulcrum.balance.beginning import first_layout
 from fulcrum.balance.choice import Choice, Insight, Reasons
 from fulcrum.balance.correction import corrected
 from fulcrum.balance.demand import Slo
@@ -23,7 +24,7 @@ from fulcrum.balance.scaling import Scale, scale
 from fulcrum.balance.service import Service, reachable
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.split import splits
-from fulcrum.balance.standing import layout_in_ratio, standing_workers
+from fulcrum.balance.standing import standing_workers
 from fulcrum.balance.target import Target, make_target
 
 
@@ -81,11 +82,7 @@ def look(snapshot: Snapshot, now: datetime) -> Sight | Unknown:
     if missing or not speeds:
         names = ", ".join(missing or [pool.name for pool in spec.pools])
         return Unknown(message=f"Nobody knows yet how fast the workers of pool {names} are.")
-    slo = Slo(
-        ttft_seconds=seconds(spec.slo.ttft),
-        tpot_seconds=seconds(spec.slo.tpot),
-        attainment=spec.slo.attainment,
-    )
+    slo = _promise(spec)
     loads = read_loads(outlook, snapshot.workers, slo, payback_seconds=payback_seconds(snapshot))
     if isinstance(loads, Unknown):
         return loads
@@ -99,6 +96,10 @@ def look(snapshot: Snapshot, now: datetime) -> Sight | Unknown:
         promise=slo,
         corrected=more is not None,
     )
+
+
+def _promise(spec: InferenceClusterSpec) -> Slo:
+    return Slo(ttft_seconds=seconds(spec.slo.ttft), tpot_seconds=seconds(spec.slo.tpot), attainment=spec.slo.attainment)
 
 
 def payback_seconds(snapshot: Snapshot) -> float:
@@ -158,9 +159,9 @@ def _goal(sight: Sight, scaled: Scale) -> Layout:
     found = splits(sight.rooms, scaled.workers, sight.service, ahead) if ahead.rate > 0 else ()
     if found:
         return found[0]
-    # Nobody asks for anything: what stands is held, and fewer workers are split evenly.
+    # Nobody asks for anything: what stands is held, and fewer workers begin anew.
     held = scaled.reason is None
-    return _held_layout(snapshot, scaled.workers) if held else layout_in_ratio(snapshot.spec, scaled.workers, None)
+    return _held_layout(snapshot, scaled.workers) if held else _first_layout(snapshot, scaled.workers)
 
 
 def _moves(sight: Sight, kept: Kept) -> tuple[tuple[Move, ...], Reason | None]:
@@ -236,11 +237,15 @@ def _hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair:
     return Choice(target=_target(snapshot, held, assignment), assignment=assignment, reasons=reasons)
 
 
+def _first_layout(snapshot: Snapshot, workers: Mapping[str, int]) -> Layout:
+    return first_layout(snapshot.spec, workers, snapshot.outlook.speeds, _promise(snapshot.spec))
+
+
 def _held_layout(snapshot: Snapshot, held: Mapping[str, int]) -> Layout:
     """Return the roles of the last decision, as far as the status says them; else those that the spec begins with."""
     desired = {role: counts.desired for role, counts in snapshot.status.roles.items()}
     if not sum(desired.values()):
-        return layout_in_ratio(snapshot.spec, dict(held), snapshot.spec.balance.ratio)
+        return _first_layout(snapshot, held)
     counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
     for pool in sorted(snapshot.spec.pools, key=lambda pool: only_role(pool) is None):
         left = held[pool.name]

@@ -107,6 +107,8 @@ class ClusterWatch:
         self._peak_rate: float | None = None
         self._fallbacks: Counter[str] = Counter()
         self.see(sight)
+        # The first turn decides with which roles workers begin.
+        self._speeds.expect(cluster=sight.name, spec=sight.spec)
 
     def see(self, sight: Sight) -> None:
         """Take in what a turn saw."""

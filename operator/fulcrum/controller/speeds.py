@@ -57,6 +57,11 @@ class PoolSpeeds:
         """Return the speed of the workers of each pool, without the pools that nobody knows anything about."""
         return {name: pool.speed for name, pool in self._pools.items()}
 
+    def expect(self, *, cluster: str, spec: InferenceClusterSpec) -> None:
+        """Know what model and hardware say (a roofline), before any worker does."""
+        for pool in spec.pools:
+            self._begin(spec, pool, worker_revision(cluster=cluster, spec=spec, pool=pool), ())
+
     def learn(
         self,
         *,
