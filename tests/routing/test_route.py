@@ -213,6 +213,48 @@ def test_a_late_prefill_waits_where_short_answers_would_miss_their_promise_for_i
     assert find(view, ask(prompt_tokens=3000), 0.1).whole is deflected
 
 
+def busy_decoding() -> ClusterView:
+    """A pair; a step of the decode worker takes 30 ms, and short answers are on it."""
+    view = cluster(1, 1)
+    for _ in range(20):
+        send(view, ask(1.0, 20.0), decoding=True)
+    return view
+
+
+def test_a_prompt_that_is_in_time_only_without_the_transfer_stays_where_it_is_prefilled() -> None:
+    """Two and a half steps on the other worker, 77 ms, are between the prefill and the first token."""
+    view = busy_decoding()
+    assert names(find(view, ask(9200.0))) == ("p0", "d0")
+    assert names(find(view, ask(9700.0))) == ("p0",)
+    assert names(find(view, ask(9700.0, two_legs=True))) == ("p0", "d0")
+    assert names(find(view, ask(10_100.0))) == ("p0", "d0"), "late either way"
+
+
+@pytest.mark.parametrize(("prompt_tokens", "stays"), [(4000.0, True), (9000.0, False)])
+def test_it_does_not_stay_where_prompts_would_hold_up_its_answer(prompt_tokens: float, stays: bool) -> None:
+    """A prompt a second: at 0.9 s each, a step of 11 ms comes after five times as long."""
+    view = busy_decoding()
+    for number in range(60):
+        flight = send(view, ask(prompt_tokens, 1.0), float(number))
+        view.prefill_done(flight, number + prompt_tokens * 1e-4)
+        view.finish(flight, number + 0.95)
+    assert find(view, ask(9700.0), 60.0).whole is stays
+
+
+def test_what_came_to_a_worker_in_another_role_is_not_expected_to_go_on() -> None:
+    """A prefill worker that becomes the second decode worker takes the next request: it has nothing to do."""
+    view = cluster(2, 1)
+    for number in range(40):
+        flight = send(view, ask(5000.0, 2000.0), number * 0.25)
+        view.prefill_done(flight, number * 0.25 + 0.2)
+    before = find(view, ask(), 10.0)
+    view.put("p1", Role.DECODE, pool="pool")
+    after = find(view, ask(), 10.0)
+    assert names(after) == ("p0", "p1")
+    assert after.hand_over.step_seconds == pytest.approx(after.hand_over.own_step_seconds)
+    assert after.hand_over.step_seconds < before.hand_over.step_seconds
+
+
 def test_a_mixed_worker_competes() -> None:
     view = cluster(1, 1, 1)
     seen = {names(send(view).route) for _ in range(8)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from fulcrum.api.names import Role
@@ -20,8 +23,8 @@ SPEED = WorkerSpeed(
 NEW = Incoming(prompt_tokens=10.0, output_tokens=1.0)
 
 
-def found(view: ClusterView, now: float) -> Route:
-    path = route(NEW, view, now)
+def found(view: ClusterView, now: float, incoming: Incoming = NEW) -> Route:
+    path = route(incoming, view, now)
     assert isinstance(path, Route)
     return path
 
@@ -45,3 +48,32 @@ def test_it_waits_for_the_end_of_the_step(waiting: int, after: float, wait: floa
     path = found(view, after)
     assert path.wait_seconds == pytest.approx(wait, abs=1e-3)
     assert path.ttft_seconds == pytest.approx(wait + BASE + 10 * TOKEN + 0.01, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("step_tokens", "after", "wait"),
+    [
+        (1000, 0.0, 0.3),
+        (1000, 0.2, 0.1),
+        (1000, 0.29, 0.01),
+        (1000, 0.4, 0.05),  # the longer it hangs, the longer it will go on to
+        # Two and a half of them are in it; what is left of the third comes before a new one.
+        (250, 0.2, 0.1),
+        (250, 0.25, 0.05),
+        (250, 0.35, 0.1),
+        # A prompt that takes several steps by itself goes on until its answer.
+        (50, 0.05, 0.25),
+        (50, 0.1, 0.2),
+    ],
+)
+def test_all_prompts_of_the_step_under_way_are_being_computed(step_tokens: int, after: float, wait: float) -> None:
+    """Three prompts of 0.1 s waited for a first one, and began together when it was answered."""
+    view = ClusterView(ttft_seconds=100.0)
+    steps_only = msgspec.structs.replace(SPEED.coefficients, prefill_a=0.0)
+    view.set_speed("pool", replace(SPEED, max_batched_tokens=step_tokens, coefficients=steps_only))
+    view.put("p", Role.PREFILL, pool="pool")
+    view.put("d", Role.DECODE, pool="pool")
+    long = Incoming(prompt_tokens=100.0, output_tokens=1.0)
+    first, *_ = [view.start(long, found(view, at, long), at) for at in (0.0, 0.01, 0.02, 0.03)]
+    view.prefill_done(first, 1.0)
+    assert found(view, 1.0 + after).wait_seconds == pytest.approx(wait)

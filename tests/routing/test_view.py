@@ -213,7 +213,7 @@ def test_a_full_batch_means_waiting_for_a_place() -> None:
     assert find(view).hand_over.slot_seconds == 0
     for _ in range(3):
         send(view, decoding=True)
-    assert find(view).hand_over.slot_seconds > 0
+    assert find(view, ask(two_legs=True)).hand_over.slot_seconds > 0
     assert SPEED.max_batch == 256
 
 

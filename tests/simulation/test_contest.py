@@ -33,13 +33,19 @@ def arena(*, pools: int = 1, high: int = 4, **balance: Any) -> Arena:
     return Arena(workload=LONG_PROMPTS, cluster=cluster, spec=spec, slo=SLO, least_turn_seconds=2.0)
 
 
-def test_informed_begins_as_the_best_static_split_and_cold_with_half_and_half() -> None:
+def test_each_run_of_ours_begins_with_its_own_split() -> None:
     contest = Contest(arena=arena())
-    static, cold, informed = (contest.run(name).result for name in ("static", "ours", "ours-informed"))
-    begun = {one.policy: (one.fleet[0].prefill, one.fleet[0].decode) for one in (static, cold, informed)}
-    assert begun == {"best static 3P:1D": (3, 1), "ours": (2, 2), "ours from 3P:1D": (3, 1)}
-    assert (informed.flips, cold.flips) == (0, 1)
-    good = [int(one.within(SLO).sum()) for one in (cold, informed, static)]
+    names = ("static", "ours", "ours-even", "ours-informed")
+    static, usual, even, informed = (contest.run(name).result for name in names)
+    begun = {one.policy: (one.fleet[0].prefill, one.fleet[0].decode) for one in (static, usual, even, informed)}
+    assert begun == {
+        "best static 3P:1D": (3, 1),
+        "ours": (3, 1),
+        "ours from 2P:2D": (2, 2),
+        "ours from 3P:1D": (3, 1),
+    }
+    assert (usual.flips, informed.flips, even.flips) == (0, 0, 1)
+    good = [int(one.within(SLO).sum()) for one in (even, informed, static)]
     assert good[0] < good[1] <= good[2] * 1.01
 
 

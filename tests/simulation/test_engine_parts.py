@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -154,7 +154,9 @@ def test_what_is_pulled_between_the_steps_keeps_to_the_batch() -> None:
     links = Links(pulling=Pulling.BETWEEN, bytes_per_second=1e6, kv_bytes_per_token=100.0)
     cluster = make_cluster(speed, links=links, first_token=FirstToken.PREFILL)
     load = make_workload([(0.0, 100, 11), (0.0, 100, 21), (0.0, 100, 11)])
-    result = simulate(load, cluster, StaticSplit(pool="p", prefill=1, decode=1), slo=SLO)
+    # Nobody is late, and so nobody stays on the prefill worker.
+    slo = replace(SLO, ttft_seconds=10.0)
+    result = simulate(load, cluster, StaticSplit(pool="p", prefill=1, decode=1), slo=slo)
     # Prefilled at 10 ms, pulled by 30 ms, ten steps together, 10 ms for the third, which then takes its own ten.
     assert result.end_seconds.tolist() == pytest.approx([0.13, 0.24, 0.24])
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fulcrum.admission.classes import ClassTable
+from fulcrum.admission.late import LateRoom
 from fulcrum.admission.limits import held_up, over_kv, over_others, over_threshold, over_tpot, over_ttft
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.peaks import Peaks
@@ -62,12 +63,18 @@ class Admission:
         self.outputs = OutputLengths(self.classes.names)
         self.ttft_margin = Margin(attainment)
         self.tpot_margin = Margin(max(attainment, _STEPS_LEVEL))
+        self.staying_margin = Margin(attainment)
+        """Of TPOT on prefill workers, where prompts may come in bursts."""
         self.admitted = [0] * len(self.classes)
         """Admitted requests, by class."""
+        self.admitted_late = [0] * len(self.classes)
+        """Of these, those that were predicted to be late (`late.LateRoom`)."""
         self.rejected: dict[tuple[str, Reason], Tally] = {}
         """Rejected (and preempted) requests, by class and reason."""
         self._limits = limits or ThresholdLimits()
         self._shares = Shares(self.classes, gateways=gateways)
+        self._late = LateRoom()
+        self._staying_seconds = self.staying_margin.allowed_seconds(tpot_seconds)
         self._steps: defaultdict[str, Peaks] = defaultdict(Peaks)
         """Decode steps with which requests were let in, by pool."""
 
@@ -112,6 +119,7 @@ class Admission:
 
         Changes only counters, demand, and what those may expect who wait where it is to go.
         """
+        view.staying_tpot_seconds = self._staying_seconds
         found = route(incoming, view, now_seconds)
         if not isinstance(found, Route):
             return self._turn_away(incoming, _unserved(found))
@@ -127,6 +135,9 @@ class Admission:
         over = self._over(incoming, found, view, rooms, held)
         if not over:
             return self._serve(incoming, found, view, held, now_seconds)
+        if [one.reason for one in over] == [Reason.TTFT_UNREACHABLE] and self._late.take(incoming, found, view):
+            self.admitted_late[incoming.qos] += 1
+            return self._let_in(incoming, found, now_seconds)
         worst = max(over, key=lambda one: one.after_seconds)
         reason = worst.reason
         if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), held):
@@ -158,7 +169,10 @@ class Admission:
             self.ttft_margin.learn(
                 flight.ttft_seconds, ttft_seconds, self.ttft_seconds, limiting_seconds=flight.ttft_seconds
             )
-        if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
+        if tpot_seconds is not None and found.whole and flight.decode.role is _PREFILL:
+            self.staying_margin.learn(found.tpot_seconds, tpot_seconds, self.tpot_seconds)
+            self._staying_seconds = self.staying_margin.allowed_seconds(self.tpot_seconds)
+        elif tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
             # What it had to bear is what the batch was allowed to become while it was in it.
             highest = self._steps[found.decode.pool].since(flight.started_at)
             self.tpot_margin.learn(found.tpot_seconds, tpot_seconds, self.tpot_seconds, limiting_seconds=highest)
@@ -235,6 +249,7 @@ class Admission:
         return later, victims
 
     def _let_in(self, incoming: Incoming, found: Route, now_seconds: float) -> Admit:
+        self._late.earn(found)
         self._steps[found.decode.pool].add(found.hand_over.step_seconds, now_seconds)
         self.admitted[incoming.qos] += 1
         return Admit(found)

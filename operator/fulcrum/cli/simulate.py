@@ -60,9 +60,9 @@ def command(
     \b
     Traces: Azure or BurstGPT (.csv), Mooncake (.jsonl), or a name: stationary, ramp, sine, dynamo-sine, bursts,
     steps, shifts.
-    Policies: ours, ours-informed (begins with the best static split), ours-open (without admission), static (the
-    best one), static-P:D, aggregated, threshold, dynamo, dynamo-load, dynamo-both, arrow, mooncake-baseline,
-    mooncake-early, mooncake-predictive, optimum; all.
+    Policies: ours, ours-even (begins half and half), ours-informed (begins with the best static split), ours-open
+    (without admission), static (the best one), static-P:D, aggregated, threshold, dynamo, dynamo-load, dynamo-both,
+    arrow, mooncake-baseline, mooncake-early, mooncake-predictive, optimum; all.
 
     \b
     Examples:

@@ -42,6 +42,12 @@ def door_metrics(door: FrontDoor) -> Iterator[Metric]:
         ("class",),
         [((name,), count) for name, count in zip(names, door.unpredicted, strict=True)],
     )
+    yield counter(
+        "admitted_late",
+        "Requests let in though predicted to be late: too long for the TTFT promise on any worker, and little trouble.",
+        ("class",),
+        [((name,), count) for name, count in zip(names, admission.admitted_late, strict=True)],
+    )
     margins = (("ttft", admission.ttft_margin), ("tpot", admission.tpot_margin))
     yield gauge(
         "prediction_margin",

@@ -29,6 +29,8 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """Units in which the affinity memory measures prefixes (bytes, or tokens), per token."""
     whole: bool = False
     """Two legs cannot carry it: prefill and decode on one worker."""
+    two_legs: bool = False
+    """Prefill and decode on two workers, though one of them could do both sooner."""
     exclude: frozenset[str] = frozenset()
     """Workers that already failed it."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from fulcrum.routing._choice import NobodyFits, NobodyThere, NoPool
 from fulcrum.routing.lanes import Group, Lane
-from fulcrum.routing.path import Incoming, Route
+from fulcrum.routing.path import Incoming, Prefill, Route
 from fulcrum.routing.search import Search
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _SLACK: Final = 0.8
 """A prefill goes to a decode worker only where its residents stay below this share of the TPOT promise."""
+_STAYING: Final = 0.9
+"""A request decodes on a prefill worker only where its steps stay below this share of its TPOT promise."""
 _MOST_HARMED: Final = 0.25
 """Requests of a decode worker that may be expected to miss their TPOT for a prefill that is deflected to it."""
 _NEARLY: Final = 1.05
@@ -54,10 +56,13 @@ def _paths(search: Search, lane: Lane) -> list[Route]:
     if lane.decode and lane.prefill and not search.incoming.whole:
         prefill = search.prefill(lane.prefill)
         pair = search.pair(prefill, lane) if prefill is not None else None
-        if pair is not None:
+        if prefill is not None and pair is not None:
             paths.append(pair)
-            if search.held or pair.ttft_seconds > search.ttft_seconds:
+            late = pair.ttft_seconds > search.ttft_seconds
+            if (search.held or late) and not search.incoming.two_legs:
                 _deflect(search, lane, pair, paths)
+                if late:
+                    _stay(search, lane, prefill, paths)
     if lane.mixed:
         _whole(search, lane, lane.mixed, paths)
     if not paths:
@@ -108,6 +113,18 @@ def _deflect(search: Search, lane: Lane, pair: Route, paths: list[Route]) -> Non
         return
     path = search.whole(prefill, lane)
     if path.ttft_seconds <= longest_seconds and path.hand_over.step_seconds <= pace_seconds:
+        paths.append(path)
+
+
+def _stay(search: Search, lane: Lane, prefill: Prefill, paths: list[Route]) -> None:
+    """Add the whole request on the prefill worker, where it is in time only without the transfer.
+
+    It decodes between the prompts of others, so it must keep its pace there.
+    """
+    path = search.whole(prefill, lane)
+    slowest_seconds = max(path.hand_over.step_seconds, path.hand_over.tpot_seconds)
+    allowed_seconds = min(_STAYING * search.tpot_seconds, search.view.staying_tpot_seconds)
+    if path.ttft_seconds <= search.ttft_seconds and slowest_seconds <= allowed_seconds:
         paths.append(path)
 
 

@@ -77,7 +77,7 @@ class Search:
                 for leg in worker.overtaken(self.rank):
                     overtaken += leg.work_seconds
                 begun = max(lower - overtaken, 0.0)
-            wait = worker.backlog_seconds(self.now_seconds, overtaken, begun)
+            wait = worker.backlog_seconds(self.now_seconds, overtaken)
         work = worker.work_seconds(prompt_tokens, cached)
         if worker.running or worker.foreign_running:
             wait += chunk_seconds(worker, prompt_tokens - cached)

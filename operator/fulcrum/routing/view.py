@@ -72,6 +72,8 @@ class ClusterView:
         """Predicted, the mean of those started lately, at most as promised. All hand-overs are predicted for so long
         after the arrival: if each were for its own time, long prompts would get the room that others leave until then,
         and shorter ones that come later none."""
+        self.staying_tpot_seconds = tpot_seconds
+        """Predicted TPOT up to which a request that decodes on a prefill worker is expected to keep the promise."""
         self._pools: frozenset[str] = frozenset()
         """Those that the cluster has, with or without workers."""
         self._admits: Mapping[str, PoolAdmits] = {}
@@ -107,7 +109,7 @@ class ClusterView:
             worker.set_speed(self._speeds.get(pool))
             self.workers[name] = self.by_index[worker.index] = worker
             self._make_room(worker)
-        worker.role = role
+        worker.take_role(role)
         self._rebuild()
         return worker
 

@@ -35,6 +35,8 @@ LEAST_LEFT: Final = 0.5
 run are the long ones."""
 _IDLE: Final = -1e12
 """Idle workers come before busy ones, the one that is idle for longest first."""
+_DECODING: Final = _IDLE / 2
+"""Those that decode something come after those that do not, which would hold nobody up."""
 _TIE: Final = 1e-9
 _OVERDUE_FACTOR: Final = 2.0
 _OVERDUE_SECONDS: Final = 0.05
@@ -90,6 +92,7 @@ class WorkerView:
         "role",
         "running",
         "speed",
+        "step_work_seconds",
         "steps",
         "tight_tpot_seconds",
         "tights",
@@ -132,6 +135,8 @@ class WorkerView:
         self.foreign_seconds = 0.0
         self.queued_tokens = 0.0
         self.anchor = 0.0
+        self.step_work_seconds = -1.0
+        """Own prefill in the step that began at `anchor`; below 0: to be worked out."""
         self.prefill_key = 2 * _IDLE
         self.prefill_rate = 0.0
         self.used_at = 0.0
@@ -167,6 +172,7 @@ class WorkerView:
         """How fast it is; None: unknown."""
         self.known = speed is not None
         self.speed = speed = speed or NOMINAL_SPEED
+        self.step_work_seconds = -1.0
         # Copied: these are read several times for each request.
         k = speed.coefficients
         self.prefill_a, self.prefill_b, self.prefill_c = k.prefill_a, k.prefill_b, k.prefill_c
@@ -206,10 +212,10 @@ class WorkerView:
         new_tokens = prompt_tokens - cached_tokens
         return new_tokens * (self.work_per_token + self.prefill_c * (prompt_tokens + cached_tokens))
 
-    def backlog_seconds(self, now_seconds: float, overtaken_seconds: float = 0.0, begun_seconds: float = 0.0) -> float:
+    def backlog_seconds(self, now_seconds: float, overtaken_seconds: float = 0.0) -> float:
         """Time until a prompt that is queued now gets its turn.
 
-        It overtakes `overtaken_seconds` of what waits; `begun_seconds` of lower ranks are in the step under way.
+        It overtakes `overtaken_seconds` of what waits.
         """
         total = self.own_seconds - overtaken_seconds + self.foreign_seconds
         if total <= 0:
@@ -217,7 +223,7 @@ class WorkerView:
         # The step under way ends before another one begins, however short its prompts are.
         total += self.prefill_a
         credit = now_seconds - self.anchor
-        limit = max(self._head_seconds(), self.foreign_seconds + self.prefill_a + begun_seconds)
+        limit = self._begun_seconds()
         if credit > limit:
             # Overdue: nobody has seen it end. The longer it hangs, the longer it will go on to.
             return total - limit + (credit - limit) / 2
@@ -254,23 +260,33 @@ class WorkerView:
 
     def overdue(self, now_seconds: float) -> bool:
         """Its prefill is behind what was predicted by more than an ordinary error."""
-        limit = self._head_seconds()
+        limit = self._begun_seconds()
         return now_seconds - self.anchor > _OVERDUE_FACTOR * limit + _OVERDUE_SECONDS
 
-    def _head_seconds(self) -> float:
-        """Foreign work and the first own leg of the highest rank there, which are believed to be under way."""
-        limit = self.foreign_seconds + self.prefill_a
-        first: Flight | None = None
-        for leg in self.legs:
-            if first is None:
-                first = leg
-                if len(self.rank_seconds) == 1:
+    def _begun_seconds(self) -> float:
+        """Prefill of the step that is believed to be under way: foreign work, and what waited when it began.
+
+        An engine takes all that waits in one step, those of the highest rank first, up to its token budget.
+        """
+        if self.step_work_seconds < 0:
+            self.step_work_seconds = self._step_work_seconds()
+        return self.foreign_seconds + self.prefill_a + self.step_work_seconds
+
+    def _step_work_seconds(self) -> float:
+        ranks = self.ranks
+        room, seconds = self.chunk_tokens, 0.0
+        for rank in range(len(self.rank_seconds)):
+            for leg in self.legs:
+                if leg.started_at > self.anchor:
                     break
-            elif leg.started_at > self.anchor:
-                break
-            elif self.ranks[leg.qos] < self.ranks[first.qos]:
-                first = leg
-        return limit + first.work_seconds if first is not None else limit
+                if ranks[leg.qos] == rank:
+                    new_tokens = max(leg.prompt_tokens - leg.route.cached_tokens, 1.0)
+                    if new_tokens >= room:
+                        # The first one counts in full: no answer comes before it, however many steps it takes.
+                        return seconds + leg.work_seconds * room / new_tokens if seconds else leg.work_seconds
+                    room -= new_tokens
+                    seconds += leg.work_seconds
+        return seconds
 
     def step_seconds(self) -> float:
         """One decode step of what runs now."""
@@ -298,10 +314,18 @@ class WorkerView:
 
     # What happens. Only `ClusterView` calls these.
 
+    def take_role(self, role: Role) -> None:
+        """It has this role from now on. What it has is still there; what kept coming for another role does not."""
+        if role is not self.role:
+            self.role = role
+            self.prefill_rate = self.join_rate = 0.0
+
     def queue(self, flight: Flight, now_seconds: float) -> None:
         """A prefill leg was sent to it."""
         if self.own_seconds + self.foreign_seconds <= 0:
             self.anchor = now_seconds
+        if now_seconds <= self.anchor:
+            self.step_work_seconds = -1.0
         self.legs[flight] = None
         self.own_seconds += flight.work_seconds
         self.rank_seconds[self.ranks[flight.qos]] += flight.work_seconds
@@ -314,6 +338,7 @@ class WorkerView:
     def unqueue(self, flight: Flight, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
         del self.legs[flight]
+        self.step_work_seconds = -1.0
         self.own_seconds -= flight.work_seconds
         self.rank_seconds[self.ranks[flight.qos]] -= flight.work_seconds
         self.queued_tokens -= flight.prompt_tokens
@@ -352,6 +377,7 @@ class WorkerView:
         self.expected_tokens += flight.output_tokens
         self.joined_steps += self.steps
         flight.joined_steps = self.steps
+        self._set_prefill_key(now_seconds)
         gone = now_seconds - self.joined_at
         self.join_rate = self.join_rate * exp(-max(gone, 0.0) / RATE_SECONDS) + 1 / RATE_SECONDS
         self.joined_at = now_seconds
@@ -376,6 +402,7 @@ class WorkerView:
             self.joined_steps -= flight.joined_steps
         else:
             self.prompt_tokens = self.expected_tokens = self.joined_steps = self.steps = 0.0
+            self._set_prefill_key(now_seconds)
 
     def release(self, flight: Flight) -> None:
         """The room that was promised to a request is free again."""
@@ -400,6 +427,7 @@ class WorkerView:
         """Work on it that was not started here, by its own report; `share`: what it takes of its capacity to decode."""
         if self.own_seconds + self.foreign_seconds <= 0 or not self.legs:
             self.anchor = now_seconds
+            self.step_work_seconds = -1.0
         self.advance(now_seconds)
         self.foreign_seconds = seconds
         self.foreign_running = running
@@ -412,7 +440,10 @@ class WorkerView:
     def _set_prefill_key(self, now_seconds: float) -> None:
         total = self.own_seconds + self.foreign_seconds
         # When its queue will be empty; for an idle one, since when it is.
-        self.prefill_key = self.anchor + self.prefill_a + total if total > 0 else _IDLE + now_seconds
+        if total > 0:
+            self.prefill_key = self.anchor + self.prefill_a + total
+        else:
+            self.prefill_key = (_DECODING if self.running else _IDLE) + now_seconds
 
     def _set_decode_key(self) -> None:
         # The one that got least so far comes first among equals.

@@ -34,6 +34,7 @@ from fulcrum.simulation.workload import Workload
 
 NAMES: Final = {
     "ours": "the planner, router and admission of the cluster's spec",
+    "ours-even": "ours, which begins with half of the workers in each role",
     "ours-informed": "ours, which begins with the split that is the best static one in hindsight, "
     "as best static and Mooncake's rule do",
     "ours-open": "the same planner and router, turning nobody away",
@@ -172,7 +173,7 @@ class Contest:
 
     def _policy(self, name: str) -> Policy:
         arena, pool, most = self.arena, self.arena.cluster.pools[0], self._workers
-        if name in ("ours", "ours-informed", "ours-open"):
+        if name in ("ours", "ours-even", "ours-informed", "ours-open"):
             return self._ours(name)
         if name == "aggregated":
             return Aggregated(pool=pool.name, workers=most)
@@ -201,8 +202,9 @@ class Contest:
 
     def _ours(self, name: str) -> Ours:
         arena, spec = self.arena, self.arena.spec
-        if name == "ours-informed":
-            _, best = self._best_kept()
+        if name in ("ours-even", "ours-informed"):
+            even = self._workers // 2
+            best = self._best_kept()[1] if name == "ours-informed" else Split(self._workers - even, even)
             ratio = Ratio(prefill=best.prefill, decode=best.decode)
             spec = msgspec.structs.replace(spec, balance=msgspec.structs.replace(spec.balance, ratio=ratio))
             name = f"ours from {best}"

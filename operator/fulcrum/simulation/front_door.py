@@ -42,8 +42,13 @@ class FrontDoor:
         speeds: Mapping[str, WorkerSpeed],
         policy: AdmissionPolicy = AdmissionPolicy.OFF,
         classes: Sequence[QosClass] = (),
+        two_legs: bool = False,
     ) -> None:
-        """`speeds` by pool are what agents report; a pool without one is unknown to the router."""
+        """`speeds` by pool are what agents report; a pool without one is unknown to the router.
+
+        `two_legs`: no request is ever served by one worker alone.
+        """
+        self._two_legs = two_legs
         self.admission = Admission(
             policy,
             classes,
@@ -93,6 +98,8 @@ class FrontDoor:
             prefix=job.prefix_ids[: min(job.prompt // PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS)],
             units_per_token=1.0,
         )
+        if self._two_legs:
+            incoming = msgspec.structs.replace(incoming, two_legs=True)
         victims: Sequence[Flight] = ()
         if job.tried:
             incoming = msgspec.structs.replace(incoming, exclude=frozenset(job.tried))

@@ -12,8 +12,12 @@ from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
+from fulcrum.balance.demand import Slo
+from fulcrum.simulation.cluster import ClusterModel
+from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.job import Job
 from fulcrum.simulation.policies.schedule import Schedule, Split
+from fulcrum.simulation.policy import known_speeds
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
 
@@ -33,7 +37,8 @@ class Rejection(StrEnum):
 
 
 class Mooncake(Schedule):
-    """A static split, or a schedule of them, with one of the rules; requests are routed as production does.
+    """A static split, or a schedule of them, with one of the rules; prefill and decode are always apart, and workers
+    chosen as production does.
 
     The prediction is the system-level one of the paper: each request decodes for the same time t_d (here the mean of
     the last 500). Those whose prefill ends by then join, those that will have decoded for t_d are gone.
@@ -45,6 +50,9 @@ class Mooncake(Schedule):
         self._decode_seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._decode_total = 0.0
         self._under_way: dict[int, Job] = {}
+
+    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
+        return FrontDoor(slo=slo, speeds=known_speeds(cluster), two_legs=True)
 
     def admit(self, request: Job, view: View) -> Reason | None:
         prefills = [worker for worker in view.workers if worker.role in (Role.PREFILL, Role.MIXED)]
