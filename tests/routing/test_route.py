@@ -241,6 +241,23 @@ def test_it_does_not_stay_where_prompts_would_hold_up_its_answer(prompt_tokens: 
     assert find(view, ask(9700.0), 60.0).whole is stays
 
 
+def test_prompts_leave_the_worker_alone_on_which_one_stays() -> None:
+    view = busy_decoding()
+    stays = send(view, ask(9700.0))
+    assert names(stays.route) == ("p0",)
+    view.put("p1", Role.PREFILL, pool="pool")
+    view.prefill_done(send(view, now_seconds=0.5), 0.6)
+    view.prefill_done(stays, 0.97)
+    for number in range(5):
+        flight = send(view, now_seconds=1.0 + number)
+        assert flight.prefill.name == "p1", "it was busy more lately"
+        view.prefill_done(flight, 1.1 + number)
+    view.finish(stays, 6.0)
+    assert find(view, now_seconds=7.0).prefill.name == "p1", "the other one was busy more lately now"
+    view.prefill_done(send(view, now_seconds=7.0), 7.1)
+    assert find(view, now_seconds=8.0).prefill.name == "p0"
+
+
 def test_what_came_to_a_worker_in_another_role_is_not_expected_to_go_on() -> None:
     """A prefill worker that becomes the second decode worker takes the next request: it has nothing to do."""
     view = cluster(2, 1)
