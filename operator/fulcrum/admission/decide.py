@@ -137,7 +137,7 @@ class Admission:
             return self._serve(incoming, found, view, held, now_seconds)
         if [one.reason for one in over] == [Reason.TTFT_UNREACHABLE] and self._late.take(incoming, found, view):
             self.admitted_late[incoming.qos] += 1
-            return self._let_in(incoming, found, now_seconds)
+            return self._serve(incoming, found, view, held, now_seconds)
         worst = max(over, key=lambda one: one.after_seconds)
         reason = worst.reason
         if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), held):
