@@ -42,6 +42,7 @@ import msgspec
 import fulcrum
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.balance.demand import promised
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.precision import Precision
@@ -50,7 +51,6 @@ from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.contest import NAMES, Arena, Contest, Entry, checked
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.explain import lost
-from fulcrum.simulation.from_spec import promised
 from fulcrum.simulation.generate import WORKLOADS
 from fulcrum.simulation.policies.schedule import Schedule, Split
 from fulcrum.simulation.result import Summary

@@ -10,12 +10,12 @@ from datetime import datetime, timedelta
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType, FlipStyle, InferenceClusterSpec
+from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType, FlipStyle
 from fulcrum.balance.assignment import Assignment, assign
 from fulcrum.balance.beginning import first_layout
 from fulcrum.balance.choice import Choice, Insight, Reasons
 from fulcrum.balance.correction import corrected
-from fulcrum.balance.demand import Slo
+from fulcrum.balance.demand import Slo, promised
 from fulcrum.balance.flips import DRAIN_COST, IMMEDIATE_COST, Move, Stakes, after, paying_moves
 from fulcrum.balance.layout import Layout, Room, only_role, room_of
 from fulcrum.balance.load import Loads, Unknown, read_loads
@@ -82,7 +82,7 @@ def look(snapshot: Snapshot, now: datetime) -> Sight | Unknown:
     if missing or not speeds:
         names = ", ".join(missing or [pool.name for pool in spec.pools])
         return Unknown(message=f"Nobody knows yet how fast the workers of pool {names} are.")
-    slo = _promise(spec)
+    slo = promised(spec)
     loads = read_loads(outlook, snapshot.workers, slo, payback_seconds=payback_seconds(snapshot))
     if isinstance(loads, Unknown):
         return loads
@@ -96,10 +96,6 @@ def look(snapshot: Snapshot, now: datetime) -> Sight | Unknown:
         promise=slo,
         corrected=more is not None,
     )
-
-
-def _promise(spec: InferenceClusterSpec) -> Slo:
-    return Slo(ttft_seconds=seconds(spec.slo.ttft), tpot_seconds=seconds(spec.slo.tpot), attainment=spec.slo.attainment)
 
 
 def payback_seconds(snapshot: Snapshot) -> float:
@@ -238,7 +234,7 @@ def _hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair:
 
 
 def _first_layout(snapshot: Snapshot, workers: Mapping[str, int]) -> Layout:
-    return first_layout(snapshot.spec, workers, snapshot.outlook.speeds, _promise(snapshot.spec))
+    return first_layout(snapshot.spec, workers, snapshot.outlook.speeds)
 
 
 def _held_layout(snapshot: Snapshot, held: Mapping[str, int]) -> Layout:

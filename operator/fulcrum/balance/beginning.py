@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.demand import Demand, Slo
+from fulcrum.balance.demand import Demand, Slo, promised
 from fulcrum.balance.layout import Layout, Room, room_of
 from fulcrum.balance.load import Load
 from fulcrum.balance.service import Service, reachable
@@ -19,9 +19,7 @@ _USUAL: Final = Demand(rate=1.0, isl_tokens=1155.0, osl_tokens=211.0)
 what they have room for."""
 
 
-def first_layout(
-    spec: InferenceClusterSpec, workers: Mapping[str, int], speeds: Mapping[str, WorkerSpeed], slo: Slo
-) -> Layout:
+def first_layout(spec: InferenceClusterSpec, workers: Mapping[str, int], speeds: Mapping[str, WorkerSpeed]) -> Layout:
     """Return the roles of `workers` while nothing is known of the load.
 
     In the proportion of `balance.ratio`; else the best split for usual traffic, where all speeds are known; else half
@@ -31,7 +29,7 @@ def first_layout(
     used = [pool for pool in spec.pools if workers[pool.name]]
     if ratio is None and used and all(pool.name in speeds for pool in used):
         rooms = [room_of(pool, low=workers[pool.name], high=workers[pool.name]) for pool in used]
-        found = _divided(rooms, workers, speeds, slo)
+        found = _divided(rooms, workers, speeds, promised(spec))
         if found is not None:
             return found
     return layout_in_ratio(spec, dict(workers), ratio)

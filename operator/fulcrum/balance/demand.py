@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fulcrum.api.durations import seconds
+from fulcrum.api.types import InferenceClusterSpec
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
@@ -32,3 +35,8 @@ class Slo:
     tpot_seconds: float
     attainment: float
     """Share of requests for which both must hold, 0 to 1."""
+
+
+def promised(spec: InferenceClusterSpec) -> Slo:
+    """Return the SLO of a spec, in seconds."""
+    return Slo(ttft_seconds=seconds(spec.slo.ttft), tpot_seconds=seconds(spec.slo.tpot), attainment=spec.slo.attainment)

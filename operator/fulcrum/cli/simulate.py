@@ -71,8 +71,9 @@ def command(
       fulcrum simulate --trace mooncake.jsonl --cluster cluster.yaml --profile profile.json --policy all --report out
     """
     from fulcrum.api.durations import seconds
+    from fulcrum.balance.demand import promised
     from fulcrum.simulation.contest import Arena, Contest, checked, steps_of
-    from fulcrum.simulation.from_spec import cluster_model, promised
+    from fulcrum.simulation.from_spec import cluster_model
 
     try:
         spec = _spec(cluster_file)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from fulcrum.api.durations import seconds
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.accelerators import CPU, accelerator
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.precision import Precision
@@ -50,11 +49,6 @@ def cluster_model(
         block_tokens=spec.engine.kv_cache.block_size,
         drain_timeout_seconds=seconds(spec.balance.flip.drain_timeout),
     )
-
-
-def promised(spec: InferenceClusterSpec) -> Slo:
-    """Return the SLO of a spec, in seconds."""
-    return Slo(ttft_seconds=seconds(spec.slo.ttft), tpot_seconds=seconds(spec.slo.tpot), attainment=spec.slo.attainment)
 
 
 def _roofline(spec: InferenceClusterSpec, pool: Pool) -> WorkerSpeed:

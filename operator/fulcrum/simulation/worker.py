@@ -215,9 +215,7 @@ class Worker:
         seconds = now - self._clock
         self._begin(now)
         self._cut = True  # what comes meanwhile is looked at below
-        for job in self._first:
-            if job.first_token_seconds < 0 and job.index in self._running:
-                job.first_token_seconds = now
+        self._brings_first(self._first, now)
         self._first = []
         if steps > 0:
             work.busy_seconds += seconds
@@ -318,10 +316,14 @@ class Worker:
         if self._crowd is not None:
             self._first = started
         else:
-            for job in started:
-                if job.first_token_seconds < 0 and job.index in running:
-                    job.first_token_seconds = now + first
+            self._brings_first(started, now + first)
         self._plan(seconds, now)
+
+    def _brings_first(self, started: list[Job], at: float) -> None:
+        """The first tokens of these come at a time, of those that are still there."""
+        for job in started:
+            if job.first_token_seconds < 0 and job.index in self._running:
+                job.first_token_seconds = at
 
     def _pull_all(self, now: float) -> bool:
         """Pull for those at the head of the queue, as far as there is room; report whether any KV is on its way."""
