@@ -16,7 +16,7 @@ from fulcrum.capacity.speed import WorkerSpeed
 
 _MOST_LOAD = 0.98
 """Share of its time that a role works when the queue is kept as short as a promise needs."""
-_SHORTEST_FIRST: Final = 0.6
+_SHORTEST_FIRST: Final = 0.8
 """How far early rejection is from letting prompts in by chance (0) on the way to the shortest only (1). Fitted."""
 
 Stations = Sequence[tuple[WorkerSpeed, int]]
