@@ -37,7 +37,7 @@ MODULES = {
         "view",
         "worker",
     ),
-    "admission": ("classes", "decide", "limits", "peaks", "predict", "quantile", "shares"),
+    "admission": ("classes", "decide", "limits", "peaks", "postpone", "predict", "quantile", "shares"),
     "gateway": (
         "body",
         "call",

@@ -11,7 +11,7 @@ import sys
 from heapq import heappop, heappush
 from math import inf
 
-from fulcrum.admission import Admission, Preempt, Reject
+from fulcrum.admission import Admission, Admit, Postponed, Preempt, Reject
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
@@ -39,6 +39,7 @@ class Replay:
         self.view = self.admission.new_view()
         self.now = 0.0
         self.events: list[tuple[float, int, Flight]] = []
+        self.postponed: list[Postponed] = []
         self._build(len(classes))
 
     def _build(self, classes: int) -> None:
@@ -78,21 +79,31 @@ class Replay:
             self._pass_time()
             self._disturb()
             incoming = self._incoming()
+            for postponed in self.postponed[:]:
+                again = self.admission.again(postponed, self.view, self.now)
+                if again is not None:
+                    self.postponed.remove(postponed)
+                    lines.append(f"again {self._decided(postponed.incoming, again, REQUESTS + number)}")
             decided = self.admission.decide(incoming, self.view, self.now)
-            if isinstance(decided, Reject):
-                lines.append(f"{decided.reason} {decided.retry_after_seconds}")
-                continue
-            found = decided.route
-            names = f"{found.prefill.name} {found.decode.name}"
-            figures = f"{found.ttft_seconds!r} {found.tpot_seconds!r} {found.score!r} {found.cached_tokens!r}"
-            victims = decided.victims if isinstance(decided, Preempt) else ()
-            lines.append(f"{names} {figures} {len(victims)}")
-            for victim in victims:
-                self.view.finish(victim, self.now)
-            flight = self.view.start(incoming, found, self.now)
-            prefilled = self.now + found.ttft_seconds * self.chance.uniform(0.5, 3)
-            heappush(self.events, (prefilled, number, flight))
+            if isinstance(decided, Postponed):
+                self.postponed.append(decided)
+                lines.append("postponed")
+            else:
+                lines.append(self._decided(incoming, decided, number))
         return lines
+
+    def _decided(self, incoming: Incoming, decided: Admit | Preempt | Reject, number: int) -> str:
+        if isinstance(decided, Reject):
+            return f"{decided.reason} {decided.retry_after_seconds}"
+        found = decided.route
+        victims = decided.victims if isinstance(decided, Preempt) else ()
+        for victim in victims:
+            self.view.finish(victim, self.now)
+        flight = self.view.start(incoming, found, self.now)
+        prefilled = self.now + found.ttft_seconds * self.chance.uniform(0.5, 3)
+        heappush(self.events, (prefilled, number, flight))
+        figures = f"{found.ttft_seconds!r} {found.tpot_seconds!r} {found.score!r} {found.cached_tokens!r}"
+        return f"{found.prefill.name} {found.decode.name} {figures} {len(victims)}"
 
     def _incoming(self) -> Incoming:
         chance = self.chance

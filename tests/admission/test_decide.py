@@ -350,6 +350,19 @@ def test_a_promise_that_was_given_is_not_broken_by_who_comes_later() -> None:
     assert waiting.ttft_seconds > before, "it will take longer, within what is promised"
 
 
+@pytest.mark.parametrize(("prompt_tokens", "expected"), [(100, True), (350, False)])
+def test_a_prompt_of_several_steps_shares_its_last_one_with_those_behind_it(prompt_tokens: int, expected: bool) -> None:
+    """Nine full steps, and a tenth with room for 400 tokens; it is to take 0.97 of a second."""
+    admission, view = make(speed=SHORT_STEPS)
+    long = admission.incoming(prompt_tokens=9600, max_tokens=1)
+    first = admission.decide(long, view, 0.0)
+    assert isinstance(first, Admit)
+    flight = view.start(long, first.route, 0.0)
+    outcome = admission.decide(admission.incoming(prompt_tokens=prompt_tokens, max_tokens=1), view, 0.3)
+    assert isinstance(outcome, Admit) is expected
+    assert flight.ttft_seconds == pytest.approx(0.972 + (prompt_tokens / 1e4 if expected else 0.0), abs=0.002)
+
+
 @pytest.mark.parametrize(("name", "role"), [("d0", Role.PREFILL), ("p0", Role.DECODE)])
 def test_nothing_is_learned_from_a_worker_that_flipped_meanwhile(name: str, role: Role) -> None:
     admission, view = make(prefills=2, decodes=2)

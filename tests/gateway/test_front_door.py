@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fulcrum.admission import Admit
 from fulcrum.api.gateway import GatewayConfig, GatewayPool
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
@@ -63,7 +64,8 @@ async def slow_worker(make_site: MakeSite, make_agent: MakeAgent, admission: Adm
     A test is over long before one of them has passed, also on a machine that is busy with other things.
     """
     agent = await make_agent(**{"speed": VERY_SLOW, **more.pop("load", {})})
-    engine = Engine("m", Role.MIXED, behave=hang, facts={"pool": "x", "agent_port": agent.port})
+    behave = more.pop("behave", hang)
+    engine = Engine("m", Role.MIXED, behave=behave, facts={"pool": "x", "agent_port": agent.port})
     site = await make_site(engine, slo_seconds=(25.0, 0.5), config={"admission": admission, **more})
     await eventually(lambda: site.gateway.view.workers[0].state.known)
     return site
@@ -175,6 +177,48 @@ async def test_overload_is_turned_away_at_once_and_says_when_to_come_back(
     assert await site.metric('fulcrum_gateway_slo_total{class="default",outcome="rejected"}') == 10
     assert await site.metric('fulcrum_gateway_requests_total{code="429",reason="TtftUnreachable"}') == 10
     assert await site.metric("fulcrum_gateway_unpredicted_total") == 0
+
+
+def save_up(site: Site) -> None:
+    """Let in long prompts elsewhere: a part of their time is there for those that have to wait."""
+    door = site.gateway.door
+    elsewhere = door.admission.new_view()
+    elsewhere.set_speed("x", site.gateway.view.workers[0].state.speed)
+    elsewhere.put("idle", Role.MIXED, pool="x")
+    for _ in range(100):
+        incoming = door.admission.incoming(prompt_tokens=2000, max_tokens=1)
+        assert isinstance(door.admission.decide(incoming, elsewhere, 0.0), Admit)
+
+
+async def test_who_would_be_late_by_a_margin_only_waits_at_the_gateway(
+    make_site: MakeSite, make_agent: MakeAgent
+) -> None:
+    """20 s are queued, and its own prompt takes 3 of 25 s: too near to the promise, now."""
+    free = asyncio.Event()
+
+    async def until_free(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        await free.wait()
+        return False
+
+    site = await slow_worker(make_site, make_agent, PREDICTIVE, behave=until_free)
+    save_up(site)
+    await queue(site, 2)
+    client = await site.connect()
+    client.post({**BODY, "prompt": list(range(30))})
+    leaving = await site.connect()
+    leaving.post({**BODY, "prompt": list(range(30))})
+    await eventually(lambda: site.gateway.door.admission.waiting == 2)
+    assert await site.metric("fulcrum_gateway_waiting") == 2
+    leaving.close()
+    await eventually(lambda: site.gateway.door.admission.waiting == 1)
+    assert len(site.engines["m"].seen) == 2, "it was sent to nobody"
+    free.set()
+    assert (await client.answer()).status == 200
+    assert len(site.engines["m"].seen) == 3
+    assert await site.metric('fulcrum_gateway_postponed_total{class="default"}') == 2
+    assert await site.metric("fulcrum_gateway_waiting") == 0
+    assert await site.metric("fulcrum_gateway_rejected_total") == 0
+    assert await site.metric('fulcrum_gateway_requests_total{code="499"') == 1
 
 
 async def test_off_turns_nobody_away(make_site: MakeSite, make_agent: MakeAgent) -> None:

@@ -77,3 +77,29 @@ def test_all_prompts_of_the_step_under_way_are_being_computed(step_tokens: int, 
     first, *_ = [view.start(long, found(view, at, long), at) for at in (0.0, 0.01, 0.02, 0.03)]
     view.prefill_done(first, 1.0)
     assert found(view, 1.0 + after).wait_seconds == pytest.approx(wait)
+
+
+@pytest.mark.parametrize(
+    ("before", "new_tokens", "seconds"),
+    [
+        ([], 500, 0.6),
+        ([], 1000, 1.1),
+        ([], 2500, 2.8),  # three steps
+        ([(0.0, 400)], 300, 0.3 + 0.4),
+        ([(0.0, 400), (0.1, 500)], 300, 0.3 + 0.9),  # in the same step as the one that waits
+        ([(0.0, 400), (0.1, 900)], 300, 0.3 + 1.0 + 0.1 + 0.3),  # a part of it is
+        ([(0.0, 2500)], 300, 2.6 + 0.4),
+        ([(0.0, 400), (0.05, 600), (0.1, 1400)], 2000, 0.3 + 4 * 0.1 + 4.0),
+    ],
+)
+def test_each_step_has_one_base(before: list[tuple[float, int]], new_tokens: int, seconds: float) -> None:
+    """A tenth of a second for each step, a millisecond for each token, a thousand tokens at most: asked at 0.2 s."""
+    view = ClusterView(ttft_seconds=100.0)
+    view.set_speed("pool", replace(SPEED, max_batched_tokens=1000))
+    view.put("p", Role.PREFILL, pool="pool")
+    view.put("d", Role.DECODE, pool="pool")
+    for at, tokens in before:
+        one = Incoming(prompt_tokens=tokens, output_tokens=1.0)
+        view.start(one, found(view, at, one), at)
+    path = found(view, 0.2, Incoming(prompt_tokens=new_tokens, output_tokens=1.0))
+    assert path.ttft_seconds == pytest.approx(seconds + 0.01)

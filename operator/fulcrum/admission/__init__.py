@@ -3,10 +3,12 @@
 from fulcrum.admission.classes import DEFAULT_CLASS, ClassTable
 from fulcrum.admission.decide import Admission
 from fulcrum.admission.outcome import Admit, Preempt, Reject, Tally, ThresholdLimits
+from fulcrum.admission.postpone import AGAIN_SECONDS, Postponed
 from fulcrum.admission.predict import Margin, OutputLengths, TokenRatio
 from fulcrum.admission.quantile import OnlineQuantile
 
 __all__ = [
+    "AGAIN_SECONDS",
     "DEFAULT_CLASS",
     "Admission",
     "Admit",
@@ -14,6 +16,7 @@ __all__ = [
     "Margin",
     "OnlineQuantile",
     "OutputLengths",
+    "Postponed",
     "Preempt",
     "Reject",
     "Tally",

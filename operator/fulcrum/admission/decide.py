@@ -6,11 +6,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from fulcrum.admission.classes import ClassTable
 from fulcrum.admission.late import LateRoom
 from fulcrum.admission.limits import held_up, over_kv, over_others, over_threshold, over_tpot, over_ttft
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.peaks import Peaks
+from fulcrum.admission.postpone import Postponed, PostponeRoom
 from fulcrum.admission.predict import Margin, OutputLengths
 from fulcrum.admission.shares import Shares
 from fulcrum.api.names import Role
@@ -68,12 +71,15 @@ class Admission:
         self.admitted = [0] * len(self.classes)
         """Admitted requests, by class."""
         self.admitted_late = [0] * len(self.classes)
-        """Of these, those that were predicted to be late (`late.LateRoom`)."""
+        """Of these, those that were predicted to be late (`late.LateRoom`, `postpone.PostponeRoom`)."""
+        self.postponed = [0] * len(self.classes)
+        """Requests that had to wait for their decision, by class."""
         self.rejected: dict[tuple[str, Reason], Tally] = {}
         """Rejected (and preempted) requests, by class and reason."""
         self._limits = limits or ThresholdLimits()
         self._shares = Shares(self.classes, gateways=gateways)
         self._late = LateRoom()
+        self._postpone = PostponeRoom()
         self._staying_seconds = self.staying_margin.allowed_seconds(tpot_seconds)
         self._steps: defaultdict[str, Peaks] = defaultdict(Peaks)
         """Decode steps with which requests were let in, by pool."""
@@ -114,8 +120,10 @@ class Admission:
             whole=whole,
         )
 
-    def decide(self, incoming: Incoming, view: ClusterView, now_seconds: float) -> Admit | Preempt | Reject:
+    def decide(self, incoming: Incoming, view: ClusterView, now_seconds: float) -> Admit | Preempt | Reject | Postponed:
         """Whether, and where, to serve a request: `view.start` is the caller's.
+
+        One that is postponed is to be asked about again (`again`), or to be taken back (`leave`).
 
         Changes only counters, demand, and what those may expect who wait where it is to go.
         """
@@ -124,30 +132,61 @@ class Admission:
         if not isinstance(found, Route):
             return self._turn_away(incoming, _unserved(found))
         if self.policy is _OFF:
-            return self._let_in(incoming, found, now_seconds)
+            return self._let_in(incoming, found, view, now_seconds)
         self._shares.offered(incoming, found, view, now_seconds)
         # Nobody is helped by turning a request away from workers that have nothing to do.
         if found.idle:
-            return self._let_in(incoming, found, now_seconds)
-        rooms = self._shares.room(incoming.qos, found, view, now_seconds)
-        near = min(_FAR * self.ttft_seconds, self.ttft_margin.allowed_seconds(self.ttft_seconds))
-        held = held_up(incoming, found, view, now_seconds, near)
-        over = self._over(incoming, found, view, rooms, held)
-        if not over:
-            return self._serve(incoming, found, view, held, now_seconds)
-        if [one.reason for one in over] == [Reason.TTFT_UNREACHABLE] and self._late.take(incoming, found, view):
-            self.admitted_late[incoming.qos] += 1
-            return self._serve(incoming, found, view, held, now_seconds)
+            return self._let_in(incoming, found, view, now_seconds)
+        over = self._judge(incoming, found, view, now_seconds, first=True)
+        if not isinstance(over, list):
+            return over
         worst = max(over, key=lambda one: one.after_seconds)
-        reason = worst.reason
-        if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), held):
-            reason = Reason.CLASS_SHARE
-        elif reason is Reason.TTFT_UNREACHABLE:
+        if worst.reason is Reason.TTFT_UNREACHABLE:
+            if len({one.reason for one in over}) == 1:
+                postponed = self._postpone.take(incoming, found, view, now_seconds)
+                if postponed is not None:
+                    self.postponed[incoming.qos] += 1
+                    return postponed
             self.ttft_margin.rejected()
-        elif reason is Reason.TPOT_UNREACHABLE:
+        elif worst.reason is Reason.TPOT_UNREACHABLE:
             self.tpot_margin.rejected()
         after_seconds = max(worst.after_seconds, _SOONEST_SECONDS)
-        return self._turn_away(incoming, Reject(reason, after_seconds, found))
+        return self._turn_away(incoming, Reject(worst.reason, after_seconds, found))
+
+    def again(self, postponed: Postponed, view: ClusterView, now_seconds: float) -> Admit | Preempt | Reject | None:
+        """Decide again about a postponed request, which is then to be started as `postponed.incoming`; None: not yet.
+
+        It is turned away only when nobody is there who could serve it.
+        """
+        view.staying_tpot_seconds = self._staying_seconds
+        waited_seconds = now_seconds - postponed.asked_at
+        incoming = postponed.incoming = replace(postponed.incoming, waited_seconds=waited_seconds)
+        if waited_seconds < min(view.ttft_seconds, incoming.ttft_seconds):
+            found = route(incoming, view, now_seconds)
+            if isinstance(found, Route):
+                decided = self._judge(incoming, found, view, now_seconds, first=False)
+                if not isinstance(decided, list):
+                    self._postpone.leave(postponed, view)
+                    return decided
+        # Without a promise, it goes where others go.
+        found = route(replace(incoming, waited_seconds=0.0), view, now_seconds)
+        if not isinstance(found, Route):
+            self._postpone.leave(postponed, view)
+            return self._turn_away(incoming, _unserved(found))
+        if not self._postpone.late(postponed, found, view, now_seconds):
+            return None
+        self._postpone.leave(postponed, view, late=True)
+        self.admitted_late[incoming.qos] += 1
+        return self._let_in(incoming, found, view, now_seconds)
+
+    def leave(self, postponed: Postponed, view: ClusterView) -> None:
+        """Nobody waits for a postponed request any more; a second time does nothing."""
+        self._postpone.leave(postponed, view)
+
+    @property
+    def waiting(self) -> int:
+        """Postponed requests that have not been decided."""
+        return len(self._postpone.waiting)
 
     def learn(
         self,
@@ -177,6 +216,26 @@ class Admission:
             highest = self._steps[found.decode.pool].since(flight.started_at)
             self.tpot_margin.learn(found.tpot_seconds, tpot_seconds, self.tpot_seconds, limiting_seconds=highest)
 
+    def _judge(
+        self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float, *, first: bool
+    ) -> Admit | Preempt | list[Over]:
+        """Let it in, on this path, or say what it is over; `first`: it has just come."""
+        rooms = self._shares.room(incoming.qos, found, view, now_seconds)
+        near = min(_FAR * self.ttft_seconds, self.ttft_margin.allowed_seconds(self.ttft_seconds))
+        held = held_up(incoming, found, view, now_seconds, near)
+        over = self._over(incoming, found, view, rooms, held)
+        if first and found.ttft_seconds - found.wait_seconds <= min(view.ttft_seconds, incoming.ttft_seconds):
+            self._postpone.asked(now_seconds, room=not over)
+        late = first and [one.reason for one in over] == [Reason.TTFT_UNREACHABLE]
+        if late and self._late.take(incoming, found, view):
+            self.admitted_late[incoming.qos] += 1
+            over = []
+        if not over:
+            return self._serve(incoming, found, view, held, now_seconds)
+        if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), held):
+            return [Over(Reason.CLASS_SHARE, max(one.after_seconds for one in over))]
+        return over
+
     def _over(
         self,
         incoming: Incoming,
@@ -203,18 +262,17 @@ class Admission:
         view: ClusterView,
         held: Sequence[tuple[Flight, float]],
         now_seconds: float,
-    ) -> Admit | Preempt | Reject:
+    ) -> Admit | Preempt | list[Over]:
         """Within all limits of its path: let it in, if those of lower classes can bear it."""
         overtaken = self._overtaken(incoming, found, view)
         if overtaken is None:
-            after_seconds = max(found.prefill.backlog_seconds(now_seconds), _SOONEST_SECONDS)
-            return self._turn_away(incoming, Reject(Reason.CLASS_SHARE, after_seconds, found))
+            return [Over(Reason.CLASS_SHARE, found.prefill.backlog_seconds(now_seconds))]
         later, victims = overtaken
         for leg, ttft_seconds in (*held, *later):
             leg.ttft_seconds = ttft_seconds
         if victims:
-            return self._preempt(incoming, found, victims, now_seconds)
-        return self._let_in(incoming, found, now_seconds)
+            return self._preempt(incoming, found, victims, view, now_seconds)
+        return self._let_in(incoming, found, view, now_seconds)
 
     def _overtaken(
         self, incoming: Incoming, found: Route, view: ClusterView
@@ -248,14 +306,17 @@ class Admission:
                 later.append((leg, ttft_seconds))
         return later, victims
 
-    def _let_in(self, incoming: Incoming, found: Route, now_seconds: float) -> Admit:
+    def _let_in(self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float) -> Admit:
         self._late.earn(found)
+        self._postpone.let_in(found, view)
         self._steps[found.decode.pool].add(found.hand_over.step_seconds, now_seconds)
         self.admitted[incoming.qos] += 1
         return Admit(found)
 
-    def _preempt(self, incoming: Incoming, found: Route, victims: list[Flight], now_seconds: float) -> Preempt:
-        self._let_in(incoming, found, now_seconds)
+    def _preempt(
+        self, incoming: Incoming, found: Route, victims: list[Flight], view: ClusterView, now_seconds: float
+    ) -> Preempt:
+        self._let_in(incoming, found, view, now_seconds)
         after_seconds = found.prefill.backlog_seconds(now_seconds)
         for victim in victims:
             self._count(victim.qos, Reason.PREEMPTED, victim.prompt_tokens, victim.output_tokens)

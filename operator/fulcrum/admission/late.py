@@ -10,10 +10,10 @@ from typing import Final
 
 from fulcrum.routing import ClusterView, Incoming, Route
 
-_LATE: Final = 1.25
+_LATE: Final = 1.1
 """So many times the hand-over (transfer, and the steps at its end) such a request may be late: its prefill alone is in
 time, or nearly. The shortest of them cost least."""
-_PREFILL: Final = 0.025
+_PREFILL: Final = 0.06
 """Share of the prefill time that they may take, of all that are let in."""
 _SAVED: Final = 4.0
 """So many promised TTFTs of prefill time can be saved up for them."""
@@ -38,7 +38,7 @@ class LateRoom:
         promise_seconds = min(view.ttft_seconds, incoming.ttft_seconds)
         self._seconds = min(self._seconds, _SAVED * view.ttft_seconds)
         alone_seconds = found.ttft_seconds - found.wait_seconds
-        hand_over_seconds = alone_seconds - found.prefill.prefill_a - found.work_seconds
+        hand_over_seconds = alone_seconds - found.own_seconds
         if alone_seconds <= promise_seconds or found.ttft_seconds > promise_seconds + _LATE * hand_over_seconds:
             return False
         if found.prefill.lower_seconds(view.ranks[incoming.qos]) > 0:

@@ -30,7 +30,7 @@ def over_ttft(incoming: Incoming, found: Route, view: ClusterView, margin: Margi
     promise = min(view.ttft_seconds, incoming.ttft_seconds)
     # Where nothing is queued, a margin spares nobody: it will never be served sooner than now.
     allowed = margin.allowed_seconds(promise) if found.wait_seconds > 0 else promise
-    left = allowed - (found.ttft_seconds - found.wait_seconds)
+    left = allowed - incoming.waited_seconds - (found.ttft_seconds - found.wait_seconds)
     if left < 0:
         return Over(Reason.TTFT_UNREACHABLE, _until_idle(found))
     excess = found.wait_seconds - min(room * left + found.begun_seconds, left)
@@ -43,11 +43,12 @@ def over_others(found: Route, view: ClusterView, margin: Margin, held: Sequence[
     """TTFT of those who are held up: a promise that was given is not broken by a later request."""
     if not held:
         return None
-    allowed = margin.allowed_seconds(view.ttft_seconds)
+    promise = view.ttft_seconds
+    allowed = margin.allowed_seconds(promise)
     excess = 0.0
     for leg, ttft_seconds in held:
-        if leg.ttft_seconds <= allowed:
-            excess = max(excess, ttft_seconds - allowed)
+        if leg.ttft_seconds <= promise:
+            excess = max(excess, ttft_seconds - (allowed if leg.ttft_seconds <= allowed else promise))
     return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess)) if excess > 0 else None
 
 
@@ -61,7 +62,7 @@ def held_up(
     """
     worker = found.prefill
     for oldest in worker.legs:
-        if now_seconds + found.ttft_seconds - oldest.started_at <= beyond_seconds:
+        if now_seconds + found.ttft_seconds - oldest.asked_at <= beyond_seconds:
             return ()
         break
     held = []
@@ -71,13 +72,20 @@ def held_up(
     token_seconds = found.work_seconds / max(new_tokens, 1.0)
     between = 0.0
     for leg in reversed(worker.legs):
-        # Those that were there when the step under way began are in it.
-        if leg.started_at <= worker.anchor or between >= worker.chunk_tokens:
+        if between >= worker.chunk_tokens:
+            break
+        if leg.started_at <= worker.anchor:
+            # It is in the step under way. A prompt of several steps shares the last one with those behind it.
+            if leg.new_tokens > worker.chunk_tokens and ranks[leg.qos] <= rank:
+                room = -leg.new_tokens % worker.chunk_tokens - between
+                ttft_seconds = leg.ttft_seconds + min(room, new_tokens) * token_seconds
+                if room > 0 and ttft_seconds > beyond_seconds:
+                    held.append((leg, ttft_seconds))
             break
         if ranks[leg.qos] > rank:
             continue  # overtaken: it waits for another step
         later = max(between + new_tokens - worker.chunk_tokens, 0.0) * token_seconds
-        ttft_seconds = now_seconds + found.ttft_seconds - later - leg.started_at
+        ttft_seconds = now_seconds + found.ttft_seconds - later - leg.asked_at
         if ttft_seconds > max(leg.ttft_seconds, beyond_seconds):
             held.append((leg, ttft_seconds))
         between += leg.prompt_tokens

@@ -44,10 +44,17 @@ def door_metrics(door: FrontDoor) -> Iterator[Metric]:
     )
     yield counter(
         "admitted_late",
-        "Requests let in though predicted to be late: too long for the TTFT promise on any worker, and little trouble.",
+        "Requests let in though predicted to be late: too long for the promise on any worker, or postponed in vain.",
         ("class",),
         [((name,), count) for name, count in zip(names, admission.admitted_late, strict=True)],
     )
+    yield counter(
+        "postponed",
+        "Requests that had to wait at the gateway for a moment, because the queues would suit them better then.",
+        ("class",),
+        [((name,), count) for name, count in zip(names, admission.postponed, strict=True)],
+    )
+    yield gauge("waiting", "Postponed requests that wait at the gateway now.", (), [((), float(admission.waiting))])
     margins = (("ttft", admission.ttft_margin), ("tpot", admission.tpot_margin))
     yield gauge(
         "prediction_margin",

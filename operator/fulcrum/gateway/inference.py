@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from fulcrum.admission import Preempt
+from fulcrum.admission import AGAIN_SECONDS, Admit, Postponed, Preempt
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway.answer import Answer, Failure
@@ -124,6 +124,10 @@ class Inference:
     async def _attempts(self, call: Call, job: Job, incoming: Incoming) -> None:
         self.first_tokens.pass_time(call.started_at)
         decided = self._door.decide(incoming, call.started_at)
+        if isinstance(decided, Postponed):
+            postponed = decided
+            decided = await self._kept(postponed)
+            incoming = postponed.incoming
         if isinstance(decided, Preempt):
             self._preempt(decided)
         found = decided.route
@@ -150,6 +154,17 @@ class Inference:
                 self.first_tokens.pass_time(now)
                 self._cluster.finish(flight, now)
             found = await self._recovery.detour(call, incoming, tried)
+
+    async def _kept(self, postponed: Postponed) -> Admit | Preempt:
+        """Keep a request until it may go. Raises RequestError (503)."""
+        try:
+            while True:
+                await asyncio.sleep(AGAIN_SECONDS)
+                decided = self._door.again(postponed, self._loop.time())
+                if decided is not None:
+                    return decided
+        finally:
+            self._door.leave(postponed)
 
     async def _attempt(self, call: Call, job: Job, flight: Flight) -> None:
         found = flight.route

@@ -18,8 +18,10 @@ class Flight:
     """A started request. Made by `ClusterView.start`, moved on by its other methods; read-only for everybody else."""
 
     __slots__ = (
+        "asked_at",
         "decode",
         "joined_steps",
+        "new_tokens",
         "output_tokens",
         "phase",
         "prefill",
@@ -44,12 +46,15 @@ class Flight:
         self.decode: WorkerView = route.decode
         self.work_seconds = route.work_seconds
         """Prefill time that it occupies, without waiting."""
+        self.new_tokens = max(incoming.prompt_tokens - route.cached_tokens, 1.0)
+        """Prompt tokens that are to be computed."""
         self.share = 0.0
         """Part of its decode worker's capacity that it takes, 0 to 1."""
         self.tight_tpot_seconds = incoming.tpot_seconds
         self.started_at = now_seconds
-        self.ttft_seconds = route.ttft_seconds
-        """Predicted; admission raises it when a later request is prefilled in the same step."""
+        self.asked_at = now_seconds - incoming.waited_seconds
+        self.ttft_seconds = incoming.waited_seconds + route.ttft_seconds
+        """Predicted, from `asked_at` on; admission raises it when a later request is prefilled in the same step."""
         self.phase = PREFILLING
         self.joined_steps = 0.0
         """Decode steps of its worker at which its own output began."""

@@ -27,6 +27,8 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of the prompt's prefixes, shortest first (`affinity.prefix_keys`)."""
     units_per_token: float = 1.0
     """Units in which the affinity memory measures prefixes (bytes, or tokens), per token."""
+    waited_seconds: float = 0.0
+    """Since it was asked for: so much of its TTFT promise is gone."""
     whole: bool = False
     """Two legs cannot carry it: prefill and decode on one worker."""
     two_legs: bool = False
@@ -43,6 +45,7 @@ class Prefill(msgspec.Struct, frozen=True):
     wait_seconds: float
     begun_seconds: float
     work_seconds: float
+    own_seconds: float
     cost_seconds: float
 
 
@@ -76,7 +79,9 @@ class Route(msgspec.Struct, frozen=True):
     begun_seconds: float
     """Prefill of lower ranks ahead of it, which has begun and cannot be overtaken."""
     work_seconds: float
-    """Prefill of what is not cached."""
+    """Prefill of what is not cached: what it takes of the worker's time."""
+    own_seconds: float
+    """From its turn to the end of its prefill."""
     ttft_seconds: float
     hand_over: HandOver
     known: bool

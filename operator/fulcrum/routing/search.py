@@ -19,6 +19,8 @@ _WORK_WEIGHT: Final = 1.0
 _MISS: Final = 10.0
 """Score of missing a promise by as much again."""
 _SUSPECT: Final = 1000.0
+_LEAST_LEFT_SECONDS: Final = 1e-3
+"""Of a promise: latencies are divided by it."""
 _FULLER: Final = 0.1
 """A worker on the same node is taken unless it is fuller by this share of a worker: KV stays off the network."""
 
@@ -38,6 +40,8 @@ class Search:
         self.rank = view.ranks[incoming.qos]
         ttft, tpot = incoming.ttft_seconds, incoming.tpot_seconds
         self.ttft_seconds = min(view.ttft_seconds, ttft)
+        if incoming.waited_seconds:
+            self.ttft_seconds = max(self.ttft_seconds - incoming.waited_seconds, _LEAST_LEFT_SECONDS)
         self.tpot_seconds = min(view.tpot_seconds, tpot)
         self.held: list[WorkerView] = []
         """Workers with the longest known prefix of the prompt."""
@@ -69,19 +73,21 @@ class Search:
         """The prefill on `worker`."""
         prompt_tokens = self.incoming.prompt_tokens
         cached = self.cached(worker) if self.held else 0.0
-        wait, begun = 0.0, 0.0
+        wait, begun, overtaken_tokens = 0.0, 0.0, 0.0
         if worker.legs or worker.foreign_seconds:
             overtaken = 0.0
             lower = worker.lower_seconds(self.rank)
             if lower > 0:
                 for leg in worker.overtaken(self.rank):
                     overtaken += leg.work_seconds
+                    overtaken_tokens += leg.new_tokens
                 begun = max(lower - overtaken, 0.0)
             wait = worker.backlog_seconds(self.now_seconds, overtaken)
         work = worker.work_seconds(prompt_tokens, cached)
+        own = worker.prefill_a + work - worker.spared_seconds(prompt_tokens - cached, overtaken_tokens)
         if worker.running or worker.foreign_running:
             wait += chunk_seconds(worker, prompt_tokens - cached)
-        return Prefill(worker, cached, wait, begun, work, wait + (1 + _WORK_WEIGHT) * work)
+        return Prefill(worker, cached, wait, begun, work, own, wait + (1 + _WORK_WEIGHT) * work)
 
     def prefill(self, groups: Sequence[Group]) -> Prefill | None:
         """The prefill that is done soonest, counting what it takes from others."""
@@ -146,7 +152,7 @@ class Search:
     def _two_legs(self, prefill: Prefill, decode: WorkerView, lane: Lane) -> Route:
         incoming, worker = self.incoming, prefill.worker
         transfer = worker.transfer_base + worker.transfer_per_token * incoming.prompt_tokens
-        delay = prefill.wait_seconds + worker.prefill_a + prefill.work_seconds + transfer
+        delay = prefill.wait_seconds + prefill.own_seconds + transfer
         there = hand_over(
             decode, self.now_seconds, self.view.usual_ttft_seconds, incoming.prompt_tokens, incoming.output_tokens
         )
@@ -162,7 +168,7 @@ class Search:
     def whole(self, prefill: Prefill, lane: Lane) -> Route:
         """Both legs on the worker of `prefill`."""
         incoming, worker = self.incoming, prefill.worker
-        delay = prefill.wait_seconds + worker.prefill_a + prefill.work_seconds
+        delay = prefill.wait_seconds + prefill.own_seconds
         there = hand_over(
             worker, self.now_seconds, self.view.usual_ttft_seconds, incoming.prompt_tokens, incoming.output_tokens
         )
@@ -200,6 +206,7 @@ def _route(prefill: Prefill, decode: WorkerView, ttft_seconds: float, there: Han
         prefill.wait_seconds,
         prefill.begun_seconds,
         prefill.work_seconds,
+        prefill.own_seconds,
         ttft_seconds,
         there,
         worker.known and decode.known,

@@ -5,7 +5,7 @@ Times are the caller's clock in seconds; nothing here reads one.
 
 from __future__ import annotations
 
-from math import exp
+from math import ceil, exp
 from typing import TYPE_CHECKING, Final
 
 from fulcrum.api.names import Role
@@ -72,6 +72,7 @@ class WorkerView:
         "legs",
         "max_batch",
         "name",
+        "new_tokens",
         "node",
         "own_seconds",
         "pending",
@@ -92,6 +93,7 @@ class WorkerView:
         "role",
         "running",
         "speed",
+        "step_tokens",
         "step_work_seconds",
         "steps",
         "tight_tpot_seconds",
@@ -133,9 +135,10 @@ class WorkerView:
         self.rank_seconds = [0.0] * (max(ranks) + 1)
         """`own_seconds` by rank."""
         self.foreign_seconds = 0.0
-        self.queued_tokens = 0.0
+        self.queued_tokens = self.new_tokens = 0.0
+        """Of all prompts, and of what of them is not cached."""
         self.anchor = 0.0
-        self.step_work_seconds = -1.0
+        self.step_work_seconds, self.step_tokens = -1.0, 0.0
         """Own prefill in the step that began at `anchor`; below 0: to be worked out."""
         self.prefill_key = 2 * _IDLE
         self.prefill_rate = 0.0
@@ -240,7 +243,7 @@ class WorkerView:
             if leg.started_at > self.anchor:
                 break
             if ranks[leg.qos] <= rank:
-                room -= leg.prompt_tokens - leg.route.cached_tokens
+                room -= leg.new_tokens
         waiting: list[Flight] = []
         for lower in range(rank + 1, len(self.rank_seconds)):
             for leg in self.legs:
@@ -248,7 +251,7 @@ class WorkerView:
                     if room <= 0 or leg.started_at > self.anchor:
                         waiting.append(leg)
                     else:
-                        room -= leg.prompt_tokens - leg.route.cached_tokens
+                        room -= leg.new_tokens
         return waiting
 
     def lower_seconds(self, rank: int) -> float:
@@ -272,20 +275,42 @@ class WorkerView:
             self.step_work_seconds = self._step_work_seconds()
         return self.foreign_seconds + self.prefill_a + self.step_work_seconds
 
+    def spared_seconds(self, new_tokens: float, overtaken_tokens: float = 0.0) -> float:
+        """Return how much sooner a prompt that is queued now is done than the work before it, its own, and bases say.
+
+        In the work a step's base is counted by the tokens in it, as if all steps were full, and once more for the step
+        under way and for its own. In truth each has one base, or a few where a prompt takes several.
+        """
+        chunk = self.chunk_tokens
+        steps = 1.0
+        waiting = new_tokens
+        tokens = 0.0
+        if self.legs:
+            self._begun_seconds()
+            tokens = self.new_tokens - overtaken_tokens
+            waiting += max(tokens - self.step_tokens, 0.0)
+            steps += 1.0 - ceil(self.step_tokens / chunk)
+        return self.prefill_a * (steps + (tokens + new_tokens) / chunk - ceil(waiting / chunk))
+
     def _step_work_seconds(self) -> float:
         ranks = self.ranks
         room, seconds = self.chunk_tokens, 0.0
+        self.step_tokens = 0.0
         for rank in range(len(self.rank_seconds)):
             for leg in self.legs:
                 if leg.started_at > self.anchor:
                     break
                 if ranks[leg.qos] == rank:
-                    new_tokens = max(leg.prompt_tokens - leg.route.cached_tokens, 1.0)
-                    if new_tokens >= room:
+                    if leg.new_tokens >= room:
                         # The first one counts in full: no answer comes before it, however many steps it takes.
-                        return seconds + leg.work_seconds * room / new_tokens if seconds else leg.work_seconds
-                    room -= new_tokens
+                        if not seconds:
+                            self.step_tokens = leg.new_tokens
+                            return leg.work_seconds
+                        self.step_tokens += room
+                        return seconds + leg.work_seconds * room / leg.new_tokens
+                    room -= leg.new_tokens
                     seconds += leg.work_seconds
+                    self.step_tokens += leg.new_tokens
         return seconds
 
     def step_seconds(self) -> float:
@@ -330,6 +355,7 @@ class WorkerView:
         self.own_seconds += flight.work_seconds
         self.rank_seconds[self.ranks[flight.qos]] += flight.work_seconds
         self.queued_tokens += flight.prompt_tokens
+        self.new_tokens += flight.new_tokens
         gone = now_seconds - self.used_at
         self.prefill_rate = self.prefill_rate * exp(-max(gone, 0.0) / RATE_SECONDS) + flight.work_seconds / RATE_SECONDS
         self.used_at = now_seconds
@@ -342,13 +368,14 @@ class WorkerView:
         self.own_seconds -= flight.work_seconds
         self.rank_seconds[self.ranks[flight.qos]] -= flight.work_seconds
         self.queued_tokens -= flight.prompt_tokens
+        self.new_tokens -= flight.new_tokens
         if done:
             # What was neither spent on this leg nor waited for belonged to somebody else's.
             spare = now_seconds - self.anchor - self.prefill_a - flight.work_seconds
             self.foreign_seconds = max(self.foreign_seconds - max(spare, 0.0), 0.0)
             self.anchor = now_seconds
         if not self.legs:
-            self.own_seconds = self.queued_tokens = 0.0
+            self.own_seconds = self.queued_tokens = self.new_tokens = 0.0
             self.rank_seconds = [0.0] * len(self.rank_seconds)
         self._set_prefill_key(now_seconds)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fulcrum.admission import Admission, Preempt, Reject
+from fulcrum.admission import Admission, Admit, Postponed, Preempt, Reject
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.balance.demand import Slo
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.routing import AffinityMemory, Flight, NobodyFits, NobodyThere, NoPool, Route, route, token_ends
+from fulcrum.routing import AffinityMemory, Flight, Incoming, NobodyFits, NobodyThere, NoPool, Route, route, token_ends
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.job import Job
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
@@ -63,6 +63,7 @@ class FrontDoor:
         self._workers: dict[str, Worker] = {}
         self._jobs: dict[Flight, Job] = {}
         self._flights: dict[int, Flight] = {}
+        self._postponed: dict[int, Postponed] = {}
 
     def changed(self, pod: Pod) -> None:
         """What the watch of Pods reports: a worker came, went, or has another role."""
@@ -87,8 +88,8 @@ class FrontDoor:
         index = table.index(name) if name is not None else None
         return index if index is not None else table.rest
 
-    def choose(self, job: Job, now: float) -> Chosen | Reason:
-        """Decide about a request, and take it for started.
+    def choose(self, job: Job, now: float) -> Chosen | Reason | None:
+        """Decide about a request, and take it for started; None: it is postponed, and to be asked about `again`.
 
         A job that was tried before has been admitted already; it is routed around the workers that lost it.
         """
@@ -100,19 +101,32 @@ class FrontDoor:
         )
         if self._two_legs:
             incoming = msgspec.structs.replace(incoming, two_legs=True)
-        victims: Sequence[Flight] = ()
         if job.tried:
             incoming = msgspec.structs.replace(incoming, exclude=frozenset(job.tried))
             found = route(incoming, self.view, now)
-            if not isinstance(found, Route):
-                return _unserved(found)
-        else:
-            decided = self.admission.decide(incoming, self.view, now)
-            if isinstance(decided, Reject):
-                return decided.reason
-            if isinstance(decided, Preempt):
-                victims = decided.victims
-            found = decided.route
+            return self._start(job, incoming, found, (), now) if isinstance(found, Route) else _unserved(found)
+        decided = self.admission.decide(incoming, self.view, now)
+        if isinstance(decided, Postponed):
+            self._postponed[job.index] = decided
+            return None
+        return self._decided(job, incoming, decided, now)
+
+    def again(self, job: Job, now: float) -> Chosen | Reason | None:
+        """Decide about a postponed request; None: not yet."""
+        postponed = self._postponed[job.index]
+        decided = self.admission.again(postponed, self.view, now)
+        if decided is None:
+            return None
+        del self._postponed[job.index]
+        return self._decided(job, postponed.incoming, decided, now)
+
+    def _decided(self, job: Job, incoming: Incoming, decided: Admit | Preempt | Reject, now: float) -> Chosen | Reason:
+        if isinstance(decided, Reject):
+            return decided.reason
+        victims = decided.victims if isinstance(decided, Preempt) else ()
+        return self._start(job, incoming, decided.route, victims, now)
+
+    def _start(self, job: Job, incoming: Incoming, found: Route, victims: Sequence[Flight], now: float) -> Chosen:
         aborted = [self._jobs[flight] for flight in victims]
         flight = self.view.start(incoming, found, now)
         self._jobs[flight] = job

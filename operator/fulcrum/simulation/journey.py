@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from fulcrum.admission import AGAIN_SECONDS
 from fulcrum.api.reasons import Reason
 from fulcrum.simulation.cluster import ClusterModel, FirstToken
-from fulcrum.simulation.front_door import FrontDoor
+from fulcrum.simulation.front_door import Chosen, FrontDoor
 from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.leases import Leases
 from fulcrum.simulation.outcome import Ledger, Outcome
@@ -54,7 +55,18 @@ class Journeys:
     def _attempt(self, job: Job, now: float) -> None:
         job.attempts += 1
         door = self.door
-        chosen = door.choose(job, now) if door is not None else self._policy.route(job, self._view)
+        self._go(job, door.choose(job, now) if door is not None else self._policy.route(job, self._view), now)
+
+    def _again(self, job: Job, now: float) -> None:
+        """Ask again about a postponed request."""
+        assert self.door is not None
+        self._go(job, self.door.again(job, now), now)
+
+    def _go(self, job: Job, chosen: Chosen | Reason | None, now: float) -> None:
+        if chosen is None:
+            job.due = self._again
+            self._timeline.plan(now + AGAIN_SECONDS, job)
+            return
         if isinstance(chosen, Reason):
             if job.tried:
                 self._close(job, Outcome.FAILED, now)

@@ -1,0 +1,121 @@
+"""Requests that are kept for a moment, because the queues will suit them better in the next one.
+
+An engine takes all that waits into one step, and answers it at the end of the step. Who joins it last may be late, or
+make those late that came before; once that step has begun, the same request goes behind it and holds up nobody. So it
+is decided again, every few milliseconds, with what is left of its promise. Nobody is turned away after that: the time
+to serve it late, should it come to that, is set aside when it begins to wait.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import Final
+
+from fulcrum.routing import ClusterView, Incoming, Route
+
+AGAIN_SECONDS: Final = 0.02
+"""After so long it is decided again."""
+_MOST: Final = 64
+"""So many wait at once, at most: each decision takes time."""
+_SET_ASIDE: Final = 0.005
+"""Share of the prefill time, of all that are let in, that may be set aside."""
+_SAVED: Final = 4.0
+"""So many promised TTFTs of prefill time can be saved up."""
+_MEMORY_SECONDS: Final = 30.0
+_SCARCE: Final = 0.08
+"""Share of the requests that find no room, from which on whoever is served takes the place of others in full."""
+_SHORT: Final = 0.4
+"""Share of the TTFT promise that a prompt's prefill may take to find its gap in time, nearly always ..."""
+_EARLY: Final = 0.9
+"""... while longer ones do so only where they would be served before this share of it."""
+_WORTH: Final = 1.5
+"""A request is worth the place of so many others."""
+_SLACK: Final = 0.9
+"""One that is late anyway joins a decode batch only where its step stays below this share of the TPOT promise."""
+_LONGEST: Final = 2.0
+"""After so many promised TTFTs it is served, whatever stands before it."""
+
+
+class Postponed:
+    """A request that waits, without having been sent anywhere."""
+
+    __slots__ = ("asked_at", "incoming", "work_seconds")
+
+    def __init__(self, incoming: Incoming, found: Route, now_seconds: float) -> None:
+        self.incoming = incoming
+        """As of the last decision."""
+        self.asked_at = now_seconds
+        self.work_seconds = found.work_seconds
+        """Prefill time that is set aside for it."""
+
+
+class PostponeRoom:
+    """Who may wait, and what is set aside for those who do."""
+
+    __slots__ = ("_asked", "_faded_at", "_let_in", "_saved_seconds", "_short", "_work_seconds", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[Postponed, None] = {}
+        self._saved_seconds = 0.0
+        # Of late: requests that could be in time on an idle worker, those of them that could not be let in, and those
+        # that were, with their prefill time.
+        self._asked = 0.0
+        self._short = 0.0
+        self._let_in = 0.0
+        self._work_seconds = 0.0
+        self._faded_at = 0.0
+
+    def asked(self, now_seconds: float, *, room: bool) -> None:
+        """A request came that an idle worker would serve in time; whether there was room for it."""
+        if now_seconds > self._faded_at:
+            fade = exp((self._faded_at - now_seconds) / _MEMORY_SECONDS)
+            self._asked *= fade
+            self._short *= fade
+            self._let_in *= fade
+            self._work_seconds *= fade
+            self._faded_at = now_seconds
+        self._asked += 1.0
+        if not room:
+            self._short += 1.0
+
+    def let_in(self, found: Route, view: ClusterView) -> None:
+        """A request was let in."""
+        self._let_in += 1.0
+        self._work_seconds += found.work_seconds
+        self._save(_SET_ASIDE * found.work_seconds, view)
+
+    def take(self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float) -> Postponed | None:
+        """Let a request wait, if it would be in time where it stands now; None: it may not."""
+        promise_seconds = min(view.ttft_seconds, incoming.ttft_seconds)
+        short = found.work_seconds <= _SHORT * promise_seconds
+        if found.ttft_seconds > (promise_seconds if short else _EARLY * promise_seconds):
+            return None
+        if len(self.waiting) >= _MOST or found.work_seconds > self._saved_seconds or not self._worth(found):
+            return None
+        self._saved_seconds -= found.work_seconds
+        postponed = Postponed(incoming, found, now_seconds)
+        self.waiting[postponed] = None
+        return postponed
+
+    def _worth(self, found: Route) -> bool:
+        """Whether it takes less than the place of `_WORTH` others, so far as somebody wants their place."""
+        if not self._asked or not self._let_in:
+            return False
+        wanted = min(self._short / self._asked / _SCARCE, 1.0)
+        return wanted * found.work_seconds * self._let_in <= _WORTH * self._work_seconds
+
+    def late(self, postponed: Postponed, found: Route, view: ClusterView, now_seconds: float) -> bool:
+        """Whether one that cannot be in time any more goes now: where it is nobody's turn, or has waited for long."""
+        if now_seconds - postponed.asked_at > _LONGEST * view.ttft_seconds:
+            return True
+        return found.wait_seconds <= 0 and found.hand_over.step_seconds <= _SLACK * view.tpot_seconds
+
+    def leave(self, postponed: Postponed, view: ClusterView, *, late: bool = False) -> None:
+        """One waits no longer. Unless it is served late, what was set aside for it is there for others."""
+        if postponed in self.waiting:
+            del self.waiting[postponed]
+            if not late:
+                self._save(postponed.work_seconds, view)
+
+    def _save(self, seconds: float, view: ClusterView) -> None:
+        self._saved_seconds = min(self._saved_seconds + seconds, _SAVED * view.ttft_seconds)
