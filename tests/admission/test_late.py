@@ -9,8 +9,8 @@ from fulcrum.admission import Admission, Admit, Reject
 from fulcrum.api.reasons import Reason
 from fulcrum.routing import ClusterView, Flight
 
-TOO_LONG = 10_020.0
-"""Tokens: 1.002 s of prefill for a promise of 1 s, and 29 ms until the first token comes from the other worker."""
+TOO_LONG = 10_010.0
+"""Tokens: 1.001 s of prefill for a promise of 1 s, and 29 ms until the first token comes from the other worker."""
 
 
 def served(admission: Admission, view: ClusterView, prompt_tokens: float, now: float) -> Flight | None:
@@ -40,7 +40,7 @@ def after(prompts: int) -> tuple[Admission, ClusterView]:
     [
         (100, TOO_LONG, True),
         (100, 10_200.0, False),  # late by too much
-        (10, TOO_LONG, False),  # 6 % of 5 s are not enough for it
+        (10, TOO_LONG, False),  # a tenth of 5 s is not enough for it
     ],
 )
 def test_one_is_served_where_room_was_saved_for_it(before: int, prompt_tokens: float, expected: bool) -> None:
