@@ -161,18 +161,14 @@ class Admission:
         view.staying_tpot_seconds = self._staying_seconds
         waited_seconds = now_seconds - postponed.asked_at
         incoming = postponed.incoming = replace(postponed.incoming, waited_seconds=waited_seconds)
-        if waited_seconds < min(view.ttft_seconds, incoming.ttft_seconds):
-            found = route(incoming, view, now_seconds)
-            if isinstance(found, Route):
-                decided = self._judge(incoming, found, view, now_seconds, first=False)
-                if not isinstance(decided, list):
-                    self._postpone.leave(postponed, view)
-                    return decided
-        # Without a promise, it goes where others go.
-        found = route(replace(incoming, waited_seconds=0.0), view, now_seconds)
+        found = route(incoming, view, now_seconds)
         if not isinstance(found, Route):
             self._postpone.leave(postponed, view)
             return self._turn_away(incoming, _unserved(found))
+        decided = self._judge(incoming, found, view, now_seconds, first=False)
+        if not isinstance(decided, list):
+            self._postpone.leave(postponed, view)
+            return decided
         if not self._postpone.late(postponed, found, view, now_seconds):
             return None
         self._postpone.leave(postponed, view, late=True)
