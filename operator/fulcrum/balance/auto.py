@@ -117,9 +117,10 @@ def _decide(sight: Sight, held: Mapping[str, int]) -> Choice:
         scaled = replace(scaled, workers=dict(held), reason=None)
         goal = _goal(sight, scaled)
         kept = keep(snapshot, scaled.workers, goal)
-    moves, reason = _moves(sight, kept)
+    coming = _coming(snapshot, scaled.workers, kept, goal)
+    moves, reason = _moves(sight, kept, coming)
     movable = frozenset(w.name for w in (kept.serving if reason is Reason.ROLE_EMPTY else _dwelled(sight, kept)))
-    assignment = _assign(snapshot, scaled.workers, kept, goal, moves=moves, movable=movable)
+    assignment = _assign(snapshot, scaled.workers, kept, goal, moves=moves, movable=movable, coming=coming)
     target = _target(snapshot, scaled.workers, assignment)
     expected = Service(snapshot.outlook.speeds, sight.promise)
     serving = [(s.pool, s.role) for s in assignment.slots if s.worker is not None and s.worker.serving]
@@ -149,9 +150,12 @@ def _goal(sight: Sight, scaled: Scale) -> Layout:
     if scaled.workers == {pool: placed[pool] for pool in scaled.workers}:
         return layout_of(snapshot.workers)  # nobody comes or goes
     there = Counter(w.pool for w in live)
-    # Who drains only to change its role gets the one it was told to drain for: by the load that this was judged by.
-    flipping = scaled.workers == {pool: there[pool] for pool in scaled.workers}
-    ahead = loads.near if flipping or scaled.reason is Reason.LOAD_FELL else loads.near.at_least(loads.far)
+    desired = sum(counts.desired for counts in snapshot.status.roles.values())
+    if scaled.workers == {pool: there[pool] for pool in scaled.workers} and desired == sum(scaled.workers.values()):
+        # Who drains only to change its role gets the one it was told to drain for. Meanwhile the load cannot be judged
+        # as it was then: what is measured during a change corrects nothing.
+        return _held_layout(snapshot, scaled.workers)
+    ahead = loads.near if scaled.reason is Reason.LOAD_FELL else loads.near.at_least(loads.far)
     found = splits(sight.rooms, scaled.workers, sight.service, ahead) if ahead.rate > 0 else ()
     if found:
         return found[0]
@@ -160,13 +164,23 @@ def _goal(sight: Sight, scaled: Scale) -> Layout:
     return _held_layout(snapshot, scaled.workers) if held else _first_layout(snapshot, scaled.workers)
 
 
-def _moves(sight: Sight, kept: Kept) -> tuple[tuple[Move, ...], Reason | None]:
-    """Return the flips of serving workers of flippable pools, with their reason."""
+def _coming(snapshot: Snapshot, workers: Mapping[str, int], kept: Kept, goal: Layout) -> dict[str, Role]:
+    """Return the role that each worker that drains, and stays, gets afterwards; by name."""
+    assignment = _assign(snapshot, workers, kept, goal, moves=(), movable=frozenset())
+    return {worker.name: role for worker, role in assignment.kept if worker.role is Role.DRAINING}
+
+
+def _moves(sight: Sight, kept: Kept, coming: Mapping[str, Role]) -> tuple[tuple[Move, ...], Reason | None]:
+    """Return the flips of serving workers of flippable pools, with their reason.
+
+    Those that drain count by the role that they get (`coming`): nobody else flips for what they are about to do.
+    """
     snapshot = sight.snapshot
     repair = _repair(snapshot, kept, sight.now)
     if repair:
         return repair, Reason.ROLE_EMPTY
-    standing = layout_of(kept.serving)
+    there = [worker for worker in kept.workers if worker.serving or worker.name in coming]
+    standing = layout_of_places((worker.pool, coming.get(worker.name, worker.role)) for worker in there)
     movable = _movable(sight, kept)
     paying = paying_moves(
         sight.rooms,
@@ -267,8 +281,9 @@ def _assign(
     *,
     moves: tuple[Move, ...],
     movable: frozenset[str],
+    coming: Mapping[str, Role] | None = None,
 ) -> Assignment:
-    roles = roles_after(kept.serving, moves, movable)
+    roles = roles_after(kept.serving, moves, movable) | dict(coming or {})
     roles |= {w.name: w.role for w in kept.workers if not w.serving and w.role is not Role.DRAINING}
     return place(snapshot, workers, kept, roles, goal)
 
