@@ -37,7 +37,7 @@ MODULES = {
         "view",
         "worker",
     ),
-    "admission": ("classes", "decide", "limits", "peaks", "postpone", "predict", "quantile", "shares"),
+    "admission": ("classes", "decide", "limits", "peaks", "postpone", "predict", "quantile", "shares", "spare"),
     "gateway": (
         "body",
         "call",

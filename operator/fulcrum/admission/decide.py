@@ -40,6 +40,8 @@ _SOONEST_SECONDS: Final = 0.05
 _UNBOUNDED: Final = float("inf")
 _STEPS_LEVEL: Final = 0.99
 """A late first token is late for one request, a batch with too long steps for all that are in it."""
+_HOPELESS: Final = 3.0
+"""After so many promised TTFTs a first token is of little use."""
 _FAR: Final = 0.5
 """Share of the TTFT promise below which it does not matter by how much a request is held up."""
 
@@ -79,7 +81,7 @@ class Admission:
         self._limits = limits or ThresholdLimits()
         self._shares = Shares(self.classes, gateways=gateways)
         self._late = LateRoom()
-        self._postpone = PostponeRoom()
+        self._postpone = PostponeRoom(gateways)
         self._staying_seconds = self.staying_margin.allowed_seconds(tpot_seconds)
         self._steps: defaultdict[str, Peaks] = defaultdict(Peaks)
         """Decode steps with which requests were let in, by pool."""
@@ -134,8 +136,7 @@ class Admission:
         if self.policy is _OFF:
             return self._let_in(incoming, found, view, now_seconds)
         self._shares.offered(incoming, found, view, now_seconds)
-        # Nobody is helped by turning a request away from workers that have nothing to do.
-        if found.idle:
+        if found.idle and self._helps(found, view):
             return self._let_in(incoming, found, view, now_seconds)
         over = self._judge(incoming, found, view, now_seconds, first=True)
         if not isinstance(over, list):
@@ -212,6 +213,14 @@ class Admission:
             highest = self._steps[found.decode.pool].since(flight.started_at)
             self.tpot_margin.learn(found.tpot_seconds, tpot_seconds, self.tpot_seconds, limiting_seconds=highest)
 
+    def _helps(self, found: Route, view: ClusterView) -> bool:
+        """Whether to serve it on workers that have nothing to do, whatever is predicted.
+
+        Nobody is helped by turning it away, unless it kept them from others for long, for an answer that comes too late
+        to be of use.
+        """
+        return not found.known or found.ttft_seconds <= _HOPELESS * self.ttft_seconds or view.idle
+
     def _judge(
         self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float, *, first: bool
     ) -> Admit | Preempt | list[Over]:
@@ -221,7 +230,7 @@ class Admission:
         held = held_up(incoming, found, view, now_seconds, near)
         over = self._over(incoming, found, view, rooms, held)
         if first and found.ttft_seconds - found.wait_seconds <= min(view.ttft_seconds, incoming.ttft_seconds):
-            self._postpone.asked(now_seconds, room=not over)
+            self._postpone.asked(view, now_seconds, room=not over)
         late = first and [one.reason for one in over] == [Reason.TTFT_UNREACHABLE]
         if late and self._late.take(incoming, found, view):
             self.admitted_late[incoming.qos] += 1

@@ -4,6 +4,8 @@ An engine takes all that waits into one step, and answers it at the end of the s
 make those late that came before; once that step has begun, the same request goes behind it and holds up nobody. So it
 is decided again, every few milliseconds, with what is left of its promise. Nobody is turned away after that: the time
 to serve it late, should it come to that, is set aside when it begins to wait.
+
+After a burst workers have nothing to do. So where there is time to spare, those wait, too, that will hardly make it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from math import exp
 from typing import Final
 
+from fulcrum.admission.spare import SpareTime
 from fulcrum.routing import ClusterView, Incoming, Route
 
 AGAIN_SECONDS: Final = 0.02
@@ -33,17 +36,24 @@ _WORTH: Final = 1.5
 _SLACK: Final = 0.9
 """One that is late anyway joins a decode batch only where its step stays below this share of the TPOT promise."""
 _LONGEST: Final = 2.0
-"""After so many promised TTFTs it is served, whatever stands before it."""
+"""After so many promised TTFTs it is served, whatever stands before it ..."""
+_PATIENT: Final = 10.0
+"""... or so many, if it waits for time to spare."""
+_MIDDLE: Final = 0.78
+"""Share of the TTFT promise that a prompt's prefill may take of time to spare: longer ones turn away as few, and cost
+more."""
 
 
 class Postponed:
     """A request that waits, without having been sent anywhere."""
 
-    __slots__ = ("asked_at", "incoming", "work_seconds")
+    __slots__ = ("asked_at", "incoming", "spare", "work_seconds")
 
-    def __init__(self, incoming: Incoming, found: Route, now_seconds: float) -> None:
+    def __init__(self, incoming: Incoming, found: Route, now_seconds: float, *, spare: bool) -> None:
         self.incoming = incoming
         """As of the last decision."""
+        self.spare = spare
+        """Time to spare was set aside for it."""
         self.asked_at = now_seconds
         self.work_seconds = found.work_seconds
         """Prefill time that is set aside for it."""
@@ -52,10 +62,15 @@ class Postponed:
 class PostponeRoom:
     """Who may wait, and what is set aside for those who do."""
 
-    __slots__ = ("_asked", "_faded_at", "_let_in", "_saved_seconds", "_short", "_work_seconds", "waiting")
+    __slots__ = (
+        "_asked", "_faded_at", "_gateways", "_let_in", "_saved_seconds", "_short", "_spare", "_work_seconds", "waiting",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, gateways: int = 1) -> None:
+        """`gateways`: replicas that share the traffic evenly."""
         self.waiting: dict[Postponed, None] = {}
+        self._gateways = gateways
+        self._spare = SpareTime()
         self._saved_seconds = 0.0
         # Of late: requests that could be in time on an idle worker, those of them that could not be let in, and those
         # that were, with their prefill time.
@@ -65,8 +80,9 @@ class PostponeRoom:
         self._work_seconds = 0.0
         self._faded_at = 0.0
 
-    def asked(self, now_seconds: float, *, room: bool) -> None:
+    def asked(self, view: ClusterView, now_seconds: float, *, room: bool) -> None:
         """A request came that an idle worker would serve in time; whether there was room for it."""
+        self._spare.passed(view.prefill_workers / self._gateways, view.ttft_seconds, now_seconds)
         if now_seconds > self._faded_at:
             fade = exp((self._faded_at - now_seconds) / _MEMORY_SECONDS)
             self._asked *= fade
@@ -82,20 +98,29 @@ class PostponeRoom:
         """A request was let in."""
         self._let_in += 1.0
         self._work_seconds += found.work_seconds
+        self._spare.let_in(found.work_seconds)
         self._save(_SET_ASIDE * found.work_seconds, view)
 
     def take(self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float) -> Postponed | None:
-        """Let a request wait, if it would be in time where it stands now; None: it may not."""
+        """Let a request wait that would be in time where it stands now, or has time to spare; None: it may not."""
+        if len(self.waiting) >= _MOST:
+            return None
         promise_seconds = min(view.ttft_seconds, incoming.ttft_seconds)
-        short = found.work_seconds <= _SHORT * promise_seconds
-        if found.ttft_seconds > (promise_seconds if short else _EARLY * promise_seconds):
+        seconds = found.work_seconds
+        limit_seconds = promise_seconds if seconds <= _SHORT * promise_seconds else _EARLY * promise_seconds
+        soon = found.ttft_seconds <= limit_seconds and seconds <= self._saved_seconds and self._worth(found)
+        if soon:
+            self._saved_seconds -= seconds
+        elif not self._take_spare(found, promise_seconds):
             return None
-        if len(self.waiting) >= _MOST or found.work_seconds > self._saved_seconds or not self._worth(found):
-            return None
-        self._saved_seconds -= found.work_seconds
-        postponed = Postponed(incoming, found, now_seconds)
+        postponed = Postponed(incoming, found, now_seconds, spare=not soon)
         self.waiting[postponed] = None
         return postponed
+
+    def _take_spare(self, found: Route, promise_seconds: float) -> bool:
+        if found.ttft_seconds - found.wait_seconds > promise_seconds or found.work_seconds > _MIDDLE * promise_seconds:
+            return False
+        return self._spare.take(found.work_seconds)
 
     def _worth(self, found: Route) -> bool:
         """Whether it takes less than the place of `_WORTH` others, so far as somebody wants their place."""
@@ -106,7 +131,8 @@ class PostponeRoom:
 
     def late(self, postponed: Postponed, found: Route, view: ClusterView, now_seconds: float) -> bool:
         """Whether one that cannot be in time any more goes now: where it is nobody's turn, or has waited for long."""
-        if now_seconds - postponed.asked_at > _LONGEST * view.ttft_seconds:
+        longest = _PATIENT if postponed.spare else _LONGEST
+        if now_seconds - postponed.asked_at > longest * view.ttft_seconds:
             return True
         return found.wait_seconds <= 0 and found.hand_over.step_seconds <= _SLACK * view.tpot_seconds
 
@@ -114,7 +140,11 @@ class PostponeRoom:
         """One waits no longer. Unless it is served late, what was set aside for it is there for others."""
         if postponed in self.waiting:
             del self.waiting[postponed]
-            if not late:
+            if late:
+                return
+            if postponed.spare:
+                self._spare.give_back(postponed.work_seconds)
+            else:
                 self._save(postponed.work_seconds, view)
 
     def _save(self, seconds: float, view: ClusterView) -> None:

@@ -84,6 +84,11 @@ class ClusterView:
         self._joined = 0
 
     @property
+    def idle(self) -> bool:
+        """Nothing is on any worker, as far as is known."""
+        return all(worker.idle for worker in self.workers.values())
+
+    @property
     def every_lane(self) -> tuple[Lane, ...]:
         """Lanes with all workers in a role, suspects included."""
         return self.fallback_lanes or self.lanes
