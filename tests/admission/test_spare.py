@@ -6,7 +6,9 @@ import pytest
 from tests.admission.world import SPEED, TTFT_SECONDS, make
 
 from fulcrum.admission import Admission, Admit, Postponed, Reject
+from fulcrum.admission.postpone import PostponeRoom
 from fulcrum.admission.spare import SpareTime
+from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.routing import ClusterView, Incoming, Route, route
 
@@ -138,3 +140,25 @@ def test_idle_workers_are_not_kept_from_others_for_what_comes_far_too_late(
         view.start(other, found, START)
     decided = admission.decide(admission.incoming(prompt_tokens=tokens, max_tokens=10), view, START)
     assert isinstance(decided, Admit) is let_in, decided
+
+
+@pytest.mark.parametrize(
+    ("role", "queued", "goes"), [(Role.MIXED, 0, True), (Role.MIXED, 1, False), (Role.PREFILL, 0, False)]
+)
+def test_a_mixed_worker_that_decodes_is_not_waited_for(role: Role, queued: int, *, goes: bool) -> None:
+    """Prompts come in chunks between its decode steps, and that counts as waiting; it nearly never ends."""
+    admission, view = make(prefills=0, decodes=0)
+    view.put("w", role, pool="pool")
+    decoding = Incoming(prompt_tokens=1.0, output_tokens=1000.0)
+    for number in range(2 + queued):
+        found = route(decoding, view, START)
+        assert isinstance(found, Route)
+        flight = view.start(decoding, found, START)
+        if number < 2:
+            view.prefill_done(flight, START)
+    asked = admission.incoming(prompt_tokens=5000.0, max_tokens=10)
+    found = route(asked, view, START + 2.0)
+    assert isinstance(found, Route)
+    assert found.wait_seconds > 0
+    postponed = Postponed(asked, found, START, spare=True)
+    assert PostponeRoom().late(postponed, found, view, START + 2.0) is goes

@@ -14,8 +14,10 @@ from math import exp
 from typing import Final
 
 from fulcrum.admission.spare import SpareTime
+from fulcrum.api.names import Role
 from fulcrum.routing import ClusterView, Incoming, Route
 
+_MIXED: Final = Role.MIXED
 AGAIN_SECONDS: Final = 0.02
 """After so long it is decided again."""
 _MOST: Final = 64
@@ -134,7 +136,10 @@ class PostponeRoom:
         longest = _PATIENT if postponed.spare else _LONGEST
         if now_seconds - postponed.asked_at > longest * view.ttft_seconds:
             return True
-        return found.wait_seconds <= 0 and found.hand_over.step_seconds <= _SLACK * view.tpot_seconds
+        worker = found.prefill
+        # A mixed worker has nearly always something to decode, for which prompts are cut into chunks: that is no queue.
+        turn = found.wait_seconds <= 0 or (worker.role is _MIXED and not worker.legs)
+        return turn and found.hand_over.step_seconds <= _SLACK * view.tpot_seconds
 
     def leave(self, postponed: Postponed, view: ClusterView, *, late: bool = False) -> None:
         """One waits no longer. Unless it is served late, what was set aside for it is there for others."""
