@@ -143,9 +143,17 @@ def test_idle_workers_are_not_kept_from_others_for_what_comes_far_too_late(
 
 
 @pytest.mark.parametrize(
-    ("role", "queued", "goes"), [(Role.MIXED, 0, True), (Role.MIXED, 1, False), (Role.PREFILL, 0, False)]
+    ("role", "queued", "elsewhere_seconds", "goes"),
+    [
+        (Role.MIXED, 0, 0.0, True),
+        (Role.MIXED, 1, 0.0, False),
+        (Role.MIXED, 0, 0.5, False),  # another gateway's prompts wait there
+        (Role.PREFILL, 0, 0.0, False),
+    ],
 )
-def test_a_mixed_worker_that_decodes_is_not_waited_for(role: Role, queued: int, *, goes: bool) -> None:
+def test_a_mixed_worker_that_decodes_is_not_waited_for(
+    role: Role, queued: int, elsewhere_seconds: float, *, goes: bool
+) -> None:
     """Prompts come in chunks between its decode steps, and that counts as waiting; it nearly never ends."""
     admission, view = make(prefills=0, decodes=0)
     view.put("w", role, pool="pool")
@@ -156,6 +164,10 @@ def test_a_mixed_worker_that_decodes_is_not_waited_for(role: Role, queued: int, 
         flight = view.start(decoding, found, START)
         if number < 2:
             view.prefill_done(flight, START)
+    if elsewhere_seconds:
+        view.workers["w"].set_foreign(
+            START + 2.0, seconds=elsewhere_seconds, running=0.0, context_tokens=0.0, share=0.0
+        )
     asked = admission.incoming(prompt_tokens=5000.0, max_tokens=10)
     found = route(asked, view, START + 2.0)
     assert isinstance(found, Route)
