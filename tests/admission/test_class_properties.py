@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.admission.world import SHORT_STEPS, World, make, steady
 
 from fulcrum.admission import Admission, Postponed, Preempt, Reject
+from fulcrum.admission.turns import InLine
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.routing import ClusterView, Incoming
@@ -61,7 +62,7 @@ class Crowd:
         decided = self.admission.decide(incoming, self.view, self.now)
         if isinstance(decided, Postponed):
             self.admission.leave(decided, self.view)
-            return Reject(Reason.TTFT_UNREACHABLE)
+            return Reject(Reason.CLASS_SHARE if isinstance(decided, InLine) else Reason.TTFT_UNREACHABLE)
         if isinstance(decided, Reject):
             return decided
         for victim in decided.victims if isinstance(decided, Preempt) else ():

@@ -7,21 +7,24 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 import pytest
 
-from fulcrum.admission import Admit
+from fulcrum.admission import Admit, Postponed
 from fulcrum.api.gateway import GatewayConfig, GatewayPool
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import Admission, AdmissionPolicy, ClassMatch, QosClass
+from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.gateway.body import read_job
 from fulcrum.gateway.errors import RequestError, never_fits, rejected
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.job import CHAT_PATH, COMPLETIONS_PATH
+from fulcrum.routing import Flight
 
 from .agents import SLOW, Agent, report
 from .conftest import Engine, MakeSite, Seen, Site, eventually
@@ -292,6 +295,39 @@ async def test_a_higher_class_takes_the_place_of_a_queued_lower_one(make_site: M
     await eventually(lambda: site.engines["m"].gone == 1)
     assert await site.metric('fulcrum_gateway_rejected_total{class="rest",reason="Preempted"}') == 1
     assert site.gateway.view.workers[0].in_flight == 2
+
+
+def test_who_waits_for_its_turn_in_vain_is_told_when_to_come_back() -> None:
+    """Of each second a worker computes 0.6 s for the higher class; then it hangs."""
+    door = FrontDoor(
+        GatewayConfig(
+            cluster="c", served_name="m", model="m", slo_ttft_seconds=1, slo_tpot_seconds=1, admission=BOTH_CLASSES
+        )
+    )  # fmt: skip
+    door.cluster.set_speed(
+        "x", WorkerSpeed(coefficients=msgspec.structs.replace(SLOW, prefill_b=1e-3), kv_capacity_tokens=10_000)
+    )
+    for role in (Role.PREFILL, Role.DECODE):
+        door.cluster.put(role, role, pool="x")
+
+    def let_in(qos: int, now: float) -> Flight:
+        incoming = door.admission.incoming(prompt_tokens=100, max_tokens=1, qos=qos)
+        decided = door.decide(incoming, now)
+        assert isinstance(decided, Admit)
+        return door.cluster.start(incoming, decided.route, now)
+
+    for number in range(360):
+        flight = let_in(0, number / 6)
+        door.cluster.prefill_done(flight, number / 6 + 0.1)
+        door.cluster.finish(flight, number / 6 + 0.1)
+    let_in(1, 60.0)
+    kept = door.decide(door.admission.incoming(prompt_tokens=100, max_tokens=1, qos=1), 60.01)
+    assert isinstance(kept, Postponed)
+    assert door.again(kept, 60.03) is None
+    with pytest.raises(RequestError) as refused:
+        door.again(kept, 60.95)
+    assert (refused.value.status, refused.value.reason) == (HTTPStatus.TOO_MANY_REQUESTS, Reason.PREEMPTED)
+    assert door.admission.waiting == 0
 
 
 @pytest.mark.parametrize(

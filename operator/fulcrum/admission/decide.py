@@ -16,6 +16,7 @@ from fulcrum.admission.peaks import Peaks
 from fulcrum.admission.postpone import Postponed, PostponeRoom
 from fulcrum.admission.predict import Margin, OutputLengths
 from fulcrum.admission.shares import Shares
+from fulcrum.admission.turns import InLine, Turns
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
@@ -82,6 +83,7 @@ class Admission:
         self._shares = Shares(self.classes, gateways=gateways)
         self._late = LateRoom()
         self._postpone = PostponeRoom(gateways)
+        self._turns = Turns(max(self.classes.ranks) + 1, gateways)
         self._staying_seconds = self.staying_margin.allowed_seconds(tpot_seconds)
         self._steps: defaultdict[str, Peaks] = defaultdict(Peaks)
         """Decode steps with which requests were let in, by pool."""
@@ -136,18 +138,17 @@ class Admission:
         if self.policy is _OFF:
             return self._let_in(incoming, found, view, now_seconds)
         self._shares.offered(incoming, found, view, now_seconds)
-        if found.idle and self._helps(found, view):
+        if found.idle and self._helps(found, view) and not self._turns.anybody(view.ranks[incoming.qos]):
             return self._let_in(incoming, found, view, now_seconds)
         over = self._judge(incoming, found, view, now_seconds, first=True)
         if not isinstance(over, list):
             return over
+        kept = self._keep(incoming, found, view, now_seconds, over)
+        if kept is not None:
+            self.postponed[incoming.qos] += 1
+            return kept
         worst = max(over, key=lambda one: one.after_seconds)
         if worst.reason is Reason.TTFT_UNREACHABLE:
-            if len({one.reason for one in over}) == 1:
-                postponed = self._postpone.take(incoming, found, view, now_seconds)
-                if postponed is not None:
-                    self.postponed[incoming.qos] += 1
-                    return postponed
             self.ttft_margin.rejected()
         elif worst.reason is Reason.TPOT_UNREACHABLE:
             self.tpot_margin.rejected()
@@ -157,9 +158,12 @@ class Admission:
     def again(self, postponed: Postponed, view: ClusterView, now_seconds: float) -> Admit | Preempt | Reject | None:
         """Decide again about a postponed request, which is then to be started as `postponed.incoming`; None: not yet.
 
-        It is turned away only when nobody is there who could serve it.
+        It is turned away only when nobody is there who could serve it; or when it waited for its turn, which has not
+        come in time.
         """
         view.staying_tpot_seconds = self._staying_seconds
+        if isinstance(postponed, InLine):
+            return self._in_line(postponed, view, now_seconds)
         waited_seconds = now_seconds - postponed.asked_at
         incoming = postponed.incoming = replace(postponed.incoming, waited_seconds=waited_seconds)
         found = route(incoming, view, now_seconds)
@@ -179,11 +183,12 @@ class Admission:
     def leave(self, postponed: Postponed, view: ClusterView) -> None:
         """Nobody waits for a postponed request any more; a second time does nothing."""
         self._postpone.leave(postponed, view)
+        self._turns.leave(postponed)
 
     @property
     def waiting(self) -> int:
         """Postponed requests that have not been decided."""
-        return len(self._postpone.waiting)
+        return len(self._postpone.waiting) + self._turns.waiting
 
     def learn(
         self,
@@ -221,6 +226,38 @@ class Admission:
         """
         return not found.known or found.ttft_seconds <= _HOPELESS * self.ttft_seconds or view.idle
 
+    def _keep(
+        self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float, over: Sequence[Over]
+    ) -> Postponed | None:
+        """Whether a request that is over these limits may wait at the gateway."""
+        if over[0].prefill_is_kept:
+            above = self._shares.asked_above(incoming.qos, view, now_seconds)
+            return self._turns.take(incoming, found, view, now_seconds, above=above, until=self._allowed(incoming))
+        if all(one.reason is Reason.TTFT_UNREACHABLE for one in over):
+            return self._postpone.take(incoming, found, view, now_seconds)
+        return None
+
+    def _in_line(self, one: InLine, view: ClusterView, now_seconds: float) -> Admit | Preempt | Reject | None:
+        waited_seconds = now_seconds - one.asked_at
+        if self._turns.has_come(one, view):
+            incoming = one.incoming = replace(one.incoming, waited_seconds=waited_seconds)
+            found = route(incoming, view, now_seconds)
+            if not isinstance(found, Route):
+                self._turns.leave(one)
+                return self._turn_away(incoming, _unserved(found))
+            decided = self._judge(incoming, found, view, now_seconds, first=False)
+            if not isinstance(decided, list):
+                self._turns.leave(one, in_vain=False)
+                return decided
+        if waited_seconds + one.own_seconds <= self._allowed(one.incoming):
+            return None
+        self._turns.leave(one, in_vain=True)
+        return self._turn_away(one.incoming, Reject(Reason.PREEMPTED, max(waited_seconds, _SOONEST_SECONDS)))
+
+    def _allowed(self, incoming: Incoming) -> float:
+        """TTFT with which a request that waits may be let in."""
+        return self.ttft_margin.allowed_seconds(min(self.ttft_seconds, incoming.ttft_seconds))
+
     def _judge(
         self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float, *, first: bool
     ) -> Admit | Preempt | list[Over]:
@@ -229,8 +266,12 @@ class Admission:
         near = min(_FAR * self.ttft_seconds, self.ttft_margin.allowed_seconds(self.ttft_seconds))
         held = held_up(incoming, found, view, now_seconds, near)
         over = self._over(incoming, found, view, rooms, held)
+        rank = view.ranks[incoming.qos]
+        behind = first and not over and self._turns.anybody(rank)
         if first and found.ttft_seconds - found.wait_seconds <= min(view.ttft_seconds, incoming.ttft_seconds):
-            self._postpone.asked(view, now_seconds, room=not over)
+            self._postpone.asked(view, now_seconds, room=not over and not behind)
+        if behind:
+            return [Over(Reason.CLASS_SHARE, self._turns.wait_seconds(found, view, rank), prefill_is_kept=True)]
         late = first and [one.reason for one in over] == [Reason.TTFT_UNREACHABLE]
         if late and self._late.take(incoming, found, view):
             self.admitted_late[incoming.qos] += 1
@@ -238,7 +279,9 @@ class Admission:
         if not over:
             return self._serve(incoming, found, view, held, now_seconds)
         if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), held):
-            return [Over(Reason.CLASS_SHARE, max(one.after_seconds for one in over))]
+            queue = all(one.reason is Reason.TTFT_UNREACHABLE for one in over)
+            after_seconds = max(one.after_seconds for one in over)
+            return [Over(Reason.CLASS_SHARE, after_seconds, prefill_is_kept=queue)]
         return over
 
     def _over(

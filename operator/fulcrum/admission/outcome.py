@@ -14,6 +14,8 @@ class Over(msgspec.Struct, frozen=True):
     reason: Reason
     after_seconds: float
     """Time until it no longer would be, if nothing else came."""
+    prefill_is_kept: bool = False
+    """Nothing else is in its way than prefill that is kept for other classes."""
 
 
 class ThresholdLimits(msgspec.Struct, frozen=True, kw_only=True):

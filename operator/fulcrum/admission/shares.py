@@ -93,7 +93,7 @@ class Shares:
             return 1.0, 1.0
         gateways = self._gateways
         reserve = self._table.reserved[qos]
-        rate = gateways / (weight * min(_MEMORY_SECONDS, max(now_seconds - self._began, 1.0)))
+        rate = self._rate(weight, now_seconds)
 
         workers = view.decode_workers
         capacity = workers / gateways
@@ -119,11 +119,20 @@ class Shares:
                 prefill_room -= _kept(demand.prefill * rate / workers, used, size, workers, most)
         return max(prefill_room, _LEAST_ROOM), max(decode_room, _LEAST_ROOM)
 
+    def asked_above(self, qos: int, view: ClusterView, now_seconds: float) -> float:
+        """Part of all prefill workers' time that classes of a higher priority than `qos` ask for; may be above 1."""
+        work_seconds = sum(demand.prefill for _, demand, _, above in self._rivals[qos] if above > 0)
+        return work_seconds * self._rate(self._weight(now_seconds), now_seconds) / view.prefill_workers
+
     def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
         reserved = self._table.reserved[qos]
         room = view.prefill_workers * view.ttft_seconds / self._gateways
         return reserved <= 0 or view.prefill_use[qos] - less_seconds >= reserved * room
+
+    def _rate(self, weight: float, now_seconds: float) -> float:
+        """What the sums have to be multiplied with, to be per second and of all gateways."""
+        return self._gateways / (weight * min(_MEMORY_SECONDS, max(now_seconds - self._began, 1.0)))
 
     def _weight(self, now_seconds: float) -> float:
         # Instead of fading all sums with time, newer ones are written larger.

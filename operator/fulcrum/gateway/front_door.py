@@ -127,7 +127,7 @@ class FrontDoor:
         return self._let_in(incoming, decided)
 
     def again(self, postponed: Postponed, now: float) -> Admit | Preempt | None:
-        """Decide about a request that was kept; None: not yet. Raises RequestError (503)."""
+        """Decide about a request that was kept; None: not yet. Raises RequestError (429 or 503)."""
         decided = self.admission.again(postponed, self.cluster, now)
         return None if decided is None else self._let_in(postponed.incoming, decided)
 

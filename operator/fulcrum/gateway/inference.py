@@ -156,7 +156,7 @@ class Inference:
             found = await self._recovery.detour(call, incoming, tried)
 
     async def _kept(self, postponed: Postponed) -> Admit | Preempt:
-        """Keep a request until it may go. Raises RequestError (503)."""
+        """Keep a request until it may go. Raises RequestError (429 or 503)."""
         try:
             while True:
                 await asyncio.sleep(AGAIN_SECONDS)
