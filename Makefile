@@ -45,6 +45,7 @@ bench: install  ## The benchmarks that back a claim (the last two start real eng
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/capacity.py
 	$(BIN)/python benchmarks/simulation.py
+	$(BIN)/python benchmarks/classes.py
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/streams.py
 	$(BIN)/python benchmarks/flip.py
