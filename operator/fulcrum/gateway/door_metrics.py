@@ -50,7 +50,7 @@ def door_metrics(door: FrontDoor) -> Iterator[Metric]:
     )
     yield counter(
         "postponed",
-        "Requests that had to wait at the gateway: the queues would suit them better then, or it was not their class's turn.",
+        "Requests that had to wait at the gateway, until the queues suited them better or their class had its turn.",
         ("class",),
         [((name,), count) for name, count in zip(names, admission.postponed, strict=True)],
     )
