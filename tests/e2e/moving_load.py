@@ -60,6 +60,7 @@ def measured_mix(cluster: Cluster, *, seconds: float) -> Mix:
         fix_ratio(cluster, *ratio)
         with Pressure(cluster, mix, clients=_CLIENTS_MEASURING[mix]) as pressure:
             time.sleep(_MEASURED_SECONDS)  # a duration to measure over, not a wait for something
+            wait_until("three answers for each client", partial(pressure.served, 3), seconds=120)
         rates[mix] = pressure.served_per_second
     print(f"{rates[PROMPTS]:.2f} prompts/s at 3P:1D, {rates[ANSWERS]:.2f} answers/s at 1P:3D")
     return Mix(
@@ -102,6 +103,10 @@ class Pressure:
         self._pool = ThreadPoolExecutor(clients)
         self._clients: list[Future[None]] = []
         self._ended: list[float] = []
+
+    def served(self, rounds: int) -> bool:
+        """Whether as many answers as this came for each client: on a slow machine that takes a while."""
+        return len(self._ended) >= rounds * self._number
 
     @property
     def served_per_second(self) -> float:
