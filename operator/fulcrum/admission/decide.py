@@ -138,7 +138,7 @@ class Admission:
         if self.policy is _OFF:
             return self._let_in(incoming, found, view, now_seconds)
         self._shares.offered(incoming, found, view, now_seconds)
-        if found.idle and self._helps(found, view) and not self._turns.anybody(view.ranks[incoming.qos]):
+        if found.idle and self._helps(found, view) and not self._behind(incoming, view):
             return self._let_in(incoming, found, view, now_seconds)
         over = self._judge(incoming, found, view, now_seconds, first=True)
         if not isinstance(over, list):
@@ -254,6 +254,10 @@ class Admission:
         self._turns.leave(one, in_vain=True)
         return self._turn_away(one.incoming, Reject(Reason.PREEMPTED, max(waited_seconds, _SOONEST_SECONDS)))
 
+    def _behind(self, incoming: Incoming, view: ClusterView) -> bool:
+        """Whether others wait for their turn before it; what is reserved for its class need not wait."""
+        return self._turns.anybody(view.ranks[incoming.qos]) and self._shares.above_reserve(incoming.qos, view, 0.0)
+
     def _allowed(self, incoming: Incoming) -> float:
         """TTFT with which a request that waits may be let in."""
         return self.ttft_margin.allowed_seconds(min(self.ttft_seconds, incoming.ttft_seconds))
@@ -266,12 +270,12 @@ class Admission:
         near = min(_FAR * self.ttft_seconds, self.ttft_margin.allowed_seconds(self.ttft_seconds))
         held = held_up(incoming, found, view, now_seconds, near)
         over = self._over(incoming, found, view, rooms, held)
-        rank = view.ranks[incoming.qos]
-        behind = first and not over and self._turns.anybody(rank)
+        behind = first and not over and self._behind(incoming, view)
         if first and found.ttft_seconds - found.wait_seconds <= min(view.ttft_seconds, incoming.ttft_seconds):
             self._postpone.asked(view, now_seconds, room=not over and not behind)
         if behind:
-            return [Over(Reason.CLASS_SHARE, self._turns.wait_seconds(found, view, rank), prefill_is_kept=True)]
+            wait_seconds = self._turns.wait_seconds(found, view, view.ranks[incoming.qos])
+            return [Over(Reason.CLASS_SHARE, wait_seconds, prefill_is_kept=True)]
         late = first and [one.reason for one in over] == [Reason.TTFT_UNREACHABLE]
         if late and self._late.take(incoming, found, view):
             self.admitted_late[incoming.qos] += 1

@@ -20,7 +20,7 @@ _BUSIEST: Final = 0.9
 _IN_VAIN: Final = 0.1
 """Share of those that may wait in vain, because higher classes asked for more than before."""
 _LEARN: Final = 0.05
-_SAFETY: Final = 1.25
+_SAFETY: Final = 1.5
 _LEAST_SAFETY: Final = 1.0
 _MOST_SAFETY: Final = 5.0
 
