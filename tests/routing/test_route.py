@@ -213,6 +213,18 @@ def test_a_late_prefill_waits_where_short_answers_would_miss_their_promise_for_i
     assert find(view, ask(prompt_tokens=3000), 0.1).whole is deflected
 
 
+@pytest.mark.parametrize(
+    ("prompt_tokens", "asked_at", "deflected"), [(9000.0, 0.0, False), (12_000.0, 0.0, True), (9000.0, 0.35, True)]
+)
+def test_a_late_prefill_waits_where_another_would_be_late_for_it(
+    prompt_tokens: float, asked_at: float, deflected: bool
+) -> None:
+    """The stall would end at 1.1 s: too late for one that is due at 1.0, not for who is late anyway or due later."""
+    view = cluster(1, 1)
+    send(view, ask(prompt_tokens), asked_at)
+    assert find(view, ask(7000.0), 0.4).whole is deflected
+
+
 def busy_decoding() -> ClusterView:
     """A pair; a step of the decode worker takes 30 ms, and short answers are on it."""
     view = cluster(1, 1)

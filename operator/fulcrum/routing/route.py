@@ -24,8 +24,8 @@ _SLACK: Final = 0.8
 """A prefill goes to a decode worker only where its residents stay below this share of the TPOT promise."""
 _STAYING: Final = 0.9
 """A request decodes on a prefill worker only where its steps stay below this share of its TPOT promise."""
-_MOST_HARMED: Final = 0.25
-"""Requests of a decode worker that may be expected to miss their TPOT for a prefill that is deflected to it."""
+_MOST_HARMED: Final = 1.0
+"""Requests of a decode worker that may be expected to miss their TPOT for one that is deflected to it to be in time."""
 _NEARLY: Final = 1.05
 """Scores within this factor are taken for equal."""
 _FULLER: Final = 0.25
@@ -101,15 +101,14 @@ def _deflect(search: Search, lane: Lane, pair: Route, paths: list[Route]) -> Non
         return
     prefill = search.queued(worker)
     stall_seconds = prefill.wait_seconds + prefill.work_seconds
-    if late and worker.pending and stall_seconds > _next_hand_over(pair, search):
-        # Who comes to it meanwhile would get its first token only after the whole prompt.
-        return
     tpot_seconds = min(search.view.tpot_seconds, worker.tight_tpot_seconds)
     pace_seconds = _SLACK * tpot_seconds
     longest_seconds = min(pair.ttft_seconds, search.ttft_seconds)
     if stall_seconds > longest_seconds or worker.step_seconds() > pace_seconds:
         return
     if _harmed(worker, stall_seconds, tpot_seconds) > _MOST_HARMED:
+        return
+    if late and worker.pending and _makes_late(worker, stall_seconds, search):
         return
     path = search.whole(prefill, lane)
     if path.ttft_seconds <= longest_seconds and path.hand_over.step_seconds <= pace_seconds:
@@ -143,12 +142,17 @@ def _harmed(worker: WorkerView, stall_seconds: float, tpot_seconds: float) -> fl
     return many * (1 - exp(-stall_seconds / (gain_seconds * left_tokens)))
 
 
-def _next_hand_over(pair: Route, search: Search) -> float:
-    """Return when the prefill under way on the pair's worker may be over; one of many, so that others are near, too."""
-    worker = pair.prefill
-    for head in worker.legs:
-        return worker.prefill_a + head.work_seconds - (search.now_seconds - worker.anchor)
-    return 0.0
+def _makes_late(worker: WorkerView, stall_seconds: float, search: Search) -> bool:
+    """Whether somebody who is handed over to `worker` during a stall would get its first token too late for it."""
+    done_at = search.now_seconds + stall_seconds
+    promise_seconds = search.view.ttft_seconds
+    for other in search.view.workers.values():
+        for leg in other.legs:
+            if leg.decode is worker and other is not worker:
+                first_at = leg.asked_at + leg.ttft_seconds
+                if first_at < done_at and leg.ttft_seconds <= promise_seconds < done_at - leg.asked_at:
+                    return True
+    return False
 
 
 def _nobody(incoming: Incoming, view: ClusterView) -> NobodyThere | NobodyFits | NoPool:
