@@ -121,8 +121,9 @@ class Shares:
 
     def asked_above(self, qos: int, view: ClusterView, now_seconds: float) -> float:
         """Part of all prefill workers' time that classes of a higher priority than `qos` ask for; may be above 1."""
+        rate = self._rate(self._weight(now_seconds), now_seconds)  # first: now and then it writes all sums anew
         work_seconds = sum(demand.prefill for _, demand, _, above in self._rivals[qos] if above > 0)
-        return work_seconds * self._rate(self._weight(now_seconds), now_seconds) / view.prefill_workers
+        return work_seconds * rate / view.prefill_workers
 
     def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
