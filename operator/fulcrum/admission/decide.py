@@ -35,8 +35,12 @@ from fulcrum.routing import (
 # Looking up a member of an enum costs half a microsecond.
 _OFF: Final = AdmissionPolicy.OFF
 _THRESHOLD: Final = AdmissionPolicy.THRESHOLD
+_PREDICTIVE: Final = AdmissionPolicy.PREDICTIVE
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
+_MOST_HARMED: Final = 0.25
+"""Requests whose promise may be expected to be broken for one that is deflected: who is let in was promised something,
+and who comes can still be turned away."""
 _SOONEST_SECONDS: Final = 0.05
 _UNBOUNDED: Final = float("inf")
 _STEPS_LEVEL: Final = 0.99
@@ -90,7 +94,7 @@ class Admission:
 
     def new_view(self, affinity: AffinityMemory | None = None, units_per_token: float = 4.0) -> ClusterView:
         """A view that speaks of the same classes and promises."""
-        return ClusterView(
+        view = ClusterView(
             class_names=self.classes.names,
             ranks=self.classes.ranks,
             ttft_seconds=self.ttft_seconds,
@@ -98,6 +102,9 @@ class Admission:
             affinity=affinity,
             units_per_token=units_per_token,
         )
+        if self.policy is _PREDICTIVE:
+            view.most_harmed = _MOST_HARMED
+        return view
 
     def incoming(
         self,

@@ -24,8 +24,6 @@ _SLACK: Final = 0.8
 """A prefill goes to a decode worker only where its residents stay below this share of the TPOT promise."""
 _STAYING: Final = 0.9
 """A request decodes on a prefill worker only where its steps stay below this share of its TPOT promise."""
-_MOST_HARMED: Final = 1.0
-"""Requests of a decode worker that may be expected to miss their TPOT for one that is deflected to it to be in time."""
 _NEARLY: Final = 1.05
 """Scores within this factor are taken for equal."""
 _FULLER: Final = 0.25
@@ -106,7 +104,7 @@ def _deflect(search: Search, lane: Lane, pair: Route, paths: list[Route]) -> Non
     longest_seconds = min(pair.ttft_seconds, search.ttft_seconds)
     if stall_seconds > longest_seconds or worker.step_seconds() > pace_seconds:
         return
-    if _harmed(worker, stall_seconds, tpot_seconds) > _MOST_HARMED:
+    if _harmed(worker, stall_seconds, tpot_seconds) > search.view.most_harmed:
         return
     if late and worker.pending and _makes_late(worker, stall_seconds, search):
         return

@@ -74,6 +74,9 @@ class ClusterView:
         and shorter ones that come later none."""
         self.staying_tpot_seconds = tpot_seconds
         """Predicted TPOT up to which a request that decodes on a prefill worker is expected to keep the promise."""
+        self.most_harmed = 1.0
+        """Requests of a decode worker that may be expected to miss their TPOT for one that is deflected to it to be in
+        time: one for one."""
         self._pools: frozenset[str] = frozenset()
         """Those that the cluster has, with or without workers."""
         self._admits: Mapping[str, PoolAdmits] = {}
