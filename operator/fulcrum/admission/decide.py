@@ -171,12 +171,10 @@ class Admission:
         view.staying_tpot_seconds = self._staying_seconds
         if isinstance(postponed, InLine):
             return self._in_line(postponed, view, now_seconds)
-        waited_seconds = now_seconds - postponed.asked_at
-        incoming = postponed.incoming = replace(postponed.incoming, waited_seconds=waited_seconds)
-        found = route(incoming, view, now_seconds)
-        if not isinstance(found, Route):
-            self._postpone.leave(postponed, view)
-            return self._turn_away(incoming, _unserved(found))
+        found = self._route_again(postponed, view, now_seconds)
+        if isinstance(found, Reject):
+            return found
+        incoming = postponed.incoming
         decided = self._judge(incoming, found, view, now_seconds, first=False)
         if not isinstance(decided, list):
             self._postpone.leave(postponed, view)
@@ -245,21 +243,29 @@ class Admission:
         return None
 
     def _in_line(self, one: InLine, view: ClusterView, now_seconds: float) -> Admit | Preempt | Reject | None:
-        waited_seconds = now_seconds - one.asked_at
         if self._turns.has_come(one, view):
-            incoming = one.incoming = replace(one.incoming, waited_seconds=waited_seconds)
-            found = route(incoming, view, now_seconds)
-            if not isinstance(found, Route):
-                self._turns.leave(one)
-                return self._turn_away(incoming, _unserved(found))
-            decided = self._judge(incoming, found, view, now_seconds, first=False)
+            found = self._route_again(one, view, now_seconds)
+            if isinstance(found, Reject):
+                return found
+            decided = self._judge(one.incoming, found, view, now_seconds, first=False)
             if not isinstance(decided, list):
                 self._turns.leave(one, in_vain=False)
                 return decided
+        waited_seconds = now_seconds - one.asked_at
         if waited_seconds + one.own_seconds <= self._allowed(one.incoming):
             return None
         self._turns.leave(one, in_vain=True)
         return self._turn_away(one.incoming, Reject(Reason.PREEMPTED, max(waited_seconds, _SOONEST_SECONDS)))
+
+    def _route_again(self, postponed: Postponed, view: ClusterView, now_seconds: float) -> Route | Reject:
+        """Its best path with what is left of its promise; without one it is turned away."""
+        waited_seconds = now_seconds - postponed.asked_at
+        postponed.incoming = replace(postponed.incoming, waited_seconds=waited_seconds)
+        found = route(postponed.incoming, view, now_seconds)
+        if isinstance(found, Route):
+            return found
+        self.leave(postponed, view)
+        return self._turn_away(postponed.incoming, _unserved(found))
 
     def _behind(self, incoming: Incoming, view: ClusterView) -> bool:
         """Whether others wait for their turn before it; what is reserved for its class need not wait."""

@@ -87,7 +87,7 @@ class Turns:
                     return True
                 before += 1
                 if before >= view.prefill_workers:
-                    return one not in self._lines[one.rank]
+                    return False
         return True
 
     def leave(self, one: Postponed, *, in_vain: bool | None = None) -> None:
