@@ -20,8 +20,9 @@ from typing import Final
 
 import numpy as np
 
+from admission import CLASSES
 from fulcrum.api.reasons import Reason
-from fulcrum.api.serving_types import AdmissionPolicy, ClassMatch, QosClass
+from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.balance.demand import Slo
 from fulcrum.capacity.accelerators import accelerator
@@ -39,14 +40,6 @@ from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.policy import known_speeds
 from fulcrum.simulation.workload import Workload, merged
 
-
-def _tier(name: str, priority: int, reserved: float = 0.0) -> QosClass:
-    return QosClass(
-        name=name, priority=priority, reserved=reserved, match=ClassMatch(header="x-customer-tier", value=name)
-    )
-
-
-TIERS: Final = (_tier("premium", 100, 0.1), _tier("standard", 50, 0.3), _tier("free", 10))
 ASKED: Final = {"premium": 0.2, "standard": 0.3}
 """Of the capacity."""
 LOADS: Final = (0.5, 0.9, 2.0, 4.0)
@@ -94,7 +87,7 @@ class Tiered(StaticSplit):
         self.door: FrontDoor | None = None
 
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        self.door = FrontDoor(slo=slo, speeds=known_speeds(cluster), policy=AdmissionPolicy.PREDICTIVE, classes=TIERS)
+        self.door = FrontDoor(slo=slo, speeds=known_speeds(cluster), policy=AdmissionPolicy.PREDICTIVE, classes=CLASSES)
         return self.door
 
 
