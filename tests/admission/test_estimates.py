@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulcrum.admission import ClassTable, Margin, OnlineQuantile, OutputLengths, TokenRatio
+from fulcrum.admission import ClassTable, Margin, MeanOutputs, OnlineQuantile, OutputLengths, TokenRatio
 from fulcrum.api.serving_types import ClassMatch, QosClass
 
 
@@ -48,6 +48,24 @@ def test_bytes_per_token_are_learned_and_relearned() -> None:
     assert ratio.bytes_per_token == pytest.approx(6.0, rel=0.05)
     ratio.learn(0, 0)
     assert ratio.tokens(0) == 1
+
+
+def test_mean_outputs_follow_the_last_answers() -> None:
+    outputs = MeanOutputs(2)
+    assert outputs.expect(0, 100) == 0
+    outputs.learn(0, 100, 10)
+    outputs.learn(0, 100, 20)
+    assert outputs.expect(0, 100) == 0, "two are few"
+    outputs.learn(0, 100, 30)
+    assert outputs.expect(0, 100) == 20
+    assert outputs.expect(0, 30_000) == 20, "the nearest length that is known"
+    assert outputs.expect(1, 100) == 0
+    for _ in range(3):
+        outputs.learn(0, 20_000, 500)
+    assert (outputs.expect(0, 30_000), outputs.expect(0, 100)) == (500, 20)
+    for _ in range(200):
+        outputs.learn(0, 100, 80)
+    assert outputs.expect(0, 100) == pytest.approx(80, rel=0.05)
 
 
 def test_output_lengths_by_class_and_prompt_and_never_above_the_cap() -> None:

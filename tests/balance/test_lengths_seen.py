@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.balance.loads import forecast, traffic
 
-from fulcrum.balance.demand import Slo
-from fulcrum.balance.load import Loads, read_loads
+from fulcrum.balance.demand import Demand, Slo
+from fulcrum.balance.load import Load, Loads, read_loads
 from fulcrum.balance.outlook import Outlook, Traffic
 
 SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
@@ -16,6 +18,13 @@ def loads(measured: Traffic, **outlook: object) -> Loads:
     read = read_loads(Outlook(traffic=measured, **outlook), (), SLO, payback_seconds=30.0)  # type: ignore[arg-type]
     assert isinstance(read, Loads)
     return read
+
+
+def test_a_load_is_told_to_people() -> None:
+    now = Demand(rate=2.0, isl_tokens=200.4, osl_tokens=30.0)
+    waiting = Load(rate=2.0, prefill=replace(now, rate=3.5), decode=now)
+    assert str(waiting) == "2 requests/s of 200 + 30 tokens, and as if 1.5/s more for the prefill that waits"
+    assert str(Load(rate=2.0, prefill=now, decode=now)) == "2 requests/s of 200 + 30 tokens"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -174,8 +175,10 @@ async def test_auto_moves_workers_to_where_the_work_is(cluster: Cluster) -> None
             return bool((await cluster.status())["ratio"] == "3P:1D")
 
         await eventually(said)
-        flips = [reason for reason, message in await cluster.events() if "->" in message]
+        events = [(reason, message) for reason, message in await cluster.events() if "->" in message]
+        flips = [reason for reason, _ in events]
         assert len(flips) == 1
+        assert re.search(r"\), for \d+(\.\d+)? requests/s of 512 \+ 64 tokens\.$", events[0][1])
         assert flips[0] in ("LoadShifted", "LoadForecast", "QueueGrowing", "AttainmentFalling")
         assert f'fulcrum_operator_decisions_total{{mode="Auto",reason="{flips[0]}"}} 1.0' in operator.metrics()
         # It stays there: the figures that change with every tick are no reason to write.

@@ -26,12 +26,15 @@ PART = 0.8
 """Of what the right ratio serves: bearable for three workers of a role, and too much for two."""
 PROMPTS = (500, 2)
 ANSWERS = (32, 40)
-"""Prompt and output tokens of either mix."""
+"""Prompt and output tokens of either mix, on a machine that is quick enough for the SLO."""
+QUICK_SECONDS = 1.25
+"""What one of `PROMPTS` takes alone there. Where it takes longer, both mixes are shorter."""
 _CLIENTS = 8
 _CLIENTS_MEASURING = {PROMPTS: 5, ANSWERS: 7}
 """As many as three workers of the role have room for, and few more: what would wait longer than the promise for a
 prefill worker is prefilled on a decode worker, and the rate that came of that could not be kept up inside the SLO."""
 _MEASURED_SECONDS = 15.0
+_MEASURED_ALONE = 6
 _SPREAD = 0.3
 _SEEDS = count(1)
 
@@ -55,18 +58,27 @@ def _has_roles(cluster: Cluster, prefill: int, decode: int) -> bool:
 
 def measured_mix(cluster: Cluster, *, seconds: float) -> Mix:
     """The mixes that are right for how fast workers are here and now, each measured at the ratio that it wants."""
-    rates = {}
+    shorter = _shorter(cluster)
+    mixes = {}
     for mix, ratio in ((ANSWERS, (1, 3)), (PROMPTS, (3, 1))):
         fix_ratio(cluster, *ratio)
-        with Pressure(cluster, mix, clients=_CLIENTS_MEASURING[mix]) as pressure:
+        lengths = (round(shorter * mix[0]), max(round(shorter * mix[1]), 2))
+        with Pressure(cluster, lengths, clients=_CLIENTS_MEASURING[mix]) as pressure:
             time.sleep(_MEASURED_SECONDS)  # a duration to measure over, not a wait for something
             wait_until("three answers for each client", partial(pressure.served, 3), seconds=120)
-        rates[mix] = pressure.served_per_second
-    print(f"{rates[PROMPTS]:.2f} prompts/s at 3P:1D, {rates[ANSWERS]:.2f} answers/s at 1P:3D")
-    return Mix(
-        prompts=_phase(seconds, PART * rates[PROMPTS], PROMPTS),
-        answers=_phase(seconds, PART * rates[ANSWERS], ANSWERS),
-    )
+        rate = pressure.served_per_second
+        print(f"{lengths[0]} + {lengths[1]} tokens: {rate:.2f} requests/s at {ratio[0]}P:{ratio[1]}D")
+        mixes[mix] = _phase(seconds, PART * rate, lengths)
+    return Mix(prompts=mixes[PROMPTS], answers=mixes[ANSWERS])
+
+
+def _shorter(cluster: Cluster) -> float:
+    """How much shorter requests have to be for the SLO here, at most 1."""
+    fix_ratio(cluster, 2, 2)
+    with Pressure(cluster, PROMPTS, clients=1) as alone:
+        wait_until("prompts with nothing beside them", partial(alone.served, _MEASURED_ALONE), seconds=120)
+    print(f"a prompt of {PROMPTS[0]} tokens alone takes {1 / alone.served_per_second:.2f} s")
+    return min(QUICK_SECONDS * alone.served_per_second, 1.0)
 
 
 def run(cluster: Cluster, phases: Sequence[Phase], *, seed: int, to_the_end: bool = True) -> Report:

@@ -144,6 +144,26 @@ async def test_a_slow_stream_misses_its_pace(make_site: MakeSite) -> None:
     assert await site.metric('fulcrum_gateway_slo_total{outcome="tpot"}') == 1
 
 
+async def test_who_comes_is_load_before_the_answer(make_site: MakeSite) -> None:
+    names = ("arrived_prompt_tokens_count", "prompt_tokens_count", "expected_output_tokens_count")
+    counted: list[list[float]] = []
+
+    async def look(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        counted.append([await site.metric(f"fulcrum_gateway_{name}") for name in names])
+        return False
+
+    site = await make_site(Engine("m", Role.MIXED, behave=look))
+    for _ in range(4):
+        await site.post(BODY)
+    # The fourth is expected to make what three before it made.
+    assert counted == [[1, 0, 0], [2, 1, 0], [3, 2, 0], [4, 3, 0]]
+    assert await site.metric("fulcrum_gateway_arrived_output_tokens_sum") == 3
+    assert await site.metric("fulcrum_gateway_expected_output_tokens_sum") == 3
+    estimated = await site.metric("fulcrum_gateway_arrived_prompt_tokens_sum")
+    assert await site.metric("fulcrum_gateway_expected_prompt_tokens_sum") == estimated > 0
+    assert await site.metric("fulcrum_gateway_arrived_prompt_tokens_squared_sum") == estimated**2 / 4
+
+
 async def test_a_whole_answer_of_one_leg_is_not_judged(make_site: MakeSite) -> None:
     site = await make_site(Engine("m", Role.MIXED), slo_seconds=SLO)
     await site.post(BODY)

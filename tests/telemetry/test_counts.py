@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulcrum.api.reasons import REJECTIONS
+from fulcrum.balance.lengths import NEWEST_PARTS
 from fulcrum.gateway.metrics import Metrics, gauge
 from fulcrum.gateway.slo import SloOutcome, judge_refusal
 from fulcrum.telemetry.counts import BadPageError, Counts, Key, Page, add, increase, make_traffic, read_page
@@ -44,6 +45,48 @@ def test_a_page_is_summed_over_classes() -> None:
     assert page.counts[Key("prompt_tokens_sum")] == 1000
     assert page.counts[Key("prompt_tokens_bucket", "128.0")] == 1
     assert page.counts[Key("prompt_tokens_bucket", "+Inf")] == 2
+
+
+def test_who_came_is_counted_before_anybody_ended() -> None:
+    """A long prompt that waits, and is expected to be answered as those before it were."""
+    metrics = Metrics(labels={"fulcrum_cluster": "chat"})
+    counts = metrics.of_class("default")
+    info = gauge("info", "", ("model", "pod"), [(("m", "chat-gateway-x"), 1.0)])
+
+    def request(prompt: int, *, times: int) -> None:
+        counts.arrivals += times
+        for _ in range(times):
+            counts.arrived_prompt_tokens.add(prompt)
+            counts.arrived_prompt_tokens_squared.add(prompt * prompt)
+            counts.arrived_output_tokens.add(5)
+
+    def counted() -> Counts:
+        return read_page(metrics.render([info]).decode()).counts
+
+    request(40, times=10)
+    for _ in range(10):
+        counts.prompt_tokens.observe(80)  # twice what was estimated
+        counts.expected_prompt_tokens.add(40)
+        counts.output_tokens.observe(5)
+        counts.expected_output_tokens.add(5)
+    begun = counted()
+    request(1000, times=4)
+    request(1000, times=2)
+    window = {key: value - begun.get(key, 0.0) for key, value in counted().items()}
+    traffic = make_traffic(window, 2.0, longer=counted())
+    assert (traffic.rate, traffic.isl_tokens, traffic.isl_cv2) == (3.0, 2000.0, 0.0)
+    assert (traffic.osl_tokens, traffic.ended) == (5.0, 0.0)
+
+
+def test_after_a_pause_the_rate_is_that_of_the_time_since() -> None:
+    came = {
+        Key("arrivals_total"): 8.0,
+        Key("arrived_prompt_tokens_sum"): 800.0,
+        Key("arrived_prompt_tokens_count"): 8.0,
+        Key("arrived_prompt_tokens_squared_sum"): 80_000.0,
+    }
+    traffic = make_traffic(came, 10.0, newest=[came] * len(NEWEST_PARTS))
+    assert (traffic.window_seconds, traffic.rate, traffic.isl_tokens) == (2.0, 4.0, 100.0)
 
 
 def test_traffic_of_a_page() -> None:

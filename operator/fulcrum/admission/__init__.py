@@ -4,7 +4,7 @@ from fulcrum.admission.classes import DEFAULT_CLASS, ClassTable
 from fulcrum.admission.decide import Admission
 from fulcrum.admission.outcome import Admit, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.postpone import AGAIN_SECONDS, Postponed
-from fulcrum.admission.predict import Margin, OutputLengths, TokenRatio
+from fulcrum.admission.predict import Margin, MeanOutputs, OutputLengths, TokenRatio
 from fulcrum.admission.quantile import OnlineQuantile
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Admit",
     "ClassTable",
     "Margin",
+    "MeanOutputs",
     "OnlineQuantile",
     "OutputLengths",
     "Postponed",

@@ -14,7 +14,7 @@ from fulcrum.admission.limits import held_up, over_kv, over_others, over_thresho
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.peaks import Peaks
 from fulcrum.admission.postpone import Postponed, PostponeRoom
-from fulcrum.admission.predict import Margin, OutputLengths
+from fulcrum.admission.predict import Margin, MeanOutputs, OutputLengths
 from fulcrum.admission.shares import Shares
 from fulcrum.admission.turns import InLine, Turns
 from fulcrum.api.names import Role
@@ -71,6 +71,7 @@ class Admission:
         self.ttft_seconds = ttft_seconds
         self.tpot_seconds = tpot_seconds
         self.outputs = OutputLengths(self.classes.names)
+        self.mean_outputs = MeanOutputs(len(self.classes))
         self.ttft_margin = Margin(attainment)
         self.tpot_margin = Margin(max(attainment, _STEPS_LEVEL))
         self.staying_margin = Margin(attainment)
@@ -207,6 +208,7 @@ class Admission:
         found = flight.route
         if output_tokens is not None and output_tokens > 0:
             self.outputs.learn(flight.qos, flight.prompt_tokens, output_tokens)
+            self.mean_outputs.learn(flight.qos, flight.prompt_tokens, output_tokens)
         if not found.known:
             return
         # A worker that flipped meanwhile did two things at once; that says nothing about the next request.

@@ -21,6 +21,8 @@ _LONGEST_OUTPUT_TOKENS: Final = 1e6
 _OUTPUT_LEVEL: Final = 1 - exp(-1)
 _BUCKETS: Final = 25
 _ENOUGH_SAMPLES: Final = 10
+_ENOUGH_ANSWERS: Final = 3.0
+_MOST_ANSWERS: Final = 64.0
 
 SMALL_SHARE: Final = 0.1
 """Latencies are compared after adding this share of the promise, so that a millisecond's error on one of a millisecond
@@ -88,6 +90,39 @@ class OutputLengths:
     @staticmethod
     def _new() -> OnlineQuantile:
         return OnlineQuantile(_OUTPUT_LEVEL, _USUAL_OUTPUT_TOKENS, low=1.0, high=_LONGEST_OUTPUT_TOKENS)
+
+
+class MeanOutputs:
+    """Mean output tokens by class and prompt length (powers of two), of the last answers: what the load is told by.
+
+    Unlike `OutputLengths` it follows another load within a few answers, and a few outliers with it.
+    """
+
+    __slots__ = ("_answers", "_tokens")
+
+    def __init__(self, classes: int) -> None:
+        self._answers = [[0.0] * _BUCKETS for _ in range(classes)]
+        self._tokens = [[0.0] * _BUCKETS for _ in range(classes)]
+
+    def expect(self, qos: int, prompt_tokens: float) -> float:
+        """Return the mean of the nearest length that enough came of; 0 without any."""
+        answers = self._answers[qos]
+        own = _bucket(prompt_tokens)
+        for away in range(_BUCKETS):
+            for place in (own - away, own + away):
+                if 0 <= place < _BUCKETS and answers[place] >= _ENOUGH_ANSWERS:
+                    return self._tokens[qos][place] / answers[place]
+        return 0.0
+
+    def learn(self, qos: int, prompt_tokens: float, output_tokens: float) -> None:
+        """A request made `output_tokens`."""
+        place = _bucket(prompt_tokens)
+        answers, tokens = self._answers[qos], self._tokens[qos]
+        if answers[place] >= _MOST_ANSWERS:
+            answers[place] /= 2
+            tokens[place] /= 2
+        answers[place] += 1
+        tokens[place] += output_tokens
 
 
 def _bucket(prompt_tokens: float) -> int:

@@ -30,6 +30,8 @@ class SetRole:
     role: Role
     epoch: int
     reason: Reason = Reason.ROLE_FLIPPED
+    load: str = ""
+    """The load that it was decided for, for people; empty where no load was the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

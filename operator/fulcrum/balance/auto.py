@@ -138,6 +138,7 @@ def _decide(sight: Sight, held: Mapping[str, int]) -> Choice:
         flip=reason or scaled.reason or Reason.ROLE_FLIPPED,
         create=(scaled.reason if grown else None) or Reason.WORKER_CREATED,
         drain=(scaled.reason if not grown else None) or Reason.WORKER_DRAINING,
+        load=str(loads.near) if reason not in (None, Reason.ROLE_EMPTY) else "",
     )
     return Choice(target=target, assignment=assignment, reasons=reasons, insight=insight)
 

@@ -17,6 +17,8 @@ class Reasons:
     flip: Reason = Reason.ROLE_FLIPPED
     create: Reason = Reason.WORKER_CREATED
     drain: Reason = Reason.WORKER_DRAINING
+    load: str = ""
+    """The load that flips are decided for, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.balance.demand import Demand, Slo
+from fulcrum.balance.lengths import standard_error
 from fulcrum.balance.outlook import Outlook, Traffic
 from fulcrum.balance.snapshot import Worker
 from fulcrum.forecast.result import Forecast
@@ -16,6 +17,8 @@ from fulcrum.forecast.result import Forecast
 NOISE_SIGMAS: Final = 2.0
 """A difference counts as one when it is beyond this many standard errors of what was measured: 1 in 40 by chance."""
 
+_WORTH_SAYING: Final = 0.05
+"""Share of the arrivals above which a backlog is spoken of."""
 _NOT_MEASURED: Final = 1.0
 """Relative error of lengths that are only guessed at: nobody flips for them."""
 _FIRST_ORDER: Final = 0.5
@@ -30,6 +33,14 @@ class Load:
     """Requests per second that arrive."""
     prefill: Demand
     decode: Demand
+
+    def __str__(self) -> str:
+        """For people: `2.1 requests/s of 177 + 10 tokens, and as if 0.9/s more for the prefill that waits`."""
+        text = f"{self.rate:.2g} requests/s of {self.prefill.isl_tokens:.0f} + {self.decode.osl_tokens:.0f} tokens"
+        for role, more in (("prefill", self.prefill.rate - self.rate), ("decode", self.decode.rate - self.rate)):
+            if more > _WORTH_SAYING * self.rate:
+                text += f", and as if {more:.2g}/s more for the {role} that waits"
+        return text
 
     def scaled(self, factor: float) -> Load:
         """Return the load with `factor` times the requests."""
@@ -138,8 +149,8 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback
     now = replace(now, osl_tokens=now.osl_tokens * _those_under_way(traffic, now, sum(queue.values())))
     noise = Noise(
         rate=sqrt(now.dispersion / seen),
-        isl=sqrt(now.isl_cv2 / seen) if traffic.isl_tokens is not None else _NOT_MEASURED,
-        osl=sqrt(now.osl_cv2 / ended) if traffic.osl_tokens is not None else _NOT_MEASURED,
+        isl=standard_error(now.isl_cv2, traffic.isl_seen or seen) if traffic.isl_tokens is not None else _NOT_MEASURED,
+        osl=standard_error(now.osl_cv2, traffic.osl_seen or ended) if traffic.osl_tokens is not None else _NOT_MEASURED,
     )
     soon = forecast.rate[0] if forecast is not None and forecast.rate else 0.0
     arrivals = replace(now, rate=max(now.rate, soon))

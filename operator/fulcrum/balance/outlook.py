@@ -38,11 +38,15 @@ class Traffic:
     rate: float
     """Requests per second that arrived, those that were turned away included."""
     isl_tokens: float | None = None
-    """Mean prompt tokens; None while no request was seen in the window."""
+    """Mean prompt tokens of those that come; None while no request was seen in the window."""
     osl_tokens: float | None = None
-    """Mean output tokens of those that ended within the window."""
+    """Mean output tokens of the same, as far as known (`balance.lengths`); else of those that ended in the window."""
+    isl_seen: float | None = None
+    """How many requests `isl_tokens` is of; None: all of the window."""
+    osl_seen: float | None = None
+    """How many `osl_tokens` is worth; None: all that ended."""
     ended: float | None = None
-    """How many those are; None where nobody counted."""
+    """How many requests ended within the window; None where nobody counted."""
     isl_cv2: float | None = None
     """Squared coefficient of variation of the prompt lengths."""
     osl_cv2: float | None = None

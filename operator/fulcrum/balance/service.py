@@ -73,7 +73,8 @@ class Service:
         if load.rate <= 0 or not layout.complete:
             return 0.0
         if not layout.mixed:
-            return load.rate * self._admitted(layout, load)
+            # Whoever waits for a place in a batch of few counts as turned away there: without admission all are in time.
+            return load.rate * max(self._admitted(layout, load), self.attainment(layout, load))
         whole = self.attainment(layout, load)
         if whole >= self.slo.attainment:
             return load.rate * whole

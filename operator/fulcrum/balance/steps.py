@@ -129,7 +129,7 @@ def flip_roles(turn: Turn) -> Iterator[Action]:
         if drains:
             yield _drain(turn, worker, Reason.WORKER_DRAINING if reason is Reason.ROLE_FLIPPED else reason)
         else:
-            yield _flip(worker, role, reason)
+            yield _flip(worker, role, reason, turn.reasons.load)
     if blocked and not moved:
         yield from _break_cycle(turn, blocked)
 
@@ -143,7 +143,7 @@ def _break_cycle(turn: Turn, blocked: list[tuple[Worker, Role]]) -> Iterator[Act
             for slot in turn.assignment.slots
         )
         if lost and not coming and worker.role is not Role.MIXED:
-            yield _flip(worker, Role.MIXED, turn.reasons.flip)
+            yield _flip(worker, Role.MIXED, turn.reasons.flip, turn.reasons.load)
             return
 
 
@@ -217,7 +217,7 @@ def _changes_sides(worker: Worker, role: Role) -> bool:
     return bool(worker.serves) and not worker.serves & roles_served(role)
 
 
-def _flip(worker: Worker, role: Role, reason: Reason) -> SetRole:
+def _flip(worker: Worker, role: Role, reason: Reason, load: str = "") -> SetRole:
     return SetRole(
         name=worker.name,
         uid=worker.uid,
@@ -225,6 +225,7 @@ def _flip(worker: Worker, role: Role, reason: Reason) -> SetRole:
         role=role,
         epoch=worker.role_epoch + 1,
         reason=reason,
+        load=load,
     )
 
 

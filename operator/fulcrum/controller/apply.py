@@ -141,7 +141,8 @@ def _role_patch(uid: str, role: Role, epoch: int, *, since: str | None, was: Rol
 def _details(action: Action) -> str:
     match action:
         case SetRole():
-            return f" from={action.from_role.value} to={action.role.value} epoch={action.epoch}"
+            load = f" load='{action.load}'" if action.load else ""
+            return f" from={action.from_role.value} to={action.role.value} epoch={action.epoch}{load}"
         case StartDrain():
             return f" from={action.from_role.value} epoch={action.epoch}"
         case CreateWorker():

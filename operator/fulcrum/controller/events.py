@@ -21,7 +21,9 @@ def event_of_action(owner: Owner, done: Done, now: datetime, *, by: str) -> Mani
         case CreateWorker():
             message = f"Created worker {action.name} as {action.role.value}."
         case SetRole():
-            message = f"Worker {action.name}: {action.from_role.value} -> {action.role.value} (epoch {action.epoch})."
+            why = f", for {action.load}" if action.load else ""
+            roles = f"{action.from_role.value} -> {action.role.value}"
+            message = f"Worker {action.name}: {roles} (epoch {action.epoch}){why}."
         case StartDrain():
             message = f"Worker {action.name} finishes its work as {action.from_role.value} and takes no more."
         case DeleteWorker():

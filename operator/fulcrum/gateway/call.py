@@ -33,9 +33,9 @@ class Call:
     """One request on its way, and what is known of it when it ends."""
 
     __slots__ = (
-        "attempts", "deadline", "first_token_at", "flight", "fruitless", "incoming", "job", "key", "lost_at",
-        "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class", "reply", "route", "sent", "sink",
-        "started_at", "tokens_before",
+        "attempts", "deadline", "expected_tokens", "first_token_at", "flight", "fruitless", "incoming", "job", "key",
+        "lost_at", "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class", "reply", "route", "sent",
+        "sink", "started_at", "tokens_before",
     )  # fmt: skip
 
     def __init__(self, *, route: str, reply: Reply, started_at: float, deadline: float, qos_class: str) -> None:
@@ -66,6 +66,8 @@ class Call:
         self.path = "-"
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
+        self.expected_tokens = 0.0
+        """Output tokens that were expected of it when it came; 0: nobody knew."""
         self.first_token_at = 0.0
         """Loop time; 0 while unknown."""
 
@@ -97,6 +99,16 @@ class Accounts:
         self._loop = loop
         self._access_log = access_log
         self._turn = 0
+
+    def arrived(self, call: Call, incoming: Incoming) -> None:
+        """A request came that could be read."""
+        counts = self._metrics.of_class(call.qos_class)
+        counts.arrivals += 1
+        counts.arrived_prompt_tokens.add(incoming.prompt_tokens)
+        call.expected_tokens = self._door.admission.mean_outputs.expect(incoming.qos, incoming.prompt_tokens)
+        if call.expected_tokens > 0:
+            counts.arrived_output_tokens.add(call.expected_tokens)
+        counts.arrived_prompt_tokens_squared.add(incoming.prompt_tokens * incoming.prompt_tokens)
 
     def close(self, call: Call, error: RequestError | None) -> None:
         """The call is over, with `error` if that is how it was answered."""
@@ -138,12 +150,16 @@ class Accounts:
         else:
             return
         counts.prompt_tokens.observe(call.prompt_tokens)
+        if call.incoming is not None:
+            counts.expected_prompt_tokens.add(call.incoming.prompt_tokens)
 
     def _answer(self, call: Call, job: Job, counts: ClassMetrics, duration_seconds: float) -> None:
         output_tokens = call.output_tokens
         ttft_seconds = tpot_seconds = None
         if output_tokens is not None:
             counts.output_tokens.observe(output_tokens)
+            if call.expected_tokens > 0:
+                counts.expected_output_tokens.add(call.expected_tokens)
         if call.first_token_at:
             ttft_seconds = call.first_token_at - call.started_at
             counts.ttft_seconds.observe(ttft_seconds)

@@ -22,14 +22,40 @@ _TOKEN_SECONDS: Final = (
 TOKENS: Final = (1.0, *(share * (1 << power) for power in range(1, 20) for share in (1.0, 1.5)), float(1 << 20))
 
 
+class Sum:
+    """What was observed, summed, and how often."""
+
+    __slots__ = ("count", "sum")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Observe a value."""
+        self.count += 1
+        self.sum += value
+
+
 class ClassMetrics:
     """What is counted of the requests of one QoS class."""
 
-    __slots__ = ("arrivals", "output_tokens", "prompt_tokens", "slo", "tpot_seconds", "ttft_seconds")
+    __slots__ = (
+        "arrivals", "arrived_output_tokens", "arrived_prompt_tokens", "arrived_prompt_tokens_squared",
+        "expected_output_tokens", "expected_prompt_tokens", "output_tokens", "prompt_tokens", "slo", "tpot_seconds",
+        "ttft_seconds",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.arrivals = 0
         """Requests that came and could be read, those that were turned away included."""
+        # Who waits, or is answered at length, is in the histograms long after it came.
+        self.arrived_prompt_tokens = Sum()
+        self.arrived_prompt_tokens_squared = Sum()
+        self.arrived_output_tokens = Sum()
+        self.expected_prompt_tokens = Sum()
+        self.expected_output_tokens = Sum()
+        """What had been expected of those in `prompt_tokens` and in `output_tokens`."""
         self.slo = dict.fromkeys(SloOutcome, 0)
         self.ttft_seconds = Histogram(_FIRST_TOKEN_SECONDS)
         self.tpot_seconds = Histogram(_TOKEN_SECONDS)

@@ -104,7 +104,7 @@ class Inference:
                 job.fields["priority"] = self._priorities[qos]
             # From here on it is load, whatever becomes of it.
             call.job, call.incoming = job, incoming
-            self._metrics.of_class(call.qos_class).arrivals += 1
+            self._accounts.arrived(call, incoming)
             await self._attempts(call, job, incoming)
         except RequestError as refused:
             error = refused

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from fulcrum.gateway.class_metrics import ClassMetrics, histogram_lines
+from fulcrum.gateway.class_metrics import ClassMetrics, Sum, histogram_lines
 from fulcrum.gateway.histogram import PREFIX, Histogram
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
@@ -24,6 +24,15 @@ DEFAULT_CLASS: Final = "default"
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
+
+
+_SUMS: Final = (
+    ("arrived_prompt_tokens", "Prompt length of the requests that came, estimated from their bytes."),
+    ("arrived_prompt_tokens_squared", "The same squared, for how much these lengths vary."),
+    ("arrived_output_tokens", "Output length expected of them, by what others of their class and prompt length made."),
+    ("expected_prompt_tokens", "What had been estimated of those that are in prompt_tokens."),
+    ("expected_output_tokens", "What had been expected of those that are in output_tokens."),
+)
 
 
 class Metrics:
@@ -106,6 +115,13 @@ class Metrics:
         labels = ("class", "model")
         arrivals = [((name, model), counts.arrivals) for name, counts in self.classes.items()]
         yield counter("arrivals", "Requests that came, those that were turned away included.", labels, arrivals)
+        for attribute, documentation in _SUMS:
+            yield summary(
+                attribute,
+                documentation,
+                labels,
+                (((name, model), getattr(counts, attribute)) for name, counts in self.classes.items()),
+            )
         slo = [
             ((name, model, outcome.value), count)
             for name, counts in self.classes.items()
@@ -139,6 +155,16 @@ def counter(
     family = CounterMetricFamily(PREFIX + name, documentation, labels=labels)
     for label_values, value in values:
         family.add_metric([str(label) for label in label_values], value)
+    return family
+
+
+def summary(
+    name: str, documentation: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], Sum]]
+) -> Metric:
+    """A sum and a count with their values now."""
+    family = SummaryMetricFamily(PREFIX + name, documentation, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value.count, value.sum)
     return family
 
 

@@ -99,6 +99,7 @@ class FrontDoor:
             prefix=job.prefix_ids[: min(job.prompt // PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS)],
             units_per_token=1.0,
         )
+        job.expected = self.admission.mean_outputs.expect(incoming.qos, incoming.prompt_tokens)
         if self._two_legs:
             incoming = msgspec.structs.replace(incoming, two_legs=True)
         if job.tried:

@@ -36,6 +36,7 @@ class Job:
         "done",
         "due",
         "event",
+        "expected",
         "first_token_seconds",
         "held_by",
         "held_pins",
@@ -86,6 +87,8 @@ class Job:
         self.decode: Worker | None = None
         self.first_token_seconds = -1.0
         """Below 0 until it is known."""
+        self.expected = 0.0
+        """Output tokens that a gateway expects of it."""
         self.computed = 0
         """Prompt tokens that were computed for it, all attempts together."""
         self.restart()

@@ -55,7 +55,13 @@ class Journeys:
     def _attempt(self, job: Job, now: float) -> None:
         job.attempts += 1
         door = self.door
-        self._go(job, door.choose(job, now) if door is not None else self._policy.route(job, self._view), now)
+        if door is None:
+            self._go(job, self._policy.route(job, self._view), now)
+            return
+        chosen = door.choose(job, now)
+        if job.attempts == 1:
+            self._ledger.expect(job.index, job.expected)
+        self._go(job, chosen, now)
 
     def _again(self, job: Job, now: float) -> None:
         """Ask again about a postponed request."""

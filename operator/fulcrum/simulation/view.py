@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fulcrum.balance import Action
 from fulcrum.balance.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
 from fulcrum.balance.demand import Slo
+from fulcrum.balance.lengths import NEWEST_PARTS, Arrived, Lengths, Measured, begun, lengths
 from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.simulation.cluster import ClusterModel
@@ -58,13 +59,21 @@ class View:
         prefilled = int(load.prompt_tokens[served].sum())
         computed = int(ledger.computed_tokens[served].sum())
         measured = tpot[~np.isnan(tpot)]
+        came = self._arrived_since(since)
+        newest = [self._arrived_since(self.now - part * window_seconds) for part in NEWEST_PARTS]
+        seen = self._lengths(came, newest, served)
+        began = begun(came, newest)
+        if began is not None:
+            window_seconds *= NEWEST_PARTS[began]
         return Traffic(
             window_seconds=window_seconds,
             rate=len(prompts) / window_seconds,
-            isl_tokens=float(prompts.mean()) if len(prompts) else None,
-            osl_tokens=float(outputs.mean()) if len(outputs) else None,
+            isl_tokens=seen.isl_tokens,
+            osl_tokens=seen.osl_tokens,
+            isl_seen=seen.isl_seen,
+            osl_seen=seen.osl_seen,
             ended=float(len(outputs)),
-            isl_cv2=_cv2(prompts),
+            isl_cv2=seen.isl_cv2,
             osl_cv2=_cv2(outputs),
             prefix_hit=max(0.0, 1 - computed / prefilled) if prefilled else None,
             attainment=float(within.sum()) / len(ended) if len(ended) else None,
@@ -74,6 +83,35 @@ class View:
             tpot_p90_seconds=_quantile(measured, 0.9),
             rejected=float((outcomes == Outcome.REJECTED).sum()) / len(ended) if len(ended) else None,
             dispersion=self._dispersion(),
+        )
+
+    def _lengths(self, came: Arrived, newest: list[Arrived], served: NDArray[np.int64]) -> Lengths:
+        """Prompts are known exactly when they come, so nothing corrects them."""
+        longer = self._ended_since(self.now - MEMORY_SECONDS)
+        longer = longer[self._ledger.outcome[longer] == Outcome.SERVED]
+        outputs = (self._outputs(served), self._outputs(longer))
+        return lengths(came, newest, prompts=(Measured(), Measured()), outputs=outputs)
+
+    def _arrived_since(self, since_seconds: float) -> Arrived:
+        load = self._workload
+        first = int(np.searchsorted(load.arrival_seconds[: self.arrived], since_seconds, side="right"))
+        prompts = load.prompt_tokens[first : self.arrived].astype(np.float64)
+        expected = self._ledger.expected_tokens[first : self.arrived]
+        return Arrived(
+            requests=len(prompts),
+            prompt_tokens=float(prompts.sum()),
+            prompt_squares=float(prompts @ prompts),
+            outputs=float(np.count_nonzero(expected)),
+            output_tokens=float(expected.sum()),
+        )
+
+    def _outputs(self, served: NDArray[np.int64]) -> Measured:
+        expected = self._ledger.expected_tokens[served]
+        return Measured(
+            requests=len(served),
+            tokens=float(self._workload.output_tokens[served].sum()),
+            expected=float(np.count_nonzero(expected)),
+            expected_tokens=float(expected.sum()),
         )
 
     def _dispersion(self) -> float | None:

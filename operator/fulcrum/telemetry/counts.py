@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fulcrum.api.reasons import REJECTIONS
+from fulcrum.balance.lengths import NEWEST_PARTS, Arrived, Measured, begun, lengths
 from fulcrum.balance.outlook import Traffic
 from fulcrum.telemetry.histogram import quantile, squared_variation
 
@@ -21,15 +22,22 @@ TTFT: Final = "time_to_first_token_seconds"
 TPOT: Final = "time_per_output_token_seconds"
 PROMPT: Final = "prompt_tokens"
 OUTPUT: Final = "output_tokens"
+ARRIVED_PROMPT: Final = "arrived_prompt_tokens"
+ARRIVED_SQUARES: Final = "arrived_prompt_tokens_squared"
+ARRIVED_OUTPUT: Final = "arrived_output_tokens"
+EXPECTED_PROMPT: Final = "expected_prompt_tokens"
+EXPECTED_OUTPUT: Final = "expected_output_tokens"
 INFO: Final = "info"
 HISTOGRAMS: Final = (TTFT, TPOT, PROMPT, OUTPUT)
+ESTIMATES: Final = (ARRIVED_PROMPT, ARRIVED_SQUARES, ARRIVED_OUTPUT, EXPECTED_PROMPT, EXPECTED_OUTPUT)
+"""Of which there are sums and counts only."""
 _START: Final = "process_start_time_seconds"
 _SUBJECTS: Final = {
     PREFIX + ARRIVALS: "",
     PREFIX + REQUESTS: "reason",
     PREFIX + SLO: "outcome",
     **{f"{PREFIX}{name}_bucket": "le" for name in HISTOGRAMS},
-    **{f"{PREFIX}{name}_{part}": "" for name in HISTOGRAMS for part in ("sum", "count")},
+    **{f"{PREFIX}{name}_{part}": "" for name in (*HISTOGRAMS, *ESTIMATES) for part in ("sum", "count")},
 }
 """Series that are read -> the label that tells its parts; all other labels are summed over."""
 _LINES: Final = (PREFIX, _START)
@@ -43,6 +51,8 @@ class Key(NamedTuple):
 
 
 Counts = dict[Key, float]
+LENGTHS: Final = tuple(Key(f"{name}_{part}") for name in (PROMPT, OUTPUT, *ESTIMATES) for part in ("sum", "count"))
+"""What lengths are made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,21 +137,44 @@ def add(counts: Iterable[Counts]) -> Counts:
     return total
 
 
-def make_traffic(counts: Counts, window_seconds: float, *, dispersion: float | None = None) -> Traffic:
-    """What `counts` of `window_seconds` amount to; ratios of nothing are None. `dispersion` is passed on."""
+def make_traffic(
+    counts: Counts,
+    window_seconds: float,
+    *,
+    newest: Sequence[Counts] = (),
+    longer: Counts | None = None,
+    dispersion: float | None = None,
+) -> Traffic:
+    """What `counts` of `window_seconds` amount to; ratios of nothing are None. `dispersion` is passed on.
+
+    `newest` (`NEWEST_PARTS` of the window) and `longer` (the last minutes) are for the lengths (`LENGTHS`).
+    """
     arrivals = counts.get(Key(ARRIVALS), 0.0)
     outcomes = {key.part: value for key, value in counts.items() if key.name == SLO}
     rejected = {reason: count for reason in REJECTIONS if (count := counts.get(Key(REQUESTS, reason), 0.0)) > 0}
     ttft, tpot = _buckets(counts, TTFT), _buckets(counts, TPOT)
     attainment = _ratio(outcomes.get("met", 0.0), sum(outcomes.values()))
     share = _ratio(sum(rejected.values()), arrivals)
+    longer = counts if longer is None else longer
+    came, last = _arrived(counts), [_arrived(part) for part in newest]
+    since = begun(came, last)
+    if since is not None:
+        window_seconds *= NEWEST_PARTS[since]
+    seen = lengths(
+        came,
+        last,
+        prompts=[_measured(each, PROMPT, EXPECTED_PROMPT) for each in (counts, longer)],
+        outputs=[_measured(each, OUTPUT, EXPECTED_OUTPUT) for each in (counts, longer)],
+    )
     return Traffic(
         window_seconds=window_seconds,
         rate=arrivals / window_seconds,
-        isl_tokens=mean(counts, PROMPT),
-        osl_tokens=mean(counts, OUTPUT),
+        isl_tokens=seen.isl_tokens,
+        osl_tokens=seen.osl_tokens,
+        isl_seen=seen.isl_seen,
+        osl_seen=seen.osl_seen,
         ended=counts.get(Key(f"{OUTPUT}_count")),
-        isl_cv2=squared_variation(_buckets(counts, PROMPT)),
+        isl_cv2=squared_variation(_buckets(counts, PROMPT)) if seen.isl_cv2 is None else seen.isl_cv2,
         osl_cv2=squared_variation(_buckets(counts, OUTPUT)),
         attainment=attainment,
         ttft_p50_seconds=quantile(ttft, 0.5),
@@ -155,9 +188,23 @@ def make_traffic(counts: Counts, window_seconds: float, *, dispersion: float | N
     )
 
 
-def mean(counts: Counts, histogram: str) -> float | None:
-    """Mean of a histogram; None when it is empty."""
-    return _ratio(counts.get(Key(f"{histogram}_sum"), 0.0), counts.get(Key(f"{histogram}_count"), 0.0))
+def _arrived(counts: Counts) -> Arrived:
+    return Arrived(
+        requests=counts.get(Key(f"{ARRIVED_PROMPT}_count"), 0.0),
+        prompt_tokens=counts.get(Key(f"{ARRIVED_PROMPT}_sum"), 0.0),
+        prompt_squares=counts.get(Key(f"{ARRIVED_SQUARES}_sum"), 0.0),
+        outputs=counts.get(Key(f"{ARRIVED_OUTPUT}_count"), 0.0),
+        output_tokens=counts.get(Key(f"{ARRIVED_OUTPUT}_sum"), 0.0),
+    )
+
+
+def _measured(counts: Counts, histogram: str, expected: str) -> Measured:
+    return Measured(
+        requests=counts.get(Key(f"{histogram}_count"), 0.0),
+        tokens=counts.get(Key(f"{histogram}_sum"), 0.0),
+        expected=counts.get(Key(f"{expected}_count"), 0.0),
+        expected_tokens=counts.get(Key(f"{expected}_sum"), 0.0),
+    )
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -21,6 +21,7 @@ from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.telemetry.counts import (
     ARRIVALS,
+    ESTIMATES,
     HISTOGRAMS,
     INFO,
     OUTPUT,
@@ -192,6 +193,10 @@ class _Queries:
         for name in (PROMPT, OUTPUT):
             for part in ("sum", "count"):
                 counts[Key(f"{name}_{part}")] = _value(_only(increase(f"{name}_{part}")))
+        for name in ESTIMATES:
+            for part in ("sum", "count"):
+                for row in increase(f"{name}_{part}"):  # gateways of an earlier version have none
+                    counts[Key(f"{name}_{part}")] = _value(row)
         return counts
 
     def series(self, cluster: ClusterRef, interval_seconds: float, intervals: int, end_seconds: float) -> LoadSeries:

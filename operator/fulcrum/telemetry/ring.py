@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,8 +80,11 @@ class Ring:
             self._cells[np.arange(first, cell + 1) % len(self._cells)] = 0.0
         self._newest = max(self._newest, cell)
 
-    def recent(self, *, window_seconds: float, now: float) -> tuple[Counts, float]:
-        """Return the counts of the last `window_seconds`, and how many seconds of them were measured."""
+    def recent(self, *, window_seconds: float, now: float, keys: Collection[Key] | None = None) -> tuple[Counts, float]:
+        """Return the counts of the last `window_seconds`, and how many seconds of them were measured.
+
+        `keys`: only these.
+        """
         begin = now - window_seconds
         parts: list[Counts] = []
         covered_seconds = 0.0
@@ -88,7 +92,10 @@ class Ring:
             start, end = max(begin, piece.start_seconds), min(now, piece.end_seconds)
             if end > start:
                 share = (end - start) / (piece.end_seconds - piece.start_seconds)
-                parts.append({key: value * share for key, value in piece.counts.items()})
+                counts = piece.counts
+                if keys is not None:
+                    counts = {key: counts[key] for key in keys if key in counts}
+                parts.append({key: value * share for key, value in counts.items()})
                 covered_seconds += end - start
         return add(parts), covered_seconds
 

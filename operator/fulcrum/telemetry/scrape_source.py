@@ -13,9 +13,10 @@ import aiohttp
 
 from fulcrum.api.names import PORT_GATEWAY
 from fulcrum.balance.bursts import MEMORY_SECONDS, dispersion
+from fulcrum.balance.lengths import NEWEST_PARTS
 from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
-from fulcrum.telemetry.counts import BadPageError, Counts, Page, add, increase, make_traffic, read_page
+from fulcrum.telemetry.counts import LENGTHS, BadPageError, Counts, Page, add, increase, make_traffic, read_page
 from fulcrum.telemetry.ring import Ring, Slice
 from fulcrum.telemetry.source import ClusterRef, Unknown
 
@@ -164,7 +165,17 @@ class ScrapeSource:
         if covered_seconds <= 0 or covered_seconds < _KNOWN_SHARE * window_seconds:
             seen = f"only {covered_seconds:.0f} s of the last {window_seconds:.0f} s were seen so far"
             return self._unknown(cluster, known.problem or seen)
-        return make_traffic(counts, covered_seconds, dispersion=dispersion(known.ring.spans(MEMORY_SECONDS, now=now)))
+
+        def only_lengths(seconds: float) -> Counts:
+            return known.ring.recent(window_seconds=seconds, now=now, keys=LENGTHS)[0]
+
+        return make_traffic(
+            counts,
+            covered_seconds,
+            newest=[only_lengths(part * window_seconds) for part in NEWEST_PARTS],
+            longer=only_lengths(MEMORY_SECONDS),
+            dispersion=dispersion(known.ring.spans(MEMORY_SECONDS, now=now)),
+        )
 
     def _unknown(self, cluster: ClusterRef, why: str) -> Unknown:
         return Unknown(

@@ -1,0 +1,159 @@
+"""How long prompts and answers of the present load are, as soon as it can be known.
+
+Prompts are known, nearly, when they come; answers only when they end, and by then the load may be another one. So what
+came is taken by what was expected of it at its arrival, and these expectations are corrected by what ended: an error
+that all of them have in common cancels out (a ratio estimate). Where the prompts of the last seconds are clearly unlike
+those before them, the load has changed, and only the last seconds count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Final
+
+NEWEST_PARTS: Final = (0.2, 0.35, 0.5, 0.65, 0.8)
+"""Of the window, for which it is asked whether they are unlike what came before them."""
+_CLEARLY: Final = 3.0
+"""Standard errors of the difference beyond which two mean lengths are unlike: 1 in 400 by chance ..."""
+_FEWEST: Final = 3.0
+"""... of at least so many requests each."""
+_BEGUN: Final = 5.0
+"""So few requests come together by chance, now and then."""
+_STEADY: Final = 8.0
+"""So many requests of the last minutes correct the expectations together with those that ended just now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """Sums over requests that came, as estimated at their arrival."""
+
+    requests: float = 0.0
+    prompt_tokens: float = 0.0
+    prompt_squares: float = 0.0
+    """Of the same squared."""
+    outputs: float = 0.0
+    """Those of whom an output length was expected."""
+    output_tokens: float = 0.0
+
+    def before(self, newest: Arrived) -> Arrived:
+        """Return what came before the `newest` of them."""
+        return Arrived(
+            requests=self.requests - newest.requests,
+            prompt_tokens=self.prompt_tokens - newest.prompt_tokens,
+            prompt_squares=self.prompt_squares - newest.prompt_squares,
+            outputs=self.outputs - newest.outputs,
+            output_tokens=self.output_tokens - newest.output_tokens,
+        )
+
+    @property
+    def spread(self) -> float:
+        """Squared coefficient of variation of the prompt lengths."""
+        if self.prompt_tokens <= 0:
+            return 0.0
+        return max(self.requests * self.prompt_squares / self.prompt_tokens**2 - 1, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Sums over requests that ended: their lengths, and what had been expected of them."""
+
+    requests: float = 0.0
+    tokens: float = 0.0
+    expected: float = 0.0
+    """Those of whom something was expected."""
+    expected_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Mean lengths of a load; None: unknown."""
+
+    isl_tokens: float | None
+    isl_cv2: float | None
+    """Squared coefficient of variation of the prompt lengths."""
+    isl_seen: float
+    """How many requests the mean is of."""
+    osl_tokens: float | None
+    osl_seen: float
+    """How many requests the mean is worth."""
+
+
+def lengths(
+    window: Arrived, newest: Sequence[Arrived], *, prompts: Sequence[Measured], outputs: Sequence[Measured]
+) -> Lengths:
+    """Return the lengths of what comes now.
+
+    `newest` are the last parts of the `window`, the shortest first. `prompts` and `outputs` of those that ended are
+    those of the window, and those of the last minutes.
+    """
+    came = _present(window, newest)
+    isl = isl_cv2 = osl = None
+    osl_seen = outputs[0].requests
+    if came.requests > 0 and came.prompt_tokens > 0:
+        isl = came.prompt_tokens / came.requests * _correction(*prompts)
+        isl_cv2 = came.spread
+    elif prompts[0].requests > 0:
+        isl = prompts[0].tokens / prompts[0].requests
+    if came.outputs > 0 and outputs[1].expected > 0:
+        osl = came.output_tokens / came.outputs * _correction(*outputs)
+        osl_seen = 1 / (1 / came.outputs + 1 / (outputs[0].requests + _STEADY))
+    elif outputs[0].requests > 0:
+        osl = outputs[0].tokens / outputs[0].requests
+    return Lengths(
+        isl_tokens=isl,
+        isl_cv2=isl_cv2,
+        isl_seen=came.requests or prompts[0].requests,
+        osl_tokens=osl,
+        osl_seen=osl_seen,
+    )
+
+
+def begun(window: Arrived, newest: Sequence[Arrived]) -> int | None:
+    """Return which of the `newest` parts of the window is the shortest that holds all of its requests; None: no part.
+
+    After a pause the load is what came since, in the time since, and not in all of the window.
+    """
+    for place, part in enumerate(newest):
+        if part.requests >= max(_BEGUN, window.requests):
+            return place
+    return None
+
+
+def standard_error(cv2: float, seen: float) -> float:
+    """Return the relative standard error of the mean of `seen` lengths.
+
+    A few may be alike by chance: to what was seen of their spread, one of which nothing is known is added.
+    """
+    return sqrt((seen * cv2 + 1) / (seen + 1) / max(seen, 1e-9))
+
+
+def _present(window: Arrived, newest: Sequence[Arrived]) -> Arrived:
+    """Return the part of the window that is clearest unlike what came before it; without any, all of it."""
+    found, clearest = window, _CLEARLY
+    for part in newest:
+        before = window.before(part)
+        if min(part.requests, before.requests) < _FEWEST or min(part.prompt_tokens, before.prompt_tokens) <= 0:
+            continue
+        means = [each.prompt_tokens / each.requests for each in (part, before)]
+        spread = max(part.spread, before.spread)  # a few long ones may be missing in either
+        errors = [
+            mean * standard_error(spread, each.requests) for mean, each in zip(means, (part, before), strict=True)
+        ]
+        unlike = abs(means[0] - means[1]) / sqrt(errors[0] ** 2 + errors[1] ** 2)
+        if unlike > clearest:
+            found, clearest = part, unlike
+    return found
+
+
+def _correction(ended: Measured, longer: Measured) -> float:
+    """Return how many times longer lengths are than expected."""
+    if longer.requests <= 0 or longer.expected_tokens <= 0:
+        return 1.0
+    made = _STEADY * longer.tokens / longer.requests
+    expected = _STEADY * longer.expected_tokens / longer.expected
+    if ended.expected > 0:
+        made += ended.tokens
+        expected += ended.requests * ended.expected_tokens / ended.expected
+    return made / expected

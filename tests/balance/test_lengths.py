@@ -1,0 +1,135 @@
+"""Lengths of the present load, from what came and what ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fulcrum.balance.lengths import NEWEST_PARTS, Arrived, Lengths, Measured, begun, lengths, standard_error
+
+WINDOW = 10.0
+UNKNOWN = (Measured(), Measured())
+
+
+@dataclass(frozen=True)
+class Came:
+    """A request: when, how long its prompt is, and the output that was expected of it (0: nobody knew)."""
+
+    at: float
+    prompt: float
+    output: float = 0.0
+
+
+def arrived(came: Sequence[Came], *, since: float) -> Arrived:
+    seen = [one for one in came if one.at >= since]
+    return Arrived(
+        requests=len(seen),
+        prompt_tokens=sum(one.prompt for one in seen),
+        prompt_squares=sum(one.prompt**2 for one in seen),
+        outputs=sum(one.output > 0 for one in seen),
+        output_tokens=sum(one.output for one in seen),
+    )
+
+
+def parts(came: Sequence[Came]) -> tuple[Arrived, list[Arrived]]:
+    """The window from 0 to `WINDOW`, and its newest parts."""
+    return arrived(came, since=0), [arrived(came, since=WINDOW * (1 - part)) for part in NEWEST_PARTS]
+
+
+def ended(requests: float, length: float, expected: float) -> Measured:
+    return Measured(requests=requests, tokens=requests * length, expected=requests, expected_tokens=requests * expected)
+
+
+def of(came: Sequence[Came], *, outputs: tuple[Measured, Measured] = UNKNOWN) -> Lengths:
+    return lengths(*parts(came), prompts=UNKNOWN, outputs=outputs)
+
+
+def steady(prompt: float, *, begin: float = 0.0, end: float = WINDOW, output: float = 0.0) -> list[Came]:
+    return [Came(at, prompt, output) for at in np.arange(begin, end, 0.5)]
+
+
+def test_a_steady_load_is_taken_as_a_whole() -> None:
+    found = of(steady(100, output=20), outputs=(ended(15, 20, 20), ended(300, 20, 20)))
+    assert (found.isl_tokens, found.isl_cv2, found.isl_seen) == (100, 0, 20)
+    assert found.osl_tokens == pytest.approx(20)
+    assert 10 < found.osl_seen < 20
+
+
+def test_prompts_that_are_clearly_unlike_those_before_are_the_load() -> None:
+    found = of(steady(20, end=6.5) + steady(300, begin=6.5))
+    assert (found.isl_tokens, found.isl_cv2, found.isl_seen) == (300, 0, 7)
+
+
+def test_two_requests_are_no_other_load() -> None:
+    came = steady(20, end=9) + steady(300, begin=9)
+    assert of(came).isl_seen == len(came)
+
+
+def test_outputs_follow_prompts_before_any_ended() -> None:
+    """Long prompts are answered shortly here: that is known as soon as they come."""
+    came = steady(20, end=6.5, output=200) + steady(300, begin=6.5, output=5)
+    found = of(came, outputs=(ended(10, 200, 200), ended(200, 100, 100)))
+    assert found.osl_tokens == pytest.approx(5)
+
+
+def test_expectations_are_corrected_by_what_ended() -> None:
+    """Everybody makes twice what was expected, of late."""
+    few = of(steady(100, output=20), outputs=(ended(2, 40, 20), ended(300, 20, 20)))
+    many = of(steady(100, output=20), outputs=(ended(80, 40, 20), ended(300, 20, 20)))
+    assert few.osl_tokens is not None
+    assert 20 < few.osl_tokens < 25
+    assert many.osl_tokens == pytest.approx(38, abs=1)
+
+
+def test_prompts_are_corrected_where_all_estimates_are_wrong() -> None:
+    half = ended(50, 100, 50)
+    assert lengths(*parts(steady(50)), prompts=(half, half), outputs=UNKNOWN).isl_tokens == pytest.approx(100)
+
+
+def test_those_of_whom_nothing_was_expected_do_not_count() -> None:
+    """As after the start of a gateway: it learned nothing yet, while others answer already."""
+    came = steady(100, end=5) + steady(100, begin=5, output=20)
+    late = Measured(requests=100, tokens=2000, expected=10, expected_tokens=200)
+    assert of(came, outputs=(late, late)).osl_tokens == pytest.approx(20)
+
+
+def test_without_estimates_those_that_ended_are_the_load() -> None:
+    """Gateways of an earlier version."""
+    old = Measured(requests=10, tokens=700)
+    found = lengths(Arrived(), [Arrived()] * len(NEWEST_PARTS), prompts=(old, old), outputs=(old, old))
+    assert (found.isl_tokens, found.isl_seen, found.osl_tokens, found.osl_seen) == (70, 10, 70, 10)
+    assert found.isl_cv2 is None
+
+
+def test_nothing_at_all_is_unknown() -> None:
+    found = of([])
+    assert (found.isl_tokens, found.osl_tokens) == (None, None)
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_lengths_that_only_vary_are_seldom_taken_for_another_load(spread: float) -> None:
+    random = np.random.default_rng(1)
+    trimmed = 0
+    for _ in range(2000):
+        prompts = random.lognormal(5, spread, random.poisson(40))
+        came = [Came(at, prompt) for at, prompt in zip(random.uniform(0, WINDOW, len(prompts)), prompts, strict=True)]
+        trimmed += of(came).isl_seen < len(came)
+    assert trimmed < 0.03 * 2000
+
+
+def test_after_a_pause_the_load_began_within_the_window() -> None:
+    assert begun(*parts(steady(100, begin=6))) == NEWEST_PARTS.index(0.5)
+    assert begun(*parts(steady(100))) is None
+
+
+def test_single_requests_are_no_beginning() -> None:
+    assert begun(*parts([Came(9.5, 100)])) is None
+    assert begun(*parts([])) is None
+
+
+def test_few_that_are_alike_say_little() -> None:
+    assert standard_error(0.0, 1) > 0.5 > standard_error(0.0, 4) > standard_error(0.0, 40) > 0
+    assert standard_error(1.0, 100) == pytest.approx(0.1)
