@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType, FlipStyle
+from fulcrum.api.types import AdmissionPolicy, BalanceMode, ConditionStatus, ConditionType, FlipStyle
 from fulcrum.balance.assignment import Assignment, assign
 from fulcrum.balance.beginning import first_layout
 from fulcrum.balance.choice import Choice, Insight, Reasons
@@ -86,7 +86,8 @@ def look(snapshot: Snapshot, now: datetime) -> Sight | Unknown:
     loads = read_loads(outlook, snapshot.workers, slo, payback_seconds=payback_seconds(snapshot))
     if isinstance(loads, Unknown):
         return loads
-    service = Service(speeds, reachable(speeds, slo, loads.near))
+    turns_away = spec.admission.policy is not AdmissionPolicy.OFF
+    service = Service(speeds, reachable(speeds, slo, loads.near), turns_away=turns_away)
     more = corrected(snapshot, now, loads, service, slo)
     return Sight(
         snapshot=snapshot,

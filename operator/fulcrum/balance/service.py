@@ -44,7 +44,9 @@ class UnitRates:
 class Service:
     """Estimates for one set of speeds and one promise; remembers what it has computed within one plan."""
 
-    def __init__(self, speeds: Mapping[str, WorkerSpeed], slo: Slo) -> None:
+    def __init__(self, speeds: Mapping[str, WorkerSpeed], slo: Slo, *, turns_away: bool = True) -> None:
+        """`turns_away`: the gateway turns away who would be late, so that others are not."""
+        self._turns_away = turns_away
         self._speeds = speeds
         self.slo = slo
         self._prefill: dict[tuple[PoolCounts, Demand, float, bool], float] = {}
@@ -69,16 +71,21 @@ class Service:
         return share * both + (1 - share) * split
 
     def goodput(self, layout: Layout, load: Load) -> float:
-        """Return requests/s inside the SLO when as many are admitted as can be served within the promise."""
+        """Return requests/s inside the SLO when as many are admitted as can be served within the promise.
+
+        Where nobody is turned away it is half of that, and half of what is inside the SLO of a load that lasts: then
+        queues grow until all are late, sooner or later.
+        """
         if load.rate <= 0 or not layout.complete:
             return 0.0
-        if not layout.mixed:
-            # Whoever waits for a place in a batch of few counts as turned away there: without admission all are in time.
-            return load.rate * max(self._admitted(layout, load), self.attainment(layout, load))
         whole = self.attainment(layout, load)
-        if whole >= self.slo.attainment:
-            return load.rate * whole
-        return load.rate * max(whole, self.admissible(layout, load) * self.slo.attainment)
+        admitted = whole
+        if not layout.mixed:
+            # Where batches are small, to wait for a place in one counts as turned away: there all may be in time.
+            admitted = max(whole, self._admitted(layout, load))
+        elif whole < self.slo.attainment:
+            admitted = max(whole, self.admissible(layout, load) * self.slo.attainment)
+        return load.rate * (admitted if self._turns_away else (admitted + whole) / 2)
 
     def admissible(self, layout: Layout, load: Load) -> float:
         """Return the largest share of the load for which the promise is kept, 0 to 1."""

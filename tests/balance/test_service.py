@@ -1,0 +1,51 @@
+"""What a split is worth, with and without a gateway that turns requests away."""
+
+from __future__ import annotations
+
+import pytest
+
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.balance.demand import Demand, Slo
+from fulcrum.balance.layout import Layout
+from fulcrum.balance.load import Load
+from fulcrum.balance.service import Service
+from fulcrum.capacity.speed import WorkerSpeed
+
+SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)
+SMALL = WorkerSpeed(
+    coefficients=SpeedCoefficients(
+        prefill_a=0.0, prefill_b=0.0056, prefill_c=4e-6, decode_a=0.12, decode_b=0.0066, decode_c=1.2e-4
+    ),
+    kv_capacity_tokens=20_000,
+    max_batched_tokens=2048,
+    max_batch=2,
+    transfer_base_seconds=0.03,
+)
+"""As in examples/auto.yaml, on two cores: a prompt takes 1.2 s, and two requests are decoded together."""
+RATES = (0.4, 0.8, 1.2, 1.6, 2.0)
+
+
+def prompts(rate: float) -> Load:
+    demand = Demand(rate=rate, isl_tokens=195, osl_tokens=2.1, isl_cv2=0.1, osl_cv2=0.1)
+    return Load(rate=rate, prefill=demand, decode=demand)
+
+
+def split(prefill: int, decode: int) -> Layout:
+    return Layout.of(prefill={"p": prefill}, decode={"p": decode})
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("turns_away", [True, False])
+def test_a_split_is_worth_at_least_what_it_serves_in_time_anyway(rate: float, *, turns_away: bool) -> None:
+    service, load = Service({"p": SMALL}, SLO, turns_away=turns_away), prompts(rate)
+    for layout in (split(3, 1), split(2, 2), split(1, 3)):
+        assert rate >= service.goodput(layout, load) >= rate * service.attainment(layout, load)
+
+
+@pytest.mark.parametrize("rate", RATES[2:])
+def test_where_nobody_is_turned_away_the_split_that_keeps_up_is_worth_more(rate: float) -> None:
+    """With admission, two prefill workers serve nearly as many as three: long prompts are turned away."""
+    service = Service({"p": SMALL}, SLO, turns_away=False)
+    load = prompts(rate)
+    three, two = service.goodput(split(3, 1), load), service.goodput(split(2, 2), load)
+    assert three > 1.05 * two
