@@ -24,6 +24,8 @@ def test_a_load_is_told_to_people() -> None:
     now = Demand(rate=2.0, isl_tokens=200.4, osl_tokens=30.0)
     waiting = Load(rate=2.0, prefill=replace(now, rate=3.5), decode=now)
     assert str(waiting) == "2 requests/s of 200 + 30 tokens, and as if 1.5/s more for the prefill that waits"
+    many = replace(now, rate=1234.0)
+    assert str(Load(rate=1234.0, prefill=many, decode=many)) == "1,234 requests/s of 200 + 30 tokens"
     assert str(Load(rate=2.0, prefill=now, decode=now)) == "2 requests/s of 200 + 30 tokens"
 
 

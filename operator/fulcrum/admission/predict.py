@@ -22,7 +22,9 @@ _OUTPUT_LEVEL: Final = 1 - exp(-1)
 _BUCKETS: Final = 25
 _ENOUGH_SAMPLES: Final = 10
 _ENOUGH_ANSWERS: Final = 3.0
+"""From so many on the mean of a length is taken."""
 _MOST_ANSWERS: Final = 64.0
+"""Beyond so many the older ones are forgotten."""
 
 SMALL_SHARE: Final = 0.1
 """Latencies are compared after adding this share of the promise, so that a millisecond's error on one of a millisecond

@@ -44,6 +44,8 @@ class StartDrain:
     epoch: int
     since: datetime
     reason: Reason = Reason.WORKER_DRAINING
+    load: str = ""
+    """As of `SetRole`, where it drains to change its role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ NOISE_SIGMAS: Final = 2.0
 
 _WORTH_SAYING: Final = 0.05
 """Share of the arrivals above which a backlog is spoken of."""
+_TWO_DIGITS: Final = 99.5
 _NOT_MEASURED: Final = 1.0
 """Relative error of lengths that are only guessed at: nobody flips for them."""
 _FIRST_ORDER: Final = 0.5
@@ -36,10 +37,10 @@ class Load:
 
     def __str__(self) -> str:
         """For people: `2.1 requests/s of 177 + 10 tokens, and as if 0.9/s more for the prefill that waits`."""
-        text = f"{self.rate:.2g} requests/s of {self.prefill.isl_tokens:.0f} + {self.decode.osl_tokens:.0f} tokens"
+        text = f"{_short(self.rate)} requests/s of {self.prefill.isl_tokens:.0f} + {self.decode.osl_tokens:.0f} tokens"
         for role, more in (("prefill", self.prefill.rate - self.rate), ("decode", self.decode.rate - self.rate)):
             if more > _WORTH_SAYING * self.rate:
-                text += f", and as if {more:.2g}/s more for the {role} that waits"
+                text += f", and as if {_short(more)}/s more for the {role} that waits"
         return text
 
     def scaled(self, factor: float) -> Load:
@@ -122,6 +123,10 @@ class Unknown:
     """There is nothing to decide by; the message says why, for people."""
 
     message: str
+
+
+def _short(rate: float) -> str:
+    return f"{rate:.2g}" if rate < _TWO_DIGITS else f"{rate:,.0f}"
 
 
 def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback_seconds: float) -> Loads | Unknown:

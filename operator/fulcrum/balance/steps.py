@@ -127,7 +127,8 @@ def flip_roles(turn: Turn) -> Iterator[Action]:
         moved = True
         reason = turn.reasons.flip
         if drains:
-            yield _drain(turn, worker, Reason.WORKER_DRAINING if reason is Reason.ROLE_FLIPPED else reason)
+            why = Reason.WORKER_DRAINING if reason is Reason.ROLE_FLIPPED else reason
+            yield _drain(turn, worker, why, turn.reasons.load)
         else:
             yield _flip(worker, role, reason, turn.reasons.load)
     if blocked and not moved:
@@ -229,7 +230,7 @@ def _flip(worker: Worker, role: Role, reason: Reason, load: str = "") -> SetRole
     )
 
 
-def _drain(turn: Turn, worker: Worker, reason: Reason = Reason.WORKER_DRAINING) -> StartDrain:
+def _drain(turn: Turn, worker: Worker, reason: Reason = Reason.WORKER_DRAINING, load: str = "") -> StartDrain:
     return StartDrain(
         name=worker.name,
         uid=worker.uid,
@@ -237,4 +238,5 @@ def _drain(turn: Turn, worker: Worker, reason: Reason = Reason.WORKER_DRAINING) 
         epoch=worker.role_epoch + 1,
         since=turn.now,
         reason=reason,
+        load=load,
     )

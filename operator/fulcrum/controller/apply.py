@@ -141,11 +141,14 @@ def _role_patch(uid: str, role: Role, epoch: int, *, since: str | None, was: Rol
 def _details(action: Action) -> str:
     match action:
         case SetRole():
-            load = f" load='{action.load}'" if action.load else ""
-            return f" from={action.from_role.value} to={action.role.value} epoch={action.epoch}{load}"
+            return f" from={action.from_role.value} to={action.role.value} epoch={action.epoch}{_load(action)}"
         case StartDrain():
-            return f" from={action.from_role.value} epoch={action.epoch}"
+            return f" from={action.from_role.value} epoch={action.epoch}{_load(action)}"
         case CreateWorker():
             return f" role={action.role.value}"
         case _:
             return ""
+
+
+def _load(action: SetRole | StartDrain) -> str:
+    return f" load='{action.load}'" if action.load else ""

@@ -21,11 +21,12 @@ def event_of_action(owner: Owner, done: Done, now: datetime, *, by: str) -> Mani
         case CreateWorker():
             message = f"Created worker {action.name} as {action.role.value}."
         case SetRole():
-            why = f", for {action.load}" if action.load else ""
             roles = f"{action.from_role.value} -> {action.role.value}"
-            message = f"Worker {action.name}: {roles} (epoch {action.epoch}){why}."
+            message = f"Worker {action.name}: {roles} (epoch {action.epoch}){_why(action)}."
         case StartDrain():
-            message = f"Worker {action.name} finishes its work as {action.from_role.value} and takes no more."
+            message = (
+                f"Worker {action.name} finishes its work as {action.from_role.value} and takes no more{_why(action)}."
+            )
         case DeleteWorker():
             message = f"Deleted worker {action.name}: {_WHY_DELETED.get(action.reason, action.reason.value)}."
         case _:
@@ -38,6 +39,10 @@ def event_of_action(owner: Owner, done: Done, now: datetime, *, by: str) -> Mani
 def event_of_state(owner: Owner, event: PlanEvent, now: datetime, *, by: str) -> Manifest:
     """Return the event of a change in the cluster's state."""
     return _event(owner, event.reason, event.message, subject=event.subject, warning=event.warning, now=now, by=by)
+
+
+def _why(action: SetRole | StartDrain) -> str:
+    return f", for {action.load}" if action.load else ""
 
 
 _WHY_DELETED = {

@@ -105,10 +105,10 @@ class Accounts:
         counts = self._metrics.of_class(call.qos_class)
         counts.arrivals += 1
         counts.arrived_prompt_tokens.add(incoming.prompt_tokens)
+        counts.arrived_prompt_tokens_squared.add(incoming.prompt_tokens * incoming.prompt_tokens)
         call.expected_tokens = self._door.admission.mean_outputs.expect(incoming.qos, incoming.prompt_tokens)
         if call.expected_tokens > 0:
             counts.arrived_output_tokens.add(call.expected_tokens)
-        counts.arrived_prompt_tokens_squared.add(incoming.prompt_tokens * incoming.prompt_tokens)
 
     def close(self, call: Call, error: RequestError | None) -> None:
         """The call is over, with `error` if that is how it was answered."""
