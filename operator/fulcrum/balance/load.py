@@ -16,10 +16,10 @@ from fulcrum.forecast.result import Forecast
 
 NOISE_SIGMAS: Final = 2.0
 """A difference counts as one when it is beyond this many standard errors of what was measured: 1 in 40 by chance."""
-
 _WORTH_SAYING: Final = 0.05
 """Share of the arrivals above which a backlog is spoken of."""
 _TWO_DIGITS: Final = 99.5
+"""Rates below it are written with two digits, others as whole numbers."""
 _NOT_MEASURED: Final = 1.0
 """Relative error of lengths that are only guessed at: nobody flips for them."""
 _FIRST_ORDER: Final = 0.5

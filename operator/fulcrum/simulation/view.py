@@ -47,8 +47,6 @@ class View:
         window_seconds = min(window_seconds, self.now) or window_seconds
         since = self.now - window_seconds
         load, ledger = self._workload, self._ledger
-        first = int(np.searchsorted(load.arrival_seconds[: self.arrived], since, side="right"))
-        prompts = load.prompt_tokens[first : self.arrived]
         ended = self._ended_since(since)
         outcomes = ledger.outcome[ended]
         served = ended[outcomes == Outcome.SERVED]
@@ -67,7 +65,7 @@ class View:
             window_seconds *= NEWEST_PARTS[began]
         return Traffic(
             window_seconds=window_seconds,
-            rate=len(prompts) / window_seconds,
+            rate=came.requests / window_seconds,
             isl_tokens=seen.isl_tokens,
             osl_tokens=seen.osl_tokens,
             isl_seen=seen.isl_seen,
