@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from fulcrum.local.kubelet.alarm import Alarm
 from fulcrum.local.kubelet.container import Container
 from fulcrum.local.kubelet.environment import ConfigError, command_line
 from fulcrum.local.kubelet.inputs import Node, PodInputs
@@ -42,7 +43,7 @@ class PodWorker:
         self._directory = directory
         self._wake = asyncio.Event()
         self._wake.set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._wake.set)
         self._tasks: set[asyncio.Task[None]] = set()
         self._inputs = PodInputs(node, address=address, directory=directory)
         self._start_time = (pod.get("status") or {}).get("startTime") or _now()
@@ -101,10 +102,9 @@ class PodWorker:
                     await self._sync()
                 except (ApiError, Unreachable, OSError) as error:
                     logger.warning("pod_sync_failed pod=%s error=%s", self._key, error)
-                    self._again(_RETRY_SECONDS)
+                    self._alarm.within(_RETRY_SECONDS)
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._alarm.off()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -147,7 +147,7 @@ class PodWorker:
             if container.waiting is None or container.waiting.reason != "CrashLoopBackOff":
                 self._report("BackOff", message, warning=True)
             container.waiting = Waiting(reason="CrashLoopBackOff", message=message)
-            self._again(left_seconds)
+            self._alarm.within(left_seconds)
             return
         await self._start(container)
 
@@ -177,7 +177,7 @@ class PodWorker:
         if container.waiting is None or container.waiting.message != message:
             self._report("Failed", f"Error: {message}", warning=True)
         container.waiting = Waiting(reason=reason, message=message)
-        self._again(_RETRY_SECONDS)
+        self._alarm.within(_RETRY_SECONDS)
 
     # What a container gets.
 
@@ -192,7 +192,7 @@ class PodWorker:
                 if container.running is None:
                     container.waiting = Waiting(reason="ContainerCreating", message=str(error))
             self._report("FailedMount", str(error), warning=True)
-            self._again(_RETRY_SECONDS)
+            self._alarm.within(_RETRY_SECONDS)
             return False
         if self._inputs.credentials is not None:
             self._spawn(self._inputs.credentials.keep(self._inputs.renew_in_seconds))
@@ -306,16 +306,6 @@ class PodWorker:
     def _path(self) -> str:
         metadata = self.pod["metadata"]
         return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-
-    def _again(self, delay_seconds: float) -> None:
-        """Sync again after a while; the earliest wish counts."""
-        loop = asyncio.get_running_loop()
-        when = loop.time() + delay_seconds
-        if self._timer is not None and not self._timer.cancelled() and loop.time() < self._timer.when() <= when:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = loop.call_at(when, self._wake.set)
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work)
