@@ -96,6 +96,12 @@ class Cluster:
         conditions = self.cluster().get("status", {}).get("conditions", [])
         return next((str(c["status"]) for c in conditions if c["type"] == kind), "Unknown")
 
+    def described(self) -> str:
+        """Pods, and the end of the operator's log, also from before its last restart: what explains a failure."""
+        of_operator = ("logs", "-n", "fulcrum-system", "deployment/fulcrum-operator", "--tail=40")
+        asked = (("get", "ic", "-A"), ("get", "pods", "-A", "-o", "wide"), of_operator, (*of_operator, "--previous"))
+        return "\n".join(self.kubectl(*arguments, check=False) for arguments in asked)
+
     def kv_bytes_moved(self) -> int:
         """Bytes that NIXL has moved between the engines, as vLLM itself counts them."""
         name = "vllm:nixl_bytes_transferred_sum"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +42,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[place] = item
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test says how its cluster was, and what the operator said last: the cluster is gone afterwards."""
+    report = yield
+    arguments = getattr(item, "funcargs", {}).values()
+    cluster = next((value for value in arguments if isinstance(value, Cluster)), None)
+    if report.failed and cluster is not None:
+        report.sections.append((f"{call.when}: the cluster", cluster.described()))
+    return report
+
+
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """`examples/quickstart.yaml`, up and Available."""
@@ -75,12 +88,26 @@ def overload(quickstart: Cluster) -> Cluster:
     return cluster
 
 
+def rolled_out(cluster: Cluster) -> bool:
+    """Whether the operator has acted on the spec, and all gateways are of the Deployment that it made of it."""
+    found = cluster.cluster()
+    if found["status"].get("observedGeneration") != found["metadata"]["generation"]:
+        return False
+    gateway = cluster.read("deployment", f"{cluster.name}-gateway")
+    wanted, status = gateway["spec"]["replicas"], gateway["status"]
+    return (
+        status.get("observedGeneration") == gateway["metadata"]["generation"]
+        and status.get("replicas") == status.get("updatedReplicas") == status.get("readyReplicas") == wanted
+    )
+
+
 @pytest.fixture
 def whole(quickstart: Cluster) -> Cluster:
     """The cluster with four ready workers, two for each role; nobody is turned away, so that any loss is one."""
     quickstart.patch({"admission": {"policy": "Off"}})
     quickstart.patch_ratio(2, 2)
     wait_until("2P:2D", lambda: quickstart.roles() == {"prefill": 2, "decode": 2}, seconds=240)
+    wait_until("the gateways", lambda: rolled_out(quickstart), seconds=120)
     return quickstart
 
 
