@@ -49,3 +49,20 @@ def test_where_nobody_is_turned_away_the_split_that_keeps_up_is_worth_more(rate:
     load = prompts(rate)
     three, two = service.goodput(split(3, 1), load), service.goodput(split(2, 2), load)
     assert three > 1.05 * two
+
+
+SIMULATED = {
+    0.7: (0.809, 0.979, 0.994),
+    1.2: (0.617, 0.895, 0.937),
+    1.6: (0.511, 0.829, 0.886),
+    2.0: (0.439, 0.753, 0.833),
+}
+"""`benchmarks/splits.py`: share inside the SLO by requests/s, of 1P:3D, 2P:2D and 3P:1D with admission."""
+
+
+@pytest.mark.parametrize(("rate", "shares"), SIMULATED.items())
+def test_who_waits_for_a_place_in_a_small_batch_is_not_lost(rate: float, shares: tuple[float, ...]) -> None:
+    service, load = Service({"p": SMALL}, SLO), prompts(rate)
+    found = tuple(service.goodput(split(prefill, 4 - prefill), load) / rate for prefill in (1, 2, 3))
+    assert found == pytest.approx(shares, abs=0.1)
+    assert max(found) == found[2]

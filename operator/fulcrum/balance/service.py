@@ -50,8 +50,9 @@ class Service:
         self._speeds = speeds
         self.slo = slo
         self._prefill: dict[tuple[PoolCounts, Demand, float, bool], float] = {}
-        self._decode: dict[tuple[PoolCounts, Demand], tuple[float, float]] = {}
-        self._let_in: dict[tuple[PoolCounts, Demand], float] = {}
+        self._decode: dict[tuple[PoolCounts, Demand, float], tuple[float, float]] = {}
+        self._let_in: dict[tuple[PoolCounts, Demand, float], float] = {}
+        self._patience: dict[tuple[float, float, float], float] = {}
         self.known_splits: dict[tuple[PoolCounts, Load], tuple[Layout, ...]] = {}
         """Kept for `split`, by workers per pool and load."""
         self._rates: dict[tuple[str | float, ...], UnitRates] = {}
@@ -161,13 +162,16 @@ class Service:
         return load.decode.osl_tokens * min(step, self.slo.tpot_seconds)
 
     def _disaggregated(self, layout: Layout, load: Load) -> float:
-        decode_key = (layout.decode, load.decode)
+        patience = self._patience_seconds(load)
+        decode_key = (layout.decode, load.decode, patience)
         known = self._decode.get(decode_key)
         if known is None:
             stations = self._stations(layout.decode)
             step = decode_step(load.decode, stations)
             tpot = self.slo.tpot_seconds
-            inside = 0.0 if step == inf else decode_attainment(load.decode, stations, tpot_seconds=tpot)
+            inside = 0.0
+            if step < inf:
+                inside = decode_attainment(load.decode, stations, tpot_seconds=tpot, wait_seconds=patience)
             known = self._decode[decode_key] = (step, inside)
         step, decoded = known
         if decoded == 0.0:
@@ -188,7 +192,8 @@ class Service:
 
         Who is turned away for one role is no work for the other: each sees what the other lets in.
         """
-        decoded = self._decoded(layout.decode, load.decode)
+        patience = self._patience_seconds(load)
+        decoded = self._decoded(layout.decode, load.decode, patience)
         step = min(decode_step(load.decode, self._stations(layout.decode)), self.slo.tpot_seconds)
         demand = load.prefill if decoded > _NEARLY_ALL else replace(load.prefill, rate=load.prefill.rate * decoded)
         key = (layout.prefill, demand, step, True)
@@ -202,15 +207,35 @@ class Service:
                 early=True,
             )
         if decoded <= _NEARLY_ALL and prefilled <= _NEARLY_ALL:
-            decoded = self._decoded(layout.decode, replace(load.decode, rate=load.decode.rate * prefilled))
+            fewer = replace(load.decode, rate=load.decode.rate * prefilled)
+            decoded = self._decoded(layout.decode, fewer, patience)
         return prefilled * decoded
 
-    def _decoded(self, decode: PoolCounts, demand: Demand) -> float:
+    def _decoded(self, decode: PoolCounts, demand: Demand, patience: float) -> float:
         """Return the share that decode workers let in."""
-        known = self._let_in.get((decode, demand))
+        known = self._let_in.get((decode, demand, patience))
         if known is None:
-            known = decode_admitted(demand, self._stations(decode), tpot_seconds=self.slo.tpot_seconds)
-            self._let_in[decode, demand] = known
+            stations, tpot = self._stations(decode), self.slo.tpot_seconds
+            known = decode_admitted(demand, stations, tpot_seconds=tpot, wait_seconds=patience)
+            self._let_in[decode, demand, patience] = known
+        return known
+
+    def _patience_seconds(self, load: Load) -> float:
+        """Return how long a request may wait for a place in a decode batch, which is a part of its TTFT.
+
+        Half of what the promise leaves beyond the work itself on an idle worker; the other half is for the prefill.
+        """
+        prompt, answer = load.prefill, load.decode
+        key = (prompt.isl_tokens, prompt.prefix_hit, answer.isl_tokens)
+        known = self._patience.get(key)
+        if known is None:
+            fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
+            squared = prompt.isl_tokens**2 * (1 - prompt.prefix_hit**2)
+            work = min(
+                speed.prefill_seconds(fresh, squared) + speed.decode_step_seconds(1.0, answer.isl_tokens)
+                for speed in self._speeds.values()
+            )
+            known = self._patience[key] = max(0.0, self.slo.ttft_seconds - work) / 2
         return known
 
     def _both(self, mixed: PoolCounts, load: Load) -> float:

@@ -51,11 +51,20 @@ def test_estimates_are_near_what_admission_makes_of_an_overload(
     assert shares[best] > max(shares.values()) - 0.01
 
 
-@given(demand=demands, speed=speeds, count=workers, tpot=st.sampled_from([0.02, 0.05, 0.2]))
-def test_no_more_is_let_in_than_can_be_decoded(demand: Demand, speed: WorkerSpeed, count: int, tpot: float) -> None:
+@given(
+    demand=demands,
+    speed=speeds,
+    count=workers,
+    tpot=st.sampled_from([0.02, 0.05, 0.2]),
+    wait=st.sampled_from([0.0, 0.1, 10.0]),
+)
+def test_no_more_is_let_in_than_can_be_decoded(
+    demand: Demand, speed: WorkerSpeed, count: int, tpot: float, wait: float
+) -> None:
     stations = [(speed, count)]
-    admitted = decode_admitted(demand, stations, tpot_seconds=tpot) * demand.rate
-    assert admitted <= decode_throughput(demand, stations) * (1 + EPSILON) + EPSILON
+    admitted = decode_admitted(demand, stations, tpot_seconds=tpot, wait_seconds=wait)
+    assert admitted * demand.rate <= decode_throughput(demand, stations) * (1 + EPSILON) + EPSILON
+    assert admitted >= decode_admitted(demand, stations, tpot_seconds=tpot) - EPSILON
 
 
 @given(demand=demands, speed=speeds, count=workers, target=targets, factor=st.floats(1.0, 20.0))

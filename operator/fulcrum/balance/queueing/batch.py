@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, floor, inf, sqrt
+from math import exp, expm1, floor, inf, log, sqrt
 
 import numpy as np
 
@@ -22,6 +22,8 @@ _CELLS = 160
 _LOSS_CELLS = 256
 _EVEN = 1e-6
 """Growth of a logarithm that is none."""
+_STEEPEST = 600.0
+"""Largest exponent that is reckoned with: beyond it all but a few are turned away."""
 _REACH = 7.0
 """States further than this many standard deviations from the middle are left out."""
 
@@ -177,13 +179,24 @@ def batches(
     )
 
 
-def blocked(rate: float, tokens: float, lanes: Sequence[BatchLane], *, tpot_seconds: float, dispersion: float) -> float:
+def blocked(
+    rate: float,
+    tokens: float,
+    lanes: Sequence[BatchLane],
+    *,
+    tpot_seconds: float,
+    wait_seconds: float,
+    dispersion: float,
+) -> float:
     """Return the share that is turned away when steps may not get longer than `tpot_seconds`: a loss system.
 
-    The distribution of `batches`, cut off at the number of requests whose step takes that long. Bursts take up as much
-    room as (1 + I)/2 requests at once (Hayward's approximation).
+    The distribution of `batches`, cut off at the number of requests whose step takes that long. Where there is no room
+    for so many, as many more queue as find some within `wait_seconds`, and the pool gets no faster. Bursts take up as
+    much room as (1 + I)/2 requests at once (Hayward's approximation).
     """
-    capped = [replace(lane, room=lane.held(tpot_seconds) / lane.workers) for lane in lanes if lane.workers > 0]
+    lanes = [lane for lane in lanes if lane.workers > 0]
+    capped = [replace(lane, room=lane.held(tpot_seconds) / lane.workers) for lane in lanes]
+    roomy = all(lane.room < narrow.room * (1 + 1e-9) for lane, narrow in zip(lanes, capped, strict=True))
     capped = [lane for lane in capped if lane.room > 0.0]
     room = sum(lane.workers * lane.room for lane in capped)
     if room < 1.0:
@@ -201,7 +214,14 @@ def blocked(rate: float, tokens: float, lanes: Sequence[BatchLane], *, tpot_seco
     growth = np.diff(logs)
     even = np.abs(growth) < _EVEN
     cells = np.where(even, (mass[1:] + mass[:-1]) / 2, np.diff(mass) / np.where(even, 1.0, growth))
-    return 1.0 - exp(-float(mass[-1]) * wider / (float(cells.sum()) * width))
+    inside, last = float(cells.sum()) * width, float(mass[-1])
+    if roomy and wait_seconds > 0.0 and rate > 0.0:
+        full = rate * tokens * knots[-1] / room
+        queue = wait_seconds * rate / full
+        exponent = min(queue * log(full) / wider, _STEEPEST)
+        inside += last * queue * (expm1(exponent) / exponent if abs(exponent) > _EVEN else 1.0)
+        last *= exp(exponent)
+    return 1.0 - exp(-last * wider / inside)
 
 
 def _middle(offered: float, knots: Sequence[float], held: Sequence[float]) -> tuple[float, float]:

@@ -38,11 +38,21 @@ def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float
     return inside + (pool.waiting * (1.0 - late) if full <= tpot_seconds else 0.0)
 
 
-def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float) -> float:
-    """Return the share of requests that can be let in so that no step gets longer than `tpot_seconds`."""
+def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float, wait_seconds: float = 0.0) -> float:
+    """Return the share of requests that can be let in so that no step gets longer than `tpot_seconds`.
+
+    Where room ends before that, who is let in may wait for it as long as `wait_seconds`.
+    """
     _, lanes = _pool(replace(demand, rate=0.0), stations)
     tokens = max(demand.osl_tokens, 1.0)
-    return 1.0 - blocked(demand.rate, tokens, lanes, tpot_seconds=tpot_seconds, dispersion=demand.dispersion)
+    return 1.0 - blocked(
+        demand.rate,
+        tokens,
+        lanes,
+        tpot_seconds=tpot_seconds,
+        wait_seconds=wait_seconds,
+        dispersion=demand.dispersion,
+    )
 
 
 def decode_wait(demand: Demand, stations: Stations, *, seconds: float = 0.0) -> float:
