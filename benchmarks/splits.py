@@ -13,18 +13,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from policies import SHARED_TRACES, arena_of, cases
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.balance import small_workers
+
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.balance.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
 from fulcrum.balance.demand import Demand, Slo
 from fulcrum.balance.layout import Layout
 from fulcrum.balance.load import Load
 from fulcrum.balance.service import Service
-from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import WORKLOADS, phased
@@ -39,17 +42,6 @@ SPLITS = [Split(prefill, 8 - prefill) for prefill in range(3, 8)]
 SMALL_RATES = (0.7, 1.2, 1.6, 2.0)
 SMALL_SECONDS = 1500.0
 SMALL_SPLITS = [Split(prefill, 4 - prefill) for prefill in range(1, 4)]
-SMALL = WorkerSpeed(
-    coefficients=SpeedCoefficients(
-        prefill_a=0.0, prefill_b=0.0056, prefill_c=4e-6, decode_a=0.12, decode_b=0.0066, decode_c=1.2e-4
-    ),
-    kv_capacity_tokens=20_000,
-    max_batched_tokens=2048,
-    max_batch=2,
-    transfer_base_seconds=0.03,
-)
-"""As in examples/auto.yaml, on two cores."""
-SMALL_SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)
 POOL = "gpus"
 ATTAINMENT = 0.95
 LARGEST_ERROR = 0.09
@@ -120,14 +112,19 @@ def main() -> int:
         slo = Slo(ttft_seconds=arena.slo.ttft_seconds, tpot_seconds=arena.slo.tpot_seconds, attainment=ATTAINMENT)
         problems += compared(f"{name} x{speed:g}", load, arena.cluster, slo, SPLITS, largest_error=LARGEST_ERROR)
     print_head(SMALL_SPLITS)
-    small = ClusterModel(pools=(PoolModel(name=POOL, speed=SMALL),))
+    small = ClusterModel(pools=(PoolModel(name=POOL, speed=small_workers.SPEED),))
     for rate in SMALL_RATES:
         phase = Phase(
             seconds=SMALL_SECONDS, requests_per_second=rate, prompt_tokens_mean=195, output_tokens_mean=2.1, spread=0.3
         )
         load = phased([phase], seed=options.seed)
         problems += compared(
-            f"{rate:g}/s on small workers", load, small, SMALL_SLO, SMALL_SPLITS, largest_error=LARGEST_SMALL_ERROR
+            f"{rate:g}/s on small workers",
+            load,
+            small,
+            small_workers.SLO,
+            SMALL_SPLITS,
+            largest_error=LARGEST_SMALL_ERROR,
         )
     print("splits: " + ("; ".join(problems) if problems else "OK"))
     return 1 if problems else 0

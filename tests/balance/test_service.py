@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.balance.small_workers import SLO, SPEED
 
-from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.demand import Demand, Slo
+from fulcrum.balance.demand import Demand
 from fulcrum.balance.layout import Layout
 from fulcrum.balance.load import Load
 from fulcrum.balance.service import Service
-from fulcrum.capacity.speed import WorkerSpeed
 
-SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)
-SMALL = WorkerSpeed(
-    coefficients=SpeedCoefficients(
-        prefill_a=0.0, prefill_b=0.0056, prefill_c=4e-6, decode_a=0.12, decode_b=0.0066, decode_c=1.2e-4
-    ),
-    kv_capacity_tokens=20_000,
-    max_batched_tokens=2048,
-    max_batch=2,
-    transfer_base_seconds=0.03,
-)
-"""As in examples/auto.yaml, on two cores: a prompt takes 1.2 s, and two requests are decoded together."""
 RATES = (0.4, 0.8, 1.2, 1.6, 2.0)
 
 
@@ -37,7 +25,7 @@ def split(prefill: int, decode: int) -> Layout:
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("turns_away", [True, False])
 def test_a_split_is_worth_at_least_what_it_serves_in_time_anyway(rate: float, *, turns_away: bool) -> None:
-    service, load = Service({"p": SMALL}, SLO, turns_away=turns_away), prompts(rate)
+    service, load = Service({"p": SPEED}, SLO, turns_away=turns_away), prompts(rate)
     for layout in (split(3, 1), split(2, 2), split(1, 3)):
         assert rate >= service.goodput(layout, load) >= rate * service.attainment(layout, load)
 
@@ -45,7 +33,7 @@ def test_a_split_is_worth_at_least_what_it_serves_in_time_anyway(rate: float, *,
 @pytest.mark.parametrize("rate", RATES[2:])
 def test_where_nobody_is_turned_away_the_split_that_keeps_up_is_worth_more(rate: float) -> None:
     """With admission, two prefill workers serve nearly as many as three: long prompts are turned away."""
-    service = Service({"p": SMALL}, SLO, turns_away=False)
+    service = Service({"p": SPEED}, SLO, turns_away=False)
     load = prompts(rate)
     three, two = service.goodput(split(3, 1), load), service.goodput(split(2, 2), load)
     assert three > 1.05 * two
@@ -62,7 +50,7 @@ SIMULATED = {
 
 @pytest.mark.parametrize(("rate", "shares"), SIMULATED.items())
 def test_who_waits_for_a_place_in_a_small_batch_is_not_lost(rate: float, shares: tuple[float, ...]) -> None:
-    service, load = Service({"p": SMALL}, SLO), prompts(rate)
+    service, load = Service({"p": SPEED}, SLO), prompts(rate)
     found = tuple(service.goodput(split(prefill, 4 - prefill), load) / rate for prefill in (1, 2, 3))
     assert found == pytest.approx(shares, abs=0.1)
     assert max(found) == found[2]
