@@ -24,16 +24,17 @@ def test_nobody_there_and_nobody_fits_are_different() -> None:
     assert route(ask(1_000_000.0), view, 0.0) == NoPool(known=2)
 
 
-def test_idle_workers_take_turns() -> None:
-    view = cluster(2, 2)
-    seen = []
-    for now in range(4):
-        flight = send(view, now_seconds=float(now), decoding=True)
-        seen.append((flight.prefill.name, flight.decode.name))
-        view.finish(flight, now + 0.5)
-    assert {prefill for prefill, _ in seen[:2]} == {"p0", "p1"}
-    assert {decode for _, decode in seen[:2]} == {"d0", "d1"}
-    assert seen[2:] == seen[:2]
+def test_an_answer_of_one_token_has_no_pace() -> None:
+    """A worker that has just become one for decoding still prefills: that delays a first token, and no other."""
+    view = cluster(1, 1)
+    send(view, ask(9000.0))
+    view.put("p0", Role.DECODE, pool="pool")
+    view.put("d0", Role.PREFILL, pool="pool")
+    one, many = (find(view, ask(output_tokens=tokens, two_legs=True)) for tokens in (1.0, 2.0))
+    assert one.decode.name == many.decode.name == "p0"
+    assert one.hand_over.step_seconds < 0.05
+    assert many.hand_over.step_seconds > 0.4
+    assert one.ttft_seconds > 0.9
 
 
 def test_the_shorter_queue_and_the_smaller_batch() -> None:
@@ -265,9 +266,9 @@ def test_prompts_leave_the_worker_alone_on_which_one_stays() -> None:
         assert flight.prefill.name == "p1", "it was busy more lately"
         view.prefill_done(flight, 1.1 + number)
     view.finish(stays, 6.0)
-    assert find(view, now_seconds=7.0).prefill.name == "p1", "the other one was busy more lately now"
+    assert find(view, now_seconds=7.0).prefill.name == "p0", "nobody decodes there now, and it was used longer ago"
     view.prefill_done(send(view, now_seconds=7.0), 7.1)
-    assert find(view, now_seconds=8.0).prefill.name == "p0"
+    assert find(view, now_seconds=8.0).prefill.name == "p1"
 
 
 def test_what_came_to_a_worker_in_another_role_is_not_expected_to_go_on() -> None:

@@ -84,7 +84,8 @@ def _beside_prefill(
     backlog = worker.backlog_seconds(now_seconds)
     rate = worker.prefill_rate * exp(-max(now_seconds - worker.used_at, 0.0) / RATE_SECONDS)
     slower = 1 / (1 - min(rate, _MOST_PREFILL))
-    queued = backlog / max(output_tokens, 1.0)
+    # An answer of one token has no pace: what is queued delays that token.
+    queued = backlog / output_tokens if output_tokens > 1 else 0.0
     return max(step * slower, step + queued), max(tpot * slower, tpot + queued)
 
 

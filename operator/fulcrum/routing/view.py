@@ -28,6 +28,8 @@ _STALE_SECONDS: Final = 15.0
 """A report that was not followed by another says nothing any more."""
 _USUAL_PROMPT_TOKENS: Final = 1000.0
 _USUAL_RATE: Final = 0.01
+_TURNS: Final = 10_000
+"""Promises to decode workers are numbered up to this one, so that the order among equals never weighs anything."""
 
 
 class ClusterView:
@@ -85,6 +87,7 @@ class ClusterView:
         self.steps = StepTimes()
         """How long the workers' steps took, for whoever keeps their speeds up to date."""
         self._joined = 0
+        self._turns = 0
 
     @property
     def idle(self) -> bool:
@@ -238,7 +241,7 @@ class ClusterView:
         if not prefill.legs:
             self.steps.starts(prefill, now_seconds)
         prefill.queue(flight, now_seconds)
-        decode.promise(flight)
+        decode.promise(flight, self._next_turn())
         self.prefill_use[flight.qos] += flight.work_seconds
         self.decode_use[flight.qos] += flight.share
         self.mean_prompt_tokens += _USUAL_RATE * (incoming.prompt_tokens - self.mean_prompt_tokens)
@@ -291,6 +294,14 @@ class ClusterView:
         flight.phase = ENDED
         decode.release(flight)
         self.decode_use[flight.qos] = max(self.decode_use[flight.qos] - flight.share, 0.0)
+
+    def _next_turn(self) -> int:
+        if self._turns == _TURNS:
+            self._turns = 0
+            for worker in self.workers.values():
+                worker.take_turn(0)
+        self._turns += 1
+        return self._turns
 
     def _unuse_prefill(self, flight: Flight) -> None:
         self.prefill_use[flight.qos] = max(self.prefill_use[flight.qos] - flight.work_seconds, 0.0)

@@ -34,10 +34,11 @@ LEAST_LEFT: Final = 0.5
 """Share of the expected output that is left of a running request, on average: lengths are guesses, and those that still
 run are the long ones."""
 _IDLE: Final = -1e12
-"""Idle workers come before busy ones, the one that is idle for longest first."""
+"""Idle workers come before busy ones, the one that was used the longest ago first."""
 _DECODING: Final = _IDLE / 2
 """Those that decode something come after those that do not, which would hold nobody up."""
 _TIE: Final = 1e-9
+"""Of a worker's capacity, for each turn: all of them together are less than a request takes."""
 _OVERDUE_FACTOR: Final = 2.0
 _OVERDUE_SECONDS: Final = 0.05
 
@@ -66,7 +67,6 @@ class WorkerView:
         "join_rate",
         "joined_at",
         "joined_steps",
-        "joins",
         "known",
         "kv_capacity",
         "legs",
@@ -100,6 +100,7 @@ class WorkerView:
         "tights",
         "transfer_base",
         "transfer_per_token",
+        "turn",
         "used_at",
         "work_per_token",
     )
@@ -160,7 +161,8 @@ class WorkerView:
         self.decode_key = 0.0
         self.join_rate = 0.0
         self.joined_at = 0.0
-        self.joins = 0
+        self.turn = 0
+        """Number of the last promise."""
         self.tights: dict[float, int] = {}
         self.tight_tpot_seconds = UNBOUNDED
         """The tightest TPOT that a request here was promised beyond the cluster's."""
@@ -344,6 +346,12 @@ class WorkerView:
         if role is not self.role:
             self.role = role
             self.prefill_rate = self.join_rate = 0.0
+            self.take_turn(0)
+
+    def take_turn(self, turn: int) -> None:
+        """Among workers that are equally free to decode, the one with the lowest number comes first."""
+        self.turn = turn
+        self._set_decode_key()
 
     def queue(self, flight: Flight, now_seconds: float) -> None:
         """A prefill leg was sent to it."""
@@ -359,7 +367,7 @@ class WorkerView:
         gone = now_seconds - self.used_at
         self.prefill_rate = self.prefill_rate * exp(-max(gone, 0.0) / RATE_SECONDS) + flight.work_seconds / RATE_SECONDS
         self.used_at = now_seconds
-        self._set_prefill_key(now_seconds)
+        self._set_prefill_key()
 
     def unqueue(self, flight: Flight, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
@@ -377,18 +385,17 @@ class WorkerView:
         if not self.legs:
             self.own_seconds = self.queued_tokens = self.new_tokens = 0.0
             self.rank_seconds = [0.0] * len(self.rank_seconds)
-        self._set_prefill_key(now_seconds)
+        self._set_prefill_key()
 
-    def promise(self, flight: Flight) -> None:
-        """A request will decode here after its prefill."""
+    def promise(self, flight: Flight, turn: int) -> None:
+        """A request will decode here after its prefill; `turn` counts the promises of all workers."""
         self.pending += 1
         self.pending_context += flight.prompt_tokens
         self.pending_output += flight.output_tokens
         self.decode_share += flight.share
-        self.joins += 1
         if flight.tight_tpot_seconds < UNBOUNDED:
             self._tighten(flight.tight_tpot_seconds)
-        self._set_decode_key()
+        self.take_turn(turn)
 
     def unpromise(self, flight: Flight) -> None:
         """A promised request no longer waits for its prefill: it joins now, or it is over."""
@@ -404,7 +411,7 @@ class WorkerView:
         self.expected_tokens += flight.output_tokens
         self.joined_steps += self.steps
         flight.joined_steps = self.steps
-        self._set_prefill_key(now_seconds)
+        self._set_prefill_key()
         gone = now_seconds - self.joined_at
         self.join_rate = self.join_rate * exp(-max(gone, 0.0) / RATE_SECONDS) + 1 / RATE_SECONDS
         self.joined_at = now_seconds
@@ -429,7 +436,7 @@ class WorkerView:
             self.joined_steps -= flight.joined_steps
         else:
             self.prompt_tokens = self.expected_tokens = self.joined_steps = self.steps = 0.0
-            self._set_prefill_key(now_seconds)
+            self._set_prefill_key()
 
     def release(self, flight: Flight) -> None:
         """The room that was promised to a request is free again."""
@@ -461,20 +468,20 @@ class WorkerView:
         self.foreign_context = context_tokens
         self.foreign_share = share
         self.reported_at = now_seconds
-        self._set_prefill_key(now_seconds)
+        self._set_prefill_key()
         self._set_decode_key()
 
-    def _set_prefill_key(self, now_seconds: float) -> None:
+    def _set_prefill_key(self) -> None:
         total = self.own_seconds + self.foreign_seconds
-        # When its queue will be empty; for an idle one, since when it is.
+        # When its queue will be empty; for an idle one, when it was used last.
         if total > 0:
             self.prefill_key = self.anchor + self.prefill_a + total
         else:
-            self.prefill_key = (_DECODING if self.running else _IDLE) + now_seconds
+            self.prefill_key = (_DECODING if self.running else _IDLE) + self.used_at
 
     def _set_decode_key(self) -> None:
-        # The one that got least so far comes first among equals.
-        self.decode_key = self.decode_share + self.foreign_share + _TIE * self.joins
+        # The one whose turn was the longest ago comes first among equals.
+        self.decode_key = self.decode_share + self.foreign_share + _TIE * self.turn
 
     def _tighten(self, tpot_seconds: float) -> None:
         self.tights[tpot_seconds] = self.tights.get(tpot_seconds, 0) + 1

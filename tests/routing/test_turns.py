@@ -1,0 +1,70 @@
+"""Who comes first among workers that are equally free: the one that was used the longest ago."""
+
+from __future__ import annotations
+
+import pytest
+from tests.routing.cluster import cluster, send
+
+from fulcrum.api.names import Role
+from fulcrum.api.worker import LoadReport
+from fulcrum.routing import ClusterView
+
+IDLE = LoadReport(role=Role.PREFILL, role_epoch=0, ready=True, draining=False, running=0, waiting=0)
+
+
+def test_idle_workers_take_turns() -> None:
+    view = cluster(2, 2)
+    seen = []
+    for now in range(4):
+        flight = send(view, now_seconds=float(now), decoding=True)
+        seen.append((flight.prefill.name, flight.decode.name))
+        view.finish(flight, now + 0.5)
+    assert {prefill for prefill, _ in seen[:2]} == {"p0", "p1"}
+    assert {decode for _, decode in seen[:2]} == {"d0", "d1"}
+    assert seen[2:] == seen[:2]
+
+
+def served_alone(view: ClusterView, now_seconds: float) -> tuple[str, str]:
+    flight = send(view, now_seconds=now_seconds, decoding=True)
+    view.finish(flight, now_seconds + 0.5)
+    return flight.prefill.name, flight.decode.name
+
+
+@pytest.mark.parametrize("joins", ["new", "flipped"])
+def test_who_comes_to_a_role_is_used_next_and_in_turn_from_then_on(joins: str) -> None:
+    view = cluster(3, 3)
+    if joins == "new":
+        view.remove("p2")
+        view.remove("d2")
+    else:
+        view.put("p2", Role.DECODE, pool="pool")
+        view.put("d2", Role.PREFILL, pool="pool")
+        # Each has been used in the role that it leaves more than the others will be in it.
+        for now in range(9):
+            served_alone(view, float(now))
+    for now in range(10, 20):
+        served_alone(view, float(now))
+    view.put("p2", Role.PREFILL, pool="pool")
+    view.put("d2", Role.DECODE, pool="pool")
+    seen = [served_alone(view, float(now)) for now in range(20, 29)]
+    assert [prefill for prefill, _ in seen].count("p2") == 3
+    assert [decode for _, decode in seen].count("d2") == 3
+    assert "p2" in [prefill for prefill, _ in seen[:2]]
+    assert "d2" in [decode for _, decode in seen[:2]]
+
+
+def test_reports_of_idle_workers_change_no_turns() -> None:
+    view = cluster(2, 2)
+    first = served_alone(view, 0.0)
+    second = served_alone(view, 1.0)
+    for number, name in enumerate((*second, *first)):
+        view.report(name, IDLE, 2.0 + 0.1 * number)
+    assert served_alone(view, 3.0) == first
+
+
+def test_turns_never_weigh_more_than_a_request() -> None:
+    view = cluster(1, 2)
+    for now in range(10_003):
+        served_alone(view, float(now))
+    assert abs(view.workers["d0"].decode_key - view.workers["d1"].decode_key) < 1e-5
+    assert {served_alone(view, 20_000.0)[1], served_alone(view, 20_001.0)[1]} == {"d0", "d1"}
