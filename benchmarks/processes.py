@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import psutil  # type: ignore[import-untyped]
 from local_cluster import Cluster
 
@@ -9,25 +11,25 @@ from local_cluster import Cluster
 def processes(cluster: Cluster, *, pod: str) -> list[psutil.Process]:
     """Processes of a Pod of this cluster, the main one first."""
     home = str(cluster.kubeconfig.parent)
-    found = []
+    parents = {}
     for process in psutil.process_iter():
         try:
             environment = process.environ()
             if environment.get("POD_NAME") == pod and environment.get("FULCRUM_NODE_STATE", "").startswith(home):
-                found.append(process)
+                parents[process] = process.ppid()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    pids = {process.pid for process in found}
-    found.sort(key=lambda process: process.ppid() in pids)
-    if not found:
+    if not parents:
         raise AssertionError(f"no process has POD_NAME={pod} and its node's state under {home}")
-    return found
+    pids = {process.pid for process in parents}
+    return sorted(parents, key=lambda process: parents[process] in pids)
 
 
 def engine_core(agent: psutil.Process) -> psutil.Process:
     """The process that runs the model, below an agent."""
     for process in agent.children(recursive=True):
         # It renames itself, which also overwrites the environment that `processes` looks for.
-        if "EngineCore" in " ".join(process.cmdline()):
-            return process
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile
+            if "EngineCore" in " ".join(process.cmdline()):
+                return process
     raise AssertionError(f"no EngineCore runs below {agent}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -113,8 +114,12 @@ class Local:
 
     def pod_pids(self) -> list[int]:
         """Main processes of Pods (not their shims)."""
-        found = self.processes("FULCRUM_NODE_STATE", self.home / "kubelet")
-        return [process.pid for process in found if "shim.py" not in " ".join(process.cmdline())]
+        found = []
+        for process in self.processes("FULCRUM_NODE_STATE", self.home / "kubelet"):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile
+                if "shim.py" not in " ".join(process.cmdline()):
+                    found.append(process.pid)
+        return found
 
     def everything(self) -> list[psutil.Process]:
         """Whatever runs and belongs to this home."""
