@@ -43,6 +43,7 @@ bench: install  ## The benchmarks that back a claim (the last two start real eng
 	$(BIN)/python benchmarks/queueing.py
 	$(BIN)/python benchmarks/splits.py
 	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/scaling.py --hours 1
 	$(BIN)/python benchmarks/capacity.py
 	$(BIN)/python benchmarks/simulation.py
 	$(BIN)/python benchmarks/classes.py

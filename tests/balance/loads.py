@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from fulcrum.api.types import ForecastMethod
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.peak import Busiest, Peak
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
+from fulcrum.forecast.series import LoadSeries
 
 
 def speed(*, prefill: float = 1.0, decode: float = 1.0, **changes: Any) -> WorkerSpeed:
@@ -47,17 +51,28 @@ def forecast(
     )
 
 
+def peak(rate: float, isl: float = 2000.0, osl: float = 200.0) -> Peak:
+    return Peak(rate=rate, prompts=Busiest(rate=rate, tokens=isl), outputs=Busiest(rate=rate, tokens=osl))
+
+
+def series(rate: list[float], isl: list[float], osl: list[float]) -> LoadSeries:
+    """Minutes of load."""
+    return LoadSeries(
+        interval_seconds=60, end_seconds=0, rate=np.array(rate), isl_tokens=np.array(isl), osl_tokens=np.array(osl)
+    )
+
+
 def outlook(
     rate: float, isl: float = 2000.0, osl: float = 200.0, *, pools: tuple[str, ...] = ("p",), **changes: Any
 ) -> Outlook:
     """A stationary load: now, ahead and as far back as anybody looks."""
     upper = changes.pop("upper", rate)
-    peak = changes.pop("peak_rate", rate)
+    peak_rate = changes.pop("peak_rate", rate)
     speeds = changes.pop("speeds", {name: speed() for name in pools})
     return Outlook(
         traffic=traffic(rate, isl, osl, **changes),
         forecast=forecast(rate, upper, isl=isl, osl=osl),
         speeds=speeds,
         start_seconds=120.0,
-        peak_rate=peak,
+        peak=None if peak_rate is None else peak(peak_rate, isl, osl),
     )

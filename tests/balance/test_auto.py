@@ -7,15 +7,18 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
-from tests.balance.loads import forecast, outlook, speed, traffic
+from tests.balance.loads import forecast, outlook, series, speed, traffic
 from tests.balance.world import World, idle_load, make_spec, pool
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Condition, ConditionStatus, ConditionType, InferenceClusterStatus
 from fulcrum.balance import CreateWorker, Plan, SetRole, StartDrain, TellRole, plan
+from fulcrum.balance.lengths import standard_error
 from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.peak import Busiest, peak_of
 from fulcrum.balance.plan import TICK_SECONDS
 from fulcrum.capacity.speed import WorkerSpeed
 
@@ -119,6 +122,82 @@ def test_workers_go_only_after_a_calm_and_only_as_many_as_the_peak_can_spare() -
     assert {action.reason for action in drained} == {Reason.LOAD_FELL}
     half = settled(auto(pool(low=1, high=12)), outlook(40.0))
     assert most - len(drained) == sum(half.roles().values())
+
+
+def test_without_stabilization_workers_go_at_once() -> None:
+    world = settled(auto(pool(low=1, high=12)), outlook(60.0))
+    history = series([60.0, 60.0, 5.0], [2000.0] * 3, [200.0] * 3)
+    for stabilization_seconds, goes in ((120.0, False), (0.0, True)):
+        world.outlook = replace(outlook(5.0), peak=peak_of(history, stabilization_seconds))
+        assert any(isinstance(action, StartDrain) for action in world.plan().actions) is goes
+
+
+def test_who_was_needed_for_long_prompts_stays_as_long_as_for_many() -> None:
+    """The rate is what it was; only the prompts of some minutes ago were longer."""
+    world = settled(auto(pool(low=1, high=12)), outlook(40.0, 3000.0))
+    most = sum(world.roles().values())
+    calm = outlook(40.0, 500.0)
+    assert calm.peak is not None
+    world.outlook = replace(calm, peak=replace(calm.peak, prompts=Busiest(rate=40.0, tokens=3000.0)))
+    assert sum(world.plan().target.values()) == most
+    world.outlook = calm
+    assert sum(world.plan().target.values()) < most
+
+
+def test_a_worker_is_given_back_only_where_those_left_have_room() -> None:
+    """Two loads for which a new cluster takes as many workers: from the larger one nobody goes down to them."""
+    least = sum(settled(auto(pool(low=1, high=12)), outlook(20.0)).roles().values())
+    edge = max(
+        rate
+        for rate in np.arange(20.0, 40.0, 0.25).tolist()
+        if sum(settled(auto(pool(low=1, high=12)), outlook(rate)).roles().values()) == least
+    )
+
+    def left(rate: float) -> int:
+        world = settled(auto(pool(low=least + 1, high=12)), outlook(rate))
+        world.spec = auto(pool(low=1, high=12)).spec
+        return sum(world.plan().target.values())
+
+    assert left(edge) == least + 1
+    assert left(edge * 0.9) == least
+
+
+def longer_by_chance(rate: float, cv2: float) -> Outlook:
+    """Prompts two standard errors above those of the last minutes, as one window in forty has them."""
+    known = outlook(rate, window_seconds=30.0, isl_cv2=cv2)
+    assert known.traffic is not None
+    longer = 2000.0 * (1 + 2 * standard_error(cv2, rate * 30.0))
+    return replace(known, traffic=replace(known.traffic, isl_tokens=longer))
+
+
+@pytest.mark.parametrize("rate", [20.0, 24.0, 40.0, 58.0])
+def test_prompts_that_are_longer_by_chance_start_no_worker(rate: float) -> None:
+    world = settled(auto(pool(low=1, high=12)), outlook(rate, window_seconds=30.0, isl_cv2=2.0))
+    steady = sum(world.roles().values())
+    world.outlook = longer_by_chance(rate, 2.0)
+    assert sum(world.plan().target.values()) == steady
+    world.outlook = outlook(rate, 6000.0)
+    assert sum(world.plan().target.values()) > steady
+
+
+def test_prompts_that_are_longer_by_chance_widen_no_promise() -> None:
+    hardly = {"ttft": "210ms", "tpot": "25ms", "attainment": 0.95}
+    world = settled(auto(pool(low=4, high=4), slo=hardly), outlook(20.0, window_seconds=30.0))
+    world.outlook = longer_by_chance(20.0, 1.0)
+    assert not world.plan().insight.unreachable
+    world.outlook = outlook(20.0, 3000.0)
+    assert world.plan().insight.unreachable
+
+
+def test_mixed_workers_take_a_role_each_where_fewer_then_do() -> None:
+    world = settled(auto(pool(low=12, high=16, roles=("mixed",))), outlook(50.0))
+    assert world.roles() == {M: 12}
+    world.spec = auto(pool(low=1, high=16, roles=("mixed",))).spec
+    world.settle()
+    assert world.roles() == {M: 8}
+    world.spec = auto(pool(low=1, high=16)).spec
+    world.settle()
+    assert world.roles() == {P: 4, D: 3}
 
 
 def test_over_capacity_says_what_to_do() -> None:

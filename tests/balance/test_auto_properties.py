@@ -231,7 +231,7 @@ def test_unknown_metrics_change_nothing(spec: InferenceClusterSpec, known: Outlo
     world.outlook = known
     comes_to_rest(world, Watch(world))
     before = {name: worker.role for name, worker in world.workers.items()}
-    lost = replace(known, speeds={}) if without_speeds else replace(known, traffic=None, forecast=None, peak_rate=None)
+    lost = replace(known, speeds={}) if without_speeds else replace(known, traffic=None, forecast=None, peak=None)
     world.outlook = replace(lost, unknown="Prometheus does not answer")
     for _ in range(4):
         result = world.plan()

@@ -133,3 +133,19 @@ def test_single_requests_are_no_beginning() -> None:
 def test_few_that_are_alike_say_little() -> None:
     assert standard_error(0.0, 1) > 0.5 > standard_error(0.0, 4) > standard_error(0.0, 40) > 0
     assert standard_error(1.0, 100) == pytest.approx(0.1)
+
+
+def test_the_spread_is_that_of_minutes_around_the_mean_of_their_stretch() -> None:
+    """Whether one very long prompt came in the window says little; and lengths that change over time are no spread."""
+    window, newest = parts(steady(100))
+    stretches = [arrived([Came(0, 50.0), Came(0, 150.0)], since=0), arrived([Came(0, 500.0), Came(0, 1500.0)], since=0)]
+    found = lengths(window, newest, prompts=UNKNOWN, outputs=UNKNOWN, stretches=[Arrived(), *stretches])
+    assert found.isl_tokens == 100
+    assert found.isl_cv2 == pytest.approx(0.5)
+
+
+def test_prompts_that_came_alone_say_nothing_of_their_spread() -> None:
+    alone = [arrived([Came(0, 100.0)], since=0), arrived([Came(0, 900.0)], since=0)]
+    window, newest = parts([Came(float(at), 50.0 + 100 * (at % 2)) for at in range(10)])
+    found = lengths(window, newest, prompts=UNKNOWN, outputs=UNKNOWN, stretches=alone)
+    assert found.isl_cv2 == pytest.approx(0.25)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from random import Random
 
 import pytest
-from tests.balance.loads import outlook, speed
+from tests.balance.loads import outlook, peak, speed
 from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
@@ -152,7 +152,7 @@ def test_no_forecast_asks_for_less_than_nothing() -> None:
     known = outlook(0.0)
     assert known.forecast is not None
     world.outlook = replace(
-        known, forecast=replace(known.forecast, rate=(-3.0, -8.0), upper_rate=(-1.0, -6.0)), peak_rate=-2.0
+        known, forecast=replace(known.forecast, rate=(-3.0, -8.0), upper_rate=(-1.0, -6.0)), peak=peak(-2.0)
     )
     world.settle()
     assert world.roles() == {Role.MIXED: 1}

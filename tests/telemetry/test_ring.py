@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulcrum.forecast.series import LoadSeries
-from fulcrum.telemetry import peak_rate
 from fulcrum.telemetry.counts import Counts, Key
 from fulcrum.telemetry.ring import Ring, Slice
 
@@ -139,28 +138,6 @@ def test_what_was_put_in_comes_out(
     if not any(lost for _, _, lost in steps):
         middle = found.rate[known][1:-1]
         assert middle.sum() * interval_seconds <= total * 1.001 + 1e-3
-
-
-N = math.nan
-
-
-@pytest.mark.parametrize(
-    ("rate", "stabilization_seconds", "expected"),
-    [
-        ([1.0, 5.0, 2.0], 120, 5.0),
-        ([1.0, 5.0, 2.0], 60, 2.0),
-        ([9.0, 5.0, 2.0], 90, 5.0),
-        ([1.0, 5.0, 2.0], 180, 5.0),
-        ([1.0, 5.0, 2.0], 181, None),
-        ([1.0, N, 2.0], 120, None),
-        ([N, 5.0, 2.0], 120, 5.0),
-        ([1.0], 0, None),
-    ],
-)
-def test_peak_rate(rate: list[float], stabilization_seconds: float, expected: float | None) -> None:
-    nothing = np.full(len(rate), N)
-    found = LoadSeries(interval_seconds=60, end_seconds=0, rate=np.array(rate), isl_tokens=nothing, osl_tokens=nothing)
-    assert peak_rate(found, stabilization_seconds) == expected
 
 
 def test_spans_are_the_arrivals_between_scrapes_that_are_about_as_far_apart() -> None:

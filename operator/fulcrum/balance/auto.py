@@ -87,7 +87,7 @@ def look(snapshot: Snapshot, now: datetime) -> Sight | Unknown:
     if isinstance(loads, Unknown):
         return loads
     turns_away = spec.admission.policy is not AdmissionPolicy.OFF
-    service = Service(speeds, reachable(speeds, slo, loads.near), turns_away=turns_away)
+    service = Service(speeds, reachable(speeds, slo, loads.least), turns_away=turns_away)
     more = corrected(snapshot, now, loads, service, slo)
     return Sight(
         snapshot=snapshot,

@@ -3,7 +3,8 @@
 Prompts are known, nearly, when they come; answers only when they end, and by then the load may be another one. So what
 came is taken by what was expected of it at its arrival, and these expectations are corrected by what ended: an error
 that all of them have in common cancels out (a ratio estimate). Where the prompts of the last seconds are clearly unlike
-those before them, the load has changed, and only the last seconds count.
+those before them, the load has changed, and only the last seconds count. How spread prompts are takes minutes to know:
+one very long one counts for more than hundreds of others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Final
 
 NEWEST_PARTS: Final = (0.2, 0.35, 0.5, 0.65, 0.8)
 """Of the window, for which it is asked whether they are unlike what came before them."""
+STRETCH_SECONDS: Final = 30.0
+"""Length of the stretches of the last minutes within each of which prompts are compared with their mean."""
 _CLEARLY: Final = 3.0
 """Standard errors of the difference beyond which two mean lengths are unlike: 1 in 400 by chance ..."""
 _FEWEST: Final = 3.0
@@ -81,19 +84,25 @@ class Lengths:
 
 
 def lengths(
-    window: Arrived, newest: Sequence[Arrived], *, prompts: Sequence[Measured], outputs: Sequence[Measured]
+    window: Arrived,
+    newest: Sequence[Arrived],
+    *,
+    prompts: Sequence[Measured],
+    outputs: Sequence[Measured],
+    stretches: Sequence[Arrived] = (),
 ) -> Lengths:
     """Return the lengths of what comes now.
 
     `newest` are the last parts of the `window`, the shortest first. `prompts` and `outputs` of those that ended are
-    those of the window, and those of the last minutes.
+    those of the window, and those of the last minutes. `stretches` are what came in each `STRETCH_SECONDS` of them.
     """
     came = _present(window, newest)
     isl = isl_cv2 = osl = None
     osl_seen = outputs[0].requests
     if came.requests > 0 and came.prompt_tokens > 0:
         isl = came.prompt_tokens / came.requests * _correction(*prompts)
-        isl_cv2 = came.spread
+        common = _common_spread(stretches)
+        isl_cv2 = came.spread if common is None else common
     elif prompts[0].requests > 0:
         isl = prompts[0].tokens / prompts[0].requests
     if came.outputs > 0 and outputs[1].expected > 0:
@@ -145,6 +154,20 @@ def _present(window: Arrived, newest: Sequence[Arrived]) -> Arrived:
         if unlike > clearest:
             found, clearest = part, unlike
     return found
+
+
+def _common_spread(stretches: Sequence[Arrived]) -> float | None:
+    """Return the spread of prompts around the mean of their own stretch; None where no two came in one.
+
+    Lengths that change from stretch to stretch are no spread.
+    """
+    squares = means = 0.0
+    for came in stretches:
+        if came.requests >= 2 and came.prompt_tokens > 0:
+            mean = came.prompt_tokens / came.requests
+            squares += came.prompt_squares - came.requests * mean * mean
+            means += (came.requests - 1) * mean * mean
+    return max(squares / means, 0.0) if means > 0 else None
 
 
 def _correction(ended: Measured, longer: Measured) -> float:

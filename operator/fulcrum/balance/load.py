@@ -11,6 +11,7 @@ from fulcrum.api.names import Role
 from fulcrum.balance.demand import Demand, Slo
 from fulcrum.balance.lengths import standard_error
 from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.peak import Peak
 from fulcrum.balance.snapshot import Worker
 from fulcrum.forecast.result import Forecast
 
@@ -117,6 +118,17 @@ class Loads:
         """The near load without what is only expected, and without what may be noise: what arrives at least."""
         return self.near.with_rate(self.measured_rate * max(0.0, 1 - NOISE_SIGMAS * self.noise.rate))
 
+    @property
+    def least(self) -> Load:
+        """The sure load with lengths, too, two standard errors below what was measured."""
+        isl, osl = (max(0.0, 1 - NOISE_SIGMAS * error) for error in (self.noise.isl, self.noise.osl))
+        sure = self.sure
+        prefill, decode = (
+            replace(each, isl_tokens=max(each.isl_tokens * isl, 1.0), osl_tokens=max(each.osl_tokens * osl, 1.0))
+            for each in (sure.prefill, sure.decode)
+        )
+        return Load(rate=sure.rate, prefill=prefill, decode=decode)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
@@ -166,9 +178,8 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback
     )
     far = _worst(forecast, now) if forecast is not None else Load(rate=now.rate, prefill=now, decode=now)
     peak = None
-    if outlook.peak_rate is not None:
-        highest = replace(now, rate=outlook.peak_rate)
-        peak = near.at_least(far).at_least(Load(rate=outlook.peak_rate, prefill=highest, decode=highest))
+    if outlook.peak is not None:
+        peak = near.at_least(far).at_least(_highest(outlook.peak, now))
     # The longer queue, and only if the arrivals of the window cannot have made it by chance.
     longest = max(queue, key=lambda role: queue[role])
     return Loads(
@@ -244,6 +255,19 @@ def _worst(forecast: Forecast, now: Demand) -> Load:
         rate=max(step.rate for step in steps),
         prefill=max(steps, key=lambda step: step.rate * step.isl_tokens),
         decode=max(steps, key=lambda step: step.rate * step.osl_tokens),
+    )
+
+
+def _highest(peak: Peak, now: Demand) -> Load:
+    lengths = replace(
+        now,
+        isl_tokens=peak.prompts.tokens or now.isl_tokens,
+        osl_tokens=peak.outputs.tokens or now.osl_tokens,
+    )
+    return Load(
+        rate=peak.rate,
+        prefill=replace(lengths, rate=peak.prompts.rate),
+        decode=replace(lengths, rate=peak.outputs.rate),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from fulcrum.api.durations import seconds
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.balance.peak import Peak
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
 
@@ -77,7 +78,7 @@ class Outlook:
     """By pool; a pool without one is unknown."""
     start_seconds: float | None = None
     """Measured time from the creation of a Pod to its readiness."""
-    peak_rate: float | None = None
-    """Highest rate over `balance.scaleDown.stabilization`; None while the history does not reach back that far."""
+    peak: Peak | None = None
+    """The most over `balance.scaleDown.stabilization`; None while the history does not reach back that far."""
     unknown: str | None = None
     """Why traffic is unknown, for people: names the source and what to look at."""

@@ -17,6 +17,11 @@ from fulcrum.balance.snapshot import Snapshot
 from fulcrum.balance.split import splits
 from fulcrum.balance.standing import live
 
+_SPARED: Final = 0.5
+"""Share of the misses that queues may add within the promise, which those that are left must not use. What is measured
+never stands still: without it the next moment would ask for the worker again that this one gave back."""
+_NOBODY: Final = 1e-3
+"""Of a load: so few requests that none waits for another one."""
 DEFAULT_START_SECONDS: Final = 120.0
 """How long a Pod is given to find a node while nobody has measured it."""
 
@@ -81,7 +86,7 @@ def scale(
     )
     rooms = pools.rooms(shrink=False)
     usual = splits(rooms, {room.name: room.low for room in rooms}, service, loads.near)
-    present = _needed(rooms, service, loads.sure, usual)
+    present = _needed(rooms, service, loads.least, usual)
     over = not present.enough or (was_over and not _needed(rooms, service, loads.near, usual).enough)
     ahead = _needed(rooms, service, loads.far, usual)
     largest = max((present, ahead), key=lambda size: size.gpus)
@@ -94,7 +99,8 @@ def scale(
     # Whatever the model says: workers are not given back while requests are late.
     if loads.peak is None or over or not loads.kept:
         return kept
-    smaller = _shrunk(pools, service, loads.peak, divided=divided)
+    attainment = _with_room_left(service, usual, loads.peak)
+    smaller = _shrunk(pools, service, loads.peak, divided=divided, attainment=attainment)
     if smaller is None or sum(smaller.values()) >= sum(held.values()):
         return kept
     return Scale(workers=smaller, reason=Reason.LOAD_FELL)
@@ -110,20 +116,33 @@ def _needed(rooms: list[Room], service: Service, load: Load, usual: tuple[Layout
     return cheapest(rooms, service, load)
 
 
-def _shrunk(pools: _Pools, service: Service, peak: Load, *, divided: bool) -> dict[str, int] | None:
+def _with_room_left(service: Service, usual: tuple[Layout, ...], peak: Load) -> float:
+    """Return the share of requests inside the SLO that fewer workers must reach: above the promise, below what any do.
+
+    Prompts that are too long for the promise on any worker are late with any number of workers.
+    """
+    promised = service.slo.attainment
+    reachable = service.attainment(usual[0], peak.scaled(_NOBODY)) if usual and peak.rate > 0 else promised
+    return promised + _SPARED * max(reachable - promised, 0.0)
+
+
+def _shrunk(pools: _Pools, service: Service, peak: Load, *, divided: bool, attainment: float) -> dict[str, int] | None:
     """Return the fewest workers that the peak needs in the kind of layout that stands, so that nothing else moves.
 
-    A last worker does both whatever stood before.
+    A last worker does both whatever stood before; and mixed workers take a role each where fewer of them then do.
     """
     rooms = pools.rooms(shrink=True)
     together = [room.as_mixed() for room in rooms]
     if divided:
-        size = cheapest_as_is(rooms, service, peak)
-        alone = cheapest_as_is(together, service, peak)
+        size = cheapest_as_is(rooms, service, peak, attainment=attainment)
+        alone = cheapest_as_is(together, service, peak, attainment=attainment)
         if alone.enough and sum(alone.workers(together).values()) == 1:
             return pools.workers(alone, together)
     else:
-        size = cheapest_as_is(together, service, peak)
+        size = min(
+            (cheapest_as_is(each, service, peak, attainment=attainment) for each in (together, rooms)),
+            key=lambda found: (not found.enough, sum(found.workers(rooms).values())),
+        )
     return pools.workers(size, rooms) if size.enough else None
 
 

@@ -47,13 +47,16 @@ def cheapest(rooms: Sequence[Room], service: Service, load: Load) -> Size:
     return min(divided, together, key=lambda size: (not size.enough, size.gpus))
 
 
-def cheapest_as_is(rooms: Sequence[Room], service: Service, load: Load, *, below: int | None = None) -> Size:
+def cheapest_as_is(
+    rooms: Sequence[Room], service: Service, load: Load, *, below: int | None = None, attainment: float | None = None
+) -> Size:
     """Return the cheapest size in which flippable workers either prefill or decode.
 
     Workers that a pool has in any case (`Room.low`) cost nothing. The plain rates of single workers say how the work
     is best laid over the pools (a linear program); how much more than that waiting needs is then searched for. A size
-    of `below` GPUs or more is not looked for and comes back as not enough.
+    of `below` GPUs or more is not looked for and comes back as not enough. `attainment`: other than what is promised.
     """
+    target = service.slo.attainment if attainment is None else attainment
     rates = {room.name: service.unit_rates(room.name, load) for room in rooms}
 
     def layout_at(headroom: float) -> tuple[float, Layout]:
@@ -61,7 +64,7 @@ def cheapest_as_is(rooms: Sequence[Room], service: Service, load: Load, *, below
         return _cover(rooms, rates, wanted)
 
     def holds(layout: Layout) -> bool:
-        return layout.complete and (load.rate <= 0 or service.attainment(layout, load) >= service.slo.attainment)
+        return layout.complete and (load.rate <= 0 or service.attainment(layout, load) >= target)
 
     def too_dear(layout: Layout) -> bool:
         return below is not None and _gpus(rooms, layout) >= below

@@ -18,6 +18,7 @@ from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import LoadReport, WorkerConfig
 from fulcrum.balance import Worker
 from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.peak import Peak, peak_of
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
 from fulcrum.controller.sources import TICK_SECONDS, Sources, decides, name_of, pace_of
@@ -26,7 +27,7 @@ from fulcrum.controller.start_times import StartTimes
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.result import Forecast
 from fulcrum.telemetry import Agents
-from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown, peak_rate
+from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class ClusterWatch:
         self._forecasting: asyncio.Task[None] | None = None
         self._forecast: tuple[float, Forecast] | None = None
         self._forecast_due_at = float("-inf")
-        self._peak_rate: float | None = None
+        self._peak: Peak | None = None
         self._fallbacks: Counter[str] = Counter()
         self.see(sight)
         # The first turn decides with which roles workers begin.
@@ -141,7 +142,7 @@ class ClusterWatch:
             forecast=forecast,
             speeds=self._speeds.speeds(),
             start_seconds=self._start_seconds,
-            peak_rate=self._peak_rate if forecast is not None else None,
+            peak=self._peak if forecast is not None else None,
             unknown=None if traffic is not None else self._unknown or "The load has not been read yet.",
         )
 
@@ -249,7 +250,7 @@ class ClusterWatch:
             self._metrics.telemetry_unknown(name_of(sight.spec), "series")
             self._forecast_due_at = self._clock() + min(RETRY_SECONDS, interval_seconds)
             return
-        self._peak_rate = peak_rate(series, seconds(sight.spec.balance.scale_down.stabilization))
+        self._peak = peak_of(series, seconds(sight.spec.balance.scale_down.stabilization))
         forecaster = self._forecaster_for(sight.spec, season_seconds)
         async with self._sources.forecasts:
             forecast = await asyncio.to_thread(

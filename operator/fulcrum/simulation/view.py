@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fulcrum.balance import Action
 from fulcrum.balance.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
 from fulcrum.balance.demand import Slo
-from fulcrum.balance.lengths import NEWEST_PARTS, Arrived, Lengths, Measured, begun, lengths
+from fulcrum.balance.lengths import NEWEST_PARTS, STRETCH_SECONDS, Arrived, Lengths, Measured, begun, lengths
 from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.simulation.cluster import ClusterModel
@@ -16,6 +19,8 @@ from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.outcome import Ledger, Outcome
 from fulcrum.simulation.worker import Worker
 from fulcrum.simulation.workload import Workload
+
+_STRETCHES: Final = int(MEMORY_SECONDS / STRETCH_SECONDS)
 
 
 class View:
@@ -88,7 +93,9 @@ class View:
         longer = self._ended_since(self.now - MEMORY_SECONDS)
         longer = longer[self._ledger.outcome[longer] == Outcome.SERVED]
         outputs = (self._outputs(served), self._outputs(longer))
-        return lengths(came, newest, prompts=(Measured(), Measured()), outputs=outputs)
+        until = [self._arrived_since(self.now - STRETCH_SECONDS * part) for part in range(_STRETCHES + 1)]
+        stretches = [longer.before(newer) for newer, longer in pairwise(until)]
+        return lengths(came, newest, prompts=(Measured(), Measured()), outputs=outputs, stretches=stretches)
 
     def _arrived_since(self, since_seconds: float) -> Arrived:
         load = self._workload

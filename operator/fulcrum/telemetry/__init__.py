@@ -3,7 +3,7 @@
 from fulcrum.telemetry.agents import Agents
 from fulcrum.telemetry.prometheus_source import PrometheusSource
 from fulcrum.telemetry.scrape_source import ScrapeSource
-from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown, peak_rate
+from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown
 
 __all__ = [
     "Agents",
@@ -12,5 +12,4 @@ __all__ = [
     "ScrapeSource",
     "TelemetrySource",
     "Unknown",
-    "peak_rate",
 ]

@@ -53,6 +53,8 @@ class Key(NamedTuple):
 Counts = dict[Key, float]
 LENGTHS: Final = tuple(Key(f"{name}_{part}") for name in (PROMPT, OUTPUT, *ESTIMATES) for part in ("sum", "count"))
 """What lengths are made of."""
+SPREAD: Final = (Key(f"{ARRIVED_PROMPT}_sum"), Key(f"{ARRIVED_PROMPT}_count"), Key(f"{ARRIVED_SQUARES}_sum"))
+"""What the spread of prompts is made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +145,13 @@ def make_traffic(
     *,
     newest: Sequence[Counts] = (),
     longer: Counts | None = None,
+    stretches: Sequence[Counts] = (),
     dispersion: float | None = None,
 ) -> Traffic:
     """What `counts` of `window_seconds` amount to; ratios of nothing are None. `dispersion` is passed on.
 
-    `newest` (`NEWEST_PARTS` of the window) and `longer` (the last minutes) are for the lengths (`LENGTHS`).
+    `newest` (`NEWEST_PARTS` of the window) and `longer` (the last minutes) are for the lengths (`LENGTHS`), `stretches`
+    (each `STRETCH_SECONDS` of the last minutes) for the `SPREAD` of prompts.
     """
     arrivals = counts.get(Key(ARRIVALS), 0.0)
     outcomes = {key.part: value for key, value in counts.items() if key.name == SLO}
@@ -165,6 +169,7 @@ def make_traffic(
         last,
         prompts=[_measured(each, PROMPT, EXPECTED_PROMPT) for each in (counts, longer)],
         outputs=[_measured(each, OUTPUT, EXPECTED_OUTPUT) for each in (counts, longer)],
+        stretches=[_arrived(each) for each in stretches],
     )
     return Traffic(
         window_seconds=window_seconds,

@@ -88,7 +88,9 @@ class Ring:
         begin = now - window_seconds
         parts: list[Counts] = []
         covered_seconds = 0.0
-        for piece in self._slices:
+        for piece in reversed(self._slices):
+            if piece.end_seconds <= begin:
+                break
             start, end = max(begin, piece.start_seconds), min(now, piece.end_seconds)
             if end > start:
                 share = (end - start) / (piece.end_seconds - piece.start_seconds)

@@ -13,10 +13,20 @@ import aiohttp
 
 from fulcrum.api.names import PORT_GATEWAY
 from fulcrum.balance.bursts import MEMORY_SECONDS, dispersion
-from fulcrum.balance.lengths import NEWEST_PARTS
+from fulcrum.balance.lengths import NEWEST_PARTS, STRETCH_SECONDS
 from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
-from fulcrum.telemetry.counts import LENGTHS, BadPageError, Counts, Page, add, increase, make_traffic, read_page
+from fulcrum.telemetry.counts import (
+    LENGTHS,
+    SPREAD,
+    BadPageError,
+    Counts,
+    Page,
+    add,
+    increase,
+    make_traffic,
+    read_page,
+)
 from fulcrum.telemetry.ring import Ring, Slice
 from fulcrum.telemetry.source import ClusterRef, Unknown
 
@@ -174,6 +184,10 @@ class ScrapeSource:
             covered_seconds,
             newest=[only_lengths(part * window_seconds) for part in NEWEST_PARTS],
             longer=only_lengths(MEMORY_SECONDS),
+            stretches=[
+                known.ring.recent(window_seconds=STRETCH_SECONDS, now=now - part * STRETCH_SECONDS, keys=SPREAD)[0]
+                for part in range(int(MEMORY_SECONDS / STRETCH_SECONDS))
+            ],
             dispersion=dispersion(known.ring.spans(MEMORY_SECONDS, now=now)),
         )
 

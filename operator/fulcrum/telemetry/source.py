@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
-
-import numpy as np
 
 from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
@@ -44,15 +41,3 @@ class TelemetrySource(Protocol):
 
     async def traffic(self, cluster: ClusterRef, *, window_seconds: float, now: float) -> Traffic | Unknown:
         """Return what arrived over the last `window_seconds`, and how it was served."""
-
-
-def peak_rate(series: LoadSeries, stabilization_seconds: float) -> float | None:
-    """Return the highest requests per second over the last `stabilization_seconds`.
-
-    None while the series does not reach back that far, or has a gap there: what nobody measured may have been a peak.
-    """
-    intervals = math.ceil(stabilization_seconds / series.interval_seconds)
-    if intervals == 0 or len(series) < intervals:
-        return None
-    peak = float(np.max(series.rate[-intervals:]))
-    return None if math.isnan(peak) else peak

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from math import ceil, isnan, nan
 from typing import Final
 
 import numpy as np
@@ -18,6 +17,7 @@ from fulcrum.balance import CreateWorker, GatewayState, Snapshot, WorkerPhase, p
 from fulcrum.balance import Worker as PlannedWorker
 from fulcrum.balance.demand import Slo
 from fulcrum.balance.outlook import Outlook, traffic_window_seconds
+from fulcrum.balance.peak import Peak, peak_of
 from fulcrum.balance.plan import TICK_SECONDS
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.forecaster import Forecaster
@@ -83,7 +83,7 @@ class Ours(Policy):
         )
         self._forecast: Forecast | None = None
         self._forecast_at = 0.0
-        self._peak_rate: float | None = None
+        self._peak: Peak | None = None
         self.forecasts: list[tuple[float, Forecast]] = []
         """Every forecast that was made, with its time."""
 
@@ -132,7 +132,7 @@ class Ours(Policy):
             forecast=self._forecast,
             speeds=speeds,
             start_seconds=start_seconds,
-            peak_rate=self._peak_rate,
+            peak=self._peak,
         )
 
     def _look_ahead(self, view: View, start_seconds: float) -> None:
@@ -143,10 +143,7 @@ class Ours(Policy):
         self._forecast = self._forecaster.update(series, horizon_seconds=horizon_seconds)
         if self._forecast is not None:
             self.forecasts.append((view.now, self._forecast))
-        intervals = ceil(self._stabilization_seconds / self._interval_seconds)
-        known = 0 < intervals <= len(series)
-        peak = float(np.max(series.rate[-intervals:])) if known else nan
-        self._peak_rate = None if isnan(peak) else peak
+        self._peak = peak_of(series, self._stabilization_seconds)
 
     def _series(self, view: View) -> LoadSeries:
         series, history = view.series(self._interval_seconds), self._history
