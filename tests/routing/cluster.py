@@ -17,9 +17,10 @@ SPEED = WorkerSpeed(
 """A prompt of 1,000 tokens takes 0.1 s; 40 requests decode at 50 ms a token."""
 
 
-def cluster(prefills: int = 2, decodes: int = 2, mixed: int = 0) -> ClusterView:
+def cluster(prefills: int = 2, decodes: int = 2, mixed: int = 0, *, known: bool = True) -> ClusterView:
     view = ClusterView(ttft_seconds=1.0, tpot_seconds=0.05, affinity=AffinityMemory(1000, token_ends(512, 64)))
-    view.set_speed("pool", SPEED)
+    if known:
+        view.set_speed("pool", SPEED)
     for letter, count, role in (("p", prefills, Role.PREFILL), ("d", decodes, Role.DECODE), ("m", mixed, Role.MIXED)):
         for number in range(count):
             view.put(f"{letter}{number}", role, pool="pool")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
-from tests.routing.cluster import cluster, send
+from tests.routing.cluster import ask, cluster, send
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
@@ -68,3 +70,13 @@ def test_turns_never_weigh_more_than_a_request() -> None:
         served_alone(view, float(now))
     assert abs(view.workers["d0"].decode_key - view.workers["d1"].decode_key) < 1e-5
     assert {served_alone(view, 20_000.0)[1], served_alone(view, 20_001.0)[1]} == {"d0", "d1"}
+
+
+@pytest.mark.parametrize("moments", [[0] * 9, [0, 1, 6, 6, 7, 8, 8, 9, 9]], ids=["at once", "within 10 ms"])
+@pytest.mark.parametrize("known", [True, False])
+def test_requests_of_one_moment_go_to_all_workers_alike(known: bool, moments: list[int]) -> None:
+    """A gateway's clock stands still within a millisecond; and where speeds are unknown, no queue ends sooner."""
+    for view in (cluster(0, 3, known=known), cluster(3, 1, known=known)):
+        prompt = ask(100.0 if known else 1.0)
+        flights = [send(view, prompt, 1.0 + milliseconds / 1000) for milliseconds in moments]
+        assert sorted(Counter(flight.prefill.name for flight in flights).values()) == [3, 3, 3]

@@ -29,7 +29,7 @@ _STALE_SECONDS: Final = 15.0
 _USUAL_PROMPT_TOKENS: Final = 1000.0
 _USUAL_RATE: Final = 0.01
 _TURNS: Final = 10_000
-"""Promises to decode workers are numbered up to this one, so that the order among equals never weighs anything."""
+"""Requests are numbered up to this one, so that the order among equals never weighs anything."""
 
 
 class ClusterView:
@@ -240,8 +240,9 @@ class ClusterView:
         flight.share = decode_share(decode, incoming.prompt_tokens, incoming.output_tokens, self.tpot_seconds)
         if not prefill.legs:
             self.steps.starts(prefill, now_seconds)
-        prefill.queue(flight, now_seconds)
-        decode.promise(flight, self._next_turn())
+        turn = self._next_turn()
+        prefill.queue(flight, now_seconds, turn)
+        decode.promise(flight, turn)
         self.prefill_use[flight.qos] += flight.work_seconds
         self.decode_use[flight.qos] += flight.share
         self.mean_prompt_tokens += _USUAL_RATE * (incoming.prompt_tokens - self.mean_prompt_tokens)

@@ -34,9 +34,11 @@ LEAST_LEFT: Final = 0.5
 """Share of the expected output that is left of a running request, on average: lengths are guesses, and those that still
 run are the long ones."""
 _IDLE: Final = -1e12
-"""Idle workers come before busy ones, the one that was used the longest ago first."""
+"""Idle workers come before busy ones, the one whose turn was the longest ago first."""
 _DECODING: Final = _IDLE / 2
 """Those that decode something come after those that do not, which would hold nobody up."""
+_LEG: Final = 1e6
+"""For each prompt where nobody knows how long they take: more than all turns together."""
 _TIE: Final = 1e-9
 """Of a worker's capacity, for each turn: all of them together are less than a request takes."""
 _OVERDUE_FACTOR: Final = 2.0
@@ -162,7 +164,7 @@ class WorkerView:
         self.join_rate = 0.0
         self.joined_at = 0.0
         self.turn = 0
-        """Number of the last promise."""
+        """Number of the last request, among those of all workers."""
         self.tights: dict[float, int] = {}
         self.tight_tpot_seconds = UNBOUNDED
         """The tightest TPOT that a request here was promised beyond the cluster's."""
@@ -189,6 +191,7 @@ class WorkerView:
         self.transfer_per_token = speed.transfer_seconds_per_token
         # Short prompts share a step, so each bears its part of the base.
         self.work_per_token = k.prefill_a / speed.max_batched_tokens + k.prefill_b
+        self._set_prefill_key()
 
     # What can be asked.
 
@@ -349,12 +352,16 @@ class WorkerView:
             self.take_turn(0)
 
     def take_turn(self, turn: int) -> None:
-        """Among workers that are equally free to decode, the one with the lowest number comes first."""
+        """Among workers that are equally free, the one with the lowest number comes first.
+
+        Times would not do: a gateway's clock stands still while it takes up what came in one millisecond.
+        """
         self.turn = turn
+        self._set_prefill_key()
         self._set_decode_key()
 
-    def queue(self, flight: Flight, now_seconds: float) -> None:
-        """A prefill leg was sent to it."""
+    def queue(self, flight: Flight, now_seconds: float, turn: int) -> None:
+        """A prefill leg was sent to it; `turn` counts the requests of all workers."""
         if self.own_seconds + self.foreign_seconds <= 0:
             self.anchor = now_seconds
         if now_seconds <= self.anchor:
@@ -367,7 +374,7 @@ class WorkerView:
         gone = now_seconds - self.used_at
         self.prefill_rate = self.prefill_rate * exp(-max(gone, 0.0) / RATE_SECONDS) + flight.work_seconds / RATE_SECONDS
         self.used_at = now_seconds
-        self._set_prefill_key()
+        self.take_turn(turn)
 
     def unqueue(self, flight: Flight, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
@@ -388,7 +395,7 @@ class WorkerView:
         self._set_prefill_key()
 
     def promise(self, flight: Flight, turn: int) -> None:
-        """A request will decode here after its prefill; `turn` counts the promises of all workers."""
+        """A request will decode here after its prefill; `turn` counts the requests of all workers."""
         self.pending += 1
         self.pending_context += flight.prompt_tokens
         self.pending_output += flight.output_tokens
@@ -473,11 +480,11 @@ class WorkerView:
 
     def _set_prefill_key(self) -> None:
         total = self.own_seconds + self.foreign_seconds
-        # When its queue will be empty; for an idle one, when it was used last.
-        if total > 0:
+        # When its queue will be empty; for an idle one, or where nobody knows how long that takes, whose turn it is.
+        if total > 0 and self.known:
             self.prefill_key = self.anchor + self.prefill_a + total
         else:
-            self.prefill_key = (_DECODING if self.running else _IDLE) + self.used_at
+            self.prefill_key = (_DECODING if self.running else _IDLE) + len(self.legs) * _LEG + self.turn
 
     def _set_decode_key(self) -> None:
         # The one whose turn was the longest ago comes first among equals.

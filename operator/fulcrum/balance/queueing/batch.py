@@ -214,14 +214,15 @@ def blocked(
     growth = np.diff(logs)
     even = np.abs(growth) < _EVEN
     cells = np.where(even, (mass[1:] + mass[:-1]) / 2, np.diff(mass) / np.where(even, 1.0, growth))
-    inside, last = float(cells.sum()) * width, float(mass[-1])
+    inside, last, overflow = float(cells.sum()) * width, float(mass[-1]), 0.0
     if roomy and wait_seconds > 0.0 and rate > 0.0:
         full = rate * tokens * knots[-1] / room
         queue = wait_seconds * rate / full
         exponent = min(queue * log(full) / wider, _STEEPEST)
         inside += last * queue * (expm1(exponent) / exponent if abs(exponent) > _EVEN else 1.0)
         last *= exp(exponent)
-    return 1.0 - exp(-last * wider / inside)
+        overflow = 1.0 - 1.0 / full  # no more come in than leave
+    return max(1.0 - exp(-last * wider / inside), overflow)
 
 
 def _middle(offered: float, knots: Sequence[float], held: Sequence[float]) -> tuple[float, float]:
