@@ -254,6 +254,31 @@ def test_it_does_not_stay_where_prompts_would_hold_up_its_answer(prompt_tokens: 
     assert find(view, ask(9700.0), 60.0).whole is stays
 
 
+@pytest.mark.parametrize(("prompt_tokens", "stays"), [(7000.0, True), (9500.0, False)])
+def test_it_stays_where_other_workers_can_take_the_prompts(prompt_tokens: float, stays: bool) -> None:
+    """Each of three workers is used 0.7 or 0.95 of its time, and two of them can give 0.8."""
+    view = cluster(3, 1)
+    for _ in range(20):
+        send(view, ask(1.0, 20.0), decoding=True)
+    for number in range(60):
+        sent = [send(view, ask(prompt_tokens, 1.0), float(number)) for _ in range(3)]
+        for flight in sent:
+            view.prefill_done(flight, number + prompt_tokens * 1e-4)
+            view.finish(flight, number + 0.98)
+    assert find(view, ask(9900.0), 60.0).whole is stays
+
+
+@pytest.mark.parametrize(("asked_at", "worker"), [(1.02, "p0"), (1.09, "p1")])
+def test_a_prompt_waits_a_little_rather_than_hold_up_who_stays(asked_at: float, worker: str) -> None:
+    """Somebody decodes on p0; p1 is done at 1.1 s with the prompt before it, which takes 0.1 s."""
+    view = busy_decoding()
+    stays = send(view, ask(9700.0))
+    view.put("p1", Role.PREFILL, pool="pool")
+    view.prefill_done(stays, 0.97)
+    assert send(view, now_seconds=1.0).prefill.name == "p1"
+    assert find(view, now_seconds=asked_at).prefill.name == worker
+
+
 def test_prompts_leave_the_worker_alone_on_which_one_stays() -> None:
     view = busy_decoding()
     stays = send(view, ask(9700.0))

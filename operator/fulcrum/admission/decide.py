@@ -49,6 +49,9 @@ _HOPELESS: Final = 3.0
 """After so many promised TTFTs a first token is of little use."""
 _FAR: Final = 0.5
 """Share of the TTFT promise below which it does not matter by how much a request is held up."""
+_STAYING_LEVEL: Final = 0.6
+"""Share of those that stay on a prefill worker at the very limit which must keep their TPOT: anywhere else all of them
+would be late."""
 
 
 class Admission:
@@ -74,7 +77,7 @@ class Admission:
         self.mean_outputs = MeanOutputs(len(self.classes))
         self.ttft_margin = Margin(attainment)
         self.tpot_margin = Margin(max(attainment, _STEPS_LEVEL))
-        self.staying_margin = Margin(attainment)
+        self.staying_margin = Margin(_STAYING_LEVEL)
         """Of TPOT on prefill workers, where prompts may come in bursts."""
         self.admitted = [0] * len(self.classes)
         """Admitted requests, by class."""
@@ -141,6 +144,10 @@ class Admission:
         """
         view.staying_tpot_seconds = self._staying_seconds
         found = route(incoming, view, now_seconds)
+        if view.stays_refused:
+            view.stays_refused = 0
+            self.staying_margin.rejected()
+            self._staying_seconds = self.staying_margin.allowed_seconds(self.tpot_seconds)
         if not isinstance(found, Route):
             return self._turn_away(incoming, _unserved(found))
         if self.policy is _OFF:

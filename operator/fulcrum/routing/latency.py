@@ -19,9 +19,18 @@ _LITTLE_PREFILL = 0.002
 
 
 def hand_over(
-    worker: WorkerView, now_seconds: float, delay_seconds: float, prompt_tokens: float, output_tokens: float
+    worker: WorkerView,
+    now_seconds: float,
+    delay_seconds: float,
+    prompt_tokens: float,
+    output_tokens: float,
+    *,
+    prefill_share: float | None = None,
 ) -> HandOver:
-    """Predict `worker` at `now + delay`, with a request of these lengths added."""
+    """Predict `worker` at `now + delay`, with a request of these lengths added.
+
+    `prefill_share` of its time will be taken by prompts; None: as much as in the last seconds.
+    """
     b, c = worker.decode_b, worker.decode_c
     running = worker.running
     others, others_context = worker.foreign_running, worker.foreign_context
@@ -73,20 +82,20 @@ def hand_over(
     tpot = own + c * output_tokens / 2 + mean * (b + c * each)
     kv = prompt_tokens + output_tokens + others_context + growth / 2
     if worker.legs or worker.foreign_seconds or worker.prefill_rate > _LITTLE_PREFILL:
-        step, tpot = _beside_prefill(worker, now_seconds, step, tpot, output_tokens)
+        slower, queued = _beside_prefill(worker, now_seconds, output_tokens, prefill_share)
+        step, tpot = max(step * slower, step + queued), max(tpot * slower, tpot + queued)
     return HandOver(step, tpot, kv, slot, own, life)
 
 
 def _beside_prefill(
-    worker: WorkerView, now_seconds: float, step: float, tpot: float, output_tokens: float
+    worker: WorkerView, now_seconds: float, output_tokens: float, share: float | None
 ) -> tuple[float, float]:
-    """A worker that also prefills: its decode steps are longer by what is prefilled between them."""
-    backlog = worker.backlog_seconds(now_seconds)
-    rate = worker.prefill_rate * exp(-max(now_seconds - worker.used_at, 0.0) / RATE_SECONDS)
-    slower = 1 / (1 - min(rate, _MOST_PREFILL))
+    """How many times longer decode steps take between prompts, and by how many seconds what is queued makes them so."""
+    if share is None:
+        share = worker.prefill_share(now_seconds)
     # An answer of one token has no pace: what is queued delays that token.
-    queued = backlog / output_tokens if output_tokens > 1 else 0.0
-    return max(step * slower, step + queued), max(tpot * slower, tpot + queued)
+    queued = worker.backlog_seconds(now_seconds) / output_tokens if output_tokens > 1 else 0.0
+    return 1 / (1 - min(share, _MOST_PREFILL)), queued
 
 
 def chunk_seconds(worker: WorkerView, prompt_tokens: float) -> float:

@@ -118,11 +118,16 @@ def _stay(search: Search, lane: Lane, prefill: Prefill, paths: list[Route]) -> N
 
     It decodes between the prompts of others, so it must keep its pace there.
     """
-    path = search.whole(prefill, lane)
+    if prefill.wait_seconds + prefill.own_seconds > search.ttft_seconds:
+        return
+    path = search.staying(prefill, lane)
     slowest_seconds = max(path.hand_over.step_seconds, path.hand_over.tpot_seconds)
-    allowed_seconds = min(_STAYING * search.tpot_seconds, search.view.staying_tpot_seconds)
-    if path.ttft_seconds <= search.ttft_seconds and slowest_seconds <= allowed_seconds:
+    if path.ttft_seconds > search.ttft_seconds or slowest_seconds > _STAYING * search.tpot_seconds:
+        return
+    if slowest_seconds <= search.view.staying_tpot_seconds:
         paths.append(path)
+    else:
+        search.view.stays_refused += 1
 
 
 def _harmed(worker: WorkerView, stall_seconds: float, tpot_seconds: float) -> float:

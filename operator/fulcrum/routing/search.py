@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from fulcrum.api.names import Role
 from fulcrum.routing.lanes import Group, Lane
 from fulcrum.routing.latency import chunk_seconds, hand_over
 from fulcrum.routing.path import HandOver, Incoming, Prefill, Route
@@ -19,10 +20,18 @@ _WORK_WEIGHT: Final = 1.0
 _MISS: Final = 10.0
 """Score of missing a promise by as much again."""
 _SUSPECT: Final = 1000.0
+_PREFILL: Final = Role.PREFILL
 _LEAST_LEFT_SECONDS: Final = 1e-3
 """Of a promise: latencies are divided by it."""
 _FULLER: Final = 0.1
 """A worker on the same node is taken unless it is fuller by this share of a worker: KV stays off the network."""
+
+_ALONE: Final = 0.2
+"""Of its work: by so much longer a prompt waits elsewhere rather than hold up an answer on a prefill worker."""
+_EARLY: Final = 0.7
+"""It does so only where it is prefilled before this share of its TTFT promise: to step aside must not make it late."""
+_TAKEN: Final = 0.8
+"""Share of their time that the other prefill workers can give to prompts, so that one has time for an answer."""
 
 _by_prefill: Final[Callable[[WorkerView], float]] = attrgetter("prefill_key")
 _by_decode: Final[Callable[[WorkerView], float]] = attrgetter("decode_key")
@@ -101,6 +110,8 @@ class Search:
                 # It hangs: its key cannot be believed, and so cannot those of others.
                 worker = min(workers, key=lambda one: one.backlog_seconds(self.now_seconds))
             candidate = self.queued(worker)
+            if worker.running and worker.role is _PREFILL:
+                candidate = self._elsewhere(candidate, workers)
             if best is None or candidate.cost_seconds < best.cost_seconds:
                 best = candidate
             for holder in self.held:
@@ -109,6 +120,16 @@ class Search:
                     if candidate.cost_seconds < best.cost_seconds:
                         best = candidate
         return best
+
+    def _elsewhere(self, held_up: Prefill, workers: Sequence[WorkerView]) -> Prefill:
+        """The same prompt on a worker where nobody decodes, if that is nearly as soon."""
+        free = [worker for worker in workers if not worker.running]
+        if not free:
+            return held_up
+        other = self.queued(min(free, key=_by_prefill))
+        if other.wait_seconds + other.own_seconds > _EARLY * self.ttft_seconds:
+            return held_up
+        return other if other.cost_seconds < held_up.cost_seconds + _ALONE * held_up.work_seconds else held_up
 
     def calmest(self, groups: Sequence[Group]) -> WorkerView | None:
         """The worker with the least to decode."""
@@ -165,12 +186,26 @@ class Search:
         score = self._score(ttft, there, decode, prefill.work_seconds)
         return _route(prefill, decode, ttft, there, score + _SUSPECT * lane.suspect)
 
-    def whole(self, prefill: Prefill, lane: Lane) -> Route:
-        """Both legs on the worker of `prefill`."""
+    def staying(self, prefill: Prefill, lane: Lane) -> Route:
+        """Both legs on a prefill worker. Prompts leave it alone meanwhile, as far as the others can take them."""
+        share, others = 0.0, -1
+        for group in lane.prefill:
+            for worker in self.allowed(group):
+                share += worker.prefill_share(self.now_seconds)
+                others += 1
+        return self.whole(prefill, lane, max(share - _TAKEN * others, 0.0))
+
+    def whole(self, prefill: Prefill, lane: Lane, prefill_share: float | None = None) -> Route:
+        """Both legs on the worker of `prefill`; prompts of others take `prefill_share` of its time, or as they did."""
         incoming, worker = self.incoming, prefill.worker
         delay = prefill.wait_seconds + prefill.own_seconds
         there = hand_over(
-            worker, self.now_seconds, self.view.usual_ttft_seconds, incoming.prompt_tokens, incoming.output_tokens
+            worker,
+            self.now_seconds,
+            self.view.usual_ttft_seconds,
+            incoming.prompt_tokens,
+            incoming.output_tokens,
+            prefill_share=prefill_share,
         )
         if worker.running:
             # Its prefill stands between the steps of those that decode here.

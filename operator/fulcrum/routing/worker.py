@@ -259,6 +259,10 @@ class WorkerView:
                         room -= leg.new_tokens
         return waiting
 
+    def prefill_share(self, now_seconds: float) -> float:
+        """Share of its time that its prompts took in the last seconds."""
+        return self.prefill_rate * exp(-max(now_seconds - self.used_at, 0.0) / RATE_SECONDS)
+
     def lower_seconds(self, rank: int) -> float:
         """Prefill of legs of lower ranks."""
         seconds = 0.0
