@@ -144,8 +144,8 @@ class Admission:
         """
         view.staying_tpot_seconds = self._staying_seconds
         found = route(incoming, view, now_seconds)
-        if view.stays_refused:
-            view.stays_refused = 0
+        if view.stay_refused:
+            view.stay_refused = False
             self.staying_margin.rejected()
             self._staying_seconds = self.staying_margin.allowed_seconds(self.tpot_seconds)
         if not isinstance(found, Route):

@@ -127,7 +127,7 @@ def _stay(search: Search, lane: Lane, prefill: Prefill, paths: list[Route]) -> N
     if slowest_seconds <= search.view.staying_tpot_seconds:
         paths.append(path)
     else:
-        search.view.stays_refused += 1
+        search.view.stay_refused = True
 
 
 def _harmed(worker: WorkerView, stall_seconds: float, tpot_seconds: float) -> float:

@@ -76,8 +76,8 @@ class ClusterView:
         and shorter ones that come later none."""
         self.staying_tpot_seconds = tpot_seconds
         """Predicted TPOT up to which a request that decodes on a prefill worker is expected to keep the promise."""
-        self.stays_refused = 0
-        """Requests that would have kept it by that prediction alone, since whoever learns from them set it to 0."""
+        self.stay_refused = False
+        """Somebody would have kept it by that prediction alone, since whoever learns from it set this to False."""
         self.most_harmed = 1.0
         """Requests of a decode worker that may be expected to miss their TPOT for one that is deflected to it to be in
         time: one for one."""

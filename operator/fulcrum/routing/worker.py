@@ -375,8 +375,7 @@ class WorkerView:
         self.rank_seconds[self.ranks[flight.qos]] += flight.work_seconds
         self.queued_tokens += flight.prompt_tokens
         self.new_tokens += flight.new_tokens
-        gone = now_seconds - self.used_at
-        self.prefill_rate = self.prefill_rate * exp(-max(gone, 0.0) / RATE_SECONDS) + flight.work_seconds / RATE_SECONDS
+        self.prefill_rate = self.prefill_share(now_seconds) + flight.work_seconds / RATE_SECONDS
         self.used_at = now_seconds
         self.take_turn(turn)
 
