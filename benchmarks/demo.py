@@ -20,6 +20,7 @@ from typing import Any
 from local_cluster import BIN, Cluster, CommandError, local_cluster, wait_until
 from rich.console import Console
 from rich.table import Table
+from this_machine import FP8
 
 REPLAY_SECONDS = 60
 REQUESTS_PER_SECOND = 1.0
@@ -33,7 +34,10 @@ def main() -> int:
     started = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix="fulcrum-demo-"))
     try:
-        step("A small real model, local Kubernetes, the operator, four vLLM workers with FP8 KV and NIXL, two gateways")
+        kv = "FP8" if FP8 else "float32"
+        step(
+            f"A small real model, local Kubernetes, the operator, four vLLM workers with {kv} KV and NIXL, two gateways"
+        )
         with local_cluster(home) as cluster:
             report = show(cluster)
     except (CommandError, OSError, KeyError) as error:

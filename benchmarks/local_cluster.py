@@ -1,4 +1,4 @@
-"""A cluster as its users have it: driven by `fulcrum` and `kubectl` from the command line, nothing of ours imported."""
+"""A cluster as its users have it: driven by `fulcrum` and `kubectl` from the command line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from this_machine import suited
 
 T = TypeVar("T")
 
@@ -112,7 +114,7 @@ class Cluster:
 def local_cluster(home: Path, *, manifest: Path = QUICKSTART, name: str = "quickstart") -> Iterator[Cluster]:
     """`fulcrum up -f manifest` with its state under `home`, and `fulcrum down` at the end, whatever happened.
 
-    The model of all our examples is prepared first, where it is not there.
+    The model of all our examples is prepared first, where it is not there; on a CPU without FP8 kernels all is float32.
     """
     home.mkdir(parents=True, exist_ok=True)
     if subprocess.run([BIN / "fulcrum", "model", "smollm2"], check=False).returncode != 0:
@@ -120,7 +122,7 @@ def local_cluster(home: Path, *, manifest: Path = QUICKSTART, name: str = "quick
     env = {**os.environ, "FULCRUM_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
     try:
         # Inherits the terminal: users see its progress.
-        if subprocess.run([BIN / "fulcrum", "up", "-f", manifest], env=env, check=False).returncode != 0:
+        if subprocess.run([BIN / "fulcrum", "up", "-f", suited(manifest, home)], env=env, check=False).returncode != 0:
             raise CommandError(f"fulcrum up -f {manifest} failed")
         kubeconfig = Path(run(BIN / "fulcrum", "kubeconfig", "--path", env=env).strip())
         yield Cluster(kubeconfig=kubeconfig, name=name)

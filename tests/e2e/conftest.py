@@ -15,6 +15,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks")]  # modules that 
 
 from answers import Question, questions_of  # noqa: E402
 from local_cluster import BIN, REPOSITORY, Cluster, local_cluster, wait_until  # noqa: E402
+from this_machine import suited  # noqa: E402
 
 ORDER = (
     "test_parity",
@@ -65,11 +66,12 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def auto(quickstart: Cluster) -> Cluster:
+def auto(quickstart: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """`examples/auto.yaml` in the same local Kubernetes, once the clusters before it are gone: memory is scarce."""
     quickstart.kubectl("delete", "ic", "--all", "--wait=false")
     wait_until("no workers of other clusters", lambda: not quickstart.read("pods")["items"], seconds=240)
-    quickstart.kubectl("apply", "-f", str(REPOSITORY / "examples" / "auto.yaml"))
+    manifest = suited(REPOSITORY / "examples" / "auto.yaml", tmp_path_factory.mktemp("auto"))
+    quickstart.kubectl("apply", "-f", str(manifest))
     cluster = replace(quickstart, name="auto")
     # Its tests load it until it is late, to see what the ratio does about that.
     cluster.patch({"admission": {"policy": "Off"}})
@@ -78,11 +80,12 @@ def auto(quickstart: Cluster) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def overload(quickstart: Cluster) -> Cluster:
+def overload(quickstart: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """`examples/overload.yaml` in the same local Kubernetes, once the clusters before it are gone."""
     quickstart.kubectl("delete", "ic", "--all", "--wait=false")
     wait_until("no workers of other clusters", lambda: not quickstart.read("pods")["items"], seconds=240)
-    quickstart.kubectl("apply", "-f", str(REPOSITORY / "examples" / "overload.yaml"))
+    manifest = suited(REPOSITORY / "examples" / "overload.yaml", tmp_path_factory.mktemp("overload"))
+    quickstart.kubectl("apply", "-f", str(manifest))
     cluster = replace(quickstart, name="overload")
     wait_until("two workers", lambda: cluster.cluster()["status"].get("ready") == "2/2", seconds=480)
     return cluster

@@ -1,4 +1,4 @@
-"""Prefill on one engine and decode on another give the tokens that one engine gives, with FP8 KV cache."""
+"""Prefill on one engine and decode on another give the tokens that one engine gives; FP8 KV where the CPU can do it."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from fulcrum.api.names import (
     Role,
 )
 from fulcrum.api.worker import KvCacheConfig, LoadReport, WorkerConfig
+from fulcrum.capacity.cpu import CPUINFO, refuses_fp8_kv
 
 T = TypeVar("T")
 START_SECONDS = 400.0
@@ -176,13 +177,23 @@ class Agent:
         self.process.wait()
 
 
+def _suited(config: WorkerConfig) -> WorkerConfig:
+    """The same in float32, with room for as many tokens, where the CPU has no kernels for an FP8 KV cache."""
+    if config.kv_cache.dtype != "fp8" or not refuses_fp8_kv(CPUINFO.read_text(errors="replace")):
+        return config
+    kv_cache = KvCacheConfig(
+        dtype="auto", block_size=config.kv_cache.block_size, memory_bytes=4 * (config.kv_cache.memory_bytes or 0)
+    )
+    return msgspec.structs.replace(config, kv_cache=kv_cache, engine_args=(*config.engine_args, "--dtype", "float32"))
+
+
 def start_agent(log_folder: Path, config: WorkerConfig, *, name: str = "chat-cpu-0") -> Agent:
     """Starts `python -m fulcrum_worker` in a session of its own, as a Pod's main process."""
     ip = free_address()
     log = log_folder / f"{name}.log"
     environment = {
         **os.environ,
-        ENV_WORKER_CONFIG: msgspec.json.encode(config).decode(),
+        ENV_WORKER_CONFIG: msgspec.json.encode(_suited(config)).decode(),
         ENV_POD_IP: ip,
         ENV_POD_NAME: name,
         ENV_POD_NAMESPACE: "default",

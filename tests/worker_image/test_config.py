@@ -12,7 +12,7 @@ import pytest
 
 from fulcrum.api.names import ENV_POD_IP, ENV_POD_NAME, ENV_WORKER_CONFIG, Role
 from fulcrum.api.worker import EXIT_BAD_CONFIG
-from fulcrum_worker.config import BadConfigError, read_config
+from fulcrum_worker.config import BadConfigError, check_machine, read_config
 
 GOOD: dict[str, Any] = {
     "cluster": "chat",
@@ -89,11 +89,38 @@ def test_refused_environment(variables: dict[str, str], named: str) -> None:
     assert named in str(refused.value)
 
 
+AVX2 = "flags\t\t: fma avx avx2 bmi2\n"
+AVX512 = "flags\t\t: fma avx avx2 avx512f avx512dq avx512bw avx512vl\n"
+
+
+def test_fp8_on_a_cpu_that_cannot() -> None:
+    config, _ = read_config(environment(GOOD))
+    with pytest.raises(BadConfigError) as refused:
+        check_machine(config, AVX2)
+    assert "spec.engine.kvCache.dtype" in str(refused.value)
+    assert "set it to auto" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "cpuinfo"),
+    [
+        ({}, AVX512),
+        ({}, ""),
+        ({"kvCache": {"dtype": "bf16"}}, AVX2),
+        ({"kvCache": {"dtype": "auto"}}, AVX2),
+        ({"accelerator": "H100-SXM-80GB"}, AVX2),
+    ],
+)
+def test_machines_that_can(change: dict[str, Any], cpuinfo: str) -> None:
+    config, _ = read_config(environment({**GOOD, **change}))
+    check_machine(config, cpuinfo)
+
+
 @pytest.mark.parametrize(
     ("document", "ip", "named"),
     [
         ({**GOOD, "kvCache": {"blockSize": "16"}}, "127.77.250.1", "kvCache.blockSize"),
-        (GOOD, "192.0.2.1", "POD_IP: cannot listen on 192.0.2.1:8001"),
+        ({**GOOD, "kvCache": {"dtype": "bf16"}}, "192.0.2.1", "POD_IP: cannot listen on 192.0.2.1:8001"),
     ],
 )
 def test_exit_code_and_last_line(document: dict[str, Any], ip: str, named: str) -> None:

@@ -8,8 +8,9 @@ import os
 import sys
 
 from fulcrum.api.worker import EXIT_BAD_CONFIG
+from fulcrum.capacity.cpu import CPUINFO
 from fulcrum_worker.agent import run_agent
-from fulcrum_worker.config import BadConfigError, read_config
+from fulcrum_worker.config import BadConfigError, check_machine, read_config
 from fulcrum_worker.engine_command import engine_command
 from fulcrum_worker.models import local_model
 
@@ -21,6 +22,7 @@ def main() -> int:
     )
     try:
         config, pod = read_config(os.environ)
+        check_machine(config, CPUINFO.read_text(errors="replace") if CPUINFO.is_file() else "")
         model = local_model(config.model)
         logging.getLogger(__name__).info(
             "agent_started pod=%s/%s ip=%s cluster=%s pool=%s accelerator=%s model=%s",

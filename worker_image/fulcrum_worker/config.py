@@ -12,7 +12,9 @@ import msgspec
 from fulcrum.api.engine_args import check_engine_args
 from fulcrum.api.names import ENV_POD_IP, ENV_POD_NAME, ENV_POD_NAMESPACE, ENV_WORKER_CONFIG, Role
 from fulcrum.api.worker import WorkerConfig
+from fulcrum.capacity.cpu import NO_FP8_KV, refuses_fp8_kv
 
+CPU: Final = "cpu"
 KV_CACHE_DTYPES: Final = {"fp8": "fp8", "bf16": "bfloat16", "auto": "auto"}
 """Our names of KV cache types -> vLLM's (`--kv-cache-dtype`)."""
 _CONNECTORS: Final = ("nixl",)
@@ -40,6 +42,12 @@ class PodIdentity:
 def read_config(environment: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:
     """Reads and checks everything the agent needs; raises BadConfigError, which names the field."""
     return _read_worker_config(environment), _read_pod_identity(environment)
+
+
+def check_machine(config: WorkerConfig, cpuinfo: str) -> None:
+    """Raises BadConfigError where no engine of this configuration runs on a machine with this /proc/cpuinfo."""
+    if config.accelerator == CPU and config.kv_cache.dtype == "fp8" and refuses_fp8_kv(cpuinfo):
+        raise BadConfigError(f"{ENV_WORKER_CONFIG}: kvCache.dtype (spec.engine.kvCache.dtype): {NO_FP8_KV}")
 
 
 def _read_pod_identity(environment: Mapping[str, str]) -> PodIdentity:

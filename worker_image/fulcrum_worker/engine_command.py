@@ -14,10 +14,9 @@ from typing import Final
 
 from fulcrum.api.names import ENV_WORKER_CONFIG, PORT_ENGINE, PORT_NIXL
 from fulcrum.api.worker import WorkerConfig
-from fulcrum_worker.config import KV_CACHE_DTYPES, PodIdentity
+from fulcrum_worker.config import CPU, KV_CACHE_DTYPES, PodIdentity
 from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS
 
-CPU: Final = "cpu"
 CPU_DEFAULT_KV_BYTES: Final = 1 << 30
 _CPU_BLOCK_TOKENS: Final = 32
 """vLLM's CPU attention refuses block sizes that are no multiple of this."""

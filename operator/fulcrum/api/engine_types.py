@@ -40,7 +40,10 @@ class KvCache(ApiStruct, frozen=True, kw_only=True):
 
     dtype: Annotated[
         KvCacheDtype,
-        Meta(description="Element type of the KV cache: fp8, bf16, or auto (what the model computes in)."),
+        Meta(
+            description="Element type of the KV cache: fp8, bf16, or auto (what the model computes in). "
+            "On CPUs fp8 needs AVX-512 or AMX."
+        ),
     ] = KvCacheDtype.FP8
     block_size: Annotated[int, Meta(ge=1, le=256, description="Tokens in one KV block.")] = 16
     memory: Annotated[

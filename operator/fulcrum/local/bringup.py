@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.status import Status
 
 from fulcrum.api.names import KIND
+from fulcrum.capacity.cpu import CPUINFO
 from fulcrum.local.home import Home
 from fulcrum.local.install import InstallError, apply, install_operator
 from fulcrum.local.kubelet.rest import Api, ApiError, Unreachable
 from fulcrum.local.launch import is_running, log_tail, start_supervisor
+from fulcrum.local.preflight import cannot_run
 from fulcrum.local.readiness import Awaited, awaited, condition, is_current, is_true, is_worker_of, trouble
 from fulcrum.local.supervisor import NODE_NAME
 
@@ -50,6 +52,9 @@ class BringUp:
     async def run(self, files: Sequence[Path], *, wait: bool, timeout_seconds: float, operator: bool) -> None:
         """Bring everything up. Errors: BringUpError."""
         documents = [document for file in files for document in _documents(file)]
+        cpuinfo = CPUINFO.read_text(errors="replace") if CPUINFO.is_file() else ""
+        if refusals := list(cannot_run(documents, cpuinfo)):
+            raise BringUpError("\n".join(refusals))
         with self._console.status("Starting ...") as status:
             api = await self._start(status)
             try:
