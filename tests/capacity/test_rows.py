@@ -55,6 +55,32 @@ def test_steps_of_an_interval_become_one_row() -> None:
     assert decode.usable
 
 
+@pytest.mark.parametrize("idle_first", [False, True])
+def test_short_answers_with_pauses_between_them_become_a_row(idle_first: bool) -> None:
+    """Answers of three tokens leave a decode worker idle at most moments at which it is asked."""
+    # In 10 s 13 answers, 26 steps of 0.2 s; two requests with 200 tokens each were there at one of the moments.
+    busy, idle = report(running=2, kv_usage=0.004), report(running=0, kv_usage=0.0)
+    before, after = (idle, busy) if idle_first else (busy, idle)
+    work = msgspec.structs.replace(
+        WORK, prompts=113, prompt_tokens=100_013, prefill_seconds=13.9, decode_tokens=5026, decode_seconds=105.2
+    )
+    before, after = (msgspec.structs.replace(each, role=Role.DECODE) for each in (before, after))
+    prefill, decode = rows_between(before, msgspec.structs.replace(after, work=work), seconds=10.0)
+    assert prefill is None
+    assert decode is not None
+    assert decode.seconds_per_step == pytest.approx(0.2)
+    assert decode.batch == pytest.approx(1.52)
+    assert decode.context_tokens == pytest.approx(1.52 * 200)
+
+
+def test_no_more_than_the_batch_are_in_a_step() -> None:
+    before = msgspec.structs.replace(report(running=2), max_batch=2)
+    after = msgspec.structs.replace(report(running=0, decode_tokens=5100, decode_seconds=112.0), max_batch=2)
+    _, decode = rows_between(before, after, seconds=10.0)
+    assert decode is not None
+    assert decode.batch == 2
+
+
 @pytest.mark.parametrize(
     "after",
     [
@@ -65,7 +91,7 @@ def test_steps_of_an_interval_become_one_row() -> None:
             id="prompts overlapped, and stretched the steps",
         ),
         pytest.param(report(prompts=101, prompt_tokens=101_000, cached_tokens=21_000), id="all from the prefix cache"),
-        pytest.param(report(decode_tokens=9000, decode_seconds=180.0, running=0), id="idle at the end"),
+        pytest.param(report(decode_tokens=5007, decode_seconds=100.7, running=0), id="idle at times, and few tokens"),
         pytest.param(report(decode_tokens=9000, decode_seconds=180.0, running=None), id="load unknown"),
         pytest.param(msgspec.structs.replace(report(), work=None), id="counters unknown"),
         pytest.param(
@@ -76,6 +102,11 @@ def test_steps_of_an_interval_become_one_row() -> None:
 )
 def test_what_cannot_be_told_is_not_told(after: LoadReport) -> None:
     assert rows_between(report(), after, seconds=5.0) == (None, None)
+
+
+def test_of_a_worker_that_is_idle_whenever_it_is_asked_nobody_knows_the_context() -> None:
+    after = report(decode_tokens=9000, decode_seconds=180.0, running=0)
+    assert rows_between(report(running=0), after, seconds=5.0) == (None, None)
 
 
 def test_an_interval_of_no_length_says_nothing() -> None:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from fulcrum.api.names import Role
@@ -98,6 +99,35 @@ def test_it_follows_what_workers_do() -> None:
         learn(speeds, spec, workers, step * ROW_SECONDS, report(prompts=10 * step, seconds=2.0 * step))
     assert speeds.speeds()["p"].prefill_seconds(500, 500**2) == pytest.approx(0.2, rel=0.1)
     assert speeds.prefix_hit == pytest.approx(0.5)
+
+
+def test_short_answers_with_pauses_say_how_fast_a_decode_worker_is() -> None:
+    """Answers of three tokens, 1.3 a second; measured while all engines started a step took 1.6 times as long."""
+    true_step, measured_step = 0.19, 0.31
+    speeds, spec = PoolSpeeds(), spec_of()
+    at_start = msgspec.structs.replace(MEASURED, decode_a=measured_step, decode_b=0.0)
+    who = dataclasses.replace(worker(0, spec), role=Role.DECODE)
+    arrivals = np.cumsum(np.random.default_rng(7).exponential(1 / 1.3, size=200))
+
+    def decoding(now: float) -> LoadReport:
+        """Its first token is the prompt's, one step after it came; two more follow, a step each."""
+        first = arrivals[arrivals + true_step <= now] + true_step
+        tokens = int(np.clip((now - first) // true_step, 0, 2).sum())
+        running = int(((arrivals <= now) & (now < arrivals + 3 * true_step)).sum())
+        work = WorkCounters(
+            prompts=len(first),
+            prompt_tokens=len(first),
+            cached_tokens=0,
+            prefill_seconds=len(first) * true_step,
+            decode_tokens=tokens,
+            decode_seconds=tokens * true_step,
+        )
+        changes = {"role": Role.DECODE, "running": running, "kv_usage": running * 200 / 50_000, "work": work}
+        return msgspec.structs.replace(report(speed=at_start), **changes)
+
+    for second in range(0, 61, 2):
+        learn(speeds, spec, (who,), float(second), decoding(float(second)))
+    assert speeds.speeds()["p"].decode_step_seconds(1.5, 300) == pytest.approx(true_step, rel=0.15)
 
 
 def test_another_revision_is_another_worker() -> None:

@@ -14,6 +14,8 @@ _MOST_PREFILL_SHARE: Final = 0.2
 """Prefill beyond this share of an interval stretches the steps between tokens: they are no decode steps any more."""
 _PULLED_STEPS: Final = 2
 """A prompt whose KV came from a peer has its first token after about one step; a longer time was spent computing."""
+_LEAST_TOKENS: Final = 8
+"""Of an interval in which a worker had nothing to do at times: fewer tokens are a matter of chance."""
 
 
 class PrefillRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -70,8 +72,8 @@ def rows_between(
     scheduling, so while prompts overlap (more than a second of it per second) their times are not their own: a prefill
     worker was busy all the time then, with these prompts; of a mixed one nothing can be said. Tokens between which
     prompts were prefilled took longer than a decode step. A prompt whose KV a peer has computed counts as prefilled in
-    no time (vLLM 0.32.0), so decode workers say nothing about prefill. Squares of lengths follow from `isl_cv2`;
-    contexts from the KV usage.
+    no more than a step (vLLM 0.32.0), so decode workers say nothing about prefill, and it hardly stretches the steps of
+    others. Squares of lengths follow from `isl_cv2`; contexts from the KV usage.
     """
     if before.work is None or after.work is None or seconds <= 0:
         return None, None
@@ -84,16 +86,15 @@ def rows_between(
     if min(prompts, tokens, prefill_seconds, steps, decode_seconds) < 0:
         return None, None  # the engine started again in between
     prefill = None
-    here = _one_prefilling_role(before, after) and (
-        steps == 0 or prefill_seconds * steps > _PULLED_STEPS * decode_seconds * prompts
-    )
+    pulled = steps > 0 and prefill_seconds * steps <= _PULLED_STEPS * decode_seconds * prompts
+    here = _one_prefilling_role(before, after) and not pulled
     if after.role is Role.PREFILL:
         prefill_seconds = min(prefill_seconds, seconds)
     if here and prompts > 0 and tokens > 0 and 0 < prefill_seconds <= seconds:
         squared = tokens * tokens / prompts * (1 + max(0.0, isl_cv2))
         prefill = PrefillRow(prompts=prompts, tokens=tokens, squared_tokens=squared, seconds=prefill_seconds)
     decode = None
-    if prefill_seconds <= _MOST_PREFILL_SHARE * seconds:
+    if pulled or prefill_seconds <= _MOST_PREFILL_SHARE * seconds:
         decode = decode_row(before, after, seconds=seconds)
     return prefill, decode
 
@@ -108,15 +109,23 @@ def decode_row(before: LoadReport, after: LoadReport, *, seconds: float) -> Deco
         return None
     steps = after.work.decode_tokens - before.work.decode_tokens
     decode_seconds = after.work.decode_seconds - before.work.decode_seconds
-    if steps <= 0 or decode_seconds <= 0 or not before.running or not after.running:
-        return None  # started again, or idle in between, nobody knows for how long
-    usages = [report.kv_usage for report in (before, after) if report.kv_usage is not None]
-    if not usages or after.kv_capacity_tokens is None:
+    if steps <= 0 or decode_seconds <= 0 or before.running is None or after.running is None:
+        return None  # started again, or unknown
+    at_work = [report for report in (before, after) if report.running and report.kv_usage is not None]
+    if not at_work or after.kv_capacity_tokens is None:
         return None
     # Every token of a step takes the whole step, so the seconds between tokens add up to batch * time.
     batch = max(1.0, decode_seconds / seconds)
+    context_share = sum(report.kv_usage or 0.0 for report in at_work) / len(at_work)
+    if not (before.running and after.running):
+        if steps < _LEAST_TOKENS:
+            return None
+        # Idle at times. Who comes by chance finds as many as there are on average, and makes it one more (Poisson
+        # arrivals see time averages).
+        batch = min(1.0 + decode_seconds / seconds, float(after.max_batch or math.inf))
+        context_share *= batch / sum(report.running or 0 for report in at_work)
     return DecodeRow(
         batch=batch,
-        context_tokens=sum(usages) / len(usages) * after.kv_capacity_tokens,
+        context_tokens=context_share * after.kv_capacity_tokens,
         seconds_per_step=decode_seconds / steps,
     )
