@@ -147,7 +147,12 @@ class ClusterWatch:
         )
 
     def loads(self) -> dict[str, LoadReport]:
-        """Return the latest load of each worker by name; not of draining ones, whose end must not rest on old news."""
+        """Return the latest load of each worker by name; not of draining ones, whose end must not rest on old news.
+
+        In Manual, where they are read too rarely to rest anything on, there are none.
+        """
+        if not decides(self.sight.spec):
+            return {}
         now = self._clock()
         return {
             worker.name: found[1]
@@ -178,11 +183,10 @@ class ClusterWatch:
     async def _tick(self) -> None:
         sight = self.sight
         source = await self._sources.of(sight.spec)
+        # In Manual, too, speeds are learnt: Auto, once it is turned on, does not begin with what was measured at start.
+        await asyncio.gather(self._read_traffic(sight, source), self._read_loads(sight))
         if decides(sight.spec):
-            await asyncio.gather(self._read_traffic(sight, source), self._read_loads(sight))
             self._begin_forecast(sight, source)
-        else:
-            await self._read_traffic(sight, source)
         self._wake_if_changed()
 
     def _begin_forecast(self, sight: Sight, source: TelemetrySource) -> None:
