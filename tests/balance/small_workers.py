@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from fulcrum.api.worker import SpeedCoefficients
@@ -17,4 +18,12 @@ SPEED: Final = WorkerSpeed(
     max_batch=2,
     transfer_base_seconds=0.03,
 )
+SLOW_PROMPT_TOKENS: Final = 500
+SLOW_SPEED: Final = replace(
+    SPEED,
+    coefficients=SpeedCoefficients(
+        prefill_a=0.25, prefill_b=0.025, prefill_c=0.0, decode_a=0.2, decode_b=0.02, decode_c=8e-5
+    ),
+)
+"""The same in float32 on a CPU without AVX-512: a prompt of `SLOW_PROMPT_TOKENS` takes four times the promise."""
 SLO: Final = Slo(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.balance.loads import forecast, outlook, series, speed, traffic
+from tests.balance.small_workers import SLOW_PROMPT_TOKENS, SLOW_SPEED
 from tests.balance.world import World, idle_load, make_spec, pool
 
 from fulcrum.api.names import Role
@@ -234,6 +235,35 @@ def test_a_queue_is_worked_off_as_well_as_what_arrives() -> None:
             world.set(name, load=msgspec.structs.replace(load, waiting=400, queued_prompt_tokens=800_000))
     flips = [action for action in world.plan().actions if isinstance(action, SetRole)]
     assert {(action.role, action.reason) for action in flips} == {(P, Reason.QUEUE_GROWING)}
+
+
+@pytest.mark.parametrize(
+    ("rate", "waiting", "reason"),
+    [
+        (0.2, 7, Reason.QUEUE_GROWING),
+        (0.07, 7, Reason.QUEUE_GROWING),
+        (0.034, 7, Reason.QUEUE_GROWING),
+        (0.2, 0, Reason.LOAD_SHIFTED),
+        (0.1, 0, Reason.LOAD_SHIFTED),
+    ],
+)
+def test_a_handful_of_requests_that_take_longer_than_the_promise_are_served_by_more_workers(
+    rate: float, waiting: int, reason: Reason
+) -> None:
+    """Two to twelve a minute of 13 s each, promised within 3 s: too few to be sure of anything but that they wait."""
+    slo = {"ttft": "3s", "tpot": "300ms", "attainment": 0.95}
+    world = auto(pool(low=4, high=4), slo=slo, ratio=(1, 3), admission={"policy": "Off"})
+    settled(world, Outlook(speeds={"p": SLOW_SPEED}, traffic=traffic(0.0, None, None)))
+    assert world.roles() == {P: 1, D: 3}
+    for name, worker in world.workers.items():
+        if worker.role is P:
+            queued = waiting * SLOW_PROMPT_TOKENS
+            load = msgspec.structs.replace(idle_load(worker, running=1), waiting=waiting, queued_prompt_tokens=queued)
+            world.set(name, load=load)
+    known = traffic(rate, SLOW_PROMPT_TOKENS, 2.0, window_seconds=60.0, isl_cv2=0.0, osl_cv2=0.0)
+    world.outlook = replace(world.outlook, traffic=known)
+    flips = [action for action in world.plan().actions if isinstance(action, SetRole)]
+    assert {(action.role, action.reason) for action in flips} == {(P, reason)}
 
 
 def test_attainment_that_falls_without_a_reason_moves_workers_to_the_late_role() -> None:

@@ -16,10 +16,11 @@ WORK = WorkCounters(
     prefill_seconds=10.0,
     decode_tokens=5000,
     decode_seconds=100.0,
+    computed_tokens=80_000,
 )
 
 
-def report(*, running: int | None = 16, kv_usage: float | None = 0.25, **work: float) -> LoadReport:
+def report(*, running: int | None = 16, kv_usage: float | None = 0.25, **work: float | None) -> LoadReport:
     return LoadReport(
         role=Role.MIXED,
         role_epoch=0,
@@ -55,6 +56,21 @@ def test_steps_of_an_interval_become_one_row() -> None:
     assert decode.usable
 
 
+@pytest.mark.parametrize(("computed", "known"), [(0, True), (500, False), (None, False)])
+def test_prompts_stretch_steps_unless_they_are_known_to_be_computed_elsewhere(
+    computed: int | None, known: bool
+) -> None:
+    """Ten prompts a second wait a step each for their KV; or one is computed, while the token of another waits."""
+    counted = [None if computed is None else count for count in (80_000, 80_000 + (computed or 0))]
+    work = {"prompts": 150, "prompt_tokens": 150_000, "prefill_seconds": 11.5}
+    before = report(computed_tokens=counted[0])
+    after = report(**work, decode_tokens=5500, decode_seconds=110.0, computed_tokens=counted[1])
+    before, after = (msgspec.structs.replace(each, role=Role.DECODE) for each in (before, after))
+    prefill, decode = rows_between(before, after, seconds=5.0)
+    assert prefill is None
+    assert (decode is not None) is known
+
+
 @pytest.mark.parametrize("idle_first", [False, True])
 def test_short_answers_with_pauses_between_them_become_a_row(idle_first: bool) -> None:
     """Answers of three tokens leave a decode worker idle at most moments at which it is asked."""
@@ -87,7 +103,14 @@ def test_no_more_than_the_batch_are_in_a_step() -> None:
         pytest.param(report(), id="nothing happened"),
         pytest.param(report(prompts=1, prompt_tokens=10, prefill_seconds=0.1), id="the engine started again"),
         pytest.param(
-            report(prompts=110, prompt_tokens=110_000, prefill_seconds=17.0, decode_tokens=6000, decode_seconds=120.0),
+            report(
+                prompts=110,
+                prompt_tokens=110_000,
+                prefill_seconds=17.0,
+                decode_tokens=6000,
+                decode_seconds=120.0,
+                computed_tokens=90_000,
+            ),
             id="prompts overlapped, and stretched the steps",
         ),
         pytest.param(report(prompts=101, prompt_tokens=101_000, cached_tokens=21_000), id="all from the prefix cache"),

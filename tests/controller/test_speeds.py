@@ -121,6 +121,7 @@ def test_short_answers_with_pauses_say_how_fast_a_decode_worker_is() -> None:
             prefill_seconds=len(first) * true_step,
             decode_tokens=tokens,
             decode_seconds=tokens * true_step,
+            computed_tokens=0,
         )
         changes = {"role": Role.DECODE, "running": running, "kv_usage": running * 200 / 50_000, "work": work}
         return msgspec.structs.replace(report(speed=at_start), **changes)

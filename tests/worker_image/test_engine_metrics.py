@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from aiohttp import ClientSession
 from hypothesis import given, settings
@@ -31,14 +32,24 @@ vllm:request_prefill_time_seconds_sum{LABELS} 1.5
 vllm:request_prompt_tokens_sum{LABELS} 700.0
 vllm:request_prompt_tokens_count{LABELS} 5.0
 vllm:request_prefill_kv_computed_tokens_sum{LABELS} 500.0
+vllm:prompt_tokens_by_source_total{{engine="0",source="local_compute"}} 400.0
+vllm:prompt_tokens_by_source_total{{engine="0",source="local_cache_hit"}} 150.0
+vllm:prompt_tokens_by_source_total{{engine="0",source="external_kv_transfer"}} 250.0
 vllm:inter_token_latency_seconds_sum{LABELS} 2.5
 vllm:inter_token_latency_seconds_count{LABELS} 90.0
 fulcrum_engine_max_num_seqs 128.0
 fulcrum_engine_max_num_batched_tokens 2048.0
 """
 DONE = WorkCounters(
-    prompts=5, prompt_tokens=700, cached_tokens=200, prefill_seconds=1.5, decode_tokens=90, decode_seconds=2.5
+    prompts=5,
+    prompt_tokens=700,
+    cached_tokens=200,
+    prefill_seconds=1.5,
+    decode_tokens=90,
+    decode_seconds=2.5,
+    computed_tokens=400,
 )
+OLDER = msgspec.structs.replace(DONE, computed_tokens=None)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +68,10 @@ DONE = WorkCounters(
         (
             WORK.replace("inter_token_latency", "time_per_output_token"),
             EngineMetrics(work=DONE, max_batch=128, max_batched_tokens=2048),
+        ),
+        (
+            WORK.replace("tokens_by_source", "tokens_else"),
+            EngineMetrics(work=OLDER, max_batch=128, max_batched_tokens=2048),
         ),
         (WORK.replace("kv_computed_tokens_sum", "else"), EngineMetrics(max_batch=128, max_batched_tokens=2048)),
         ("vllm:num_requests_running 0\n", EngineMetrics(running=0)),

@@ -22,12 +22,14 @@ _CACHE_CONFIG: Final = "vllm:cache_config_info"
 _PREFILL: Final = "vllm:request_prefill_time_seconds"
 _PROMPT: Final = "vllm:request_prompt_tokens"
 _COMPUTED: Final = "vllm:request_prefill_kv_computed_tokens"
+_BY_SOURCE: Final = "vllm:prompt_tokens_by_source_total"
+"""Counted at the first token, and, unlike `_COMPUTED`, without prompts whose KV was pulled from a peer."""
 _BETWEEN_TOKENS: Final = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 """The newer name first."""
 _TOTALS: Final = tuple(
     f"{name}_{part}" for name in (_PREFILL, _PROMPT, _COMPUTED, *_BETWEEN_TOKENS) for part in ("sum", "count")
 )
-_WANTED: Final = (_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, *_TOTALS, MAX_BATCH, MAX_BATCHED_TOKENS)
+_WANTED: Final = (_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, *_TOTALS, _BY_SOURCE, MAX_BATCH, MAX_BATCHED_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,10 @@ def parse_engine_metrics(text: str) -> EngineMetrics:
         waiting=_total(samples.get(_WAITING)),
         kv_usage=sum(sample.value for sample in usage) / len(usage) if usage else None,
         kv_capacity_tokens=_capacity_tokens(samples.get(_CACHE_CONFIG, [])),
-        work=_work({name: sum(sample.value for sample in samples[name]) for name in _TOTALS if name in samples}),
+        work=_work(
+            {name: sum(sample.value for sample in samples[name]) for name in _TOTALS if name in samples},
+            computed_tokens=_computed_tokens(samples.get(_BY_SOURCE, [])),
+        ),
         max_batch=_largest(samples.get(MAX_BATCH)),
         max_batched_tokens=_largest(samples.get(MAX_BATCHED_TOKENS)),
     )
@@ -104,7 +109,11 @@ def _largest(samples: list[Sample] | None) -> int | None:
     return round(max(sample.value for sample in samples)) if samples else None
 
 
-def _work(totals: dict[str, float]) -> WorkCounters | None:
+def _computed_tokens(samples: list[Sample]) -> int | None:
+    return _total([sample for sample in samples if sample.labels.get("source") == "local_compute"])
+
+
+def _work(totals: dict[str, float], *, computed_tokens: int | None) -> WorkCounters | None:
     """All of it or nothing: a part alone would make rates of unlike things."""
     between = next((name for name in _BETWEEN_TOKENS if f"{name}_count" in totals), _BETWEEN_TOKENS[0])
     try:
@@ -116,6 +125,7 @@ def _work(totals: dict[str, float]) -> WorkCounters | None:
             prefill_seconds=totals[f"{_PREFILL}_sum"],
             decode_tokens=round(totals[f"{between}_count"]),
             decode_seconds=totals[f"{between}_sum"],
+            computed_tokens=computed_tokens,
         )
     except KeyError:
         return None

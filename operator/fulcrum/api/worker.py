@@ -89,6 +89,8 @@ class WorkCounters(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Tokens after the first of their request."""
     decode_seconds: float
     """Summed times between tokens, over all requests."""
+    computed_tokens: int | None = None
+    """Prompt tokens that this engine computed itself, those of requests that still run included; None: unknown."""
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

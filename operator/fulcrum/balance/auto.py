@@ -36,8 +36,10 @@ class Sight:
     now: datetime
     loads: Loads
     service: Service
+    flips_service: Service
     promise: Slo
-    """The SLO of the spec; that of `service` is wider where no hardware at hand keeps it."""
+    """The SLO of the spec. That of `service` is wider where no hardware at hand keeps it, beyond doubt; that of
+    `flips_service` where none does for what was measured: else every split would look equally bad."""
     corrected: bool
 
     @property
@@ -88,12 +90,15 @@ def look(snapshot: Snapshot, now: datetime) -> Sight | Unknown:
         return loads
     turns_away = spec.admission.policy is not AdmissionPolicy.OFF
     service = Service(speeds, reachable(speeds, slo, loads.least), turns_away=turns_away)
+    near_slo = reachable(speeds, slo, loads.near)
+    flips_service = service if near_slo == service.slo else Service(speeds, near_slo, turns_away=turns_away)
     more = corrected(snapshot, now, loads, service, slo)
     return Sight(
         snapshot=snapshot,
         now=now,
         loads=more or loads,
         service=service,
+        flips_service=flips_service,
         promise=slo,
         corrected=more is not None,
     )
@@ -189,7 +194,7 @@ def _moves(sight: Sight, kept: Kept, coming: Mapping[str, Role]) -> tuple[tuple[
         standing,
         movable,
         loads=sight.loads,
-        service=sight.service,
+        service=sight.flips_service,
         stakes=Stakes(
             payback_seconds=payback_seconds(snapshot),
             cost_workers=IMMEDIATE_COST if snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE else DRAIN_COST,

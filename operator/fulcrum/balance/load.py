@@ -115,8 +115,12 @@ class Loads:
 
     @property
     def sure(self) -> Load:
-        """The near load without what is only expected, and without what may be noise: what arrives at least."""
-        return self.near.with_rate(self.measured_rate * max(0.0, 1 - NOISE_SIGMAS * self.noise.rate))
+        """The near load without what is only expected, and without what may be noise: what arrives at least.
+
+        The lower bound of a count, whose root has the same error whatever the count is: of a few requests some are
+        left, where as many standard errors below their number none would be.
+        """
+        return self.near.with_rate(self.measured_rate * max(0.0, 1 - NOISE_SIGMAS / 2 * self.noise.rate) ** 2)
 
     @property
     def least(self) -> Load:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport
+from fulcrum.api.worker import LoadReport, WorkCounters
 
 _MOST_PREFILL_SHARE: Final = 0.2
 """Prefill beyond this share of an interval stretches the steps between tokens: they are no decode steps any more."""
@@ -86,17 +86,23 @@ def rows_between(
     if min(prompts, tokens, prefill_seconds, steps, decode_seconds) < 0:
         return None, None  # the engine started again in between
     prefill = None
-    pulled = steps > 0 and prefill_seconds * steps <= _PULLED_STEPS * decode_seconds * prompts
-    here = _one_prefilling_role(before, after) and not pulled
+    here = _one_prefilling_role(before, after) and (
+        steps == 0 or prefill_seconds * steps > _PULLED_STEPS * decode_seconds * prompts
+    )
     if after.role is Role.PREFILL:
         prefill_seconds = min(prefill_seconds, seconds)
     if here and prompts > 0 and tokens > 0 and 0 < prefill_seconds <= seconds:
         squared = tokens * tokens / prompts * (1 + max(0.0, isl_cv2))
         prefill = PrefillRow(prompts=prompts, tokens=tokens, squared_tokens=squared, seconds=prefill_seconds)
     decode = None
-    if pulled or prefill_seconds <= _MOST_PREFILL_SHARE * seconds:
+    if _computed_nothing(before.work, after.work) or prefill_seconds <= _MOST_PREFILL_SHARE * seconds:
         decode = decode_row(before, after, seconds=seconds)
     return prefill, decode
+
+
+def _computed_nothing(before: WorkCounters, after: WorkCounters) -> bool:
+    """Whether it is known that all prompts of the interval were computed elsewhere."""
+    return before.computed_tokens is not None and before.computed_tokens == after.computed_tokens
 
 
 def _one_prefilling_role(before: LoadReport, after: LoadReport) -> bool:
