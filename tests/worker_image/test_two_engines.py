@@ -136,8 +136,14 @@ def test_work_is_counted_where_it_is_done(pair: tuple[Agent, Agent]) -> None:
     assert prefilled.decode_tokens == before[0].decode_tokens, "one token each: none came after it"
     assert 0 < prefilled.prefill_seconds - before[0].prefill_seconds < 30
     assert decoded.decode_tokens - before[1].decode_tokens == 15
-    # vLLM 0.32.0 counts what the peer computed as computed, although it took the time of one step.
+    # vLLM 0.32.0 counts what the peer computed as computed, although it took the time of one step; but not by source.
     assert decoded.prompt_tokens - before[1].prompt_tokens == prompt_tokens
+    assert decoded.cached_tokens == before[1].cached_tokens
+    assert decoded.computed_tokens == before[1].computed_tokens is not None
+    assert prefilled.computed_tokens is not None
+    assert before[0].computed_tokens is not None
+    computed = 2 * prompt_tokens - (prefilled.cached_tokens - before[0].cached_tokens)
+    assert prefilled.computed_tokens - before[0].computed_tokens == computed
     assert decoded.prefill_seconds - before[1].prefill_seconds < 30
     assert 0 < decoded.decode_seconds - before[1].decode_seconds < 30
     assert prefill.load().max_batch == 128, "what vLLM 0.32.0 takes on a CPU"
