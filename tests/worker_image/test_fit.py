@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulcrum.capacity.nonnegative import fit_relative
-from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed
+from fulcrum_worker.fit import LEAST_EVEN_TOKENS, DecodeSample, PrefillSample, fit_speed
 
 LENGTHS = (16, 64, 256, 1024, 4096)
 SHAPES = ((1, 17.0), (4, 68.0), (16, 272.0), (4, 520.0), (16, 2080.0))
@@ -23,7 +23,9 @@ def decode(batch: int, context: float, a: float, b: float, c: float) -> DecodeSa
 
 @settings(deadline=None)  # the first example imports numpy
 @given(
-    st.tuples(st.floats(1e-4, 0.1), st.floats(1e-6, 1e-2), st.floats(0, 1e-6)),
+    st.tuples(st.floats(1e-4, 0.1), st.floats(1e-6, 1e-2), st.floats(0, 1)).map(
+        lambda each: (each[0], each[1], each[1] * each[2] / LEAST_EVEN_TOKENS)
+    ),
     st.tuples(st.floats(1e-4, 0.1), st.floats(0, 1e-2), st.floats(0, 1e-5)),
 )
 def test_exact_samples_are_predicted_exactly(
@@ -68,6 +70,14 @@ def test_falling_times_give_a_constant() -> None:
 def test_too_few_samples_fit_nothing(lengths: tuple[int, ...], shapes: tuple[tuple[int, float], ...]) -> None:
     prefills = [prefill(length, 0.01, 0.001, 0) for length in lengths]
     assert fit_speed(prefills, [decode(batch, context, 0.01, 0, 0) for batch, context in shapes]) is None
+
+
+def test_a_short_prompt_that_was_held_up_says_little_about_long_ones() -> None:
+    """Two prompts were all there was time for while other engines started; the second took six times its time."""
+    prefills = [PrefillSample(prompt_tokens=16, seconds=0.045), PrefillSample(prompt_tokens=64, seconds=0.69)]
+    speed = fit_speed(prefills, [decode(*SHAPES[0], 0.01, 0, 0)])
+    assert speed is not None
+    assert speed.prefill_a + speed.prefill_b * 500 + speed.prefill_c * 500**2 < 12, "about 1 s; 42 s without a bound"
 
 
 def test_one_batch_size_fits_a_constant_step() -> None:

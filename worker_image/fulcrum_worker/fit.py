@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.nonnegative import fit_relative
+
+LEAST_EVEN_TOKENS: Final = 500
+"""Prompt tokens from which on attention may take more time than all that is linear in them.
+
+By its operations that begins at about six hidden sizes, and a quarter of that was measured for the smallest model that
+anybody serves. What grows faster is a short prompt that something held up; squared, that would be minutes for a long
+one.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +42,11 @@ def fit_speed(prefills: Sequence[PrefillSample], decodes: Sequence[DecodeSample]
     decodes = [sample for sample in decodes if sample.seconds > 0]
     if len({sample.prompt_tokens for sample in prefills}) < 2 or not decodes:
         return None
-    prefill = fit_relative(
-        [(1.0, float(sample.prompt_tokens), float(sample.prompt_tokens) ** 2) for sample in prefills],
+    constant, linear, even = fit_relative(
+        [(1.0, float(tokens := sample.prompt_tokens), tokens + tokens**2 / LEAST_EVEN_TOKENS) for sample in prefills],
         [sample.seconds for sample in prefills],
     )
+    prefill = constant, linear + even, even / LEAST_EVEN_TOKENS
     decode = fit_relative(
         [(1.0, float(sample.batch), sample.context_tokens) for sample in decodes],
         [sample.seconds for sample in decodes],
