@@ -99,10 +99,17 @@ class Cluster:
         return next((str(c["status"]) for c in conditions if c["type"] == kind), "Unknown")
 
     def described(self) -> str:
-        """Pods, and the end of the operator's log, also from before its last restart: what explains a failure."""
+        """Pods, the end of the operator's log, also from before its last restart, and the gateways' warnings."""
         of_operator = ("logs", "-n", "fulcrum-system", "deployment/fulcrum-operator", "--tail=40")
         asked = (("get", "ic", "-A"), ("get", "pods", "-A", "-o", "wide"), of_operator, (*of_operator, "--previous"))
-        return "\n".join(self.kubectl(*arguments, check=False) for arguments in asked)
+        return "\n".join([*(self.kubectl(*arguments, check=False) for arguments in asked), *self._gateway_warnings()])
+
+    def _gateway_warnings(self) -> list[str]:
+        selector = "app.kubernetes.io/component=gateway"
+        names = self.kubectl("get", "pods", "-l", selector, "-o", "name", check=False).split()
+        logs = [self.kubectl("logs", name, check=False).splitlines() for name in names]
+        said = [[line for line in log if " WARNING " in line or " ERROR " in line] for log in logs]
+        return [line for lines in said for line in lines[-40:]]
 
     def kv_bytes_moved(self) -> int:
         """Bytes that NIXL has moved between the engines, as vLLM itself counts them."""

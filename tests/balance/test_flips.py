@@ -12,7 +12,7 @@ from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
 from fulcrum.balance.auto import Sight, look
-from fulcrum.balance.flips import ESTIMATE_ERROR, IMMEDIATE_COST, SPLIT_ERROR, Stakes, after, paying_moves
+from fulcrum.balance.flips import IMMEDIATE_COST, LAST_ERROR, SPLIT_ERROR, Stakes, after, paying_moves
 from fulcrum.balance.layout import Layout
 from fulcrum.balance.load import NOISE_SIGMAS
 
@@ -69,7 +69,7 @@ def test_a_flip_is_no_loss_whatever_the_load_may_be(
         assert service.goodput(layout, other) > service.goodput(standing, other)
     alone = any(layout.count(role) == 1 < standing.count(role) for role in (Role.PREFILL, Role.DECODE))
     gain = (service.goodput(layout, near) - service.goodput(standing, near)) / near.rate
-    assert gain > (ESTIMATE_ERROR if alone else SPLIT_ERROR)
+    assert gain > (LAST_ERROR if alone else SPLIT_ERROR)
 
 
 def test_a_role_is_left_to_one_worker_only_for_what_is_beyond_doubt() -> None:
@@ -82,7 +82,8 @@ def test_a_role_is_left_to_one_worker_only_for_what_is_beyond_doubt() -> None:
                 near = sight.loads.near
                 best = max(sight.service.goodput(split(k), near) for k in range(1, WORKERS))
                 gain = (best - sight.service.goodput(split(prefill), near)) / near.rate
-                if SPLIT_ERROR < gain <= ESTIMATE_ERROR:
+                if SPLIT_ERROR < gain <= LAST_ERROR:
                     found.add((prefill, flipped(sight, split(prefill)).count(Role.PREFILL)))
     assert (5, 6) in found
+    assert (6, 6) in found
     assert (6, 7) not in found

@@ -79,6 +79,19 @@ async def test_a_worker_that_serves_others_is_only_late(make_site: MakeSite, age
     assert not any(worker.suspect for worker in view.workers)
 
 
+async def test_an_only_worker_that_was_late_is_asked_again(make_site: MakeSite, agent: Agent) -> None:
+    """While another one starts, or is not ready for a moment, nobody else takes the request."""
+    only = Model("only", Role.MIXED)
+    site = await known_site(make_site, agent, only)
+    keep, only.behave = only.behave, hang
+    answer = asyncio.create_task(site.post(PROMPT))
+    await eventually(lambda: bool(only.seen))
+    only.behave = keep
+    check(await answer, PROMPT)
+    assert len(only.seen) == 2
+    assert await site.metric('fulcrum_gateway_legs_total{leg="whole",outcome="stall"}') == 1
+
+
 async def test_patience_is_lost_for_few_requests_only(make_site: MakeSite, agent: Agent) -> None:
     site = await known_site(make_site, agent, Model("m1", Role.MIXED), Model("m2", Role.MIXED))
     waiting = site.gateway._inference._patience

@@ -23,6 +23,8 @@ ESTIMATE_ERROR: Final = 0.01
 """Share of requests by which the estimates are off themselves (docs/concepts/sizing.md): less than that is no gain."""
 SPLIT_ERROR: Final = 0.003
 """The same for what one split has over another: much of their errors is the same (`benchmarks/splits.py`)."""
+LAST_ERROR: Final = 0.005
+"""The same where a role is left to a single worker, with which it would end until another one has taken it over."""
 _ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
 
 
@@ -112,9 +114,10 @@ def _paying(
 
 def _error(standing: Layout, layout: Layout) -> float:
     """Return the share of requests that a change must bring at least."""
-    # A role of one worker ends with it: not for what can hardly be measured.
+    if layout.mixed != standing.mixed:
+        return ESTIMATE_ERROR
     left_alone = any(layout.count(role) == 1 < standing.count(role) for role in (Role.PREFILL, Role.DECODE))
-    return ESTIMATE_ERROR if left_alone or layout.mixed != standing.mixed else SPLIT_ERROR
+    return LAST_ERROR if left_alone else SPLIT_ERROR
 
 
 def after(standing: Layout, moves: Iterable[Move]) -> Layout:

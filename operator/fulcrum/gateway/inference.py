@@ -132,6 +132,7 @@ class Inference:
             self._preempt(decided)
         found = decided.route
         tried: frozenset[str] = frozenset()
+        slow: frozenset[str] = frozenset()
         if job.stream:
             call.reply.deadline = call.deadline
             call.sent = call.reply.sent = follow(job, self._budget)
@@ -147,13 +148,15 @@ class Inference:
                     incoming = self._recovery.lost(call, job, incoming, failed)
                 self._after_failure(call, failed)
                 tried |= {failed.worker.name}
+                if failed.failure is Failure.STALL:
+                    slow |= {failed.worker.name}
             else:
                 return
             finally:
                 now = self._loop.time()
                 self.first_tokens.pass_time(now)
                 self._cluster.finish(flight, now)
-            found = await self._recovery.detour(call, incoming, tried)
+            found = await self._recovery.detour(call, incoming, tried, slow)
 
     async def _kept(self, postponed: Postponed) -> Admit | Preempt:
         """Keep a request until it may go. Raises RequestError (429 or 503)."""

@@ -76,12 +76,17 @@ class Recovery:
             output_tokens=max(asked.output_tokens - made, _LEAST_OUTPUT_TOKENS),
         )
 
-    async def detour(self, call: Call, incoming: Incoming, tried: frozenset[str]) -> Route:
-        """Another path; a stream that has begun waits for one. Raises RequestError where there is none."""
+    async def detour(self, call: Call, incoming: Incoming, tried: frozenset[str], slow: frozenset[str]) -> Route:
+        """Another path; a stream that has begun waits for one. Raises RequestError where there is none.
+
+        `slow`: those of `tried` that only kept the request waiting. They are asked again where nobody else takes it.
+        """
         until = min(call.deadline, call.lost_at + WAIT_SECONDS)
         while True:
             now = self._loop.time()
             found = self._door.detour(incoming, tried, now)
+            if found is None and slow:
+                found = self._door.detour(incoming, tried - slow, now)
             if found is not None:
                 return found
             if not call.reply.started or now >= until:
