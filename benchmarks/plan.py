@@ -25,6 +25,7 @@ from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.balance import GatewayState, Plan, Snapshot, Worker, WorkerPhase, plan, worker_revision
 from fulcrum.balance.actions import changes_cluster
 from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.peak import Busiest, Peak
 from fulcrum.balance.plan import ratio_text
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
@@ -135,7 +136,11 @@ def outlook(
             "l40s": WorkerSpeed(coefficients=L40S, kv_capacity_tokens=200_000),
         },
         start_seconds=180.0,
-        peak_rate=rate * peak,
+        peak=Peak(
+            rate=rate * peak,
+            prompts=Busiest(rate=rate * peak, tokens=isl),
+            outputs=Busiest(rate=rate * peak, tokens=osl),
+        ),
     )
 
 
@@ -143,7 +148,7 @@ def cases(workers: int) -> dict[str, Outlook]:
     """Return what is to be decided, from nothing to everything at once."""
     usual = workers * PER_WORKER_RATE
     return {
-        "steady": replace(outlook(usual), peak_rate=None),
+        "steady": replace(outlook(usual), peak=None),
         "mix moves": outlook(usual / 2, isl=500.0, osl=900.0),
         "load doubles": outlook(usual, upper=1.9),
         "load halves": outlook(usual / 2),
