@@ -65,6 +65,8 @@ QUICK_POLICIES = (
 QUICK_CASES = ("stationary", "shifts", "limit")
 OURS = ("ours", "ours-even", "ours-informed")
 OF_OPTIMUM, OF_STATIC, FLIPS_PER_CHANGE = 0.95, 0.99, 2
+LEAST_REJECTED = 0.01
+"""Share of the requests that Mooncake's rule has to turn away, for there to be something to compare."""
 TURN_SECONDS = 1.0
 START_SECONDS = 60.0
 CLAIMED = 0.52, 0.29
@@ -309,7 +311,7 @@ def _of_one(case: Case, ours: Summary, found: dict[str, Summary], *, judged: boo
         text = f"{ours.flips} flips (at most {FLIPS_PER_CHANGE} per change of phase, the start being one: {allowed})"
         add(text, ours.flips <= allowed)
     theirs = found.get("mooncake-predictive")
-    if theirs is not None and theirs.rejected > 0.01 * theirs.requests:
+    if theirs is not None and theirs.rejected > LEAST_REJECTED * theirs.requests:
         late, theirs_late = (one.served - round(one.attainment * one.requests) for one in (ours, theirs))
         text = f"{ours.rejected:,} rejected, {late:,} late (Mooncake's rule: {theirs.rejected:,}, {theirs_late:,})"
         add(text, ours.rejected < theirs.rejected)

@@ -21,15 +21,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from policies import SHARED_TRACES, arena_of, cases
+from policies import LEAST_REJECTED, SHARED_TRACES, arena_of, cases
 
 from fulcrum.simulation.contest import Contest
 from fulcrum.simulation.result import Summary
 
 SEEDS = (7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
 """Nothing was tuned on them."""
-LEAST_REJECTED = 0.01
-"""Share of the requests below which there is nothing to compare."""
 
 
 @dataclass(frozen=True, kw_only=True)

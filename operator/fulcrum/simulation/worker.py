@@ -238,7 +238,6 @@ class Worker:
             work.prompts += 1
             work.prompt_tokens += job.context
             work.cached_tokens += job.cached
-            work.computed_tokens += job.context - job.cached
             work.prefill_seconds += job.prefill_seconds
             if job.leg is Leg.PREFILL:
                 del self._running[job.index]

@@ -37,6 +37,5 @@ class WorkDone:
     prefill_seconds: float = 0.0
     decode_tokens: int = 0
     decode_seconds: float = 0.0
-    computed_tokens: int = 0
     busy_seconds: float = 0.0
     preemptions: int = 0

@@ -205,7 +205,7 @@ def load_report(pod: Pod, worker: Worker) -> LoadReport:
             prefill_seconds=worker.work.prefill_seconds,
             decode_tokens=worker.work.decode_tokens,
             decode_seconds=worker.work.decode_seconds,
-            computed_tokens=worker.work.computed_tokens,
+            computed_tokens=worker.work.prompt_tokens - worker.work.cached_tokens,
         ),
         max_batch=speed.max_batch,
         max_batched_tokens=speed.max_batched_tokens,
