@@ -10,9 +10,9 @@ from typing import Final
 
 from fulcrum.routing import ClusterView, Incoming, Route
 
-_LATE: Final = 1.4
+_LATE: Final = 1.2
 """So many times the hand-over (transfer, and the steps at its end) such a request may be late: its prefill alone is in
-time, or late by less than half of it. The shortest of them cost least."""
+time, or late by a fifth of it. The shortest of them cost least."""
 _PREFILL: Final = 0.1
 """Share of the prefill time that they may take, of all that are let in."""
 _SAVED: Final = 4.0

@@ -31,10 +31,8 @@ _SAVED: Final = 4.0
 _MEMORY_SECONDS: Final = 30.0
 _SCARCE: Final = 0.08
 """Share of the requests that find no room, from which on whoever is served takes the place of others in full."""
-_SHORT: Final = 0.4
-"""Share of the TTFT promise that a prompt's prefill may take to find its gap in time, nearly always ..."""
-_EARLY: Final = 0.9
-"""... while longer ones do so only where they would be served before this share of it."""
+_EARLY: Final = 0.97
+"""Share of the TTFT promise in which it would be served if it went now: time goes by until its gap comes."""
 _WORTH: Final = 1.5
 """A request is worth the place of so many others."""
 _SLACK: Final = 0.9
@@ -43,7 +41,7 @@ _LONGEST: Final = 2.0
 """After so many promised TTFTs it is served, whatever stands before it ..."""
 _PATIENT: Final = 10.0
 """... or so many, if it waits for time to spare."""
-_MIDDLE: Final = 0.78
+_MIDDLE: Final = 0.74
 """Share of the TTFT promise that a prompt's prefill may take of time to spare: longer ones turn away as few, and cost
 more."""
 
@@ -111,8 +109,8 @@ class PostponeRoom:
             return None
         promise_seconds = min(view.ttft_seconds, incoming.ttft_seconds)
         seconds = found.work_seconds
-        limit_seconds = promise_seconds if seconds <= _SHORT * promise_seconds else _EARLY * promise_seconds
-        soon = found.ttft_seconds <= limit_seconds and seconds <= self._saved_seconds and self._worth(found)
+        in_time = found.ttft_seconds <= _EARLY * promise_seconds
+        soon = in_time and seconds <= self._saved_seconds and self._worth(found)
         if soon:
             self._saved_seconds -= seconds
         elif not self._take_spare(found, promise_seconds):
