@@ -6,7 +6,9 @@ import itertools
 import json
 import time
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from answers import MIN_MARGIN, margin, post
@@ -35,7 +37,8 @@ def assert_completion_parity(cluster: Cluster, words: int, *, stream: bool) -> N
     for start in range(len(_WORDS)):
         cycle = _WORDS[start:] + _WORDS[:start] if words > 16 else tuple(_LETTERS[start:])
         prompt = " ".join((cycle * (words // len(cycle) + 1))[:words])
-        if _assert_parity(cluster, path, {"prompt": prompt, "stream": stream, "ignore_eos": True}, moves_kv=words > 16):
+        body = {"prompt": prompt, "ignore_eos": True}
+        if _assert_parity(cluster, path, body, stream=stream, moves_kv=words > 16):
             return
     raise AssertionError("every prompt has a greedy step that rounding may change")
 
@@ -44,12 +47,12 @@ def assert_chat_parity(cluster: Cluster, *, stream: bool) -> None:
     path = "/v1/chat/completions"
     for country in ("Japan", "France", "Italy", "Spain", "Germany", "China"):
         messages = [{"role": "user", "content": f"What is the capital of {country}?"}]
-        if _assert_parity(cluster, path, {"messages": messages, "stream": stream}, moves_kv=True):
+        if _assert_parity(cluster, path, {"messages": messages}, stream=stream, moves_kv=True):
             return
     raise AssertionError("every question has a greedy step that rounding may change")
 
 
-def _assert_parity(cluster: Cluster, path: str, body: dict[str, Any], *, moves_kv: bool) -> bool:
+def _assert_parity(cluster: Cluster, path: str, body: dict[str, Any], *, stream: bool, moves_kv: bool) -> bool:
     """False when one engine alone is nearly undecided at some step, so that the prompt says nothing."""
     body = {
         **body,
@@ -58,15 +61,13 @@ def _assert_parity(cluster: Cluster, path: str, body: dict[str, Any], *, moves_k
         "temperature": 0,
         "return_token_ids": True,
     }
+    engine = cluster.workers()[0]
+    one_engine = _alone(f"http://{engine.ip}:8000{path}", json.dumps(body))
+    if one_engine is None:
+        return False
     # The salt keeps the engines from reusing the KV of one way for the other: it would not be moved, nor computed.
     salt = f"{cluster.name} {time.monotonic_ns()}"
-    engine = cluster.workers()[0]
-    alone = {**body, "cache_salt": f"{salt} alone"}
-    if not _decided(f"http://{engine.ip}:8000{path}", {**body, "cache_salt": f"{salt} check"}):
-        return False
-    if body["stream"]:
-        body["stream_options"] = alone["stream_options"] = {"include_usage": True}
-    one_engine = ask(f"http://{engine.ip}:8000{path}", alone)
+    body |= {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})
     # Speeds that were measured while all engines started at once may be far too slow. Who is then predicted to be late
     # goes to one worker whole; every answer puts them right.
     deadline = time.monotonic() + 60
@@ -84,14 +85,21 @@ def _assert_parity(cluster: Cluster, path: str, body: dict[str, Any], *, moves_k
     return True
 
 
-def _decided(url: str, body: dict[str, Any]) -> bool:
-    logprobs = {"logprobs": True, "top_logprobs": 2} if "messages" in body else {"logprobs": 2}
-    choice = post(url, {**body, "stream": False, **logprobs})["choices"][0]["logprobs"]
-    if "messages" in body:
-        steps = [[top["logprob"] for top in step["top_logprobs"]] for step in choice["content"]]
+@cache
+def _alone(url: str, body: str) -> Answer | None:
+    """What one engine alone answers to this JSON; None when it is nearly undecided at some step.
+
+    It is asked once, for whole and for streamed answers: a long prompt takes a slow CPU many seconds.
+    """
+    asked = {**json.loads(body), "cache_salt": f"alone {time.monotonic_ns()}"}
+    chat = "messages" in asked
+    done = post(url, asked | ({"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}))
+    logprobs = done["choices"][0]["logprobs"]
+    if chat:
+        steps = [[top["logprob"] for top in step["top_logprobs"]] for step in logprobs["content"]]
     else:
-        steps = [list(step.values()) for step in choice["top_logprobs"]]
-    return all(margin(step) >= MIN_MARGIN for step in steps)
+        steps = [list(step.values()) for step in logprobs["top_logprobs"]]
+    return _answer([done], path="") if all(margin(step) >= MIN_MARGIN for step in steps) else None
 
 
 def ask(url: str, body: dict[str, Any]) -> Answer:
@@ -99,14 +107,16 @@ def ask(url: str, body: dict[str, Any]) -> Answer:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as response:
         content = response.read().decode()
-        headers = response.headers
-    if body["stream"]:
-        lines = [line.removeprefix("data: ") for line in content.splitlines() if line.startswith("data: ")]
-        assert lines[-1] == "[DONE]"
-        events = [json.loads(line) for line in lines[:-1]]
-    else:
-        events = [json.loads(content)]
-    prefill, _, decode = headers.get("x-fulcrum-path", "").partition(",")
+        path = response.headers.get("x-fulcrum-path", "")
+    if not body["stream"]:
+        return _answer([json.loads(content)], path=path)
+    lines = [line.removeprefix("data: ") for line in content.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return _answer([json.loads(line) for line in lines[:-1]], path=path)
+
+
+def _answer(events: Sequence[Any], *, path: str) -> Answer:
+    prefill, _, decode = path.partition(",")
     choices = [event["choices"][0] for event in events if event["choices"]]
     return Answer(
         text="".join(_text(choice) for choice in choices),
