@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +13,9 @@ from fulcrum.replay.prompts import PromptWriter
 from fulcrum.simulation.traffic import Request
 
 _CALIBRATION_WORDS: Final = 256
+_AGAIN_SECONDS: Final = 1.0
+_MOST_TRIES: Final = 60
+"""Workers that have just started may be thought too slow, until the first answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,8 @@ class Endpoint:
 async def discover(client: Client, *, model: str | None = None) -> Endpoint:
     """Model name, tokens per word, and whether `ignore_eos` is taken; costs one or two short requests.
 
+    One that is turned away is sent again, for a minute at least.
+
     Raises EndpointError.
     """
 
@@ -51,7 +57,15 @@ async def discover(client: Client, *, model: str | None = None) -> Endpoint:
     request = Request(arrival_seconds=0, prompt_tokens=_CALIBRATION_WORDS, output_tokens=1)
     prompt = PromptWriter(tokens_per_word=1, seed=0).write(0, request)
     body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-    status, answer = await client.json("POST", COMPLETIONS, body, accept=(200, 400, 422))
+    for _ in range(_MOST_TRIES):
+        status, answer = await client.json("POST", COMPLETIONS, body, accept=(200, 400, 422, 429, 503))
+        if status not in {429, 503}:
+            break
+        await asyncio.sleep(_AGAIN_SECONDS)
+    else:
+        raise EndpointError(
+            f"{client.url}{COMPLETIONS} turns even a single short request away: HTTP {status}: {answer}"
+        )
     honours_ignore_eos = status == 200
     if not honours_ignore_eos:
         del body["ignore_eos"]
