@@ -30,6 +30,9 @@ class Server:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if self.rejections_left > 0:
+            self.rejections_left -= 1
+            return web.json_response({}, status=429, headers={"Retry-After": "0", "x-fulcrum-rejected": "Overloaded"})
         if "ignore_eos" in body and not self.takes_ignore_eos:
             return web.json_response({"error": {"message": "unknown field ignore_eos"}}, status=400)
         if not body.get("stream"):
@@ -39,9 +42,6 @@ class Server:
         self.bodies.append(body)
         if len(self.bodies) == 3:
             self.third_request.set()
-        if self.rejections_left > 0:
-            self.rejections_left -= 1
-            return web.json_response({}, status=429, headers={"Retry-After": "0", "x-fulcrum-rejected": "Overloaded"})
         if self.fault.startswith("status "):
             return web.json_response({"error": {"message": "no"}}, status=int(self.fault.split()[1]))
         if self.fault == "reset before the answer":

@@ -72,6 +72,15 @@ async def test_discover_calibrates(server: Any, takes_ignore_eos: bool) -> None:
     assert (b"ignore_eos" in endpoint.body("a", 1)) is takes_ignore_eos
 
 
+async def test_discover_asks_again_when_it_is_turned_away(server: Any) -> None:
+    server.rejections_left = 3
+    async with Client(server.url) as client:
+        assert (await discover(client)).tokens_per_word == 2
+        server.rejections_left = 1000
+        with pytest.raises(EndpointError, match=r"/v1/completions: HTTP 429: Overloaded"):
+            await discover(client)
+
+
 async def test_discover_says_what_the_endpoint_answered(server: Any) -> None:
     async with Client(server.url + "/elsewhere") as client:
         with pytest.raises(EndpointError, match=r"/elsewhere/v1/models: HTTP 404"):

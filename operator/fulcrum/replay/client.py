@@ -104,22 +104,33 @@ class Client:
         return *transcript.verdict(wanted_tokens), None
 
     async def json(
-        self, method: str, path: str, body: dict[str, Any] | None, *, accept: tuple[int, ...] = (200,)
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        *,
+        accept: tuple[int, ...] = (200,),
+        max_retries: int = 0,
     ) -> tuple[int, dict[str, Any]]:
-        """Sends one request that is answered with a JSON object: (status, object). Raises EndpointError."""
+        """Sends one request that is answered with a JSON object: (status, object). Raises EndpointError.
+
+        A rejected request is sent again after its `Retry-After`, at most `max_retries` times.
+        """
         assert self._session is not None, "use `async with Client(...)`"
         data = None if body is None else msgspec.json.encode(body)
-        try:
-            async with self._session.request(method, self.url + path, data=data) as response:
-                content = await response.read()
-                if response.status not in accept:
-                    text = content[:300].decode(errors="replace")
-                    raise EndpointError(f"{method} {self.url}{path}: HTTP {response.status}: {text}")
-                return response.status, msgspec.json.decode(content, type=dict[str, Any])
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EndpointError(f"{method} {self.url}{path}: {error}") from error
-        except msgspec.DecodeError as error:
-            raise EndpointError(f"{method} {self.url}{path}: not JSON: {error}") from error
+        retries = 0
+        while True:
+            try:
+                async with self._session.request(method, self.url + path, data=data) as response:
+                    if response.status in accept:
+                        return response.status, msgspec.json.decode(await response.read(), type=dict[str, Any])
+                    outcome, detail, retry_after_seconds = await _refusal(response)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise EndpointError(f"{method} {self.url}{path}: {error}") from error
+            if outcome is not Outcome.REJECTED or retries >= max_retries:
+                raise EndpointError(f"{method} {self.url}{path}: {detail}")
+            retries += 1
+            await asyncio.sleep(retry_after_seconds or 0)
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> tuple[Outcome, str, float | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,8 +12,7 @@ from fulcrum.replay.prompts import PromptWriter
 from fulcrum.simulation.traffic import Request
 
 _CALIBRATION_WORDS: Final = 256
-_AGAIN_SECONDS: Final = 1.0
-_MOST_TRIES: Final = 60
+_MOST_RETRIES: Final = 60
 """Workers that have just started may be thought too slow, until the first answers."""
 
 
@@ -44,9 +42,7 @@ class Endpoint:
 async def discover(client: Client, *, model: str | None = None) -> Endpoint:
     """Model name, tokens per word, and whether `ignore_eos` is taken; costs one or two short requests.
 
-    One that is turned away is sent again, for a minute at least.
-
-    Raises EndpointError.
+    One that is turned away is sent again after its `Retry-After`. Raises EndpointError.
     """
 
     if model is None:
@@ -57,19 +53,11 @@ async def discover(client: Client, *, model: str | None = None) -> Endpoint:
     request = Request(arrival_seconds=0, prompt_tokens=_CALIBRATION_WORDS, output_tokens=1)
     prompt = PromptWriter(tokens_per_word=1, seed=0).write(0, request)
     body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-    for _ in range(_MOST_TRIES):
-        status, answer = await client.json("POST", COMPLETIONS, body, accept=(200, 400, 422, 429, 503))
-        if status not in {429, 503}:
-            break
-        await asyncio.sleep(_AGAIN_SECONDS)
-    else:
-        raise EndpointError(
-            f"{client.url}{COMPLETIONS} turns even a single short request away: HTTP {status}: {answer}"
-        )
+    status, answer = await client.json("POST", COMPLETIONS, body, accept=(200, 400, 422), max_retries=_MOST_RETRIES)
     honours_ignore_eos = status == 200
     if not honours_ignore_eos:
         del body["ignore_eos"]
-        _, answer = await client.json("POST", COMPLETIONS, body)
+        _, answer = await client.json("POST", COMPLETIONS, body, max_retries=_MOST_RETRIES)
     prompt_tokens = (answer.get("usage") or {}).get("prompt_tokens")
     if not prompt_tokens:
         raise EndpointError(f"{client.url}{COMPLETIONS} reports no usage, so prompt lengths cannot be calibrated")
