@@ -16,7 +16,7 @@ from statistics import mean, median
 
 import msgspec
 import numpy as np
-from local_cluster import Cluster
+from local_cluster import Cluster, wait_until
 from numpy.typing import NDArray
 
 from fulcrum.api.names import Role
@@ -129,7 +129,7 @@ class Served:
             trace=trace,
             ttft_seconds=np.array([record.ttft_seconds for record in records], dtype=np.float64),
             tpot_seconds=np.array([record.tpot_seconds for record in records], dtype=np.float64),
-            pace=pace(before, reports(cluster)),
+            pace=pace(before, reports_after(cluster, before, len(trace))),
             prefill=prefill,
             decode=decode,
         )
@@ -153,6 +153,21 @@ def reports(cluster: Cluster) -> dict[str, LoadReport]:
     return found
 
 
+def reports_after(cluster: Cluster, before: dict[str, LoadReport], requests: int) -> dict[str, LoadReport]:
+    """The reports that have all of so many answered requests: an engine books the last ones after it has answered."""
+
+    def settled() -> dict[str, LoadReport] | None:
+        found = reports(cluster)
+        idle = not any(report.running or report.waiting for report in found.values())
+        return found if idle and _prompts(found) - _prompts(before) >= requests else None
+
+    return wait_until("the reports of what was served", settled, seconds=30)
+
+
+def _prompts(found: dict[str, LoadReport]) -> float:
+    return sum(report.work.prompts for report in found.values() if report.work is not None)
+
+
 def measured_at_start(found: dict[str, LoadReport]) -> Calibration:
     """What the workers measured before they became ready. They are alike, and disturbance only takes longer: at each
     length the quickest one counts."""
@@ -174,7 +189,7 @@ def measured_alone(cluster: Cluster, endpoint: Endpoint, start: Calibration) -> 
         request = Request(arrival_seconds=0.0, prompt_tokens=length, output_tokens=LONE_OUTPUT)
         time.sleep(_SETTLE_SECONDS)
         run(cluster, endpoint, [request], seed=_LONE_SEED + index)
-        after = reports(cluster)
+        after = reports_after(cluster, before, 1)
         prompts.append((1.0, length, length**2))
         seconds.append(pace(before, after).prefill_seconds)
         before = after
