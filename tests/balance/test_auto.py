@@ -35,7 +35,7 @@ def auto(*pools: dict[str, Any], mode: str = "Auto", **others: Any) -> World:
     return World(make_spec(*pools, mode=mode, slo=slo, **others))
 
 
-def settled(world: World, known: Outlook, *, seconds: float = 60) -> World:
+def settled(world: World, known: Outlook, *, seconds: float = 600) -> World:
     world.outlook = known
     world.settle()
     world.pass_time(seconds)
@@ -188,6 +188,42 @@ def test_prompts_that_are_longer_by_chance_widen_no_promise() -> None:
     assert not world.plan().insight.unreachable
     world.outlook = outlook(20.0, 3000.0)
     assert world.plan().insight.unreachable
+
+
+def test_prompts_that_are_late_on_any_worker_take_few_more() -> None:
+    """25 requests, hardly or not at all within reach of the promise: no number of workers makes up for their length."""
+    workers = []
+    for isl in range(4000, 12_001, 500):
+        world = auto(pool(low=1, high=16))
+        world.outlook = replace(
+            outlook(1.0, float(isl), 119.0, isl_cv2=1.2, window_seconds=25.0), forecast=None, peak=None
+        )
+        world.settle()
+        workers.append(sum(world.roles().values()))
+    assert workers == sorted(workers)
+    assert workers[0] == 1
+    assert workers[-1] <= 3
+
+
+@pytest.mark.parametrize(("tokens", "more"), [(1_600_000, False), (12_800_000, True)])
+def test_a_queue_that_is_gone_before_a_pod_is_there_starts_none(tokens: int, more: bool) -> None:
+    world = settled(auto(pool(low=1, high=12)), outlook(20.0))
+    before = sum(world.roles().values())
+    for name, worker in world.workers.items():
+        if worker.role is P:
+            load = msgspec.structs.replace(idle_load(worker, running=3), queued_prompt_tokens=tokens)
+            world.set(name, load=load)
+    assert (sum(world.plan().target.values()) > before) is more
+
+
+def test_nobody_is_given_back_right_after_some_were_asked_for() -> None:
+    for stabilization, goes in (("300s", False), ("0s", True)):
+        world = auto(pool(low=1, high=12), balance={"mode": "Auto", "scaleDown": {"stabilization": stabilization}})
+        settled(world, outlook(60.0), seconds=0)
+        world.outlook = outlook(5.0)
+        assert any(isinstance(action, StartDrain) for action in world.plan().actions) is goes
+        world.pass_time(300)
+        assert any(isinstance(action, StartDrain) for action in world.plan().actions)
 
 
 def test_mixed_workers_take_a_role_each_where_fewer_then_do() -> None:

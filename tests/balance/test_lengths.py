@@ -8,7 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fulcrum.balance.lengths import NEWEST_PARTS, Arrived, Lengths, Measured, begun, lengths, standard_error
+from fulcrum.balance.lengths import (
+    NEWEST_PARTS,
+    Arrived,
+    Lengths,
+    Measured,
+    Moments,
+    begun,
+    common_spread,
+    lengths,
+    standard_error,
+)
 
 WINDOW = 10.0
 UNKNOWN = (Measured(), Measured())
@@ -142,6 +152,14 @@ def test_the_spread_is_that_of_minutes_around_the_mean_of_their_stretch() -> Non
     found = lengths(window, newest, prompts=UNKNOWN, outputs=UNKNOWN, stretches=[Arrived(), *stretches])
     assert found.isl_tokens == 100
     assert found.isl_cv2 == pytest.approx(0.5)
+
+
+def test_lengths_that_change_from_stretch_to_stretch_are_no_spread() -> None:
+    alike = [Moments(count=4, tokens=4 * mean, squares=4 * mean**2) for mean in (10.0, 1000.0)]
+    assert common_spread([Moments(), *alike]) == 0
+    spread = Moments(count=2, tokens=200.0, squares=50.0**2 + 150.0**2)
+    assert common_spread([spread, Moments(count=1, tokens=9000.0, squares=9000.0**2)]) == pytest.approx(0.5)
+    assert common_spread([Moments(count=1, tokens=5.0, squares=25.0)]) is None
 
 
 def test_prompts_that_came_alone_say_nothing_of_their_spread() -> None:

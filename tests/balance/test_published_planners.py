@@ -88,6 +88,7 @@ def test_scaling_down_aborts_no_request() -> None:
     world = auto(pool(low=2, high=8))
     world.outlook = outlook(60)
     world.settle()
+    world.pass_time(600)
     world.outlook = outlook(5)
     actions = world.plan().actions
     assert {type(action) for action in actions} == {StartDrain}

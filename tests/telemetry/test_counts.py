@@ -12,7 +12,17 @@ from fulcrum.api.reasons import REJECTIONS
 from fulcrum.balance.lengths import NEWEST_PARTS
 from fulcrum.gateway.metrics import Metrics, gauge
 from fulcrum.gateway.slo import SloOutcome, judge_refusal
-from fulcrum.telemetry.counts import BadPageError, Counts, Key, Page, add, increase, make_traffic, read_page
+from fulcrum.telemetry.counts import (
+    BadPageError,
+    Counts,
+    Key,
+    Page,
+    add,
+    increase,
+    make_traffic,
+    read_page,
+    spread_of,
+)
 
 ARRIVALS = Key("arrivals_total")
 
@@ -99,6 +109,29 @@ def test_traffic_of_a_page() -> None:
     assert traffic.isl_cv2 is not None
     assert 0.4 < traffic.isl_cv2 < 1.0
     assert traffic.prefix_hit is None
+
+
+def test_answers_are_as_spread_as_within_the_stretches_of_the_last_minutes() -> None:
+    """A quiet window and a loud one say the same of it."""
+
+    def ended(counts: dict[float, float]) -> Counts:
+        below = 0.0
+        found: Counts = {}
+        for bound, count in counts.items():
+            below += count
+            found[Key("output_tokens_bucket", f"{bound:g}")] = below
+        return found
+
+    short, long = ended({10.0: 100.0, 20.0: 0.0, math.inf: 0.0}), ended({10.0: 0.0, 20.0: 100.0, math.inf: 0.0})
+    both = ended({10.0: 100.0, 20.0: 100.0, math.inf: 0.0})
+    window = {Key("arrivals_total"): 9.0, **both}
+    apart = make_traffic(window, 30.0, stretches=[short, long])
+    together = make_traffic(window, 30.0, stretches=[both, both])
+    assert apart.osl_cv2 is not None
+    assert together.osl_cv2 is not None
+    assert apart.osl_cv2 < 0.5 * together.osl_cv2
+    assert make_traffic(window, 30.0).osl_cv2 == pytest.approx(together.osl_cv2, rel=0.01)
+    assert set(spread_of(window)) > set(both)
 
 
 def test_traffic_of_nothing() -> None:

@@ -19,7 +19,7 @@ CORRECTION_STEPS: Final = 6
 
 
 def corrected(snapshot: Snapshot, now: datetime, loads: Loads, service: Service, slo: Slo) -> Loads | None:
-    """Return the loads with the near one as large as what was measured makes it; None where nothing is amiss.
+    """Return the loads with what arrives as large as what was measured makes it; None where nothing is amiss.
 
     Only what was measured with the present roles counts: nothing is corrected while the window reaches back beyond a
     change.
@@ -41,11 +41,14 @@ def corrected(snapshot: Snapshot, now: datetime, loads: Loads, service: Service,
     if not (late or slow):
         return None
 
-    def heavier(factor: float) -> Load:
-        return loads.near.shifted(prefill=factor if late else 1.0, decode=factor if slow else 1.0)
+    def heavier(load: Load, factor: float) -> Load:
+        return load.shifted(prefill=factor if late else 1.0, decode=factor if slow else 1.0)
 
     low, high = 1.0, MOST_CORRECTION
     for _ in range(CORRECTION_STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if service.attainment(standing, heavier(middle)) > measured else (low, middle)
-    return replace(loads, near=heavier(low)) if low > 1.0 else None
+        enough = service.attainment(standing, heavier(loads.near, middle)) <= measured
+        low, high = (low, middle) if enough else (middle, high)
+    if low <= 1.0:
+        return None
+    return replace(loads, near=heavier(loads.near, low), lasting=heavier(loads.lasting, low))

@@ -3,7 +3,7 @@
 Prompts are known, nearly, when they come; answers only when they end, and by then the load may be another one. So what
 came is taken by what was expected of it at its arrival, and these expectations are corrected by what ended: an error
 that all of them have in common cancels out (a ratio estimate). Where the prompts of the last seconds are clearly unlike
-those before them, the load has changed, and only the last seconds count. How spread prompts are takes minutes to know:
+those before them, the load has changed, and only the last seconds count. How spread lengths are takes minutes to know:
 one very long one counts for more than hundreds of others.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 NEWEST_PARTS: Final = (0.2, 0.35, 0.5, 0.65, 0.8)
 """Of the window, for which it is asked whether they are unlike what came before them."""
 STRETCH_SECONDS: Final = 30.0
-"""Length of the stretches of the last minutes within each of which prompts are compared with their mean."""
+"""Length of the stretches of the last minutes within each of which lengths are compared with their mean."""
 _CLEARLY: Final = 3.0
 """Standard errors of the difference beyond which two mean lengths are unlike: 1 in 400 by chance ..."""
 _FEWEST: Final = 3.0
@@ -26,6 +26,15 @@ _BEGUN: Final = 5.0
 """So few requests come together by chance, now and then."""
 _STEADY: Final = 8.0
 """So many requests of the last minutes correct the expectations together with those that ended just now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """Sums over lengths."""
+
+    count: float = 0.0
+    tokens: float = 0.0
+    squares: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +58,11 @@ class Arrived:
             outputs=self.outputs - newest.outputs,
             output_tokens=self.output_tokens - newest.output_tokens,
         )
+
+    @property
+    def prompts(self) -> Moments:
+        """Their lengths."""
+        return Moments(count=self.requests, tokens=self.prompt_tokens, squares=self.prompt_squares)
 
     @property
     def spread(self) -> float:
@@ -101,7 +115,7 @@ def lengths(
     osl_seen = outputs[0].requests
     if came.requests > 0 and came.prompt_tokens > 0:
         isl = came.prompt_tokens / came.requests * _correction(*prompts)
-        common = _common_spread(stretches)
+        common = common_spread([each.prompts for each in stretches])
         isl_cv2 = came.spread if common is None else common
     elif prompts[0].requests > 0:
         isl = prompts[0].tokens / prompts[0].requests
@@ -130,6 +144,20 @@ def begun(window: Arrived, newest: Sequence[Arrived]) -> int | None:
     return None
 
 
+def common_spread(stretches: Sequence[Moments]) -> float | None:
+    """Return the squared coefficient of variation of lengths around the mean of their own stretch.
+
+    Lengths that change from stretch to stretch are no spread. None where no two came in one.
+    """
+    squares = means = 0.0
+    for came in stretches:
+        if came.count >= 2 and came.tokens > 0:
+            mean = came.tokens / came.count
+            squares += came.squares - came.count * mean * mean
+            means += (came.count - 1) * mean * mean
+    return max(squares / means, 0.0) if means > 0 else None
+
+
 def standard_error(cv2: float, seen: float) -> float:
     """Return the relative standard error of the mean of `seen` lengths.
 
@@ -154,20 +182,6 @@ def _present(window: Arrived, newest: Sequence[Arrived]) -> Arrived:
         if unlike > clearest:
             found, clearest = part, unlike
     return found
-
-
-def _common_spread(stretches: Sequence[Arrived]) -> float | None:
-    """Return the spread of prompts around the mean of their own stretch; None where no two came in one.
-
-    Lengths that change from stretch to stretch are no spread.
-    """
-    squares = means = 0.0
-    for came in stretches:
-        if came.requests >= 2 and came.prompt_tokens > 0:
-            mean = came.prompt_tokens / came.requests
-            squares += came.prompt_squares - came.requests * mean * mean
-            means += (came.requests - 1) * mean * mean
-    return max(squares / means, 0.0) if means > 0 else None
 
 
 def _correction(ended: Measured, longer: Measured) -> float:

@@ -23,6 +23,8 @@ _TWO_DIGITS: Final = 99.5
 """Rates below it are written with two digits, others as whole numbers."""
 _NOT_MEASURED: Final = 1.0
 """Relative error of lengths that are only guessed at: nobody flips for them."""
+DEFAULT_START_SECONDS: Final = 120.0
+"""How long a Pod takes to serve while nobody has measured it."""
 _FIRST_ORDER: Final = 0.5
 """Share of the requests under way up to which that says something about those that are not there yet."""
 
@@ -97,6 +99,8 @@ class Loads:
 
     near: Load
     """Arrivals of the next minute and the backlog: what flips answer."""
+    lasting: Load
+    """The same, but the backlog may take as long as a new Pod takes to start: what is gone by then needs none."""
     far: Load
     """The most of the forecast's horizon at its quantile: what Pods answer, because they take minutes to start."""
     slow: Load | None
@@ -120,18 +124,22 @@ class Loads:
         The lower bound of a count, whose root has the same error whatever the count is: of a few requests some are
         left, where as many standard errors below their number none would be.
         """
-        return self.near.with_rate(self.measured_rate * max(0.0, 1 - NOISE_SIGMAS / 2 * self.noise.rate) ** 2)
+        return self.near.with_rate(self._sure_rate)
 
     @property
     def least(self) -> Load:
-        """The sure load with lengths, too, two standard errors below what was measured."""
+        """The lasting load as far as it is sure, with lengths, too, two standard errors below what was measured."""
         isl, osl = (max(0.0, 1 - NOISE_SIGMAS * error) for error in (self.noise.isl, self.noise.osl))
-        sure = self.sure
+        sure = self.lasting.with_rate(self._sure_rate)
         prefill, decode = (
             replace(each, isl_tokens=max(each.isl_tokens * isl, 1.0), osl_tokens=max(each.osl_tokens * osl, 1.0))
             for each in (sure.prefill, sure.decode)
         )
         return Load(rate=sure.rate, prefill=prefill, decode=decode)
+
+    @property
+    def _sure_rate(self) -> float:
+        return self.measured_rate * max(0.0, 1 - NOISE_SIGMAS / 2 * self.noise.rate) ** 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +154,9 @@ def _short(rate: float) -> str:
 
 
 def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback_seconds: float) -> Loads | Unknown:
-    """Return the load to plan for. A backlog adds what it takes to be gone within `payback_seconds`."""
+    """Return the load to plan for. A backlog adds what it takes to be gone within `payback_seconds`; to what Pods are
+    asked for, before a new one would be there.
+    """
     traffic, forecast = outlook.traffic, outlook.forecast
     if traffic is None:
         return Unknown(message=outlook.unknown or "No source of metrics answers.")
@@ -175,10 +185,14 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback
     )
     soon = forecast.rate[0] if forecast is not None and forecast.rate else 0.0
     arrivals = replace(now, rate=max(now.rate, soon))
-    near = Load(
-        rate=arrivals.rate,
-        prefill=replace(arrivals, rate=arrivals.rate + queue[Role.PREFILL] / payback_seconds),
-        decode=replace(arrivals, rate=arrivals.rate + queue[Role.DECODE] / payback_seconds),
+    start_seconds = DEFAULT_START_SECONDS if outlook.start_seconds is None else outlook.start_seconds
+    near, lasting = (
+        Load(
+            rate=arrivals.rate,
+            prefill=replace(arrivals, rate=arrivals.rate + queue[Role.PREFILL] / span_seconds),
+            decode=replace(arrivals, rate=arrivals.rate + queue[Role.DECODE] / span_seconds),
+        )
+        for span_seconds in (payback_seconds, max(payback_seconds, start_seconds))
     )
     far = _worst(forecast, now) if forecast is not None else Load(rate=now.rate, prefill=now, decode=now)
     peak = None
@@ -188,6 +202,7 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback
     longest = max(queue, key=lambda role: queue[role])
     return Loads(
         near=near,
+        lasting=lasting,
         far=far,
         slow=_next(forecast, now) if forecast is not None and forecast.rate else None,
         peak=peak,

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from fulcrum.api.durations import seconds
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.layout import Layout, Room, room_of
-from fulcrum.balance.load import Load, Loads
+from fulcrum.balance.load import DEFAULT_START_SECONDS, Load, Loads
 from fulcrum.balance.service import Service
 from fulcrum.balance.sizing import Size, cheapest, cheapest_as_is
 from fulcrum.balance.snapshot import Snapshot
@@ -18,12 +19,12 @@ from fulcrum.balance.split import splits
 from fulcrum.balance.standing import live
 
 _SPARED: Final = 0.5
-"""Share of the misses that queues may add within the promise, which those that are left must not use. What is measured
-never stands still: without it the next moment would ask for the worker again that this one gave back."""
+"""Share of the misses that queues may add, which those that are left must not use. What is measured never stands still:
+without it the next moment would ask for the worker again that this one gave back."""
+_BESIDE: Final = 0.25
+"""Queues may always add this share of the misses that no number of workers can help."""
 _NOBODY: Final = 1e-3
 """Of a load: so few requests that none waits for another one."""
-DEFAULT_START_SECONDS: Final = 120.0
-"""How long a Pod is given to find a node while nobody has measured it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +97,12 @@ def scale(
             reason = Reason.QUEUE_GROWING
         return Scale(workers=pools.workers(largest, rooms), reason=reason, over_capacity=over)
     kept = Scale(workers=dict(held), over_capacity=over)
-    # Whatever the model says: workers are not given back while requests are late.
-    if loads.peak is None or over or not loads.kept:
+    # Whatever the model says: workers are not given back while requests are late, or right after some were asked for.
+    if loads.peak is None or over or not loads.kept or _just_asked(snapshot, now):
         return kept
-    attainment = _with_room_left(service, usual, loads.peak)
-    smaller = _shrunk(pools, service, loads.peak, divided=divided, attainment=attainment)
+    enough, best = _bounds(service, usual, loads.peak)
+    spared = enough + _SPARED * (best - enough)
+    smaller = _shrunk(pools, service, loads.peak, divided=divided, attainment=spared)
     if smaller is None or sum(smaller.values()) >= sum(held.values()):
         return kept
     return Scale(workers=smaller, reason=Reason.LOAD_FELL)
@@ -108,22 +110,30 @@ def scale(
 
 def _needed(rooms: list[Room], service: Service, load: Load, usual: tuple[Layout, ...]) -> Size:
     """Return the cheapest size with all that stands; most often that is enough, and then nothing is searched for."""
+    if usual and load.rate <= 0:
+        return Size(layout=usual[0], gpus=0, enough=True)
+    enough, _ = _bounds(service, usual, load)
     for layout in usual:
-        if load.rate <= 0 or service.attainment(layout, load) >= service.slo.attainment:
+        if service.attainment(layout, load) >= enough:
             return Size(layout=layout, gpus=0, enough=True)
     if usual and all(room.high == room.low for room in rooms):
         return Size(layout=usual[0], gpus=0, enough=False)
-    return cheapest(rooms, service, load)
+    return cheapest(rooms, service, load, attainment=enough)
 
 
-def _with_room_left(service: Service, usual: tuple[Layout, ...], peak: Load) -> float:
-    """Return the share of requests inside the SLO that fewer workers must reach: above the promise, below what any do.
+def _bounds(service: Service, usual: tuple[Layout, ...], load: Load) -> tuple[float, float]:
+    """Return the share of requests inside the SLO that is enough, and what the largest number of workers would reach.
 
-    Prompts that are too long for the promise on any worker are late with any number of workers.
+    Prompts that are too long for the promise on any worker are late with any number of workers. Enough is what is
+    promised, but where these alone use up nearly all misses that the promise leaves, the last ones that could be saved
+    would take several times the workers.
     """
     promised = service.slo.attainment
-    reachable = service.attainment(usual[0], peak.scaled(_NOBODY)) if usual and peak.rate > 0 else promised
-    return promised + _SPARED * max(reachable - promised, 0.0)
+    if not usual or load.rate <= 0:
+        return promised, promised
+    best = service.attainment(usual[0], load.scaled(_NOBODY))
+    enough = min(promised, best - _BESIDE * (1 - best))
+    return enough, best
 
 
 def _shrunk(pools: _Pools, service: Service, peak: Load, *, divided: bool, attainment: float) -> dict[str, int] | None:
@@ -144,6 +154,12 @@ def _shrunk(pools: _Pools, service: Service, peak: Load, *, divided: bool, attai
             key=lambda found: (not found.enough, sum(found.workers(rooms).values())),
         )
     return pools.workers(size, rooms) if size.enough else None
+
+
+def _just_asked(snapshot: Snapshot, now: datetime) -> bool:
+    """Tell whether a worker was created within `balance.scaleDown.stabilization`."""
+    since = now - timedelta(seconds=seconds(snapshot.spec.balance.scale_down.stabilization))
+    return any(worker.created is not None and worker.created > since for worker in snapshot.workers)
 
 
 def _broken(snapshot: Snapshot, pool: str, now: datetime) -> int:

@@ -36,13 +36,20 @@ class Size:
         return {room.name: max(room.low, _used(self.layout, room.name)) for room in rooms}
 
 
-def cheapest(rooms: Sequence[Room], service: Service, load: Load) -> Size:
-    """Return the cheaper of disaggregated and mixed use of the flippable pools; a tie goes to disaggregated."""
-    divided = cheapest_as_is(rooms, service, load)
+def cheapest(rooms: Sequence[Room], service: Service, load: Load, *, attainment: float | None = None) -> Size:
+    """Return the cheaper of disaggregated and mixed use of the flippable pools; a tie goes to disaggregated.
+
+    `attainment`: other than what is promised.
+    """
+    divided = cheapest_as_is(rooms, service, load, attainment=attainment)
     if all(room.role is not None for room in rooms) or (divided.enough and divided.gpus == 0):
         return divided
     together = cheapest_as_is(
-        [room.as_mixed() for room in rooms], service, load, below=divided.gpus if divided.enough else None
+        [room.as_mixed() for room in rooms],
+        service,
+        load,
+        below=divided.gpus if divided.enough else None,
+        attainment=attainment,
     )
     return min(divided, together, key=lambda size: (not size.enough, size.gpus))
 

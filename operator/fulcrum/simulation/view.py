@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 from fulcrum.balance import Action
 from fulcrum.balance.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
 from fulcrum.balance.demand import Slo
-from fulcrum.balance.lengths import NEWEST_PARTS, STRETCH_SECONDS, Arrived, Lengths, Measured, begun, lengths
+from fulcrum.balance.lengths import (
+    NEWEST_PARTS,
+    STRETCH_SECONDS,
+    Arrived,
+    Lengths,
+    Measured,
+    Moments,
+    begun,
+    common_spread,
+    lengths,
+)
 from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.simulation.cluster import ClusterModel
@@ -77,7 +87,7 @@ class View:
             osl_seen=seen.osl_seen,
             ended=float(len(outputs)),
             isl_cv2=seen.isl_cv2,
-            osl_cv2=_cv2(outputs),
+            osl_cv2=self._output_spread(),
             prefix_hit=max(0.0, 1 - computed / prefilled) if prefilled else None,
             attainment=float(within.sum()) / len(ended) if len(ended) else None,
             ttft_p50_seconds=_quantile(ttft, 0.5),
@@ -96,6 +106,16 @@ class View:
         until = [self._arrived_since(self.now - STRETCH_SECONDS * part) for part in range(_STRETCHES + 1)]
         stretches = [longer.before(newer) for newer, longer in pairwise(until)]
         return lengths(came, newest, prompts=(Measured(), Measured()), outputs=outputs, stretches=stretches)
+
+    def _output_spread(self) -> float | None:
+        """How spread answers of the last minutes are, within stretches."""
+        ended = self._ended_since(self.now - MEMORY_SECONDS)
+        ended = ended[self._ledger.outcome[ended] == Outcome.SERVED]
+        edges = self.now - STRETCH_SECONDS * np.arange(_STRETCHES, -1, -1)
+        places = np.searchsorted(self._ledger.end_seconds[ended], edges, side="right")
+        outputs = self._workload.output_tokens[ended].astype(np.float64)
+        parts = [outputs[first:last] for first, last in pairwise(places)]
+        return common_spread([Moments(count=len(p), tokens=float(p.sum()), squares=float(p @ p)) for p in parts])
 
     def _arrived_since(self, since_seconds: float) -> Arrived:
         load = self._workload
@@ -167,10 +187,6 @@ def _means(values: NDArray[np.int32], edges: NDArray[np.int64]) -> NDArray[np.fl
     counts[counts == 0] = np.nan
     means: NDArray[np.float64] = np.diff(sums[edges]) / counts
     return means
-
-
-def _cv2(lengths: NDArray[np.int32]) -> float | None:
-    return float(lengths.var() / lengths.mean() ** 2) if len(lengths) > 1 else None
 
 
 def _quantile(values: NDArray[np.float64], quantile: float) -> float | None:

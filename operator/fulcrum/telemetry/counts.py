@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from fulcrum.api.reasons import REJECTIONS
-from fulcrum.balance.lengths import NEWEST_PARTS, Arrived, Measured, begun, lengths
+from fulcrum.balance.lengths import NEWEST_PARTS, Arrived, Measured, Moments, begun, common_spread, lengths
 from fulcrum.balance.outlook import Traffic
-from fulcrum.telemetry.histogram import quantile, squared_variation
+from fulcrum.telemetry.histogram import moments, quantile, squared_variation
 
 PREFIX: Final = "fulcrum_gateway_"
 ARRIVALS: Final = "arrivals_total"
@@ -51,10 +51,10 @@ class Key(NamedTuple):
 
 
 Counts = dict[Key, float]
+_OUTPUT_BUCKETS: Final = f"{OUTPUT}_bucket"
 LENGTHS: Final = tuple(Key(f"{name}_{part}") for name in (PROMPT, OUTPUT, *ESTIMATES) for part in ("sum", "count"))
 """What lengths are made of."""
-SPREAD: Final = (Key(f"{ARRIVED_PROMPT}_sum"), Key(f"{ARRIVED_PROMPT}_count"), Key(f"{ARRIVED_SQUARES}_sum"))
-"""What the spread of prompts is made of."""
+_SPREAD: Final = (Key(f"{ARRIVED_PROMPT}_sum"), Key(f"{ARRIVED_PROMPT}_count"), Key(f"{ARRIVED_SQUARES}_sum"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +139,11 @@ def add(counts: Iterable[Counts]) -> Counts:
     return total
 
 
+def spread_of(counts: Counts) -> tuple[Key, ...]:
+    """What the spread of lengths is made of; the buckets of outputs are those of `counts`."""
+    return *_SPREAD, *(key for key in counts if key.name == _OUTPUT_BUCKETS)
+
+
 def make_traffic(
     counts: Counts,
     window_seconds: float,
@@ -151,7 +156,7 @@ def make_traffic(
     """What `counts` of `window_seconds` amount to; ratios of nothing are None. `dispersion` is passed on.
 
     `newest` (`NEWEST_PARTS` of the window) and `longer` (the last minutes) are for the lengths (`LENGTHS`), `stretches`
-    (each `STRETCH_SECONDS` of the last minutes) for the `SPREAD` of prompts.
+    (each `STRETCH_SECONDS` of the last minutes) for how spread they are (`spread_of`).
     """
     arrivals = counts.get(Key(ARRIVALS), 0.0)
     outcomes = {key.part: value for key, value in counts.items() if key.name == SLO}
@@ -171,6 +176,7 @@ def make_traffic(
         outputs=[_measured(each, OUTPUT, EXPECTED_OUTPUT) for each in (counts, longer)],
         stretches=[_arrived(each) for each in stretches],
     )
+    osl_cv2 = common_spread([_outputs(each) for each in stretches])
     return Traffic(
         window_seconds=window_seconds,
         rate=arrivals / window_seconds,
@@ -180,7 +186,7 @@ def make_traffic(
         osl_seen=seen.osl_seen,
         ended=counts.get(Key(f"{OUTPUT}_count")),
         isl_cv2=squared_variation(_buckets(counts, PROMPT)) if seen.isl_cv2 is None else seen.isl_cv2,
-        osl_cv2=squared_variation(_buckets(counts, OUTPUT)),
+        osl_cv2=squared_variation(_buckets(counts, OUTPUT)) if osl_cv2 is None else osl_cv2,
         attainment=attainment,
         ttft_p50_seconds=quantile(ttft, 0.5),
         ttft_p90_seconds=quantile(ttft, 0.9),
@@ -201,6 +207,11 @@ def _arrived(counts: Counts) -> Arrived:
         outputs=counts.get(Key(f"{ARRIVED_OUTPUT}_count"), 0.0),
         output_tokens=counts.get(Key(f"{ARRIVED_OUTPUT}_sum"), 0.0),
     )
+
+
+def _outputs(counts: Counts) -> Moments:
+    count, tokens, squares = moments(_buckets(counts, OUTPUT))
+    return Moments(count=count, tokens=tokens, squares=squares)
 
 
 def _measured(counts: Counts, histogram: str, expected: str) -> Measured:

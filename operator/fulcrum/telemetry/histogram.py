@@ -31,9 +31,18 @@ def quantile(buckets: Mapping[float, float], fraction: float) -> float | None:
 
 
 def squared_variation(buckets: Mapping[float, float]) -> float | None:
-    """Return the squared coefficient of variation, values being spread evenly in their bucket; None when empty.
+    """Return the squared coefficient of variation of values that lie as in `moments`; None when empty."""
+    total, first, second = moments(buckets)
+    if not first > 0:
+        return None
+    mean = first / total
+    return max(0.0, second / total / (mean * mean) - 1.0)
 
-    What falls into the last bucket (+Inf) is taken to be at its lower bound.
+
+def moments(buckets: Mapping[float, float]) -> tuple[float, float, float]:
+    """Return the number of values, their sum and the sum of their squares.
+
+    Values are spread evenly in their bucket. What falls into the last one (+Inf) is taken to be at its lower bound.
     """
     total = first = second = below = lower = 0.0
     for bound in sorted(buckets):
@@ -43,7 +52,4 @@ def squared_variation(buckets: Mapping[float, float]) -> float | None:
         first += count * (lower + upper) / 2
         second += count * (lower * lower + lower * upper + upper * upper) / 3
         below, lower = max(buckets[bound], below), upper
-    if not first > 0:
-        return None
-    mean = first / total
-    return max(0.0, second / total / (mean * mean) - 1.0)
+    return total, first, second

@@ -18,7 +18,6 @@ from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.telemetry.counts import (
     LENGTHS,
-    SPREAD,
     BadPageError,
     Counts,
     Page,
@@ -26,6 +25,7 @@ from fulcrum.telemetry.counts import (
     increase,
     make_traffic,
     read_page,
+    spread_of,
 )
 from fulcrum.telemetry.ring import Ring, Slice
 from fulcrum.telemetry.source import ClusterRef, Unknown
@@ -179,13 +179,14 @@ class ScrapeSource:
         def only_lengths(seconds: float) -> Counts:
             return known.ring.recent(window_seconds=seconds, now=now, keys=LENGTHS)[0]
 
+        spread = spread_of(counts)
         return make_traffic(
             counts,
             covered_seconds,
             newest=[only_lengths(part * window_seconds) for part in NEWEST_PARTS],
             longer=only_lengths(MEMORY_SECONDS),
             stretches=[
-                known.ring.recent(window_seconds=STRETCH_SECONDS, now=now - part * STRETCH_SECONDS, keys=SPREAD)[0]
+                known.ring.recent(window_seconds=STRETCH_SECONDS, now=now - part * STRETCH_SECONDS, keys=spread)[0]
                 for part in range(int(MEMORY_SECONDS / STRETCH_SECONDS))
             ],
             dispersion=dispersion(known.ring.spans(MEMORY_SECONDS, now=now)),
