@@ -195,14 +195,26 @@ def test_prompts_that_are_late_on_any_worker_take_few_more() -> None:
     workers = []
     for isl in range(4000, 12_001, 500):
         world = auto(pool(low=1, high=16))
-        world.outlook = replace(
-            outlook(1.0, float(isl), 119.0, isl_cv2=1.2, window_seconds=25.0), forecast=None, peak=None
-        )
+        world.outlook = outlook(1.0, float(isl), 119.0, isl_cv2=1.2, window_seconds=25.0, peak_rate=None)
         world.settle()
         workers.append(sum(world.roles().values()))
     assert workers == sorted(workers)
     assert workers[0] == 1
     assert workers[-1] <= 3
+
+
+def test_without_a_forecast_only_what_is_sure_starts_pods() -> None:
+    """As after a restart of the operator, which remembers nothing."""
+    steady = outlook(24.0, window_seconds=10.0)
+    world = settled(auto(pool(low=1, high=12)), steady)
+    before = sum(world.roles().values())
+    for isl, more in ((2600.0, False), (8000.0, True)):
+        known = outlook(24.0, isl, window_seconds=10.0)
+        world.outlook = replace(known, forecast=None, peak=None)
+        created = [action for action in world.plan().actions if isinstance(action, CreateWorker)]
+        assert bool(created) is more
+        assert {action.reason for action in created} <= {Reason.LOAD_SHIFTED}
+    assert before == sum(world.roles().values())
 
 
 @pytest.mark.parametrize(("tokens", "more"), [(1_600_000, False), (12_800_000, True)])

@@ -92,6 +92,14 @@ class Noise:
     isl: float
     osl: float
 
+    def sure_rate(self, measured_rate: float) -> float:
+        """Return requests/s that arrive at least.
+
+        The lower bound of a count, whose root has the same error whatever the count is: of a few requests some are
+        left, where as many standard errors below their number none would be.
+        """
+        return measured_rate * max(0.0, 1 - NOISE_SIGMAS / 2 * self.rate) ** 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
@@ -102,7 +110,8 @@ class Loads:
     lasting: Load
     """The same, but the backlog may take as long as a new Pod takes to start: what is gone by then needs none."""
     far: Load
-    """The most of the forecast's horizon at its quantile: what Pods answer, because they take minutes to start."""
+    """The most of the forecast's horizon at its quantile: what Pods answer, because they take minutes to start; without
+    a forecast what is least."""
     slow: Load | None
     """What the forecast expects next: the load of the last minutes and not of seconds; None without a forecast."""
     peak: Load | None
@@ -119,27 +128,13 @@ class Loads:
 
     @property
     def sure(self) -> Load:
-        """The near load without what is only expected, and without what may be noise: what arrives at least.
-
-        The lower bound of a count, whose root has the same error whatever the count is: of a few requests some are
-        left, where as many standard errors below their number none would be.
-        """
-        return self.near.with_rate(self._sure_rate)
+        """The near load without what is only expected, and without what may be noise: what arrives at least."""
+        return self.near.with_rate(self.noise.sure_rate(self.measured_rate))
 
     @property
     def least(self) -> Load:
         """The lasting load as far as it is sure, with lengths, too, two standard errors below what was measured."""
-        isl, osl = (max(0.0, 1 - NOISE_SIGMAS * error) for error in (self.noise.isl, self.noise.osl))
-        sure = self.lasting.with_rate(self._sure_rate)
-        prefill, decode = (
-            replace(each, isl_tokens=max(each.isl_tokens * isl, 1.0), osl_tokens=max(each.osl_tokens * osl, 1.0))
-            for each in (sure.prefill, sure.decode)
-        )
-        return Load(rate=sure.rate, prefill=prefill, decode=decode)
-
-    @property
-    def _sure_rate(self) -> float:
-        return self.measured_rate * max(0.0, 1 - NOISE_SIGMAS / 2 * self.noise.rate) ** 2
+        return _least(self.lasting, self.measured_rate, self.noise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +189,7 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback
         )
         for span_seconds in (payback_seconds, max(payback_seconds, start_seconds))
     )
-    far = _worst(forecast, now) if forecast is not None else Load(rate=now.rate, prefill=now, decode=now)
+    far = _worst(forecast, now) if forecast is not None else _least(lasting, now.rate, noise)
     peak = None
     if outlook.peak is not None:
         peak = near.at_least(far).at_least(_highest(outlook.peak, now))
@@ -213,6 +208,16 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback
         forecast_leads=soon > now.rate * (1 + NOISE_SIGMAS * noise.rate),
         queued=longest if queue[longest] > NOISE_SIGMAS * sqrt(seen) else None,
     )
+
+
+def _least(lasting: Load, measured_rate: float, noise: Noise) -> Load:
+    isl, osl = (max(0.0, 1 - NOISE_SIGMAS * error) for error in (noise.isl, noise.osl))
+    sure = lasting.with_rate(noise.sure_rate(measured_rate))
+    prefill, decode = (
+        replace(each, isl_tokens=max(each.isl_tokens * isl, 1.0), osl_tokens=max(each.osl_tokens * osl, 1.0))
+        for each in (sure.prefill, sure.decode)
+    )
+    return Load(rate=sure.rate, prefill=prefill, decode=decode)
 
 
 def served_share(traffic: Traffic) -> float:
