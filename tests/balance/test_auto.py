@@ -203,6 +203,14 @@ def test_prompts_that_are_late_on_any_worker_take_few_more() -> None:
     assert workers[-1] <= 3
 
 
+def test_a_quicker_pool_grows_for_what_is_too_long_for_the_slow_one() -> None:
+    world = auto(pool("a", low=2, high=2), pool("b", low=0, high=4))
+    speeds = {"a": speed(prefill=0.1), "b": speed()}
+    world.outlook = outlook(1.0, 4000.0, 100.0, speeds=speeds, peak_rate=None)
+    world.settle()
+    assert sum(1 for worker in world.workers.values() if worker.pool == "b") in (1, 2)
+
+
 def test_without_a_forecast_only_what_is_sure_starts_pods() -> None:
     """As after a restart of the operator, which remembers nothing."""
     steady = outlook(24.0, window_seconds=10.0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import product
 from typing import Final
 
 from fulcrum.api.durations import seconds
+from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.layout import Layout, Room, room_of
@@ -24,7 +26,7 @@ without it the next moment would ask for the worker again that this one gave bac
 _BESIDE: Final = 0.25
 """Queues may always add this share of the misses that no number of workers can help."""
 _NOBODY: Final = 1e-3
-"""Of a load: so few requests that none waits for another one."""
+"""Requests per second: so few that none waits for another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,7 @@ def scale(
     # Whatever the model says: workers are not given back while requests are late, or right after some were asked for.
     if loads.peak is None or over or not loads.kept or _just_asked(snapshot, now):
         return kept
-    enough, best = _bounds(service, usual, loads.peak)
+    enough, best = _bounds(service, usual[:1], loads.peak)
     spared = enough + _SPARED * (best - enough)
     smaller = _shrunk(pools, service, loads.peak, divided=divided, attainment=spared)
     if smaller is None or sum(smaller.values()) >= sum(held.values()):
@@ -110,30 +112,38 @@ def scale(
 
 def _needed(rooms: list[Room], service: Service, load: Load, usual: tuple[Layout, ...]) -> Size:
     """Return the cheapest size with all that stands; most often that is enough, and then nothing is searched for."""
-    if usual and load.rate <= 0:
-        return Size(layout=usual[0], gpus=0, enough=True)
-    enough, _ = _bounds(service, usual, load)
+    enough, _ = _bounds(service, _smallest(rooms), load)
     for layout in usual:
-        if service.attainment(layout, load) >= enough:
+        if load.rate <= 0 or service.attainment(layout, load) >= enough:
             return Size(layout=layout, gpus=0, enough=True)
     if usual and all(room.high == room.low for room in rooms):
         return Size(layout=usual[0], gpus=0, enough=False)
     return cheapest(rooms, service, load, attainment=enough)
 
 
-def _bounds(service: Service, usual: tuple[Layout, ...], load: Load) -> tuple[float, float]:
-    """Return the share of requests inside the SLO that is enough, and what the largest number of workers would reach.
+def _bounds(service: Service, layouts: Iterable[Layout], load: Load) -> tuple[float, float]:
+    """Return the share of requests inside the SLO that is enough, and what the best of the layouts reaches when idle.
 
     Prompts that are too long for the promise on any worker are late with any number of workers. Enough is what is
     promised, but where these alone use up nearly all misses that the promise leaves, the last ones that could be saved
     would take several times the workers.
     """
     promised = service.slo.attainment
-    if not usual or load.rate <= 0:
+    if load.rate <= 0:
         return promised, promised
-    best = service.attainment(usual[0], load.scaled(_NOBODY))
-    enough = min(promised, best - _BESIDE * (1 - best))
-    return enough, best
+    idle = load.scaled(_NOBODY / load.rate)
+    best = max((service.attainment(layout, idle) for layout in layouts), default=promised)
+    return min(promised, best - _BESIDE * (1 - best)), best
+
+
+def _smallest(rooms: Iterable[Room]) -> list[Layout]:
+    """Return the smallest layouts: a worker for each role, of the same pool or of two; or one that does both."""
+    there = [room for room in rooms if room.high > 0]
+    prefill, decode = (
+        [room.name for room in there if room.role in (None, role)] for role in (Role.PREFILL, Role.DECODE)
+    )
+    split = [Layout.of(prefill={one: 1}, decode={other: 1}) for one, other in product(prefill, decode)]
+    return split + [Layout.of(mixed={room.name: 1}) for room in there if room.role is Role.MIXED]
 
 
 def _shrunk(pools: _Pools, service: Service, peak: Load, *, divided: bool, attainment: float) -> dict[str, int] | None:
