@@ -203,6 +203,14 @@ def test_prompts_that_are_late_on_any_worker_take_few_more() -> None:
     assert workers[-1] <= 3
 
 
+@pytest.mark.parametrize("isl", [20_000.0, 50_000.0])
+def test_prompts_to_come_that_nobody_serves_in_time_start_pods_all_the_same(isl: float) -> None:
+    """Nearly all will be late on any worker; to wait without end is worse."""
+    world = settled(auto(pool(low=1, high=16)), outlook(1.0))
+    world.outlook = replace(outlook(1.0), forecast=forecast(10.0, isl=isl), peak=None)
+    assert sum(world.plan().target.values()) > 10
+
+
 def test_a_quicker_pool_grows_for_what_is_too_long_for_the_slow_one() -> None:
     world = auto(pool("a", low=2, high=2), pool("b", low=0, high=4))
     speeds = {"a": speed(prefill=0.1), "b": speed()}

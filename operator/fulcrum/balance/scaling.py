@@ -24,7 +24,7 @@ _SPARED: Final = 0.5
 """Share of the misses that queues may add, which those that are left must not use. What is measured never stands still:
 without it the next moment would ask for the worker again that this one gave back."""
 _BESIDE: Final = 0.25
-"""Queues may always add this share of the misses that no number of workers can help."""
+"""Queues may always add this share of the misses that no number of workers can help, up to half of what is left."""
 _NOBODY: Final = 1e-3
 """Requests per second: so few that none waits for another one."""
 
@@ -133,7 +133,7 @@ def _bounds(service: Service, layouts: Iterable[Layout], load: Load) -> tuple[fl
         return promised, promised
     idle = load.scaled(_NOBODY / load.rate)
     best = max((service.attainment(layout, idle) for layout in layouts), default=promised)
-    return min(promised, best - _BESIDE * (1 - best)), best
+    return min(promised, best - min(_BESIDE * (1 - best), best / 2)), best
 
 
 def _smallest(rooms: Iterable[Room]) -> list[Layout]:
