@@ -65,7 +65,8 @@ class View:
         ended = self._ended_since(since)
         outcomes = ledger.outcome[ended]
         served = ended[outcomes == Outcome.SERVED]
-        outputs = load.output_tokens[served]
+        longer = self._ended_since(self.now - MEMORY_SECONDS)
+        longer = longer[ledger.outcome[longer] == Outcome.SERVED]
         ttft = ledger.ttft_seconds[served]
         tpot = ledger.tpot_seconds(load.arrival_seconds, load.output_tokens, served)
         within = (ttft <= self.slo.ttft_seconds) & ~(tpot > self.slo.tpot_seconds)
@@ -74,7 +75,7 @@ class View:
         measured = tpot[~np.isnan(tpot)]
         came = self._arrived_since(since)
         newest = [self._arrived_since(self.now - part * window_seconds) for part in NEWEST_PARTS]
-        seen = self._lengths(came, newest, served)
+        seen = self._lengths(came, newest, served, longer)
         began = begun(came, newest)
         if began is not None:
             window_seconds *= NEWEST_PARTS[began]
@@ -85,9 +86,9 @@ class View:
             osl_tokens=seen.osl_tokens,
             isl_seen=seen.isl_seen,
             osl_seen=seen.osl_seen,
-            ended=float(len(outputs)),
+            ended=float(len(served)),
             isl_cv2=seen.isl_cv2,
-            osl_cv2=self._output_spread(),
+            osl_cv2=self._output_spread(longer),
             prefix_hit=max(0.0, 1 - computed / prefilled) if prefilled else None,
             attainment=float(within.sum()) / len(ended) if len(ended) else None,
             ttft_p50_seconds=_quantile(ttft, 0.5),
@@ -98,22 +99,20 @@ class View:
             dispersion=self._dispersion(),
         )
 
-    def _lengths(self, came: Arrived, newest: list[Arrived], served: NDArray[np.int64]) -> Lengths:
-        """Prompts are known exactly when they come, so nothing corrects them."""
-        longer = self._ended_since(self.now - MEMORY_SECONDS)
-        longer = longer[self._ledger.outcome[longer] == Outcome.SERVED]
+    def _lengths(
+        self, came: Arrived, newest: list[Arrived], served: NDArray[np.int64], longer: NDArray[np.int64]
+    ) -> Lengths:
+        """Prompts are known exactly when they come, so nothing corrects them. `longer`: served in the last minutes."""
         outputs = (self._outputs(served), self._outputs(longer))
         until = [self._arrived_since(self.now - STRETCH_SECONDS * part) for part in range(_STRETCHES + 1)]
-        stretches = [longer.before(newer) for newer, longer in pairwise(until)]
+        stretches = [older.before(newer) for newer, older in pairwise(until)]
         return lengths(came, newest, prompts=(Measured(), Measured()), outputs=outputs, stretches=stretches)
 
-    def _output_spread(self) -> float | None:
+    def _output_spread(self, served: NDArray[np.int64]) -> float | None:
         """How spread answers of the last minutes are, within stretches."""
-        ended = self._ended_since(self.now - MEMORY_SECONDS)
-        ended = ended[self._ledger.outcome[ended] == Outcome.SERVED]
         edges = self.now - STRETCH_SECONDS * np.arange(_STRETCHES, -1, -1)
-        places = np.searchsorted(self._ledger.end_seconds[ended], edges, side="right")
-        outputs = self._workload.output_tokens[ended].astype(np.float64)
+        places = np.searchsorted(self._ledger.end_seconds[served], edges, side="right")
+        outputs = self._workload.output_tokens[served].astype(np.float64)
         parts = [outputs[first:last] for first, last in pairwise(places)]
         return common_spread([Moments(count=len(p), tokens=float(p.sum()), squares=float(p @ p)) for p in parts])
 
