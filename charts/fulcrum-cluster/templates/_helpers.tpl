@@ -1,0 +1,11 @@
+{{- define "cluster.name" -}}
+{{- default .Release.Name .Values.name -}}
+{{- end -}}
+
+{{- define "cluster.labels" -}}
+app.kubernetes.io/name: {{ include "cluster.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: fulcrum
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}

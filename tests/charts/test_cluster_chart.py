@@ -1,0 +1,80 @@
+"""`charts/fulcrum-cluster`: the InferenceCluster that its values make, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fulcrum.api.objects import load_inference_cluster
+
+CHART = Path(__file__).resolve().parents[2] / "charts/fulcrum-cluster"
+CLUSTER = ("InferenceCluster", "release")
+LEAST = (
+    "model.name=meta-llama/Llama-3.1-8B-Instruct",
+    "pools[0].name=h100",
+    "pools[0].accelerator=H100-SXM-80GB",
+    "pools[0].workers.min=2",
+    "pools[0].workers.max=8",
+)
+
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+Render = Callable[..., dict[tuple[str, str], dict[str, Any]]]
+
+
+def test_lint_finds_nothing(helm: Helm, tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        yaml.safe_dump({"model": {"name": "m"}, "pools": [{"name": "p", "accelerator": "cpu", "workers": {"max": 2}}]})
+    )
+    done = helm("lint", "--strict", str(CHART), "--values", str(values))
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_cluster_is_one_that_the_operator_reads(render: Render) -> None:
+    made = render("fulcrum-cluster", *LEAST, "slo.ttft=500ms", "balance.mode=Observe")[CLUSTER]
+    made["metadata"]["uid"] = "u"
+    cluster = load_inference_cluster(made)
+    assert cluster.spec.model.name == "meta-llama/Llama-3.1-8B-Instruct"
+    assert cluster.spec.pools[0].workers.max == 8
+    assert cluster.spec.slo.ttft == "500ms"
+    assert set(made["spec"]) == {"model", "pools", "slo", "balance"}
+
+
+def test_routes_lead_to_the_gateway(render: Render) -> None:
+    objects = render(
+        "fulcrum-cluster",
+        *LEAST,
+        "name=chat",
+        "httpRoute.enabled=true",
+        "httpRoute.parentRefs[0].name=public",
+        "ingress.enabled=true",
+        "ingress.host=chat.example.com",
+    )
+    (rule,) = objects["HTTPRoute", "chat"]["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": "chat-gateway", "port": 8080}]
+    (path,) = objects["Ingress", "chat"]["spec"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "chat-gateway", "port": {"number": 8080}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (LEAST[1:], "model.name: name the model to serve"),
+        (LEAST[:1], "pools: name at least one pool"),
+        ((*LEAST, "slo.ttfb=1s"), "additional properties 'ttfb' not allowed"),
+        ((*LEAST, "pools[0].workers.min=-1"), "/pools/0/workers/min"),
+        ((*LEAST, "slo.attainment=1.5"), "/slo/attainment"),
+        ((*LEAST, "httpRoute.enabled=true"), "httpRoute.parentRefs: name the Gateway"),
+        ((*LEAST, "ingress.enabled=true", "ingress.tlsSecretName=x"), "ingress.host: TLS needs the host"),
+        ((*LEAST, "name=Chat"), "/name"),
+    ],
+)
+def test_wrong_values_are_refused_with_a_message(helm: Helm, settings: tuple[str, ...], message: str) -> None:
+    done = helm("template", "release", str(CHART), *(word for setting in settings for word in ("--set", setting)))
+    assert done.returncode != 0
+    assert message in done.stderr
