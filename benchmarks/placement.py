@@ -1,0 +1,271 @@
+"""Placement on unequal GPUs: against equal GPUs for the same money, the exact optimum, the simulator and the clock.
+
+1. HexGen-2's setting (ICLR 2025; prices of that time): inventories of unlike GPUs, OPT-30B and Llama-2-70B, against the
+   best placement of one kind for the same money, and against H100 that prefill or decode, as DistServe places them, by
+   the estimates. The search alone against the exact program.
+2. Time on one core and the gap to the bound for 256 and 1,024 GPUs.
+3. Splitwise's measured table: H100 prefill with A100 decode against either alone for the same money.
+4. Random inventories of three kinds in the simulator, run by the production balance (`--simulated N`): predicted
+   against simulated, and against the best single kind for the same money.
+
+Exits with 1 when a search takes too long, or alone is more than 5 % below the exact optimum.
+
+    python benchmarks/placement.py [--simulated 10] [--admission Off]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Sequence
+from math import log1p, sqrt
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from fulcrum.api.names import Role
+from fulcrum.api.objects import load_inference_cluster
+from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.balance.demand import Demand, Slo
+from fulcrum.capacity.known_models import known_model
+from fulcrum.capacity.nonnegative import fit_relative
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.cli.plan.estimates import QueueingEstimates
+from fulcrum.placement.deploy import inference_cluster
+from fulcrum.placement.errors import PlacementError
+from fulcrum.placement.inventory import Inventory, inventory_from
+from fulcrum.placement.parallelism import Engine
+from fulcrum.placement.performance import goodput, highest_rate
+from fulcrum.placement.plan import Plan
+from fulcrum.placement.search import Request, search
+from fulcrum.simulation.arrivals import constant
+from fulcrum.simulation.cluster import ClusterModel, PoolModel
+from fulcrum.simulation.engine import simulate
+from fulcrum.simulation.generate import stream
+from fulcrum.simulation.lengths import LogNormalLengths
+from fulcrum.simulation.policies import Ours
+
+PRICES = {"H100-SXM-80GB": 3.69, "A100-SXM-80GB": 1.75, "L40-48GB": 1.14, "A6000-48GB": 0.79}
+"""USD per GPU and hour: an example of rental prices at the time of the paper."""
+INVENTORIES = (
+    (("H100-SXM-80GB", 2, 1), ("A100-SXM-80GB", 4, 1), ("L40-48GB", 2, 1)),
+    (("H100-SXM-80GB", 4, 1), ("A100-SXM-80GB", 4, 2), ("L40-48GB", 4, 1), ("A6000-48GB", 8, 1)),
+    (("H100-SXM-80GB", 8, 1), ("A100-SXM-80GB", 8, 1), ("L40-48GB", 8, 1), ("A6000-48GB", 8, 1)),
+    (("H100-SXM-80GB", 2, 1), ("A100-SXM-80GB", 6, 1), ("L40-48GB", 4, 1), ("A6000-48GB", 8, 1)),
+)
+LIMITS_SECONDS = {256: 10.0, 1024: 60.0}
+SLO = Slo(ttft_seconds=2.0, tpot_seconds=0.1, attainment=0.9)
+DEMAND = Demand(rate=0.0, isl_tokens=755.0, osl_tokens=200.0, isl_cv2=0.5, osl_cv2=0.8)
+ESTIMATES = QueueingEstimates(DEMAND, SLO)
+MODELS = ("facebook/opt-30b", "meta-llama/Llama-2-70b-hf")
+REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference" / "splitwise_perf_model.csv"
+SPLITWISE_PRICES = {"h100-80gb": 38.0, "a100-80gb": 17.6}
+"""USD per machine of eight and hour, as Splitwise takes them."""
+RUN_SECONDS = 90.0
+
+
+def inventory(entries: Sequence[tuple[str, int, int]]) -> Inventory:
+    """Return (accelerator, GPUs per node, nodes)."""
+    return inventory_from(
+        {
+            "nodes": [
+                {"name": f"n{n}", "accelerator": kind, "gpus": gpus, "count": count, "pricePerHour": PRICES[kind]}
+                for n, (kind, gpus, count) in enumerate(entries)
+            ]
+        }
+    )
+
+
+def planned(what: Inventory, model: str, **more: Any) -> Plan:
+    """Return the plan with most goodput."""
+    settings: dict[str, Any] = {"engine": Engine(model=known_model(model)), **more}
+    return search(Request(inventory=what, performance=ESTIMATES, prompt_tokens=DEMAND.isl_tokens, **settings))
+
+
+def of_one_kind(price: float, model: str, kinds: Sequence[str], **more: Any) -> dict[str, Plan]:
+    """Return the plan of each kind for the same money, in nodes of eight."""
+    found = {}
+    for kind in kinds:
+        gpus = int(price / PRICES[kind] + 1e-9)
+        nodes = [(kind, 8, gpus // 8), (kind, gpus % 8, 1)]
+        try:
+            found[kind] = planned(inventory([each for each in nodes if each[1] and each[2]]), model, **more)
+        except PlacementError:
+            continue
+    return found
+
+
+def against_one_kind() -> bool:
+    """Print the first table; returns whether the search alone is within 5 % of the exact optimum."""
+    print(
+        "GPUs  model           goodput/s  price/h | one kind, same money                 | alone/exact  gap | DistServe"
+    )
+    near, gains = True, []
+    for entries in INVENTORIES:
+        for model in MODELS:
+            what = inventory(entries)
+            plan, alone = planned(what, model), planned(what, model, exact_gpus=0)
+            others = of_one_kind(what.price_per_hour, model, sorted(PRICES))
+            share = alone.flow_rate / plan.flow_rate
+            near &= share >= 0.95
+            apart = of_one_kind(what.price_per_hour, model, ["H100-SXM-80GB"], roles=(Role.PREFILL, Role.DECODE))
+            gains.append(plan.goodput / apart["H100-SXM-80GB"].goodput)
+            row = " ".join(
+                f"{kind.split('-')[0]} {plan.goodput / other.goodput:.2f}x" for kind, other in others.items()
+            )
+            print(
+                f"{what.gpus:4}  {model[-14:]:14} {plan.goodput:10.2f} {what.price_per_hour:8.2f} | {row:42} | "
+                f"{share:10.1%} {plan.gap:5.1%} | {gains[-1]:.2f}x"
+            )
+    print(
+        f"against H100 as DistServe places them: mean {np.mean(gains):.2f}x, most {max(gains):.2f}x "
+        "(published: 1.3x and 2.0x)\n"
+    )
+    return near
+
+
+def in_time() -> bool:
+    """Print the time of large searches; returns whether all are within their limits."""
+    met = True
+    for gpus, limit in LIMITS_SECONDS.items():
+        what = inventory([(kind, 8, gpus // 32) for kind in PRICES])
+        for model in MODELS:
+            began = time.process_time()
+            plan = planned(what, model, exact_gpus=0)
+            seconds = time.process_time() - began
+            met &= seconds < limit
+            print(f"{gpus:5} GPUs {model[-14:]:14} {seconds:5.1f} s of CPU (limit {limit:.0f}), gap {plan.gap:.2%}")
+    print()
+    return met
+
+
+def splitwise() -> None:
+    """Print goodput with measured speeds; each mix of whole machines for the price of twelve H100 machines."""
+    if not REFERENCE.exists():
+        print(f"skipped: {REFERENCE} is not there")
+        return
+    speeds = {kind: measured(kind) for kind in SPLITWISE_PRICES}
+    budget = 12 * SPLITWISE_PRICES["h100-80gb"]
+    best: dict[str, tuple[float, str]] = {}
+    for prefill, decode in (("h100-80gb", "h100-80gb"), ("a100-80gb", "a100-80gb"), ("h100-80gb", "a100-80gb")):
+        for prefills in range(1, int(budget / SPLITWISE_PRICES[prefill])):
+            decodes = int((budget - prefills * SPLITWISE_PRICES[prefill]) / SPLITWISE_PRICES[decode])
+            if decodes < 1:
+                continue
+            rate = goodput(
+                ESTIMATES, prefill=[(speeds[prefill], prefills)], decode=[(speeds[decode], decodes)], mixed=[]
+            )
+            name = f"{prefill} prefill, {decode} decode"
+            best[name] = max(best.get(name, (0.0, "")), (rate, f"{prefills}P:{decodes}D"))
+    print(f"Splitwise's table, llama2-70b, TP 8, machines for {budget:.0f} USD/h:")
+    for name, (rate, split) in best.items():
+        print(f"  {name:38} {split:8} {rate:7.1f} requests/s")
+    print()
+
+
+def measured(kind: str) -> WorkerSpeed:
+    """Return a machine of eight with llama2-70b, fitted to the table."""
+    with REFERENCE.open(encoding="utf-8") as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if (row["model"], row["hardware"], row["tensor_parallel"]) == ("llama2-70b", kind, "8")
+        ]
+    sizes = [(float(row["prompt_size"]), float(row["batch_size"]), float(row["token_size"])) for row in rows]
+    prefill = fit_relative(
+        [(1.0, batch * prompt, batch * prompt**2) for prompt, batch, _ in sizes],
+        [float(row["prompt_time"]) / 1e3 for row in rows],
+    )
+    decode = fit_relative(
+        [(1.0, batch, batch * (prompt + tokens / 2)) for prompt, batch, tokens in sizes],
+        [float(row["token_time"]) / 1e3 for row in rows],
+    )
+    kv_bytes = Engine(model=known_model("llama2-70b")).kv_bytes_per_token * 2
+    return WorkerSpeed(
+        coefficients=SpeedCoefficients.of(prefill=prefill, decode=decode),
+        kv_capacity_tokens=int((8 * 80e9 * 0.9 - 140e9) / kv_bytes),
+    )
+
+
+def in_the_simulator(plan: Plan, model: str, admission: AdmissionPolicy) -> float:
+    """Return the highest rate that the plan carries with the production balance and router."""
+    document = inference_cluster(
+        plan,
+        name="planned",
+        engine=Engine(model=known_model(model)),
+        ttft=f"{SLO.ttft_seconds:g}s",
+        tpot=f"{SLO.tpot_seconds * 1e3:g}ms",
+        attainment=SLO.attainment,
+    )
+    spec = load_inference_cluster(document).spec
+    speeds = {pool.name.replace(f"-{pool.role.value}", "", 1): pool.option for pool in plan.pools}
+    cluster = ClusterModel(
+        pools=tuple(PoolModel(name=name, speed=each.speed, gpus_per_worker=each.gpus) for name, each in speeds.items())
+    )
+    lengths = LogNormalLengths(
+        prompt_mean=DEMAND.isl_tokens,
+        output_mean=DEMAND.osl_tokens,
+        prompt_spread=sqrt(log1p(DEMAND.isl_cv2)),
+        output_spread=sqrt(log1p(DEMAND.osl_cv2)),
+    )
+    initial = [
+        (pool.name.replace(f"-{pool.role.value}", "", 1), pool.role) for pool in plan.pools for _ in range(pool.workers)
+    ]
+
+    def share(rate: float) -> float:
+        load = stream(rate=constant(rate), lengths=lengths, seconds=RUN_SECONDS, seed=1)
+        policy = Ours(spec, initial=initial, least_turn_seconds=5.0, admission=admission)
+        return float(simulate(load, cluster, policy, slo=SLO).within(SLO).mean())
+
+    scale = plan.goodput / 2
+    return scale * highest_rate(lambda part: share(part * scale) if part > 0.5 else 1.0, SLO.attainment, tolerance=0.04)
+
+
+def simulated(count: int, admission: AdmissionPolicy) -> None:
+    """Print predicted and simulated goodput of random inventories, and the best single kind for the same money."""
+    random = np.random.default_rng(24)
+    gains, errors = [], []
+    model = MODELS[1]
+    for number in range(count):
+        kinds = [str(kind) for kind in random.choice(sorted(PRICES), 3, replace=False)]
+        what = inventory([(kind, int(random.choice([4, 8])), int(random.integers(1, 3))) for kind in kinds])
+        plan = planned(what, model)
+        others = of_one_kind(what.price_per_hour, model, kinds)
+        reached = in_the_simulator(plan, model, admission)
+        best = max(others, key=lambda kind: others[kind].goodput)
+        alone = in_the_simulator(others[best], model, admission)
+        gains.append(reached / alone)
+        errors.append(plan.goodput / reached - 1)
+        print(
+            f"{number:2} {what.gpus:3} GPUs of {', '.join(kind.split('-')[0] for kind in kinds):18} predicted "
+            f"{plan.goodput:6.1f}, simulated {reached:6.1f} ({errors[-1]:+.0%}); {best.split('-')[0]} alone "
+            f"{alone:6.1f}: {gains[-1]:.2f}x",
+            flush=True,
+        )
+    if gains:
+        print(f"against the best single kind: median {median(gains):.2f}x, least {min(gains):.2f}x")
+        print(
+            f"predicted against simulated: median {median(map(abs, errors)):.0%}, most {max(map(abs, errors)):.0%} off"
+        )
+
+
+def main() -> int:
+    """Run all four; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulated", type=int, default=10, help="random inventories to simulate (default: 10)")
+    parser.add_argument("--admission", choices=[each.value for each in AdmissionPolicy], default="Predictive")
+    arguments = parser.parse_args()
+    near = against_one_kind()
+    met = in_time()
+    splitwise()
+    simulated(arguments.simulated, AdmissionPolicy(arguments.admission))
+    return 0 if near and met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

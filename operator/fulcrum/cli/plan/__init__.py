@@ -1,0 +1,171 @@
+"""`fulcrum plan`: which GPUs of an inventory form workers, in which role, and what that carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from fulcrum.placement.plan import Plan
+
+_FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
+
+
+@click.command(short_help="Find which GPUs form workers, in which role and parallelism.")
+@click.option("--model", required=True, metavar="NAME", help="Hub id of a known model.")
+@click.option("--inventory", type=_FILE, help="YAML with nodes, prices and links (docs/concepts/placement.md).")
+@click.option("--nodes", type=_FILE, help="Instead: what `kubectl get nodes -o json` prints; - is standard input.")
+@click.option("--workload", required=True, metavar="WHAT", help="PROMPT:OUTPUT mean tokens, a trace file, or a name.")
+@click.option("--slo", required=True, metavar="TTFT,TPOT[,SHARE]", help="The promise, such as 500ms,50ms,0.95.")
+@click.option(
+    "--goal",
+    type=click.Choice(("most-goodput", "least-price", "best-ratio")),
+    default="most-goodput",
+    show_default=True,
+    help="least-price needs --rate; best-ratio is goodput per price.",
+)
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests/s that must be carried.")
+@click.option("--budget", type=click.FloatRange(min=0, min_open=True), help="Most price per hour.")
+@click.option("--kv-dtype", type=click.Choice(("fp8", "bf16")), default="fp8", show_default=True, help="KV cache.")
+@click.option(
+    "--study",
+    is_flag=True,
+    help="Allow pipeline stages where KV is exchanged, as papers do; vLLM cannot, so such a plan is never emitted.",
+)
+@click.option("--plot", type=_FILE, help="Write a picture of pools and KV flows (SVG).")
+@click.option("--emit", type=_FILE, help="Write the InferenceCluster that realises the plan; - is standard output.")
+@click.option("--name", default="planned", show_default=True, help="Name of the emitted InferenceCluster.")
+def command(
+    *,
+    model: str,
+    inventory: Path | None,
+    nodes: Path | None,
+    workload: str,
+    slo: str,
+    goal: str,
+    rate: float | None,
+    budget: float | None,
+    kv_dtype: str,
+    study: bool,
+    plot: Path | None,
+    emit: Path | None,
+    name: str,
+) -> None:
+    """Find which GPUs form workers, with which parallelism and role, and what the cluster then carries.
+
+    Figures are estimates from the roofline of model and accelerators and from queueing formulas
+    (docs/concepts/placement.md says how far they are from the simulator).
+
+    \b
+    Examples:
+      fulcrum plan --model facebook/opt-30b --inventory gpus.yaml --workload 1150:210 --slo 2s,100ms,0.9
+      kubectl get nodes -o json | fulcrum plan --nodes - --model Qwen/Qwen3-32B --workload trace.csv --slo 1s,50ms
+      fulcrum plan ... --goal least-price --rate 20 --emit cluster.yaml --plot plan.svg
+    """
+    from math import inf
+
+    from fulcrum.capacity.known_models import UnknownModelError, known_model
+    from fulcrum.capacity.precision import Precision
+    from fulcrum.cli.plan.estimates import QueueingEstimates
+    from fulcrum.cli.plan.inputs import demand_of, inventory_of, promise_of
+    from fulcrum.placement.errors import PlacementError
+    from fulcrum.placement.objective import Goal
+    from fulcrum.placement.parallelism import Engine
+    from fulcrum.placement.search import Request, search
+
+    if (goal == "least-price") != (rate is not None):
+        raise click.UsageError("--goal least-price and --rate belong together")
+    if study and emit is not None:
+        raise click.UsageError(
+            "--emit: a plan of --study may have stages between which vLLM moves no KV; leave one out"
+        )
+    promise, ttft, tpot = promise_of(slo)
+    demand = demand_of(workload)
+    try:
+        what = inventory_of(inventory, nodes)
+        engine = Engine(model=known_model(model), kv=Precision(kv_dtype), transfers_from_stages=study)
+        request = Request(
+            inventory=what,
+            engine=engine,
+            performance=QueueingEstimates(demand, promise),
+            prompt_tokens=demand.isl_tokens,
+            goal=Goal(goal),
+            rate=rate,
+            most_price=inf if budget is None else budget,
+        )
+        with _progress() as told:
+            plan = search(request, told)
+    except (PlacementError, UnknownModelError) as error:
+        raise click.ClickException(str(error)) from None
+    title = f"{engine.model.name}: {demand.isl_tokens:.0f} + {demand.osl_tokens:.0f} tokens within {ttft} and {tpot}"
+    _show(plan, title, to_stderr=str(emit) == "-")
+    if plot is not None:
+        from fulcrum.cli.plan.picture import svg
+
+        _write(plot, svg(plan, title=title))
+    if emit is not None:
+        import yaml
+
+        from fulcrum.placement.deploy import inference_cluster
+
+        document = inference_cluster(
+            plan, name=name, engine=engine, ttft=ttft, tpot=tpot, attainment=promise.attainment
+        )
+        _write(emit, yaml.safe_dump(document, sort_keys=False))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what the search is at."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda what: progress.update(task, description=what)
+
+
+def _show(plan: Plan, title: str, *, to_stderr: bool) -> None:
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, stderr=to_stderr, width=None if sys.stdout.isatty() else 160)
+    console.print(title, markup=False, soft_wrap=True)
+    table = Table("POOL", "ROLE", "WORKERS", "GPUS", "REQUESTS/S", "UTILISED", "PRICE/H", box=None, pad_edge=False)
+    for pool in plan.pools:
+        table.add_row(
+            pool.name,
+            pool.role.value,
+            str(pool.workers),
+            f"{pool.gpus} x {pool.option.kind.accelerator.name}",
+            f"{pool.workers * pool.option.rate(pool.role):.2f}",
+            f"{pool.utilisation:.0%}",
+            f"{pool.workers * pool.option.price_per_hour:.2f}",
+        )
+    console.print(table)
+    for route in plan.routes:
+        console.print(f"KV: {route.source} -> {route.target}: {route.rate:.2f} requests/s", markup=False)
+    console.print(
+        f"Expected goodput {plan.goodput:.2f} requests/s with queues; the links and workers carry {plan.flow_rate:.2f}."
+    )
+    console.print(f"At most {plan.gap:.1%} from the best placement. Bottleneck: {', '.join(plan.bottlenecks)}.")
+    console.print(f"{plan.gpus_used} of {plan.gpus} GPUs, price per hour {plan.price_per_hour:.2f}.")
+
+
+def _write(path: Path, text: str) -> None:
+    if str(path) == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from None
+    click.echo(f"Written: {path}", err=True)

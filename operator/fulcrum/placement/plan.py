@@ -1,0 +1,214 @@
+"""A placement for people and for the operator: workers by pool, what they carry, where KV flows, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from fulcrum.api.names import Role
+from fulcrum.capacity.accelerators import Accelerator
+from fulcrum.placement.cells import Choice, Counts, Problem, packed
+from fulcrum.placement.flow import Flow, Route, Site, most_flow
+from fulcrum.placement.objective import Goal
+from fulcrum.placement.parallelism import WorkerOption, chip_of
+from fulcrum.placement.performance import Performance, goodput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedWorker:
+    """One worker on GPUs of one node."""
+
+    node: str
+    gpus: tuple[int, ...]
+    """Numbers of its GPUs in the node."""
+    option: WorkerOption
+    role: Role
+
+    pool: str
+    """Name of its pool: alike workers of one role."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Alike workers of one role."""
+
+    name: str
+    option: WorkerOption
+    role: Role
+    workers: int
+    utilisation: float
+    """Share of what its workers carry that flows through them, 0 to 1."""
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs of all its workers."""
+        return self.workers * self.option.gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A placement and its figures."""
+
+    goal: Goal
+    workers: tuple[PlacedWorker, ...]
+    pools: tuple[Pool, ...]
+    routes: tuple[Route, ...]
+    """KV from pool to pool, in requests/s."""
+    node_routes: tuple[Route, ...]
+    """The same from node to node."""
+    goodput: float
+    """Requests/s within the promise that the estimates expect, queues included."""
+    flow_rate: float
+    """Requests/s of the flow model: what the search compares."""
+    bound: float
+    """What no placement exceeds: requests/s, or for the least price the price per hour below which none can be."""
+    bottlenecks: tuple[str, ...]
+    price_per_hour: float
+    gpus_used: int
+    gpus: int
+    """Of the inventory."""
+
+    @property
+    def gap(self) -> float:
+        """Return how far the placement may be from the best one, as a share of the bound."""
+        if self.goal is Goal.LEAST_PRICE:
+            return self.price_per_hour / self.bound - 1.0 if 0.0 < self.bound < inf else 0.0
+        return max(0.0, 1.0 - self.flow_rate / self.bound) if self.bound > 0 else 0.0
+
+    def workers_of(self, role: Role) -> int:
+        """Return the number of workers in a role."""
+        return sum(pool.workers for pool in self.pools if pool.role is role)
+
+
+class _PoolNames:
+    """Names that Kubernetes accepts: chip, parallelism, role, and a number where GPUs of one name are unlike."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[Accelerator, int, int, Role], str] = {}
+
+    def of(self, option: WorkerOption, role: Role) -> str:
+        key = (chip_of(option.kind.accelerator), option.tensor, option.pipeline, role)
+        if key not in self._names:
+            stages = f"pp{option.pipeline}-" if option.pipeline > 1 else ""
+            name = f"{key[0].name.lower().split('-')[0]}-tp{option.tensor}-{stages}{role.value}"
+            same = sum(1 for known in self._names.values() if known == name or known.startswith(f"{name}-"))
+            self._names[key] = f"{name}-{same + 1}" if same else name
+        return self._names[key]
+
+
+def plan_of(performance: Performance, problem: Problem, counts: Counts, *, goal: Goal, bound: float) -> Plan:
+    """Return the plan that the counts stand for: workers packed into nodes, flow over nodes, goodput with queues."""
+    workers = _placed(packed(problem, counts))
+    flow = most_flow(_sites(problem, workers), problem.inventory, problem.kv_bytes_per_request)
+    pools = _pools(workers, flow)
+    stations = {role: [(pool.option.speed, pool.workers) for pool in pools if pool.role is role] for role in Role}
+    return Plan(
+        goal=goal,
+        workers=workers,
+        pools=pools,
+        routes=_pool_routes(workers, flow.routes),
+        node_routes=flow.routes,
+        goodput=min(
+            goodput(
+                performance,
+                prefill=stations[Role.PREFILL],
+                decode=stations[Role.DECODE],
+                mixed=stations[Role.MIXED],
+            ),
+            _links_limit(flow),
+        ),
+        flow_rate=flow.rate,
+        bound=bound,
+        bottlenecks=_bottlenecks(flow, workers),
+        price_per_hour=problem.price(counts),
+        gpus_used=sum(len(worker.gpus) for worker in workers),
+        gpus=problem.inventory.gpus,
+    )
+
+
+def _placed(by_node: dict[str, list[Choice]]) -> tuple[PlacedWorker, ...]:
+    placed, names = [], _PoolNames()
+    for node in sorted(by_node):
+        first = 0
+        for choice in by_node[node]:
+            size = choice.option.gpus
+            gpus = tuple(range(first, first + size))
+            pool = names.of(choice.option, choice.role)
+            placed.append(PlacedWorker(node=node, gpus=gpus, option=choice.option, role=choice.role, pool=pool))
+            first += size
+    return tuple(placed)
+
+
+def _sites(problem: Problem, workers: Sequence[PlacedWorker]) -> list[Site]:
+    """Return the nodes that hold workers."""
+    nodes = {node.name: node for node in problem.inventory.nodes}
+    rates: dict[str, dict[Role, float]] = {}
+    for worker in workers:
+        of_node = rates.setdefault(worker.node, dict.fromkeys(Role, 0.0))
+        of_node[worker.role] += worker.option.rate(worker.role)
+    return [
+        Site(
+            name=name,
+            region=nodes[name].region,
+            prefill_rate=each[Role.PREFILL],
+            decode_rate=each[Role.DECODE],
+            mixed_rate=each[Role.MIXED],
+            local_bytes_per_second=nodes[name].gpus * nodes[name].accelerator.local_bytes_per_second,
+            network_bytes_per_second=nodes[name].network_bytes_per_second,
+        )
+        for name, each in rates.items()
+    ]
+
+
+def _shares(workers: Sequence[PlacedWorker], role: Role) -> dict[str, dict[str, float]]:
+    """Return for each node which share of what it carries in a role each pool carries."""
+    rates: dict[str, dict[str, float]] = {}
+    for worker in workers:
+        if worker.role is role:
+            of_node = rates.setdefault(worker.node, {})
+            of_node[worker.pool] = of_node.get(worker.pool, 0.0) + worker.option.rate(role)
+    return {node: {pool: rate / sum(pools.values()) for pool, rate in pools.items()} for node, pools in rates.items()}
+
+
+def _pool_routes(workers: Sequence[PlacedWorker], routes: Sequence[Route]) -> tuple[Route, ...]:
+    """Return the routes of nodes, added up by pool."""
+    sources, targets = _shares(workers, Role.PREFILL), _shares(workers, Role.DECODE)
+    found: dict[tuple[str, str], float] = {}
+    for route in routes:
+        for source, sent in sources[route.source].items():
+            for target, taken in targets[route.target].items():
+                found[source, target] = found.get((source, target), 0.0) + route.rate * sent * taken
+    return tuple(Route(source=source, target=target, rate=rate) for (source, target), rate in sorted(found.items()))
+
+
+def _pools(workers: Sequence[PlacedWorker], flow: Flow) -> tuple[Pool, ...]:
+    routes = _pool_routes(workers, flow.routes)
+    counted: dict[str, list[PlacedWorker]] = {}
+    for worker in workers:
+        counted.setdefault(worker.pool, []).append(worker)
+    pools = []
+    for name, alike in sorted(counted.items()):
+        option, role = alike[0].option, alike[0].role
+        carried = sum(worker.option.rate(role) for worker in alike)
+        flowing = sum(
+            route.rate for route in routes if name == (route.source if role is Role.PREFILL else route.target)
+        )
+        used = 1.0 if role is Role.MIXED else flowing / carried
+        pools.append(Pool(name=name, option=option, role=role, workers=len(alike), utilisation=min(used, 1.0)))
+    return tuple(pools)
+
+
+def _links_limit(flow: Flow) -> float:
+    """Return what links let through where they are part of the bottleneck: no queue of workers gets beyond it."""
+    return flow.rate if flow.cut is not None and flow.cut.link_names else inf
+
+
+def _bottlenecks(flow: Flow, workers: Sequence[PlacedWorker]) -> tuple[str, ...]:
+    """Return what would have to grow for more to flow, by pool and link."""
+    if flow.cut is None:
+        return ("mixed workers",)
+    found = set(flow.cut.link_names)
+    for role, nodes in ((Role.PREFILL, flow.cut.prefill), (Role.DECODE, flow.cut.decode)):
+        found |= {worker.pool for worker in workers if worker.role is role and worker.node in nodes}
+    return tuple(sorted(found))

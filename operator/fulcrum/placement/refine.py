@@ -1,0 +1,191 @@
+"""Local search over the counts of workers, guided by the bottlenecks of the flow (HexGen-2, ICLR 2025, section 3.4).
+
+A move gives the GPUs of some workers of a cell to workers of another form or role; two moves together swap roles
+between cells. Each minimum cut that was met bounds what any placement can carry by a linear function of its counts, so
+that moves which do not relieve the bottlenecks are passed over without computing their flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fulcrum.api.names import Role
+from fulcrum.placement.cells import Counts, Problem
+from fulcrum.placement.flow import Cut, Flow, Site, most_flow
+from fulcrum.placement.objective import Objective
+
+MOST_STEPS: Final = 400
+"""Bounds the improvements; searches of 1,024 GPUs end after fewer than 100."""
+TRIED: Final = 48
+"""Bounds the flows that are computed for one improvement, best bound first."""
+_PAIRED: Final = 600
+"""Bounds the moves that are combined to pairs: 360,000 sums take 10 ms."""
+_GAIN: Final = 1e-6
+"""Relative gain below which a move is rounding."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def sites_of(problem: Problem, counts: Counts) -> list[Site]:
+    """Return the cells as sites of the flow."""
+    rates = [dict.fromkeys(Role, 0.0) for _ in problem.cells]
+    for count, choice in zip(counts, problem.choices, strict=True):
+        rates[choice.cell][choice.role] += count * choice.rate
+    return [
+        Site(
+            name=str(index),
+            region=cell.kind.region,
+            prefill_rate=rates[index][Role.PREFILL],
+            decode_rate=rates[index][Role.DECODE],
+            mixed_rate=rates[index][Role.MIXED],
+            local_bytes_per_second=cell.gpus * cell.kind.accelerator.local_bytes_per_second,
+            network_bytes_per_second=len(cell.nodes) * cell.nodes[0].network_bytes_per_second,
+        )
+        for index, cell in enumerate(problem.cells)
+    ]
+
+
+def cell_flow(problem: Problem, counts: Counts) -> Flow:
+    """Return the flow over cells."""
+    return most_flow(sites_of(problem, counts), problem.inventory, problem.kv_bytes_per_request, with_routes=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class Refinement:
+    """One search from one start; keeps the cuts that it has met."""
+
+    problem: Problem
+    objective: Objective
+    told: Callable[[str], None] | None = None
+    _limits: list[float] = field(default_factory=list)
+    _weights: list[Floats] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        everywhere = frozenset(str(index) for index in range(len(self.problem.cells)))
+        for prefill, decode in ((everywhere, frozenset[str]()), (frozenset[str](), everywhere)):
+            self._note(Cut(prefill=prefill, decode=decode, links=0.0, link_names=()))
+
+    def run(self, start: Counts) -> Counts:
+        """Return a placement that no single move and no pair of moves makes better."""
+        counts, rate = start, self._flow(start)
+        for step in range(MOST_STEPS):
+            better = self._improved(counts, rate)
+            if better is None:
+                return counts
+            counts, rate = better
+            if self.told is not None:
+                self.told(f"refined {step + 1} times: {rate:.2f} requests/s")
+        return counts
+
+    def _improved(self, counts: Counts, rate: float) -> tuple[Counts, float] | None:
+        """Return the first placement, by what it promises at best, that is indeed better."""
+        moves = self._moves(counts)
+        if not len(moves):
+            return None
+        present = self._score(rate, self.problem.price(counts))
+        least = present + abs(present) * _GAIN + 1e-12
+        weights = np.array(self._weights)
+        through = np.array(self._limits) + weights @ np.array(counts, dtype=np.float64)
+        gains = moves @ weights.T
+        prices = moves @ np.array([choice.option.price_per_hour for choice in self.problem.choices])
+        price = self.problem.price(counts)
+        single = self._scores((through + gains).min(axis=1), price + prices)
+        chosen = np.argsort(-(gains.max(axis=1) - 1e-9 * np.arange(len(moves))), kind="stable")[:_PAIRED]
+        bound = np.full((len(chosen), len(chosen)), np.inf)
+        for cut in range(len(through)):
+            column = gains[chosen, cut]
+            np.minimum(bound, through[cut] + column[:, None] + column[None, :], out=bound)
+        pairs = np.triu(self._scores(bound, price + prices[chosen][:, None] + prices[chosen][None, :]), 1)
+        pairs = np.where(np.triu(np.ones_like(pairs), 1) > 0, pairs, -np.inf).ravel()
+        ranked = [(float(single[n]), moves[n]) for n in np.argsort(-single, kind="stable")[:TRIED]]
+        for n in np.argsort(-pairs, kind="stable")[:TRIED]:
+            one, other = divmod(int(n), len(chosen))
+            ranked.append((float(pairs[n]), moves[chosen[one]] + moves[chosen[other]]))
+        for promised, move in sorted(ranked, key=lambda each: -each[0]):
+            if promised <= least:
+                break
+            changed = tuple(int(count) for count in np.array(counts) + move)
+            if min(changed) < 0 or not self.problem.fits(changed):
+                continue
+            reached = self._flow(changed)
+            if self._score(reached, self.problem.price(changed)) > least:
+                return changed, reached
+        return None
+
+    def _moves(self, counts: Counts) -> Ints:
+        """Return changes of the counts, one per row: fewer of one choice, more of another in the same cell."""
+        found: set[tuple[int, int, int, int]] = set()
+        choices = self.problem.choices
+        idle = self._idle(counts)
+        for old, choice in enumerate(choices):
+            if not counts[old]:
+                continue
+            for less in _doublings(counts[old]):
+                found.add((old, less, -1, 0))
+                freed = less * choice.option.gpus + idle[choice.cell]
+                for new, other in enumerate(choices):
+                    if other.cell == choice.cell and new != old and (more := freed // other.option.gpus):
+                        found.add((old, less, new, more))
+                        found.add((old, less, new, max(1, less * choice.option.gpus // other.option.gpus)))
+        for new, choice in enumerate(choices):
+            room = idle[choice.cell] // choice.option.gpus
+            found.update((-1, 0, new, more) for more in _doublings(room))
+        rows = np.zeros((len(found), len(choices)), dtype=np.int64)
+        for row, (old, less, new, more) in enumerate(sorted(found)):
+            if old >= 0:
+                rows[row, old] -= less
+            if new >= 0:
+                rows[row, new] += more
+        return rows
+
+    def _idle(self, counts: Counts) -> list[int]:
+        """Return the GPUs of each cell that no worker uses."""
+        idle = [cell.gpus for cell in self.problem.cells]
+        for count, choice in zip(counts, self.problem.choices, strict=True):
+            idle[choice.cell] -= count * choice.option.gpus
+        return idle
+
+    def _flow(self, counts: Counts) -> float:
+        flow = cell_flow(self.problem, counts)
+        if flow.cut is not None:
+            self._note(flow.cut)
+        return flow.rate
+
+    def _note(self, cut: Cut) -> None:
+        """Keep a cut as what it says of any placement: rate <= limit + weights @ counts."""
+        weights = np.zeros(len(self.problem.choices))
+        for number, choice in enumerate(self.problem.choices):
+            crossed = {Role.PREFILL: cut.prefill, Role.DECODE: cut.decode}.get(choice.role)
+            if crossed is None or str(choice.cell) in crossed:
+                weights[number] = choice.rate
+        known = zip(self._weights, self._limits, strict=True)
+        if not any(np.array_equal(weights, each) and cut.links >= limit * (1 - 1e-9) for each, limit in known):
+            self._weights.append(weights)
+            self._limits.append(cut.links)
+
+    @property
+    def _scale(self) -> float:
+        return self.problem.inventory.price_per_hour or 1.0
+
+    def _score(self, rate: float, price: float) -> float:
+        return self.objective.score(rate, price, self._scale)
+
+    def _scores(self, rates: Floats, prices: Floats) -> Floats:
+        """`Objective.score` of many."""
+        objective = self.objective
+        if objective.least_rate is None:
+            scores = rates * (1 - 1e-6 * prices / self._scale)
+        else:
+            scores = np.minimum(rates / objective.least_rate, 1.0) * 1e3 - prices / self._scale
+        return np.where(prices > objective.most_price * (1 + 1e-9), -np.inf, scores)
+
+
+def _doublings(count: int) -> list[int]:
+    """Return 1, 2, 4 ... up to `count`, and `count`."""
+    return sorted({min(2**power, count) for power in range(count.bit_length() + 1)} - {0})

@@ -1,0 +1,154 @@
+"""The placement on unequal GPUs: domains, start, refinement by bottlenecks, and how far from the bound it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf, nextafter
+
+from fulcrum.api.names import Role
+from fulcrum.placement.bound import least_price, upper_bound
+from fulcrum.placement.cells import Counts, Problem, problem_of
+from fulcrum.placement.diagnosis import explain_none, explain_short
+from fulcrum.placement.exact import exact
+from fulcrum.placement.inventory import Inventory, NodeKind
+from fulcrum.placement.objective import Goal, Objective
+from fulcrum.placement.parallelism import ROLES, Engine, WorkerOption, options
+from fulcrum.placement.partition import Domain, domains
+from fulcrum.placement.performance import Performance
+from fulcrum.placement.plan import Plan, plan_of
+from fulcrum.placement.refine import Refinement, cell_flow
+from fulcrum.placement.start import split_start, uniform_start
+
+RATIO_STEPS = 8
+"""Rates that are tried for the best goodput per price: so many equal parts of the most that can be carried."""
+EXACT_GPUS = 64
+"""Up to this many GPUs the exact program is solved, too: below a second."""
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked for."""
+
+    inventory: Inventory
+    engine: Engine
+    performance: Performance
+    prompt_tokens: float
+    """Mean tokens of a prompt, whose KV moves."""
+    goal: Goal = Goal.MOST_GOODPUT
+    rate: float | None = None
+    """Requests/s that must be carried, for the least price."""
+    most_price: float = inf
+    """Price per hour that must not be exceeded."""
+    roles: tuple[Role, ...] = ROLES
+    exact_gpus: int = EXACT_GPUS
+    """Up to this many GPUs the exact program has the last word; 0: the search alone."""
+
+
+def search(request: Request, told: Told | None = None) -> Plan:
+    """Return the best placement that is found.
+
+    Raises:
+        DoesNotFitError, TooSlowError, DisconnectedError, TargetTooHighError: there is none; says what is missing.
+    """
+    _tell(told, "workers that fit and what they carry")
+    found = options(request.inventory, request.engine, request.performance)
+    problem, parts = _problem(request, found)
+    if not problem.choices:
+        raise explain_none(request.inventory, request.engine, request.performance)
+    if request.goal is Goal.BEST_RATIO:
+        return _best_ratio(request, problem, parts, told)
+    return _searched(request, problem, parts, told)
+
+
+def _problem(request: Request, found: dict[NodeKind, tuple[WorkerOption, ...]]) -> tuple[Problem, list[list[int]]]:
+    """Return the problem, and the numbers of its cells by domain."""
+
+    def holds_both(domain: Domain) -> bool:
+        kinds = {node.kind for node in domain}
+        each = [option for kind in kinds for option in found.get(kind, ())]
+        gpus = sum(node.gpus for node in domain)
+        prefill = min((option.gpus for option in each if option.prefill_rate > 0), default=gpus + 1)
+        decode = min((option.gpus for option in each if option.decode_rate > 0), default=gpus + 1)
+        return prefill + decode <= gpus
+
+    parts = domains(request.inventory, holds_both)
+    problem = problem_of(
+        request.inventory,
+        parts,
+        found,
+        roles=request.roles,
+        kv_bytes_per_request=request.engine.kv_bytes_per_token * request.prompt_tokens,
+    )
+    domain_of = {node.name: number for number, domain in enumerate(parts) for node in domain}
+    numbers: list[list[int]] = [[] for _ in parts]
+    for index, cell in enumerate(problem.cells):
+        numbers[domain_of[cell.nodes[0].name]].append(index)
+    return problem, numbers
+
+
+def _searched(request: Request, problem: Problem, parts: list[list[int]], told: Told | None) -> Plan:
+    objective = Objective(
+        least_rate=request.rate if request.goal is Goal.LEAST_PRICE else None, most_price=request.most_price
+    )
+    best = _refined(problem, parts, objective, told)
+    flow = cell_flow(problem, best)
+    most = upper_bound(problem, most_price=request.most_price)
+    if flow.rate <= 0.0:
+        raise explain_short(problem, most, request.rate, request.engine, request.performance)
+    if objective.least_rate is not None and flow.rate < objective.least_rate * (1 - 1e-6):
+        best = _exact(request, problem, objective, best, told)
+        flow = cell_flow(problem, best)
+        if flow.rate < objective.least_rate * (1 - 1e-6):
+            raise explain_short(problem, most, request.rate, request.engine, request.performance)
+    elif problem.inventory.gpus <= request.exact_gpus:
+        best = _exact(request, problem, objective, best, told)
+    bound = most if objective.least_rate is None else least_price(problem, objective.least_rate)
+    _tell(told, "queues and routes")
+    return plan_of(request.performance, problem, best, goal=request.goal, bound=bound)
+
+
+def _refined(problem: Problem, parts: list[list[int]], objective: Objective, told: Told | None) -> Counts:
+    """Return the best end of searches from three starts."""
+    refinement = Refinement(problem=problem, objective=objective, told=told)
+    starts = [split_start(problem, parts), uniform_start(problem, Role.MIXED)]
+    if len(parts) > 1:
+        starts.append(split_start(problem, [sorted(cell for part in parts for cell in part)]))
+    scale = problem.inventory.price_per_hour or 1.0
+    ends = []
+    for start in dict.fromkeys(starts):
+        begin = start if problem.price(start) <= objective.most_price else (0,) * len(problem.choices)
+        ends.append(refinement.run(begin))
+    return max(ends, key=lambda end: objective.score(cell_flow(problem, end).rate, problem.price(end), scale))
+
+
+def _exact(request: Request, problem: Problem, objective: Objective, best: Counts, told: Told | None) -> Counts:
+    """Return what the exact program finds where it is better."""
+    _tell(told, "exact program")
+    found = exact(problem, least_rate=objective.least_rate, most_price=request.most_price, limit_seconds=10.0)
+    if found is None or not problem.fits(found.counts):
+        return best
+    scale = problem.inventory.price_per_hour or 1.0
+
+    def score(counts: Counts) -> float:
+        return objective.score(cell_flow(problem, counts).rate, problem.price(counts), scale)
+
+    return found.counts if score(found.counts) > score(best) else best
+
+
+def _best_ratio(request: Request, problem: Problem, parts: list[list[int]], told: Told | None) -> Plan:
+    """Return the plan with most goodput per price, among the cheapest ones for parts of the most that is possible."""
+    most = _searched(replace(request, goal=Goal.MOST_GOODPUT), problem, parts, told)
+    plans = [most]
+    for step in range(1, RATIO_STEPS):
+        part = replace(request, goal=Goal.LEAST_PRICE, rate=nextafter(most.flow_rate * step / RATIO_STEPS, 0.0))
+        plans.append(_searched(part, problem, parts, told))
+    best = max(plans, key=lambda plan: plan.goodput / plan.price_per_hour if plan.price_per_hour else plan.goodput)
+    return replace(best, goal=Goal.BEST_RATIO)
+
+
+def _tell(told: Told | None, what: str) -> None:
+    if told is not None:
+        told(what)
