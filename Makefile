@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PYTEST := $(BIN)/python -m pytest
-SOURCES := operator worker_image tests benchmarks
+SOURCES := operator worker_image tests benchmarks charts
 
 .PHONY: help install demo test check format unit integration e2e compare bench generate lock clean
 
@@ -13,6 +13,8 @@ help:  ## Show this list
 
 install:  ## Make .venv and install everything from the lock files
 	@sh requirements/install.sh
+	@sh requirements/helm.sh
+	@sh requirements/promtool.sh
 
 demo: install  ## Local cluster with real vLLM workers: ask, replay, flip, report
 	@$(BIN)/python benchmarks/demo.py
@@ -24,7 +26,7 @@ check: install  ## Format, lint, types, import contracts, Dockerfiles, generated
 	@echo "[check] types" && $(BIN)/mypy --no-error-summary operator/fulcrum worker_image/fulcrum_worker
 	@echo "[check] import contracts" && $(BIN)/lint-imports --no-logo > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
 	@echo "[check] Dockerfiles" && $(BIN)/hadolint Dockerfile worker_image/Dockerfile
-	@echo "[check] generated files" && $(BIN)/fulcrum crd --check crds/fulcrum.dev_inferenceclusters.yaml
+	@echo "[check] generated files" && $(BIN)/fulcrum crd --check crds/fulcrum.dev_inferenceclusters.yaml && $(BIN)/python charts/generate.py --check
 
 unit: install  ## Tests that start no process of ours
 	$(PYTEST) -m "not integration and not engine" -n 2 --quiet
@@ -56,6 +58,7 @@ generate: install  ## Rewrite generated files
 	$(BIN)/fulcrum crd > crds/fulcrum.dev_inferenceclusters.yaml
 	$(BIN)/fulcrum crd --docs > docs/reference/inferencecluster.md
 	$(BIN)/fulcrum gateway --openapi > docs/reference/openapi.json
+	$(BIN)/python charts/generate.py
 
 format: install  ## Format the code
 	$(BIN)/ruff format $(SOURCES)

@@ -40,7 +40,9 @@ MODULES = {
     "admission": (
         "classes",
         "decide",
+        "late",
         "limits",
+        "neighbours",
         "peaks",
         "postpone",
         "predict",
@@ -66,8 +68,8 @@ MODULES = {
         "request",
         "routes",
         "server",
-        "stream_usage",
         "upstream",
+        "whole_events",
         "workers",
     ),
 }

@@ -1,33 +1,86 @@
-"""`make demo`: from nothing to a served, replayed and flipped cluster of real engines, with the figures at the end.
+"""`make demo`: from nothing to a served cluster of real engines whose load moves, and what the flips were worth.
 
-Prints what it does and a table; exits with 0 only if no request was lost and NIXL moved KV cache.
+The traffic is scaled to what the engines measured at their start, so that it is a sensible load on a slow and on a fast
+machine. It begins at the split that its first phase wants, most workers prefilling. Its second phase wants most of them
+to decode: the operator (`balance: Auto`) flips workers by itself. Exits with 0 only if no request was lost, NIXL moved
+KV cache, at least `TARGET` of all requests were inside the SLO, and more of them after the flip than before it (or all
+of them both times).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from local_cluster import BIN, Cluster, CommandError, local_cluster, wait_until
+from demo_load import (
+    ANSWERS_SECONDS,
+    PROMPTS_SECONDS,
+    SHARE,
+    Load,
+    Seen,
+    attainment,
+    load_for,
+    measured,
+    prefill_seconds,
+    send,
+)
+from local_cluster import REPOSITORY, Cluster, CommandError, local_cluster, wait_until
 from rich.console import Console
 from rich.table import Table
 from this_machine import FP8
 
-REPLAY_SECONDS = 60
-REQUESTS_PER_SECOND = 1.0
-SLO_TTFT, SLO_TPOT = "2s", "200ms"
+from fulcrum.api.durations import seconds
+from fulcrum.replay import EndpointError, Progress, Report, Slo, summarise
+
+MANIFEST = REPOSITORY / "examples" / "auto.yaml"
 QUESTION = "What is the capital of France? Answer in one sentence."
+TARGET = 0.90
+"""Least share of all requests inside the SLO."""
+BUCKET_SECONDS = 5.0
+TELL_SECONDS = 15.0
+"""Where the output is no terminal, and so nothing can be drawn over, progress is a line after so long."""
+BAR = 30
 
 console = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What the demo is judged by."""
+
+    report: Report
+    before: float | None
+    """Attainment of the second phase until its first flip."""
+    after: float | None
+    """The same from then on."""
+    flips: int
+    kv_bytes: int
+
+    @property
+    def problems(self) -> list[str]:
+        """Targets that do not hold."""
+        report = self.report
+        found = {
+            f"{report.lost} requests lost": report.lost,
+            f"{report.failed} requests failed": report.failed,
+            "NIXL moved no KV cache": not self.kv_bytes,
+            "the operator flipped no worker": not self.flips,
+            f"{report.slo_attainment:.0%} inside the SLO, target {TARGET:.0%}": report.slo_attainment < TARGET,
+            f"inside the SLO after the flip {_percent(self.after)}, before it {_percent(self.before)}": (
+                self.before is None
+                or self.after is None
+                or self.after < self.before
+                or self.after == self.before < 1.0  # where nothing was missed, nothing could be gained
+            ),
+        }
+        return [problem for problem, holds in found.items() if holds]
 
 
 def main() -> int:
@@ -35,65 +88,124 @@ def main() -> int:
     home = Path(tempfile.mkdtemp(prefix="fulcrum-demo-"))
     try:
         kv = "FP8" if FP8 else "float32"
-        step(
-            f"A small real model, local Kubernetes, the operator, four vLLM workers with {kv} KV and NIXL, two gateways"
-        )
-        with local_cluster(home) as cluster:
-            report = show(cluster)
-    except (CommandError, OSError, KeyError) as error:
+        step(f"A small real model, local Kubernetes, the operator, four vLLM workers with {kv} KV and NIXL, a gateway")
+        with local_cluster(home, manifest=MANIFEST, name="auto") as cluster:
+            shown = show(cluster)
+    except (CommandError, EndpointError, OSError, LookupError) as error:
         console.print(f"\n[bold red]demo failed:[/] {error}\nState and logs: {home}")
         return 1
-    problems = [
-        *([f"{report['lost']} requests lost"] if report["lost"] else []),
-        *([f"{report['failed']} requests failed"] if report["failed"] else []),
-        *(["NIXL moved no KV cache"] if not report["kv_bytes"] else []),
-        *(["no worker changed its role"] if not report["flips"] else []),
-    ]
-    if problems:
-        console.print(f"\n[bold red]demo failed:[/] {', '.join(problems)}\nState and logs: {home}")
+    if shown.problems:
+        console.print(f"\n[bold red]demo failed:[/] {'; '.join(shown.problems)}\nState and logs: {home}")
         return 1
     shutil.rmtree(home)
     console.print(
-        f"demo ok: {report['ok']} of {report['requests']} requests answered, 0 lost, {report['flips']} flips, "
-        f"{report['kv_bytes'] / 2**20:.1f} MiB of KV cache moved by NIXL, {time.monotonic() - started:.0f} s"
+        f"demo ok: {shown.report.slo_attainment:.0%} of {shown.report.requests} requests inside the SLO, 0 lost, "
+        f"{shown.flips} flips by the operator ({_percent(shown.before)} before, {_percent(shown.after)} after), "
+        f"{shown.kv_bytes / 2**20:.1f} MiB of KV cache moved by NIXL, {time.monotonic() - started:.0f} s"
     )
     return 0
 
 
-def show(cluster: Cluster) -> dict[str, Any]:
-    """Everything that the demo does with a cluster that is up; the figures of the last table."""
-    wait_until("all four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=180)
+def show(cluster: Cluster) -> Shown:
+    """Everything that the demo does with a cluster that is up."""
+    with console.status("waiting for all four workers ..."):
+        wait_until("all four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=480)
     command(cluster, "get", "ic", "-o", "wide")
     command(cluster, "get", "pods", "-L", "fulcrum.dev/role")
 
     step(f"A question: {QUESTION}")
     console.print(ask(cluster))
 
-    step(f"{REPLAY_SECONDS} s of traffic: first long prompts, then long answers; the ratio follows in the middle of it")
+    load = load_for(measured(cluster), 4, promise(cluster))
+    step("The load, scaled to what the four engines measured at their start")
+    console.print(described(load))
+    if load.slo != promise(cluster):
+        command(cluster, "patch", "ic", cluster.name, "--type", "merge", "-p", json.dumps({"spec": {"slo": {
+            "tpot": f"{load.slo.tpot_seconds * 1000:.0f}ms"}}}))  # fmt: skip
+        with console.status("waiting for the gateway to know the new promise ..."):
+            wait_until("the gateway", lambda: rolled_out(cluster), seconds=120)
+    begin_at(cluster, *load.prompts_best)
+
+    step(f"{PROMPTS_SECONDS + ANSWERS_SECONDS:.0f} s of traffic; nobody but the operator changes the ratio")
     flips_before = cluster.flips()
-    replay = subprocess.Popen(
-        [BIN / "fulcrum", "replay", "--trace", "synthetic", "--url", cluster.endpoint(), "--json",
-         "--duration", f"{REPLAY_SECONDS}s", "--rate", str(REQUESTS_PER_SECOND),
-         "--slo-ttft", SLO_TTFT, "--slo-tpot", SLO_TPOT],
-        stdout=subprocess.PIPE, text=True, env=cluster.env,
-    )  # fmt: skip
-    for prefill, decode in ((3, 1), (1, 3)):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            replay.wait(REPLAY_SECONDS / 3)
-        patch = json.dumps({"spec": {"balance": {"ratio": {"prefill": prefill, "decode": decode}}}})
-        command(cluster, "patch", "ic", cluster.name, "--type", "merge", "-p", patch)
-    output, _ = replay.communicate()
-    if not output:
-        raise CommandError(f"fulcrum replay ended with exit code {replay.returncode} and no report")
-    wait_until("1P:3D", lambda: cluster.roles() == {"prefill": 1, "decode": 3}, seconds=30)
+    with console.status("") as status:
+        told = 0.0
+
+        def tell(now_seconds: float, now: Progress, ratio: str) -> None:
+            nonlocal told
+            phase = "long prompts" if now_seconds < PROMPTS_SECONDS else "long answers"
+            line = f"{now_seconds:4.0f} s  {phase}, {ratio}: {now.sent} of {now.of} sent, {now.lost} lost"
+            status.update(line)
+            if not console.is_terminal and now_seconds - told >= TELL_SECONDS:
+                told = now_seconds
+                console.print(line)
+
+        requests, seen = send(cluster, load, tell)
     command(cluster, "get", "ic", "-o", "wide")
-    report: dict[str, Any] = json.loads(output)
-    report |= {"flips": cluster.flips() - flips_before, "kv_bytes": cluster.kv_bytes_moved()}
-    console.print(table(report))
-    for problem, count in report["problems"].items():
+    command(cluster, "get", "events", "--field-selector", f"involvedObject.name={cluster.name},reason!=Created",
+            "--sort-by", ".lastTimestamp", "-o", "custom-columns=REASON:.reason,MESSAGE:.message")  # fmt: skip
+    before, after = around_the_flip(seen, load.slo)
+    shown = Shown(
+        report=summarise(seen.records, offered=len(requests), slo=load.slo),
+        before=before,
+        after=after,
+        flips=cluster.flips() - flips_before,
+        kv_bytes=cluster.kv_bytes_moved(),
+    )
+    for line in plot(seen, load.slo):
+        console.print(line)
+    console.print(table(shown))
+    for problem, count in shown.report.problems.items():
         console.print(f"{count} x {problem}")
     step("Down")
-    return report
+    return shown
+
+
+def promise(cluster: Cluster) -> Slo:
+    slo = cluster.cluster()["spec"]["slo"]
+    return Slo(ttft_seconds=seconds(slo["ttft"]), tpot_seconds=seconds(slo["tpot"]))
+
+
+def rolled_out(cluster: Cluster) -> bool:
+    """Whether the operator has acted on the spec, and every gateway is of the Deployment that it made of it."""
+    found = cluster.cluster()
+    if found["status"].get("observedGeneration") != found["metadata"]["generation"]:
+        return False
+    gateway = cluster.read("deployment", f"{cluster.name}-gateway")
+    wanted, status = gateway["spec"]["replicas"], gateway["status"]
+    return bool(
+        status.get("observedGeneration") == gateway["metadata"]["generation"]
+        and status.get("replicas") == status.get("updatedReplicas") == status.get("readyReplicas") == wanted
+    )
+
+
+def begin_at(cluster: Cluster, prefill: int, decode: int) -> None:
+    """Set the stage: the split of the first phase; from then on the operator decides."""
+    wanted = {"prefill": prefill, "decode": decode}
+    for balance in ({"mode": "Manual", "ratio": wanted}, {"mode": "Auto", "ratio": None}):
+        patch = json.dumps({"spec": {"balance": balance}})
+        command(cluster, "patch", "ic", cluster.name, "--type", "merge", "-p", patch)
+        wait_until(f"{prefill}P:{decode}D", lambda: cluster.roles() == wanted, seconds=60)
+
+
+def described(load: Load) -> Table:
+    prompt_tokens = load.prompts.prompt_tokens_mean
+    rows = Table(
+        title=f"{SHARE:.0%} of what the best split serves, where an engine prefills {prompt_tokens:.0f} tokens in "
+        f"{prefill_seconds(load.speed, prompt_tokens):.2f} s;\npromised: TTFT {load.slo.ttft_seconds:g} s, "
+        f"TPOT {load.slo.tpot_seconds * 1000:.0f} ms",
+        title_justify="left",
+    )
+    for name in ("phase", "seconds", "requests/s", "prompt + answer", "best split"):
+        rows.add_column(name)
+    for name, phase, best in (
+        ("long prompts", load.prompts, load.prompts_best),
+        ("long answers", load.answers, load.answers_best),
+    ):
+        tokens = f"{phase.prompt_tokens_mean:.0f} + {phase.output_tokens_mean:.0f} tokens"
+        ratio = f"{best[0]}P:{best[1]}D"
+        rows.add_row(name, f"{phase.seconds:.0f}", f"{phase.requests_per_second:.2f}", tokens, ratio)
+    return rows
 
 
 def ask(cluster: Cluster) -> str:
@@ -107,20 +219,56 @@ def ask(cluster: Cluster) -> str:
         return str(json.load(response)["choices"][0]["message"]["content"]).strip()
 
 
-def table(report: dict[str, Any]) -> Table:
+def around_the_flip(seen: Seen, slo: Slo) -> tuple[float | None, float | None]:
+    """Attainment of the second phase before and after its first flip."""
+    flips = [at for at, _ in seen.ratios if at >= PROMPTS_SECONDS]
+    if not flips:
+        return None, None
+    before = seen.between(PROMPTS_SECONDS, flips[0])
+    return attainment(before, slo), attainment(seen.between(flips[0], PROMPTS_SECONDS + ANSWERS_SECONDS), slo)
+
+
+def plot(seen: Seen, slo: Slo) -> list[str]:
+    """Attainment of the requests of each bucket of time, as bars, with each change of the ratio."""
+    lines = [f"\ninside the SLO, by {BUCKET_SECONDS:.0f} s"]
+    first, end = 0.0, PROMPTS_SECONDS + ANSWERS_SECONDS
+    while first < end:
+        if first == PROMPTS_SECONDS:
+            lines.append(f"{first:4.0f} s [cyan]-- the load moves to long answers[/]")
+        here = seen.between(first, first + BUCKET_SECONDS)
+        share = attainment(here, slo)
+        filled = round(BAR * (share or 0.0))
+        color = "green" if share is None or share >= TARGET else "yellow" if share >= TARGET / 2 else "red"
+        bar = f"[{color}]{'█' * filled}[/][dim]{'·' * (BAR - filled)}[/]"
+        lines.append(f"{first:4.0f} s {bar} {_percent(share):>4} of {len(here)}")
+        for at, ratio in seen.ratios:
+            if first <= at < first + BUCKET_SECONDS:
+                what = f"-- the operator flips: {ratio}" if at else f"-- {ratio}"
+                lines.append(f"{at:4.0f} s [bold cyan]{what}[/]")
+        first += BUCKET_SECONDS
+    return lines
+
+
+def table(shown: Shown) -> Table:
+    report = shown.report
     rows = Table(show_header=False)
     for name in ("requests", "ok", "rejected", "failed", "lost"):
-        rows.add_row(name, str(report[name]))
-    for name in ("ttft", "tpot"):
-        percentiles = report[f"{name}_seconds"] or {}
-        rows.add_row(
-            f"{name.upper()} p50 / p90 / p99",
-            " / ".join(f"{percentiles[p] * 1000:.0f}" for p in ("p50", "p90", "p99") if p in percentiles) + " ms",
-        )
-    rows.add_row(f"inside TTFT {SLO_TTFT} and TPOT {SLO_TPOT}", f"{report['slo_attainment']:.1%}")
-    rows.add_row("goodput", f"{report['goodput_requests_per_second']:.2f} requests/s")
-    rows.add_row("flips while serving", str(report["flips"]))
-    rows.add_row("KV cache moved by NIXL", f"{report['kv_bytes'] / 2**20:.1f} MiB")
+        rows.add_row(name, str(getattr(report, name)))
+    for name, found in (("TTFT", report.ttft_seconds), ("TPOT", report.tpot_seconds)):
+        if found is not None:
+            rows.add_row(
+                f"{name} p50 / p90 / p99",
+                f"{found.p50 * 1000:.0f} / {found.p90 * 1000:.0f} / {found.p99 * 1000:.0f} ms",
+            )
+    slo = report.slo
+    rows.add_row(
+        f"inside TTFT {slo.ttft_seconds:g} s and TPOT {slo.tpot_seconds * 1000:.0f} ms", f"{report.slo_attainment:.1%}"
+    )
+    rows.add_row("  long answers, before the flip", _percent(shown.before))
+    rows.add_row("  long answers, after the flip", _percent(shown.after))
+    rows.add_row("goodput", f"{report.goodput_requests_per_second:.2f} requests/s")
+    rows.add_row("flips by the operator", str(shown.flips))
+    rows.add_row("KV cache moved by NIXL", f"{shown.kv_bytes / 2**20:.1f} MiB")
     return rows
 
 
@@ -132,6 +280,10 @@ def command(cluster: Cluster, *arguments: str) -> None:
     """Runs kubectl and shows it as a user would type it."""
     console.print(f"[dim]$ kubectl {shlex.join(arguments)}[/]")
     console.print(cluster.kubectl(*arguments).rstrip())
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{share:.0%}"
 
 
 if __name__ == "__main__":

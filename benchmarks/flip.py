@@ -23,10 +23,9 @@ from time import perf_counter
 from typing import Any, Self
 
 import aiohttp
-from lightkube import AsyncClient, KubeConfig
-from lightkube.generic_resource import create_namespaced_resource
-from lightkube.resources.core_v1 import Pod
 from local_cluster import BIN, Cluster, CommandError, local_cluster, wait_until
+
+from fulcrum.kube import Api, Changed, Event, Json, Listed, follow, selector
 
 TARGET_MEDIAN_SECONDS = 0.300
 DEADLINE_SECONDS = 30.0
@@ -60,9 +59,9 @@ class Watch:
     """Objects as the API server sends them: when each came, and what `fields` says of it."""
 
     def __init__(
-        self, objects: AsyncIterable[tuple[str, Any]], fields: Callable[[Any], tuple[str, str]], *, at_first: int
+        self, events: AsyncIterable[Event[Json]], fields: Callable[[Any], tuple[str, str]], *, at_first: int
     ) -> None:
-        self._objects = objects
+        self._events = events
         self._fields = fields
         self._at_first = at_first
         self.seen: list[tuple[float, str, str]] = []
@@ -83,8 +82,9 @@ class Watch:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _read(self) -> None:
-        async for _, item in self._objects:
-            self.seen.append((perf_counter(), *self._fields(item)))
+        async for event in self._events:
+            items = event.items if isinstance(event, Listed) else [event.object] if isinstance(event, Changed) else []
+            self.seen.extend((perf_counter(), *self._fields(item)) for item in items)
             self._changed.set()
 
     async def _next(self) -> None:
@@ -169,13 +169,19 @@ async def measure(cluster: Cluster, *, flips: int, probes_at_once: int) -> tuple
     """The flips, one after the other, and what went wrong with probes meanwhile."""
     cluster.patch_ratio(2, 2)
     wait_until("2P:2D", lambda: cluster.roles() == {"prefill": 2, "decode": 2}, seconds=DEADLINE_SECONDS)
-    client = AsyncClient(config=KubeConfig.from_file(cluster.kubeconfig), namespace=cluster.namespace)
-    clusters = create_namespaced_resource("fulcrum.dev", "v1alpha1", "InferenceCluster", "inferenceclusters")
-    labels: dict[str, Any] = {"fulcrum.dev/cluster": cluster.name, "app.kubernetes.io/component": "worker"}
+    api = Api(cluster.kubeconfig)
+    workers = selector({"fulcrum.dev/cluster": cluster.name, "app.kubernetes.io/component": "worker"})
+    of_workers = follow(api, f"/api/v1/namespaces/{cluster.namespace}/pods", dict[str, Any], selectors=workers)
+    of_cluster = follow(
+        api,
+        f"/apis/fulcrum.dev/v1alpha1/namespaces/{cluster.namespace}/inferenceclusters",
+        dict[str, Any],
+        selectors={"fieldSelector": f"metadata.name={cluster.name}"},
+    )
     measured: list[Flip] = []
     async with (
-        Watch(client.watch(Pod, namespace=cluster.namespace, labels=labels), _name_and_role, at_first=4) as pods,
-        Watch(client.watch(clusters, fields={"metadata.name": cluster.name}), _ratio, at_first=1) as ratios,
+        Watch(of_workers, _name_and_role, at_first=4) as pods,
+        Watch(of_cluster, _ratio, at_first=1) as ratios,
         Probes(cluster.endpoint(), cluster.name, probes_at_once) as probes,
     ):
         for number in range(flips):
@@ -190,6 +196,7 @@ async def measure(cluster: Cluster, *, flips: int, probes_at_once: int) -> tuple
                 f"{flip.labelled * 1000:5.0f} ms  served {flip.served * 1000:5.0f} ms",
                 flush=True,
             )
+    await api.close()
     return measured, probes.problems
 
 
@@ -221,7 +228,7 @@ async def _flip(
 
 
 def _name_and_role(pod: Any) -> tuple[str, str]:
-    return pod.metadata.name, pod.metadata.labels.get("fulcrum.dev/role", "")
+    return pod["metadata"]["name"], pod["metadata"]["labels"].get("fulcrum.dev/role", "")
 
 
 def _ratio(cluster: Any) -> tuple[str, str]:

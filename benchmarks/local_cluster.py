@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +118,10 @@ class Cluster:
 
 
 @contextmanager
-def local_cluster(home: Path, *, manifest: Path = QUICKSTART, name: str = "quickstart") -> Iterator[Cluster]:
-    """`fulcrum up -f manifest` with its state under `home`, and `fulcrum down` at the end, whatever happened.
+def local_cluster(
+    home: Path, *, manifest: Path = QUICKSTART, name: str = "quickstart", options: Sequence[str] = ()
+) -> Iterator[Cluster]:
+    """`fulcrum up -f manifest OPTIONS` with its state under `home`, and `fulcrum down` at the end, whatever happened.
 
     The model of all our examples is prepared first, where it is not there; on a CPU without FP8 kernels all is float32.
     """
@@ -129,7 +131,8 @@ def local_cluster(home: Path, *, manifest: Path = QUICKSTART, name: str = "quick
     env = {**os.environ, "FULCRUM_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
     try:
         # Inherits the terminal: users see its progress.
-        if subprocess.run([BIN / "fulcrum", "up", "-f", suited(manifest, home)], env=env, check=False).returncode != 0:
+        command = [BIN / "fulcrum", "up", "-f", suited(manifest, home), *options]
+        if subprocess.run(command, env=env, check=False).returncode != 0:
             raise CommandError(f"fulcrum up -f {manifest} failed")
         kubeconfig = Path(run(BIN / "fulcrum", "kubeconfig", "--path", env=env).strip())
         yield Cluster(kubeconfig=kubeconfig, name=name)

@@ -94,7 +94,7 @@ def resumed(cluster: Cluster) -> int:
     """Streams that the gateways have gone on with on another worker, so far."""
     name = "fulcrum_gateway_resumes_total"
     pods = cluster.pods("gateway")
-    return int(sum(metric(f"http://{pod['status']['podIP']}:8080/metrics", name) for pod in pods))
+    return int(sum(metric(f"http://{pod['status']['podIP']}:8082/metrics", name) for pod in pods))
 
 
 def run(cluster: Cluster, kills: int, results: Path | None) -> int:

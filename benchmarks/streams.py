@@ -55,10 +55,13 @@ class Sample:
 class Bench:
     """One gateway, its engines, and what is asked of them."""
 
-    def __init__(self, gateway: subprocess.Popen[str], port: int, engines_port: int, requests: int) -> None:
+    def __init__(
+        self, gateway: subprocess.Popen[str], port: int, engines_port: int, inside_port: int, requests: int
+    ) -> None:
         self.gateway = gateway
         self.port = port
         self.engines_port = engines_port
+        self.inside_port = inside_port
         self.requests = requests
         self.failed: list[str] = []
 
@@ -91,11 +94,11 @@ class Bench:
             return found
 
     def clients(self) -> int:
-        """Client connections that the gateway has open, without the one that asks."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+        """Client connections that the gateway has open."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.inside_port}/metrics", timeout=30) as answer:
             for line in answer.read().decode().splitlines():
                 if line.startswith("fulcrum_gateway_client_connections"):
-                    return int(float(line.rsplit(" ", 1)[1])) - 1
+                    return int(float(line.rsplit(" ", 1)[1]))
         return -1
 
     def check(self, good: bool, what: str) -> None:
@@ -199,9 +202,10 @@ def files() -> int:
 def serving(requests: int) -> Iterator[Bench]:
     """A gateway with its engines, warm."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (files(), files()))
-    port, engines_port = free_ports(2)
+    port, engines_port, inside_port = free_ports(3)
     command = [sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1", "--port", str(port),
-               "--no-prewarm", "--lame-duck-seconds", "0", "--config", config()]  # fmt: skip
+               "--metrics-port", str(inside_port), "--no-prewarm", "--lame-duck-seconds", "0",
+               "--config", config()]  # fmt: skip
     for role, addresses in (("prefill", PREFILL), ("decode", DECODE)):
         for address in addresses:
             command += ["--static-worker", f"{role}=http://{address}:{engines_port}?agent={engines_port}"]
@@ -210,7 +214,7 @@ def serving(requests: int) -> Iterator[Bench]:
         started(command, silent=True) as gateway,
     ):
         printed_line(engines)
-        bench = Bench(gateway, port, engines_port, requests=requests)
+        bench = Bench(gateway, port, engines_port, inside_port, requests=requests)
         wait_until_up(gateway, port)
         bench.sample()
         yield bench

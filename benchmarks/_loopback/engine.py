@@ -34,7 +34,10 @@ EVENT = chunk(
     b'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"bench","choices":[{"index":0,'
     b'"text":" token","logprobs":null,"finish_reason":null}]}\n\n'
 )
-STREAM = STREAM_HEAD + EVENT * (CHUNKS - 1) + STREAM_END
+USAGE = chunk(
+    b'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"bench","choices":[],'
+    b'"usage":{"prompt_tokens":200,"total_tokens":399,"completion_tokens":199}}\n\n'
+)
 MODELS = whole(b'{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"x"}]}')
 
 LOAD = load_report(kv_capacity_tokens=10_000_000, max_batch=1024)
@@ -46,6 +49,7 @@ class Engine(Connection):
     def __init__(self) -> None:
         super().__init__()
         self._left = 0
+        self._end = STREAM_END
 
     def requested(self, transport: asyncio.Transport, head: bytes, body: bytes) -> None:
         if head.startswith(b"get"):
@@ -54,7 +58,12 @@ class Engine(Connection):
             transport.write(PREFILLED)
         elif b'"stream":true' not in body:
             transport.write(ANSWERED)
-        elif b'"user":"paced"' in body:
+        else:
+            self._end = USAGE + STREAM_END if b'"include_usage":true' in body else STREAM_END
+            self._stream(transport, body)
+
+    def _stream(self, transport: asyncio.Transport, body: bytes) -> None:
+        if b'"user":"paced"' in body:
             transport.write(STREAM_HEAD)
             self._left = CHUNKS - 1
             self._tick()
@@ -62,7 +71,7 @@ class Engine(Connection):
             transport.write(STREAM_HEAD + EVENT * (CHUNKS - 1))
             asyncio.get_running_loop().call_later(HOLD_SECONDS, self._tick)
         else:
-            transport.write(STREAM)
+            transport.write(STREAM_HEAD + EVENT * (CHUNKS - 1) + self._end)
 
     def _tick(self) -> None:
         if self.transport is None:
@@ -72,7 +81,7 @@ class Engine(Connection):
             self.transport.write(EVENT)
             asyncio.get_running_loop().call_later(PACE_SECONDS, self._tick)
         else:
-            self.transport.write(STREAM_END)
+            self.transport.write(self._end)
 
 
 async def main(ports: list[int]) -> None:

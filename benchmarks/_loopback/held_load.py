@@ -24,7 +24,7 @@ USERS = {"idle": "idle", "mute": "flood", "drip": "flood", "large": "large"}
 
 def request(kind: str, port: int) -> bytes:
     if kind == "pile":
-        return f"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode() * 1000
+        return f"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode() * 1000
     body = json.dumps(
         {"model": "bench", "prompt": "hold this " * 20, "max_tokens": 200, "stream": kind != "large",
          "user": USERS[kind]},

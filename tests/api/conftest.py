@@ -6,9 +6,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
-from tests.api.server.cluster import Kubectl, client_of, delete_namespace, local_api_server
+from tests.api.server.cluster import Http, Kubectl, client_of, delete_namespace, local_api_server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,14 +39,14 @@ def kubectl_of_cluster(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="session")
-def api(kubeconfig: Path) -> Iterator[httpx2.Client]:
+def api(kubeconfig: Path) -> Iterator[Http]:
     """HTTP client with the credentials of the kubeconfig."""
     with client_of(kubeconfig) as client:
         yield client
 
 
 @pytest.fixture
-def namespace(api: httpx2.Client) -> Iterator[str]:
+def namespace(api: Http) -> Iterator[str]:
     """A namespace of the test's own."""
     name = f"test-{uuid.uuid4().hex[:10]}"
     response = api.post("/api/v1/namespaces", json={"metadata": {"name": name}})

@@ -22,8 +22,8 @@ from fulcrum.balance import (
     TellRole,
     Termination,
     WorkerPhase,
-    invalid_status,
     plan,
+    stopped_status,
     with_failure,
 )
 
@@ -313,6 +313,16 @@ def test_a_failed_engine_is_named_with_its_last_lines_and_blocks_nobody(exit_cod
     assert [event.reason for event in result.events] == [Reason.ENGINE_FAILED]
 
 
+def test_a_stalled_engine_has_a_reason_of_its_own() -> None:
+    world = settled(make_spec(pool()))
+    said = "EngineStalled: vLLM made no progress for 61 s"
+    world.set("c-p-0", ready=False, termination=Termination(exit_code=72, message=said))
+    degraded = condition(world.plan(), ConditionType.DEGRADED)
+    assert (degraded.status.value, degraded.reason) == ("True", Reason.ENGINE_STALLED)
+    assert "c-p-0" in degraded.message
+    assert said in degraded.message
+
+
 def test_an_event_about_a_fault_is_said_once() -> None:
     world = settled(make_spec(pool()))
     world.set("c-p-0", ready=False, waiting_reason="CrashLoopBackOff")
@@ -326,7 +336,10 @@ def test_an_unschedulable_worker_is_named_with_the_schedulers_words() -> None:
     world.set("c-p-2", phase=WorkerPhase.PENDING, ready=False, unschedulable="0/3 nodes are available")
     degraded = condition(world.plan(), ConditionType.DEGRADED)
     assert degraded.reason is Reason.WORKER_UNSCHEDULABLE
-    assert degraded.message == "c-p-2 cannot be scheduled: 0/3 nodes are available"
+    assert degraded.message == (
+        "c-p-2 cannot be scheduled: 0/3 nodes are available. Add nodes with the label and the resources that the pool "
+        "asks for, or lower workers.max."
+    )
 
 
 def test_transition_times_change_only_with_the_status() -> None:
@@ -361,7 +374,7 @@ def test_a_refusal_of_the_api_server_is_in_progressing_and_stays_the_same() -> N
 
 def test_a_spec_that_cannot_be_read_leaves_what_runs_and_says_so() -> None:
     status = settled(make_spec(pool())).plan().status
-    invalid = invalid_status("Expected `int`", status=status, generation=7, now=START)
+    invalid = stopped_status(Reason.INVALID_SPEC, "Expected `int`", status=status, generation=7, now=START)
     by_type = {c.type: c for c in invalid.conditions}
     assert by_type[ConditionType.AVAILABLE].reason is Reason.READY
     assert by_type[ConditionType.DEGRADED].reason is Reason.INVALID_SPEC

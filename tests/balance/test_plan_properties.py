@@ -9,6 +9,7 @@ from tests.balance.world import World, make_spec, pool
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance import Action, DeleteWorker, StartDrain, TellRole, WorkerPhase, make_target
+from fulcrum.balance.rollout import surge_limit
 from fulcrum.balance.snapshot import roles_served, served_roles
 
 BOTH = ("prefill", "decode")
@@ -20,13 +21,20 @@ QUIET = settings(
 @st.composite
 def specs(draw: st.DrawFn) -> InferenceClusterSpec:
     """Specs that can be changed into one another: up to two pools of the same names."""
+    rollout: dict[str, int | str] = {
+        "away": draw(st.sampled_from([0, 1, 2, "50%"])),
+        "surge": draw(st.sampled_from([0, 1, 2, "34%"])),
+    }
     layouts = [
-        [pool("a", high=draw(st.integers(0, 5)))],
-        [pool("a", high=draw(st.integers(1, 4))), pool("b", high=draw(st.integers(0, 3)), roles=("decode",))],
+        [pool("a", high=draw(st.integers(0, 5)), **rollout)],
+        [
+            pool("a", high=draw(st.integers(1, 4)), **rollout),
+            pool("b", high=draw(st.integers(0, 3)), roles=("decode",)),
+        ],
         [pool("a", high=2, roles=("prefill",)), pool("b", high=2, roles=("decode",))],
         [pool("a", high=1, roles=("decode",)), pool("b", high=1, roles=("prefill",))],
         [pool("a", high=2), pool("b", high=1, roles=("mixed",))],
-        [pool("b", high=draw(st.integers(1, 3)))],
+        [pool("b", high=draw(st.integers(1, 3)), **rollout)],
     ]
     return make_spec(
         *draw(st.sampled_from(layouts)),
@@ -56,13 +64,21 @@ class Watch:
         gone = (served - served_roles(world.workers.values())) & needed
         lonely = sum(make_target(world.spec).workers.values()) == 1
         assert not gone or lonely, f"{action} left {gone} empty: {before}"
-        # Never above the budget: a worker is added only where there is room, terminating ones counted.
-        bounds = {chosen.name: chosen.workers.max for chosen in world.spec.pools}
+        # Never above the budget: a worker is added only where there is room, terminating and lost ones counted; beyond
+        # the target only as far as the rollout says, and never beyond the bound.
+        pools = {chosen.name: chosen for chosen in world.spec.pools}
         targets = make_target(world.spec).workers
         for name in {w.pool for w in world.workers.values()}:
             was = sum(1 for w in before.values() if w.pool == name)
             now = sum(1 for w in world.workers.values() if w.pool == name)
-            assert now <= max(was, min(targets.get(name, 0), bounds.get(name, 0)))
+            wanted = targets.get(name, 0)
+            most = wanted + surge_limit(pools[name], wanted) if name in pools else 0
+            assert now <= max(was, most)
+            assert name not in pools or now <= max(was, pools[name].workers.max)
+        # Nobody else's Pod is touched, and what is removed by force is lost.
+        assert action.name not in world.taken
+        if isinstance(action, DeleteWorker) and action.force:
+            assert before[action.name].lost
         # Unknown load is not idle: a drain ends when the load is known to be zero, or the time is over.
         if isinstance(action, DeleteWorker) and (worker := before.get(action.name)) and worker.uid == action.uid:
             if worker.role is Role.DRAINING and worker.phase is WorkerPhase.RUNNING:
@@ -73,13 +89,14 @@ class Watch:
             assert not worker.serving
 
 
-EVENTS = ("start", "crash", "evict", "vanish", "report_idle")
+EVENTS = ("start", "crash", "evict", "vanish", "report_idle", "lose_node")
 
 
 @QUIET
 @given(st.lists(specs(), min_size=1, max_size=3), st.data())
 def test_every_intermediate_state_is_safe(story: list[InferenceClusterSpec], data: st.DataObject) -> None:
     world = World(story[0])
+    world.taken = data.draw(st.sampled_from([frozenset[str](), frozenset({"c-a-0", "c-a-2", "c-b-1"})]), label="taken")
     watch = Watch(world)
     if data.draw(st.booleans(), label="start settled"):
         world.settle()

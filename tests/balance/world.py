@@ -32,9 +32,16 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def pool(
-    name: str = "p", *, low: int = 0, high: int = 4, roles: tuple[str, ...] = ("prefill", "decode", "mixed")
+    name: str = "p",
+    *,
+    low: int = 0,
+    high: int = 4,
+    roles: tuple[str, ...] = ("prefill", "decode", "mixed"),
+    away: int | str = 1,
+    surge: int | str = 0,
 ) -> dict[str, Any]:
-    return {"name": name, "accelerator": "cpu", "workers": {"min": low, "max": high}, "roles": list(roles)}
+    workers, rollout = {"min": low, "max": high}, {"maxUnavailable": away, "maxSurge": surge}
+    return {"name": name, "accelerator": "cpu", "workers": workers, "roles": list(roles), "rollout": rollout}
 
 
 def make_spec(
@@ -72,6 +79,8 @@ class World:
         self.spec = spec
         self.now = START
         self.workers: dict[str, Worker] = {}
+        self.taken: frozenset[str] = frozenset()
+        """Names of Pods that somebody else has."""
         self._uids = 0
         self.status = InferenceClusterStatus()
         self.outlook = Outlook()
@@ -91,6 +100,7 @@ class World:
             paused=paused,
             status=self.status,
             outlook=self.outlook,
+            taken_names=self.taken,
         )
 
     def plan(self) -> Plan:
@@ -108,7 +118,7 @@ class World:
         """Carry out one action as the API server would: preconditions on the uid, creation only of what is absent."""
         match action:
             case CreateWorker():
-                if action.name not in self.workers:
+                if action.name not in self.workers and action.name not in self.taken:
                     self._uids += 1
                     self.workers[action.name] = Worker(
                         name=action.name,
@@ -123,6 +133,7 @@ class World:
                         deleting=False,
                         pod_ip="127.0.0.1",
                         created=self.now,
+                        replaces=action.replaces,
                     )
             case SetRole() if self._is(action):
                 self.set(
@@ -143,7 +154,10 @@ class World:
                     load=None,
                 )
             case DeleteWorker() if self._is(action):
-                self.set(action.name, deleting=True)
+                if action.force:
+                    del self.workers[action.name]
+                else:
+                    self.set(action.name, deleting=True)
             case TellRole():
                 pass
             case _:
@@ -167,8 +181,12 @@ class World:
     def evict(self, name: str) -> None:
         self.set(name, ready=False, ready_since=None, phase=WorkerPhase.FAILED, load=None)
 
+    def lose_node(self, name: str) -> None:
+        """The node is gone: its end is never reported."""
+        self.set(name, ready=False, ready_since=None, load=None, deleting=True, lost=True, node="n")
+
     def vanish(self, name: str) -> None:
-        if name in self.workers and self.workers[name].deleting:
+        if name in self.workers and self.workers[name].deleting and not self.workers[name].lost:
             del self.workers[name]
 
     def report_idle(self, name: str) -> None:

@@ -28,6 +28,8 @@ def test_every_name_is_its_own(name: str) -> None:
         ("L40S", "L40S-48GB"),
         ("NVIDIA-L40S", "L40S-48GB"),
         ("A10G", "A10-24GB"),
+        ("L40", "L40-48GB"),
+        ("NVIDIA-RTX-A6000", "A6000-48GB"),
         ("nvidia-l4", "L4-24GB"),
         ("CPU", "cpu"),
     ],
@@ -36,7 +38,7 @@ def test_other_spellings(written: str, name: str) -> None:
     assert accelerator(written).name == name
 
 
-@pytest.mark.parametrize("written", ["TPU-v5e", "", "H100-PCIE-80GB", "A100-SXM4-40GB", "H800", "L40"])
+@pytest.mark.parametrize("written", ["TPU-v5e", "", "H100-PCIE-80GB", "A100-SXM4-40GB", "H800", "L20"])
 def test_an_unknown_name_lists_the_known_ones(written: str) -> None:
     with pytest.raises(UnknownAcceleratorError, match=r"H100-SXM-80GB.*cpu"):
         accelerator(written)

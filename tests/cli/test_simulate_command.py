@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,22 @@ def cluster(tmp_path: Path) -> Path:
 
 def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["simulate", *map(str, arguments)])
+
+
+def test_it_needs_no_package_of_the_embedded_kubernetes(cluster: Path) -> None:
+    blocked = ("cel", "jsonpatch", "jsonpointer", "psutil", "cryptography")
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        "import importlib.util as util\n"
+        "found = util.find_spec\n"
+        f"util.find_spec = lambda name, *rest: None if name in {blocked!r} else found(name, *rest)\n"
+        "from fulcrum.cli.app import main; main()"
+    )
+    arguments = ["simulate", "--trace", "steps", "--cluster", str(cluster), "--limit", "50", "--policy", "static-1:3"]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "static 1P:3D" in done.stdout
+    assert "pip install 'fulcrum-operator[local]'" in done.stderr
 
 
 def test_the_table_has_a_row_per_policy(cluster: Path) -> None:

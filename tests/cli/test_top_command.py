@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 from tests.controller.cluster import BIN, Agent, ApiServer, Cluster, client_of, eventually, running_api_server
 
-from fulcrum.api.names import PORT_GATEWAY, Role
+from fulcrum.api.names import PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.worker import LoadReport, WorkCounters
 from fulcrum.controller.kube import EVENT, POD
 
@@ -120,7 +120,7 @@ async def gateway_metrics(address: str) -> AsyncIterator[None]:
     app.add_routes([web.get("/metrics", page)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, address, PORT_GATEWAY).start()
+    await web.TCPSite(runner, address, PORT_GATEWAY_INSIDE).start()
     try:
         yield
     finally:

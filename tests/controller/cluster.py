@@ -22,29 +22,16 @@ from typing import Any, Self, TypeVar
 import msgspec
 import yaml
 from aiohttp import web
-from lightkube import AsyncClient, KubeConfig
-from lightkube.core.resource import ApiInfo
-from lightkube.generic_resource import GenericNamespacedStatus, create_api_info
-from lightkube.types import PatchType
 
 from fulcrum.api.worker import LoadReport, RoleRequest
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import DEPLOYMENT, EVENT, INFERENCE_CLUSTER, POD, Kube
 from fulcrum.controller.metrics import Metrics
+from fulcrum.kube import APPLY, MERGE, Api
 
 BIN = Path(sys.executable).parent
 REPOSITORY = Path(__file__).parents[2]
 T = TypeVar("T")
-
-
-def _status_of(group: str, version: str, kind: str, plural: str) -> Any:
-    resource = create_api_info(group, version, kind, plural).resource
-    info = ApiInfo(resource=resource, parent=resource, plural=plural, verbs=["get", "patch", "put"], action="status")
-    return type(f"{kind}Status", (GenericNamespacedStatus,), {"_api_info": info})
-
-
-POD_STATUS = _status_of("", "v1", "Pod", "pods")
-DEPLOYMENT_STATUS = _status_of("apps", "v1", "Deployment", "deployments")
 
 
 async def eventually(check: Callable[[], Awaitable[T]], *, seconds: float = 60.0) -> T:
@@ -67,8 +54,9 @@ async def eventually(check: Callable[[], Awaitable[T]], *, seconds: float = 60.0
 class ApiServer:
     """`fulcrum apiserver` as a process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
+        self._options = options
         self.kubeconfig = folder / "kubeconfig"
         self.operator_kubeconfig = folder / "operator-kubeconfig"
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,6 +72,7 @@ class ApiServer:
                     self.folder / "state",
                     "--kubeconfig-out",
                     self.kubeconfig,
+                    *self._options,
                 ],
                 stdout=log,
                 stderr=log,
@@ -234,11 +223,11 @@ class Cluster:
 
     name = "c"
 
-    def __init__(self, server: ApiServer, client: AsyncClient, namespace: str) -> None:
+    def __init__(self, server: ApiServer, api: Api, namespace: str) -> None:
         self.server = server
         self.namespace = namespace
-        self.client = client
-        self.kube = Kube(client, Metrics())
+        self.api = api
+        self.kube = Kube(api, Metrics())
 
     async def apply(self, *, workers: int = 4, **spec: Any) -> None:
         """Apply the object as its user: with a field manager that is not the operator's."""
@@ -253,15 +242,8 @@ class Cluster:
                 **spec,
             },
         }
-        await self.client.patch(
-            INFERENCE_CLUSTER,
-            self.name,
-            document,
-            namespace=self.namespace,
-            patch_type=PatchType.APPLY,
-            field_manager="user",
-            force=True,
-        )
+        path = INFERENCE_CLUSTER.path((self.namespace, self.name))
+        await self.api.patch(path, document, content_type=APPLY, params={"fieldManager": "user", "force": "true"})
 
     async def patch(self, patch: Manifest) -> None:
         await self.kube.merge(INFERENCE_CLUSTER, self.namespace, self.name, patch)
@@ -297,9 +279,8 @@ class Cluster:
             "conditions": [{"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": since}],
             **fields,
         }
-        await self.client.patch(
-            POD_STATUS, name, {"status": status}, namespace=self.namespace, patch_type=PatchType.MERGE
-        )
+        path = POD.path((self.namespace, name), "status")
+        await self.api.patch(path, {"status": status}, content_type=MERGE)
 
     async def settle(self, count: int = 4) -> None:
         """Bring up what the operator made, as a kubelet and a Deployment controller would."""
@@ -310,10 +291,7 @@ class Cluster:
         await eventually(all_made)
         for name in await self.pods():
             await self.set_pod_status(name)
-        status = {"status": {"replicas": 2, "readyReplicas": 2, "availableReplicas": 2, "updatedReplicas": 2}}
-        await self.client.patch(
-            DEPLOYMENT_STATUS, "c-gateway", status, namespace=self.namespace, patch_type=PatchType.MERGE
-        )
+        await self.bring_up_gateway()
 
         async def settled() -> bool:
             status = await self.status()
@@ -325,13 +303,19 @@ class Cluster:
 
         await eventually(settled)
 
+    async def bring_up_gateway(self) -> None:
+        """As a Deployment controller and two gateway Pods would."""
+        status = {"status": {"replicas": 2, "readyReplicas": 2, "availableReplicas": 2, "updatedReplicas": 2}}
+        path = DEPLOYMENT.path((self.namespace, "c-gateway"), "status")
+        await self.api.patch(path, status, content_type=MERGE)
+
     async def _deployment(self) -> Manifest | None:
         return await self.kube.get(DEPLOYMENT, self.namespace, "c-gateway")
 
 
 @contextlib.contextmanager
-def running_api_server(folder: Path) -> Iterator[ApiServer]:
-    server = ApiServer(folder)
+def running_api_server(folder: Path, *options: str) -> Iterator[ApiServer]:
+    server = ApiServer(folder, *options)
     server.start()
     try:
         yield server
@@ -339,5 +323,5 @@ def running_api_server(folder: Path) -> Iterator[ApiServer]:
         server.stop()
 
 
-def client_of(server: ApiServer) -> AsyncClient:
-    return AsyncClient(KubeConfig.from_file(server.kubeconfig))
+def client_of(server: ApiServer) -> Api:
+    return Api(server.kubeconfig)

@@ -13,6 +13,7 @@ from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import WorkerConfig
 from fulcrum.controller.children import Manifest, Owner, children, worker_pod
 from fulcrum.controller.children.overlay import overlay
+from fulcrum.controller.installation import Installation
 
 OWNER = Owner(name="chat", namespace="ml", uid="u-1")
 
@@ -38,7 +39,7 @@ def gpu_spec(template: dict[str, Any] | None = None, **changes: Any) -> Inferenc
 
 
 def pod_of(spec: InferenceClusterSpec, *, ordinal: int = 0, role: Role = Role.DECODE) -> Manifest:
-    return worker_pod(OWNER, spec, spec.pools[0], ordinal=ordinal, role=role)
+    return worker_pod(OWNER, spec, spec.pools[0], ordinal=ordinal, role=role, image=Installation().worker_image)
 
 
 def container(pod: Manifest) -> Manifest:
@@ -87,7 +88,41 @@ def test_the_worker_pod_of_a_cpu_pool() -> None:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 150,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, "fsGroup": 10001},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "fsGroup": 10001,
+            "fsGroupChangePolicy": "OnRootMismatch",
+        },
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {
+                    "matchLabels": {
+                        "fulcrum.dev/cluster": "chat",
+                        "app.kubernetes.io/component": "worker",
+                        "fulcrum.dev/pool": "cpu",
+                    }
+                },
+            }
+        ],
+        "affinity": {
+            "podAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "weight": 100,
+                        "podAffinityTerm": {
+                            "topologyKey": "topology.kubernetes.io/zone",
+                            "labelSelector": {
+                                "matchLabels": {"fulcrum.dev/cluster": "chat", "app.kubernetes.io/component": "worker"}
+                            },
+                        },
+                    }
+                ]
+            }
+        },
         "containers": [
             {
                 "name": "worker",
@@ -103,7 +138,7 @@ def test_the_worker_pod_of_a_cpu_pool() -> None:
                     "httpGet": {"path": "/readyz", "port": 8001},
                     "periodSeconds": 1,
                     "timeoutSeconds": 5,
-                    "failureThreshold": 720,
+                    "failureThreshold": 1920,
                 },
                 "readinessProbe": {
                     "httpGet": {"path": "/readyz", "port": 8001},
@@ -117,6 +152,7 @@ def test_the_worker_pod_of_a_cpu_pool() -> None:
                     "timeoutSeconds": 5,
                     "failureThreshold": 3,
                 },
+                "resources": {"requests": {"cpu": "250m", "memory": "2048Mi"}},
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
@@ -131,6 +167,35 @@ def test_the_worker_pod_of_a_cpu_pool() -> None:
     }
 
 
+def test_images_are_those_of_the_operators_release_unless_the_spec_names_others() -> None:
+    installation = Installation(gateway_image="registry/g:2")
+    spec = make_spec()
+    (deployment,) = (child for child in children(OWNER, spec, installation) if child["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "registry/g:2"
+    named = make_spec(engine={"image": "mine:1"}, gateway={"image": "mine:2"})
+    (deployment,) = (child for child in children(OWNER, named, installation) if child["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "mine:2"
+    assert container(pod_of(named))["image"] == "mine:1"
+
+
+def test_configuration_documents_hold_no_defaults_and_tolerate_what_a_newer_operator_adds() -> None:
+    document = msgspec.json.decode(env(pod_of(make_spec()))["FULCRUM_WORKER_CONFIG"]["value"])
+    assert document == {
+        "cluster": "chat",
+        "pool": "cpu",
+        "model": "m",
+        "servedName": "chat",
+        "accelerator": "cpu",
+        "maxModelLen": 4096,
+        "role": "decode",
+    }
+    newer = {**document, "fromTheFuture": 1, "kvCache": {"dtype": "bf16", "tiering": {}}}
+    config = msgspec.convert(newer, WorkerConfig)
+    assert (config.kv_cache.dtype, config.kv_cache.block_size) == ("bf16", None)
+    gateway = {"cluster": "c", "servedName": "s", "model": "m", "later": {}, "limits": {"maxBodyBytes": 1, "more": 2}}
+    assert msgspec.convert(gateway, GatewayConfig).limits.max_body_bytes == 1
+
+
 def test_a_gpu_worker_asks_for_its_gpus_its_node_and_shared_memory() -> None:
     pod = pod_of(
         gpu_spec(
@@ -140,7 +205,8 @@ def test_a_gpu_worker_asks_for_its_gpus_its_node_and_shared_memory() -> None:
     )
     assert container(pod)["resources"]["limits"] == {"nvidia.com/gpu": "4"}
     assert pod["spec"]["nodeSelector"] == {"fulcrum.dev/accelerator": "H100-SXM-80GB"}
-    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["spec"]["volumes"]
+    assert container(pod)["resources"]["requests"] == {"nvidia.com/gpu": "4", "cpu": "8", "memory": "32Gi"}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}} in pod["spec"]["volumes"]
     assert {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}} in pod["spec"]["volumes"]
     assert env(pod)["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
     assert pod["spec"]["terminationGracePeriodSeconds"] == 330
@@ -233,18 +299,21 @@ def test_api_keys_are_mounted_and_need_no_right_to_read_secrets() -> None:
 
 
 def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
-    made = {(child["kind"], child["metadata"]["name"]): child for child in children(OWNER, make_spec())}
+    wanted = children(OWNER, make_spec(), least_available=3)
+    made = {(child["kind"], child["metadata"]["name"]): child for child in wanted}
     assert list(made) == [
         ("ServiceAccount", "chat-gateway"),
         ("Role", "chat-gateway"),
         ("RoleBinding", "chat-gateway"),
         ("Service", "chat-gateway"),
+        ("NetworkPolicy", "chat-gateway"),
+        ("NetworkPolicy", "chat-workers"),
         ("Deployment", "chat-gateway"),
         ("PodDisruptionBudget", "chat-gateway"),
         ("PodDisruptionBudget", "chat-workers"),
     ]
     assert made["Role", "chat-gateway"]["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
     ]
     deployment = made["Deployment", "chat-gateway"]["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
@@ -267,6 +336,55 @@ def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
     service = made["Service", "chat-gateway"]["spec"]
     assert service["selector"] == deployment["selector"]["matchLabels"]
     assert made["PodDisruptionBudget", "chat-workers"]["spec"]["minAvailable"] == 3
+    for name in ("chat-workers", "chat-gateway"):
+        assert made["PodDisruptionBudget", name]["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     for child in made.values():
         assert child["metadata"]["namespace"] == "ml"
         assert child["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+
+
+def ingress(name: str) -> dict[int | None, list[Manifest] | None]:
+    """Who may connect, by port; None is every port, or everyone."""
+    made = {c["metadata"]["name"]: c for c in children(OWNER, make_spec()) if c["kind"] == "NetworkPolicy"}
+    assert made[name]["spec"]["policyTypes"] == ["Ingress"]
+    rules = made[name]["spec"]["ingress"]
+    return {
+        port: [peer for rule in rules if port in _ports(rule) for peer in rule.get("from") or ()] or None
+        for rule in rules
+        for port in _ports(rule)
+    }
+
+
+def _ports(rule: Manifest) -> list[int | None]:
+    return [port["port"] for port in rule.get("ports") or ()] or [None]
+
+
+def test_workers_let_in_gateways_the_operator_prometheus_and_each_other_only() -> None:
+    gateways = {"podSelector": {"matchLabels": OWNER.selector("gateway")}}
+    workers = {"podSelector": {"matchLabels": OWNER.selector("worker")}}
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "fulcrum-system"}},
+        "podSelector": {
+            "matchLabels": {"app.kubernetes.io/name": "fulcrum", "app.kubernetes.io/component": "operator"}
+        },
+    }
+    prometheus = {
+        "namespaceSelector": {},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+    }
+    assert ingress("chat-workers") == {None: [workers], 8000: [gateways], 8001: [gateways, operator, prometheus]}
+    assert ingress("chat-gateway") == {8080: None, 8082: [gateways, operator, prometheus]}
+
+
+@pytest.mark.parametrize(
+    ("gateway", "salted"),
+    [
+        ({}, False),
+        ({"auth": {"secretName": "keys"}}, False),
+        ({"auth": {"secretName": "keys", "prefixCache": "PerKey"}}, True),
+    ],
+)
+def test_a_prefix_cache_for_each_key_is_an_option(gateway: dict[str, Any], salted: bool) -> None:
+    (deployment,) = (c for c in children(OWNER, make_spec(gateway=gateway)) if c["kind"] == "Deployment")
+    document = deployment["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"]
+    assert msgspec.json.decode(document, type=GatewayConfig).salt_prefixes is salted

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.controller.cluster import eventually
 
+from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
@@ -93,6 +94,7 @@ class World:
         self.series: LoadSeries | Unknown = Unknown("not yet")
         self.asked_series = 0
         self.reports: dict[str, LoadReport | None] = {}
+        self.pairs_reports: tuple[PairsReport, ...] = ()
         self.woken = 0
         self.scrape = object()
         self.forecasts = asyncio.Semaphore(1)
@@ -121,11 +123,15 @@ class World:
     def settled(self) -> bool:
         return self.watch.settled
 
-    async def of(self, _spec: InferenceClusterSpec) -> World:
+    async def of(self, _spec: InferenceClusterSpec, _namespace: str) -> World:
         return self
 
     async def loads(self, pod_ips: dict[str, str]) -> dict[str, LoadReport | None]:
         return {name: self.reports.get(name) for name in pod_ips}
+
+    async def pairs(self, gateway_ips: dict[str, str]) -> tuple[PairsReport, ...]:
+        assert gateway_ips == self.sight.gateways
+        return self.pairs_reports
 
     async def traffic(self, _cluster: ClusterRef, *, window_seconds: float, now: float) -> Traffic | Unknown:
         if self.hangs:
@@ -177,6 +183,38 @@ async def test_nothing_is_known_at_first_and_an_outage_is_bridged_for_a_while() 
     world.answer = IDLE
     await world.tick()
     assert world.watch.outlook().traffic == IDLE
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Manual"])
+async def test_a_pair_that_fails_asks_for_a_turn_at_once_and_so_does_its_cure(mode: str) -> None:
+    world = World(mode)
+    await world.tick()
+    woken = world.woken
+    failing = FailingPair(prefill="c-p-0", decode="c-p-1", failures=1, seconds=0.0)
+    world.pairs_reports = (PairsReport(failing=(failing,)),)
+    await world.tick()
+    assert world.woken == woken + 1
+    assert world.watch.outlook().pairs == world.pairs_reports
+    world.pairs_reports = (PairsReport(failing=(msgspec.structs.replace(failing, failures=2),)),)
+    await world.tick()
+    assert world.woken == woken + 1, "nothing new"
+    assert world.watch.outlook().pairs[0].failing[0].failures == 2
+    world.pairs_reports = (PairsReport(),)
+    await world.tick()
+    assert world.woken == woken + 2
+
+
+async def test_figures_that_are_no_numbers_are_dropped_and_counted() -> None:
+    world = World()
+    world.answer = dataclasses.replace(BUSY, isl_tokens=float("nan"), ttft_p90_seconds=float("inf"))
+    await world.tick()
+    assert world.watch.outlook().traffic == dataclasses.replace(BUSY, isl_tokens=None, ttft_p90_seconds=None)
+    world.answer = dataclasses.replace(BUSY, rate=float("nan"))
+    await world.tick(after_seconds=2 * FRESH_SECONDS)
+    assert world.watch.outlook().traffic is None
+    for figure in ("isl_tokens", "ttft_p90_seconds", "rate"):
+        line = f'fulcrum_operator_measurements_dropped_total{{figure="{figure}"}} 1.0'
+        assert line.encode() in world.metrics.page()
 
 
 async def test_a_source_that_hangs_becomes_unknown_and_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from fulcrum.api.errors import InvalidValueError
 from fulcrum.controller.leader import Election, Leadership, LeaseLostError
 from fulcrum.controller.metrics import Metrics
+from fulcrum.kube import ApiFailure, Unreachable
 
 Manifest = dict[str, Any]
 
@@ -47,7 +47,7 @@ class Leases:
 
     def _check(self) -> None:
         if self.down:
-            raise httpx2.ConnectError("down")
+            raise Unreachable("down")
 
     @property
     def spec(self) -> Manifest:
@@ -77,7 +77,7 @@ class Candidate:
     async def _first(self) -> bool:
         try:
             return await self.leadership._try()
-        except httpx2.HTTPError:
+        except ApiFailure:
             return False
 
 

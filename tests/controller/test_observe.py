@@ -163,3 +163,42 @@ def test_the_whole_snapshot(annotations: dict[str, str], paused: bool) -> None:
     assert [worker.name for worker in snapshot.workers] == ["c-p-0", "c-p-1"]
     assert (snapshot.gateway.desired, snapshot.gateway.ready, snapshot.gateway.cluster_ip) == (2, 1, "10.1.1.1")
     assert (snapshot.generation, snapshot.paused) == (3, paused)
+
+
+def test_what_a_kubelet_says_and_since_when_it_is_not_ready() -> None:
+    state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    since = "2026-01-01T00:00:00Z"
+    conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": since}]
+    worker = read(pod(conditions=conditions, containerStatuses=container(state=state)))
+    assert (worker.waiting_reason, worker.waiting_message) == ("ImagePullBackOff", "no such image")
+    assert (worker.unready_since, worker.ready_since) == (datetime(2026, 1, 1, tzinfo=UTC), None)
+
+
+def observed(*pods: Manifest, annotations: dict[str, str] | None = None) -> Any:
+    metadata = {**CLUSTER["metadata"], "annotations": annotations or {}}
+    cluster = {**CLUSTER, "metadata": metadata}
+    return Observed(cluster=cluster, pods=pods, deployment=None, service=None), load_inference_cluster(cluster)
+
+
+def test_a_pod_with_our_labels_that_is_not_ours_takes_a_name_and_no_place() -> None:
+    """Somebody copied the labels: it is no worker, and its name is passed over."""
+    foreign = pod("c-p-0")
+    foreign["metadata"]["ownerReferences"] = []
+    earlier = pod("c-p-1")
+    earlier["metadata"]["ownerReferences"] = [{"kind": "InferenceCluster", "name": "c", "uid": "an earlier one"}]
+    snapshot = make_snapshot(*observed(foreign, earlier), frozenset(), taken=frozenset({"c-p-7"}))
+    assert [(worker.name, worker.deleting) for worker in snapshot.workers] == [("c-p-1", True)]
+    assert snapshot.taken_names == {"c-p-0", "c-p-7"}
+
+
+def test_a_pod_whose_node_is_gone_is_on_its_way_out() -> None:
+    snapshot = make_snapshot(*observed(pod()), frozenset(), lost=frozenset({"u"}))
+    (worker,) = snapshot.workers
+    assert (worker.lost, worker.deleting, worker.live) == (True, True, False)
+
+
+@pytest.mark.parametrize(("said", "goes_on"), [(None, False), ("2", False), ("3", True)])
+def test_a_rollout_goes_on_for_the_generation_that_somebody_named(said: str | None, goes_on: bool) -> None:
+    annotations = {"fulcrum.dev/continue-rollout": said} if said else {}
+    snapshot = make_snapshot(*observed(annotations=annotations), frozenset())
+    assert snapshot.continues_rollout is goes_on

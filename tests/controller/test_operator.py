@@ -167,7 +167,7 @@ async def test_a_killed_operator_leaves_nothing_half_done(cluster: Cluster) -> N
         await cluster.settle()
         operator.kill()
     await cluster.patch(ratio(1, 3))
-    await cluster.kube.delete(DEPLOYMENT, cluster.namespace, "c-gateway")
+    await cluster.kube.delete(DEPLOYMENT, cluster.namespace, "c-gateway", uid=None)
     with Operator(cluster.server, "--namespace", cluster.namespace):
 
         async def caught_up() -> bool:
@@ -220,7 +220,7 @@ async def test_an_evicted_pod_and_a_deleted_pod_come_back(cluster: Cluster) -> N
         await cluster.settle()
         old = {name: pod["metadata"]["uid"] for name, pod in (await cluster.pods()).items()}
         await cluster.set_pod_status("c-p-0", ready=False, phase="Failed")
-        await cluster.kube.delete(POD, cluster.namespace, "c-p-2")
+        await cluster.kube.delete(POD, cluster.namespace, "c-p-2", uid=None)
 
         async def replaced() -> bool:
             pods = await cluster.pods()
@@ -271,9 +271,9 @@ async def test_a_cluster_that_is_being_deleted_gets_nothing_new(cluster: Cluster
         uid = (await cluster.get())["metadata"]["uid"]
         assert all(refs[0]["uid"] == uid and refs[0]["controller"] for refs in owners)
         assert "finalizers" not in (await cluster.get())["metadata"]
-        await cluster.kube.delete(INFERENCE_CLUSTER, cluster.namespace, "c")
+        await cluster.kube.delete(INFERENCE_CLUSTER, cluster.namespace, "c", uid=None)
         for name in await cluster.pods():
-            await cluster.kube.delete(POD, cluster.namespace, name)
+            await cluster.kube.delete(POD, cluster.namespace, name, uid=None)
         await asyncio.sleep(1)
         assert await cluster.pods() == {}
 

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from tests.controller.cluster import Agent, Cluster, Operator, eventually
 
-from fulcrum.api.names import PORT_GATEWAY, Role
+from fulcrum.api.names import PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.controller.kube import POD
 from fulcrum.gateway.metrics import Metrics, gauge
@@ -80,7 +80,7 @@ class Gateway:
         app.add_routes([web.get("/metrics", self.page)])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, address, PORT_GATEWAY).start()
+        await web.TCPSite(runner, address, PORT_GATEWAY_INSIDE).start()
         serving = asyncio.create_task(self.serve_requests())
         try:
             yield

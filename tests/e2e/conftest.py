@@ -18,6 +18,7 @@ from local_cluster import BIN, REPOSITORY, Cluster, local_cluster, wait_until  #
 from this_machine import suited  # noqa: E402
 
 ORDER = (
+    "test_chaos",
     "test_parity",
     "test_bad_input",
     "test_flips",
@@ -32,7 +33,8 @@ ORDER = (
     "test_prometheus",
     "test_overload",
 )
-"""Later ones change the cluster for good; from `test_parity_bf16` on they have others where the first one was."""
+"""The first has clusters of its own, before there is another. Later ones change the cluster for good;
+from `test_parity_bf16` on they have others where the first one was."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -42,7 +42,7 @@ def held(cluster: Cluster, flips: int, *, checks: int) -> bool:
 
 
 async def test_decisions_follow_prometheus(auto: Cluster, tmp_path: Path) -> None:
-    targets = [f"{pod['status']['podIP']}:8080" for pod in auto.pods("gateway")]
+    targets = [f"{pod['status']['podIP']}:8082" for pod in auto.pods("gateway")]
     async with prometheus_server(tmp_path, *targets, scrape_interval="1s") as prometheus:
         await _follow(auto, prometheus)
     auto.kubectl("patch", "ic", auto.name, "--type", "merge", "-p", '{"spec":{"metrics":{"prometheus":null}}}')

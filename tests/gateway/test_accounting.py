@@ -188,12 +188,11 @@ async def test_a_request_that_is_turned_away_is_load(
 
 async def test_too_many_connections_are_load_too(make_site: MakeSite) -> None:
     site = await make_site(*pair(), slo_seconds=SLO, max_connections=1)
-    first = await site.connect()
+    await site.connect()
     await eventually(lambda: len(site.gateway.connections) == 1)
     second = await site.connect()
     assert (await second.answer()).status == 503
-    first.get("/metrics")
-    page = (await first.answer()).body.decode()
+    page = await site.page()
     assert 'outcome="rejected"} 1.0' in page
 
 
@@ -249,7 +248,7 @@ async def test_without_usage_the_prompt_is_guessed(make_site: MakeSite) -> None:
 
 async def test_every_series_names_its_cluster_and_starts_at_zero(make_site: MakeSite) -> None:
     site = await make_site(*pair(), namespace="ns", pod_name="c-gateway-1")
-    page = (await site.get("/metrics")).body.decode()
+    page = await site.page()
     ours = [line for line in page.splitlines() if line.startswith("fulcrum_gateway_")]
     assert len(ours) > 100
     for line in ours:

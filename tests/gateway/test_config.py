@@ -99,3 +99,15 @@ async def test_the_command_serves_and_ends_with_zero_on_sigterm() -> None:
     assert b"gateway_stopped" in log
     assert b"request id=" in log
     assert b"secret" not in log
+
+
+@pytest.mark.parametrize(
+    ("pod_ip", "host"),
+    [("10.1.2.3", "0.0.0.0"), ("fd00::7", "::"), ("127.0.0.9", "127.0.0.9"), ("::1", "::1"), ("", "127.0.0.1")],
+)
+def test_all_addresses_of_a_pod_are_listened_on(pod_ip: str, host: str) -> None:
+    """`kubectl port-forward` comes by the Pod's loopback; Pods of a process kubelet share theirs with the machine."""
+    document = {"cluster": "c", "servedName": "m", "model": "m"}
+    environment = {"FULCRUM_GATEWAY_CONFIG": json.dumps(document), "POD_IP": pod_ip}
+    assert read_settings(environment).host == host
+    assert read_settings(environment, host="127.0.0.3").host == "127.0.0.3"

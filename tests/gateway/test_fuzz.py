@@ -165,7 +165,7 @@ FRAMINGS = st.sampled_from(
 @given(framings=st.lists(FRAMINGS, min_size=2, max_size=3), cuts=st.lists(st.integers(0, 400), max_size=2))
 def test_nothing_is_smuggled(run: Run, framings: list[bytes], cuts: list[int]) -> None:
     """Two ways to say where a body ends: refused, and what may be another request in it is not answered."""
-    hidden = b"GET /metrics HTTP/1.1\r\nHost: g\r\n\r\n"
+    hidden = b"GET /openapi.json HTTP/1.1\r\nHost: g\r\n\r\n"
     body = b"%x\r\n%b\r\n0\r\n\r\n%b" % (len(DATA), DATA, hidden)
     lines = [line.replace(b"%d", b"%d" % len(body)) for line in framings]
 
@@ -306,7 +306,7 @@ def test_nothing_is_kept(run: Run) -> None:
 
     odd = [
         VALID, VALID[:-5], POST + b"\r\n", b"\x00" * 50, POST + JSON + b"Content-Length: 2\r\n\r\n{]",
-        VALID.replace(b'"max_tokens": 2', b'"stream": true '), b"GET /metrics HTTP/1.1\r\nHost: g\r\n\r\n" * 3,
+        VALID.replace(b'"max_tokens": 2', b'"stream": true '), b"GET /openapi.json HTTP/1.1\r\nHost: g\r\n\r\n" * 3,
         POST + JSON + b"Content-Length: 3000\r\n\r\n" + b"x" * 2000, POST + b"X: " + b"y" * 5000,
         POST + JSON + b"Transfer-Encoding: chunked\r\n\r\nfff\r\n" + b"x" * 1000,
     ]  # fmt: skip

@@ -153,7 +153,7 @@ async def test_keys_over_the_wire(make_site: MakeSite, tmp_path: Path, monkeypat
     for refused in answers:
         assert (refused.status, refused.json()["error"]["code"]) == (401, "invalid_api_key")
         assert refused.headers["www-authenticate"] == "Bearer"
-    for path in ("/health", "/ready", "/metrics"):
+    for path in ("/health", "/ready"):
         assert (await site.get(path)).status == 200
     assert await site.metric("fulcrum_gateway_arrivals_total") == 0
 
@@ -192,5 +192,39 @@ def test_where_the_keys_are(tmp_path: Path) -> None:
     document = {"cluster": "c", "servedName": "m", "model": "m", "apiKeysDirectory": "/etc/keys"}
     environment = {"FULCRUM_GATEWAY_CONFIG": json.dumps(document)}
     assert read_settings(environment).config.api_keys_directory == "/etc/keys"
+    # What a kubelet says of its volumes is none of the gateway's business.
     elsewhere = {**environment, "FULCRUM_VOLUME_API_KEYS": str(tmp_path)}
-    assert read_settings(elsewhere).config.api_keys_directory == str(tmp_path)
+    assert read_settings(elsewhere).config.api_keys_directory == "/etc/keys"
+
+
+async def test_prompts_of_one_key_never_hit_what_another_left_in_a_prefix_cache(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
+    write(tmp_path, one="secret-one", two="secret-two")
+    prefill, decode = Engine("p", Role.PREFILL), Engine("d", Role.DECODE)
+    site = await make_site(prefill, decode, config={"api_keys_directory": str(tmp_path), "salt_prefixes": True})
+
+    async def salts(key: str, **fields: str) -> set[str]:
+        prefill.seen.clear()
+        decode.seen.clear()
+        assert (await site.post({**BODY, **fields}, headers=f"Authorization: Bearer secret-{key}\r\n")).status == 200
+        found = {seen.body["cache_salt"] for seen in (*prefill.seen, *decode.seen)}
+        assert len(found) == 1, "both legs, or the decode engine could not use its own cache"
+        return found
+
+    one, again, two = await salts("one"), await salts("one"), await salts("two")
+    assert one == again
+    assert one != two
+    assert "secret" not in str(one)
+    # A client's own salt divides its prompts further, and cannot be another key's.
+    assert await salts("one", cache_salt="tenant-7") not in (one, two)
+    assert await salts("one", cache_salt="tenant-7") == await salts("one", cache_salt="tenant-7")
+    assert await salts("two", cache_salt=next(iter(one))) != one
+
+
+async def test_without_the_option_prompts_go_on_as_they_came(make_site: MakeSite, tmp_path: Path) -> None:
+    write(tmp_path, one="secret-one")
+    engine = Engine("m", Role.MIXED)
+    site = await make_site(engine, config={"api_keys_directory": str(tmp_path)})
+    assert (await site.post(BODY, headers="Authorization: Bearer secret-one\r\n")).status == 200
+    assert all("cache_salt" not in seen.body for seen in engine.seen)

@@ -10,7 +10,7 @@ import pytest
 from fulcrum.gateway import sent as sent_module
 from fulcrum.gateway.continuation import Continuation
 from fulcrum.gateway.framing import chunk, payload
-from fulcrum.gateway.sent import PiecesBudget, SentStream, good_part, is_error, without_prompt_ids
+from fulcrum.gateway.sent import PiecesBudget, SentStream, good_part, without_prompt_ids
 
 DONE = chunk(b"data: [DONE]\n\n")
 LAST = b"0\r\n\r\n"
@@ -115,9 +115,10 @@ def test_the_prompts_ids_are_taken_out_of_the_first_chunk_only() -> None:
 def test_errors_are_seen() -> None:
     error = chunk(b'data: {"error":{"message":"x","code":500}}\n\n')
     quoted = token('data: {"error":{"message":"x","code":500}}', 1)
-    assert is_error(error)
-    assert not is_error(quoted)
-    assert not is_error(LAST)
+    assert good_part(error) == b""
+    assert good_part(quoted) is None
+    assert good_part(LAST) is None
+    assert good_part(token("a", 1) + error) == payload(token("a", 1)), "joined with a token, and not at the end"
     assert good_part(token("a", 1) + quoted + DONE + LAST) is None
     assert good_part(token("a", 1) + error + DONE + LAST) == payload(token("a", 1))
     assert good_part(error + DONE + LAST) == b""

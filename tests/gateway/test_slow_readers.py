@@ -132,7 +132,7 @@ async def test_a_stream_that_is_not_read_leaves_the_engine(make_site: MakeSite, 
 async def test_pipelined_answers_wait_for_the_client(make_site: MakeSite) -> None:
     site = await make_site(Engine("m", Role.MIXED))
     client = await slow_client(site)
-    client.send(b"GET /metrics HTTP/1.1\r\nHost: g\r\n\r\n" * 200)
+    client.send(b"GET /openapi.json HTTP/1.1\r\nHost: g\r\n\r\n" * 200)
     await eventually(lambda: len(site.gateway.slow_readers) == 1)
     (connection,) = site.gateway.connections
     assert connection.unsent_bytes() < 256 * 1024

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import datetime as dt
 import signal
 import statistics
 import sys
@@ -12,14 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import msgspec
 import pytest
-from lightkube import AsyncClient, KubeConfig
-from lightkube.models.core_v1 import Container, ContainerStatus, EnvVar, PodCondition, PodSpec, PodStatus
-from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Pod
-from lightkube.types import PatchType
 
 from fulcrum.api import names
 from fulcrum.api.gateway import GatewayConfig
@@ -28,10 +20,24 @@ from fulcrum.api.worker import KvCacheConfig, WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.worker_record import WorkerRecord
-from fulcrum.gateway.worker_watch import record_of, watch_workers
+from fulcrum.gateway.worker_watch import (
+    Condition,
+    Container,
+    ContainerStatus,
+    EnvVar,
+    Metadata,
+    Pod,
+    PodSpec,
+    PodStatus,
+    record_of,
+    watch_workers,
+)
 from fulcrum.gateway.workers import WorkerView
+from fulcrum.kube import MERGE, Api, ApiFailure
 
 from .conftest import eventually
+
+PODS = "/api/v1/namespaces/default/pods"
 
 
 def pod(name: str = "c-h100-0", *, role: str | None = "prefill", **status: Any) -> Pod:
@@ -41,14 +47,12 @@ def pod(name: str = "c-h100-0", *, role: str | None = "prefill", **status: Any) 
     merged: dict[str, Any] = {
         "phase": "Running",
         "podIP": "127.77.0.1",
-        "conditions": [PodCondition(type="Ready", status="True")],
-        "containerStatuses": [
-            ContainerStatus(name="worker", ready=True, restartCount=0, image="i", imageID="", containerID="")
-        ],
+        "conditions": [Condition(type="Ready", status="True")],
+        "containerStatuses": [ContainerStatus(restartCount=0)],
         **status,
     }
     return Pod(
-        metadata=ObjectMeta(name=name, labels=labels, uid="u", annotations={names.ANNOTATION_ROLE_EPOCH: "4"}),
+        metadata=Metadata(name=name, labels=labels, uid="u", annotations={names.ANNOTATION_ROLE_EPOCH: "4"}),
         spec=PodSpec(containers=[Container(name="worker", image="i")]),
         status=PodStatus(**merged),
     )
@@ -65,7 +69,7 @@ def pod(name: str = "c-h100-0", *, role: str | None = "prefill", **status: Any) 
         (pod(phase="Pending"), None),
         (pod(podIP=None), None),
         (pod(conditions=None), None),
-        (pod(conditions=[PodCondition(type="Ready", status="False")]), None),
+        (pod(conditions=[Condition(type="Ready", status="False")]), None),
     ],
 )
 def test_which_pods_are_workers(given: Pod, role: Role | None) -> None:
@@ -82,7 +86,6 @@ def worker_config(pool: str, **changes: Any) -> str:
 
 def of_pool(pool: str, *, image: str = "i", document: str | None = None) -> WorkerRecord:
     given = pod()
-    assert given.metadata is not None
     assert given.metadata.labels is not None
     given.metadata.labels[names.LABEL_POOL] = pool
     env = [EnvVar(name=names.ENV_WORKER_CONFIG, value=document or worker_config(pool))]
@@ -97,6 +100,8 @@ def test_what_routing_must_know_of_a_pod() -> None:
     assert (record.pool, record.node, record.agent_port) == ("h100", "n1", 8001)
     # Pools differ in much that does not touch the format of the KV.
     assert of_pool("l40s", document=worker_config("l40s", tensor_parallel=2)).revision == record.revision
+    batches = ("--max-num-seqs", "512", "--max_num_batched_tokens=16384", "--no-enforce-eager")
+    assert of_pool("l40s", document=worker_config("l40s", engine_args=batches)).revision == record.revision
 
 
 @pytest.mark.parametrize(
@@ -105,6 +110,8 @@ def test_what_routing_must_know_of_a_pod() -> None:
         of_pool("h100", image="i2"),
         of_pool("h100", document=worker_config("h100", kv_cache=KvCacheConfig(dtype="bf16"))),
         of_pool("h100", document=worker_config("h100", engine_args=("--seed=1",))),
+        of_pool("h100", document=worker_config("h100", engine_args=("--max-num-seqs", "8", "--dtype", "half"))),
+        of_pool("h100", document=worker_config("h100", attention_backend="FLASHINFER")),
         of_pool("h100", document='{"of": "another version"}'),
     ],
 )
@@ -114,8 +121,7 @@ def test_what_changes_the_format_of_the_kv_is_another_revision(other: WorkerReco
 
 def test_a_pod_that_is_being_deleted_is_no_worker() -> None:
     leaving = pod()
-    assert leaving.metadata is not None
-    leaving.metadata.deletionTimestamp = dt.datetime.now(dt.UTC)
+    leaving.metadata.deletionTimestamp = "2026-01-01T00:00:00Z"
     assert record_of(leaving) is None
 
 
@@ -127,23 +133,24 @@ class ApiServer:
         self.kubeconfig = state / "kubeconfig"
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self) -> AsyncClient:
+    async def start(self) -> Api:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "fulcrum.cli.app", "apiserver", "--state-dir", str(self.state),
             "--kubeconfig-out", str(self.kubeconfig), stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         async with asyncio.timeout(120):
             while True:
-                with contextlib.suppress(OSError, httpx2.TransportError):
-                    if self.kubeconfig.exists():
-                        client = self.client()
-                        [each async for each in client.list(Pod)]
-                        return client
+                client = self.client()
+                try:
+                    await client.get(PODS)
+                except ApiFailure:
+                    await client.close()
+                else:
+                    return client
                 await asyncio.sleep(0.1)
 
-    def client(self) -> AsyncClient:
-        config = KubeConfig.from_file(str(self.kubeconfig))
-        return AsyncClient(config=config, namespace="default", field_manager="test")
+    def client(self) -> Api:
+        return Api(self.kubeconfig)
 
     async def stop(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -182,22 +189,23 @@ async def follower(server: ApiServer) -> AsyncIterator[Follower]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def make_pod(client: AsyncClient, given: Pod) -> None:
-    assert given.metadata is not None
-    await client.create(given)
+async def make_pod(client: Api, given: Pod) -> None:
+    document = msgspec.to_builtins(given)
+    document["metadata"].pop("uid")
+    await client.create(PODS, {**document, "kind": "Pod", "apiVersion": "v1"})
     await set_status(client, given)
 
 
-async def set_status(client: AsyncClient, given: Pod) -> None:
-    assert given.metadata is not None
-    assert given.metadata.name is not None
-    await client.patch(
-        Pod.Status, given.metadata.name, {"status": given.to_dict()["status"]}, patch_type=PatchType.MERGE
-    )
+async def set_status(client: Api, given: Pod) -> None:
+    status = {"status": msgspec.to_builtins(given.status)}
+    for container in status["status"]["containerStatuses"]:
+        container |= {"name": "worker", "ready": True, "image": "i", "imageID": ""}
+    await client.patch(f"{PODS}/{given.metadata.name}/status", status, content_type=MERGE)
 
 
-async def set_role(client: AsyncClient, name: str, role: str) -> None:
-    await client.patch(Pod, name, {"metadata": {"labels": {names.LABEL_ROLE: role}}}, patch_type=PatchType.MERGE)
+async def set_role(client: Api, name: str, role: str) -> None:
+    patch = {"metadata": {"labels": {names.LABEL_ROLE: role}}}
+    await client.patch(f"{PODS}/{name}", patch, content_type=MERGE)
 
 
 @pytest.mark.integration
@@ -207,7 +215,6 @@ async def test_the_view_follows_the_pods(server: ApiServer, follower: Follower) 
     await make_pod(client, pod("w0"))
     await make_pod(client, pod("w1", role="decode"))
     other = pod("other")
-    assert other.metadata is not None
     other.metadata.labels = {**(other.metadata.labels or {}), names.LABEL_CLUSTER: "another"}
     await make_pod(client, other)
     await eventually(lambda: follower.roles() == {"w0": "prefill", "w1": "decode"})
@@ -215,12 +222,12 @@ async def test_the_view_follows_the_pods(server: ApiServer, follower: Follower) 
     await set_role(client, "w1", "draining")
     await eventually(lambda: follower.roles() == {"w0": "prefill", "w1": "draining"})
 
-    await set_status(client, pod("w0", conditions=[PodCondition(type="Ready", status="False")]))
+    await set_status(client, pod("w0", conditions=[Condition(type="Ready", status="False")]))
     await eventually(lambda: follower.roles() == {"w1": "draining"})
     await set_status(client, pod("w0"))
     await eventually(lambda: follower.roles() == {"w0": "prefill", "w1": "draining"})
 
-    await client.delete(Pod, "w1")
+    await client.delete(f"{PODS}/w1")
     await eventually(lambda: follower.roles() == {"w0": "prefill"})
     await client.close()
 
@@ -232,7 +239,7 @@ async def test_a_restarted_container_is_another_engine(server: ApiServer, follow
     follower.view.joined = lambda worker: joined.append(worker.record.incarnation)
     await make_pod(client, pod("w0"))
     await eventually(lambda: len(joined) == 1)
-    restarted = ContainerStatus(name="worker", ready=True, restartCount=1, image="i", imageID="", containerID="")
+    restarted = ContainerStatus(restartCount=1)
     await set_status(client, pod("w0", containerStatuses=[restarted]))
     await eventually(lambda: len(joined) == 2)
     await client.close()
@@ -250,7 +257,7 @@ async def test_workers_stay_while_the_api_server_is_away(server: ApiServer, foll
     assert len(follower.roles()) == 2
     client = await server.start()
     await set_role(client, "w0", "decode")
-    await client.delete(Pod, "w1")
+    await client.delete(f"{PODS}/w1")
     await eventually(lambda: follower.roles() == {"w0": "decode"})
     await client.close()
 

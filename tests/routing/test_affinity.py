@@ -38,10 +38,35 @@ def test_the_longest_prefix_that_somebody_has() -> None:
     known.record((10, 11, 12), 1, 1536)
     known.record((10, 11), 2, 1024)
     assert known.match((10, 11, 12, 13)) == (1536, [1])
-    assert known.match((10, 11, 99)) == (1024, [1, 2])
+    assert known.match((10, 11, 99)) == (1024, [2, 1])
     assert known.match((98, 99)) == (0, [])
     assert known.held((10, 11, 12), 2) == 1024
     assert known.held((10, 11, 12), 3) == 0
+
+
+def test_every_holder_of_a_shared_prefix_is_remembered() -> None:
+    """Twenty workers share a system prompt, and each has a conversation of its own behind it."""
+    known = AffinityMemory(1000, ENDS)
+    for worker in range(20):
+        known.join(worker, 1e6)
+        known.record((10, 11, 100 + worker), worker, 1536)
+    for worker in range(20):
+        assert known.held((10, 11, 100 + worker), worker) == 1536
+        assert known.held((10, 11), worker) == 1024
+    units, found = known.match((10, 11))
+    assert units == 1024
+    assert found == list(range(19, 11, -1))
+
+
+def test_workers_that_come_and_go_do_not_pile_up() -> None:
+    known = AffinityMemory(1000, ENDS)
+    for worker in range(500):
+        known.join(worker, 1e6)
+        known.record((10,), worker, 512)
+        if worker >= 3:
+            known.leave(worker - 3)
+    assert len(known._holders[10]) <= 8
+    assert known.match((10,)) == (512, [499, 498, 497])
 
 
 def test_a_worker_that_left_holds_nothing() -> None:

@@ -122,6 +122,17 @@ def test_reports_add_what_other_gateways_started() -> None:
     assert not view.workers["d1"].foreign
 
 
+def test_what_waits_on_a_mixed_worker_is_prefill_whoever_runs() -> None:
+    """Five of ours decode there; three of another gateway wait, and the engine does not say how long they are."""
+    view = cluster(0, 0, 1)
+    for _ in range(5):
+        send(view, decoding=True)
+    view.report("m0", report(running=5, waiting=3), 0.0)
+    worker = view.workers["m0"]
+    assert worker.foreign_running == 0
+    assert worker.foreign_seconds == pytest.approx(3 * view.mean_prompt_tokens * 1e-4)
+
+
 def test_unknown_figures_are_no_zeros() -> None:
     view = cluster(1, 1)
     view.report("d0", report(running=9, waiting=0), 0.0)

@@ -23,23 +23,25 @@ CONFIG = json.dumps(
 
 @dataclass
 class GatewayProcess:
-    """One gateway; `host` is its address, `port` its port."""
+    """One gateway: its address, its port for clients, and that for metrics."""
 
     process: asyncio.subprocess.Process
     pod_name: str
     host: str
     port: int
+    inside_port: int
 
     @property
     def target(self) -> str:
-        return f"{self.host}:{self.port}"
+        """Where its metrics are."""
+        return f"{self.host}:{self.inside_port}"
 
     async def ask(self, requests: int) -> None:
         """Send streamed requests, one after the other."""
         body = {"model": "m", "prompt": "x", "stream": True}
         async with aiohttp.ClientSession() as session:
             for _ in range(requests):
-                async with session.post(f"http://{self.target}/v1/completions", json=body) as response:
+                async with session.post(f"http://{self.host}:{self.port}/v1/completions", json=body) as response:
                     assert response.status == 200
                     await response.read()
 
@@ -49,7 +51,9 @@ class GatewayProcess:
         await self.process.wait()
 
 
-async def start_gateway(pod_name: str, host: str, workers: list[Engine], *, port: int = 0) -> GatewayProcess:
+async def start_gateway(
+    pod_name: str, host: str, workers: list[Engine], *, port: int = 0, inside_port: int = 0
+) -> GatewayProcess:
     """Start a gateway and wait until it listens."""
     environment = {
         **os.environ,
@@ -60,29 +64,30 @@ async def start_gateway(pod_name: str, host: str, workers: list[Engine], *, port
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "fulcrum.cli.app", "gateway", "--port", str(port), "--no-prewarm",
+        "--metrics-port", str(inside_port),
         "--lame-duck-seconds", "0", *(f"--static-worker={each.role}=http://127.0.0.1:{each.port}" for each in workers),
         stderr=asyncio.subprocess.PIPE, env=environment,
     )  # fmt: skip
     assert process.stderr is not None
     log = b""
     async with asyncio.timeout(60):
-        while not (started := re.search(rb"gateway_started .*port=(\d+)", log)):
+        while not (started := re.search(rb"gateway_started .*port=(\d+) inside=(\d+)", log)):
             line = await process.stderr.readline()
             assert line, log.decode()
             log += line
-    return GatewayProcess(process, pod_name, host, int(started[1]))
+    return GatewayProcess(process, pod_name, host, int(started[1]), int(started[2]))
 
 
 @contextlib.asynccontextmanager
 async def two_gateways() -> AsyncIterator[tuple[GatewayProcess, GatewayProcess]]:
-    """Two gateways of the cluster prod/chat on one port of two loopback addresses, as Pods have them."""
+    """Two gateways of the cluster prod/chat, with metrics on one port of two loopback addresses, as Pods have them."""
     engines = [Engine("p", Role.PREFILL), Engine("d", Role.DECODE)]
     started: list[GatewayProcess] = []
     try:
         for engine in engines:
             await engine.start()
         started.append(await start_gateway("chat-gateway-a", "127.0.0.1", engines))
-        started.append(await start_gateway("chat-gateway-b", "127.77.3.2", engines, port=started[0].port))
+        started.append(await start_gateway("chat-gateway-b", "127.77.3.2", engines, inside_port=started[0].inside_port))
         yield started[0], started[1]
     finally:
         for gateway in started:

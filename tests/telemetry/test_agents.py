@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, RoleRequest
 from fulcrum.telemetry import Agents
@@ -17,6 +18,9 @@ from fulcrum.telemetry import Agents
 PATIENT = 60.0
 """Seconds: a busy machine is no silent agent."""
 REPORT = LoadReport(role=Role.DECODE, role_epoch=4, ready=True, draining=False, running=0, waiting=2)
+
+
+PAIRS = PairsReport(failing=(FailingPair(prefill="a", decode="b", failures=2, seconds=7.5, decode_works=1),))
 
 
 class FakeAgent:
@@ -38,6 +42,10 @@ class FakeAgent:
         headers = {"x-fulcrum-pod": self.pod_name} if self.pod_name else None
         return web.Response(body=body, content_type="application/json", headers=headers)
 
+    async def pairs(self, _: web.Request) -> web.Response:
+        body = b"[]" if self.answer == "garbage" else msgspec.json.encode(PAIRS)
+        return web.Response(body=body, status=404 if self.answer == "error" else 200)
+
     async def role(self, request: web.Request) -> web.Response:
         asked = msgspec.json.decode(await request.read(), type=RoleRequest)
         self.asked.append(asked)
@@ -48,7 +56,7 @@ class FakeAgent:
 async def agent() -> AsyncIterator[FakeAgent]:
     agent = FakeAgent()
     app = web.Application()
-    app.add_routes([web.get("/load", agent.load), web.post("/role", agent.role)])
+    app.add_routes([web.get("/load", agent.load), web.post("/role", agent.role), web.get("/kv-pairs", agent.pairs)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -63,6 +71,14 @@ async def test_reports_come_by_worker_name(agent: FakeAgent) -> None:
     async with Agents(port=agent.port, deadline_seconds=PATIENT) as agents:
         assert await agents.loads({"a": "127.0.0.1"}) == {"a": REPORT}
         assert await agents.loads({}) == {}
+
+
+async def test_what_canaries_found_comes_from_the_gateways_that_answer(agent: FakeAgent) -> None:
+    async with Agents(gateway_port=agent.port, deadline_seconds=PATIENT) as agents:
+        assert await agents.pairs({"one": "127.0.0.1", "refused": "127.99.99.99"}) == (PAIRS,)
+        for answer in ("error", "garbage"):
+            agent.answer = answer
+            assert await agents.pairs({"one": "127.0.0.1"}) == ()
 
 
 @pytest.mark.parametrize("answer", ["slow", "error", "garbage"])

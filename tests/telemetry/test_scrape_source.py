@@ -110,6 +110,17 @@ async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
     await runner.cleanup()
 
 
+async def test_gateways_of_the_release_before_are_read_where_they_have_their_metrics(
+    site: Site, unused_tcp_port: int
+) -> None:
+    async with ScrapeSource(port=unused_tcp_port, older_port=site.source._port, deadline_seconds=60.0) as source:
+        older = Site(source, site.gateways)
+        await older.ticks(12, requests=3)
+        traffic = await older.traffic()
+        assert isinstance(traffic, Traffic)
+        assert traffic.rate == pytest.approx(3.0)
+
+
 async def test_load_is_summed_over_gateways_from_the_second_scrape_on(site: Site) -> None:
     site[A].arrive(1000)  # before anybody looked
     assert "has not been scraped yet" in _reason(await site.traffic())
@@ -267,7 +278,7 @@ def _reason(answer: object) -> str:
 
 @pytest.mark.integration
 async def test_real_gateways() -> None:
-    async with two_gateways() as (one, two), ScrapeSource(port=one.port, deadline_seconds=60.0) as source:
+    async with two_gateways() as (one, two), ScrapeSource(port=one.inside_port, deadline_seconds=60.0) as source:
         gateways = {each.pod_name: each.host for each in (one, two)}
         began = time.time()
         await source.scrape(CLUSTER, gateways, began)

@@ -1,20 +1,12 @@
-"""The worker image's Dockerfile: linted, unprivileged, pinned to the vLLM that the agent was written for."""
+"""The worker image's Dockerfile: unprivileged, pinned to the vLLM that the agent was written for."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "worker_image" / "Dockerfile"
-
-
-def test_hadolint_has_nothing_to_say() -> None:
-    hadolint = Path(sys.executable).parent / "hadolint"
-    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_versions_are_those_of_the_cpu_engine() -> None:

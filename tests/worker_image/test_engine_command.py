@@ -44,7 +44,9 @@ def cuda(**changes: Any) -> WorkerConfig:
         (cuda(), "--kv-cache-dtype", "fp8"),
         (cuda(kv_cache=KvCacheConfig(dtype="bf16")), "--kv-cache-dtype", "bfloat16"),
         (cuda(kv_cache=KvCacheConfig(dtype="auto")), "--kv-cache-dtype", "auto"),
-        (cuda(), "--block-size", "16"),
+        (cuda(), "--block-size", None),
+        (worker_config(kv_cache=KvCacheConfig()), "--block-size", None),
+        (cuda(kv_cache=KvCacheConfig(block_size=16)), "--block-size", "16"),
         (cuda(kv_cache=KvCacheConfig(block_size=48)), "--block-size", "48"),
         (worker_config(kv_cache=KvCacheConfig(block_size=16)), "--block-size", "32"),
         (worker_config(kv_cache=KvCacheConfig(block_size=33)), "--block-size", "64"),
@@ -57,6 +59,8 @@ def cuda(**changes: Any) -> WorkerConfig:
         (cuda(max_model_len=4096), "--max-model-len", "4096"),
         (cuda(tensor_parallel=4, pipeline_parallel=2), "--tensor-parallel-size", "4"),
         (cuda(tensor_parallel=4, pipeline_parallel=2), "--pipeline-parallel-size", "2"),
+        (cuda(), "--attention-backend", None),
+        (cuda(attention_backend="FLASHINFER"), "--attention-backend", "FLASHINFER"),
         (cuda(), "--scheduling-policy", "priority"),
     ],
 )
@@ -116,11 +120,21 @@ def test_environment_of_a_cuda_worker() -> None:
     assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
     assert environment["PYTHONHASHSEED"] == "0"
     assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
-    assert "cuda_ipc" in environment["UCX_TLS"]
+    assert environment["UCX_TLS"] == "cuda_ipc,cuda_copy,tcp,self,sm"
     assert environment["UCX_RNDV_THRESH"] == "16384"
     assert environment["UCX_MAX_EAGER_RAILS"] == "1"
     assert "OMP_NUM_THREADS" not in environment
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
+
+
+def test_rdma_gives_ucx_its_transports_and_devices() -> None:
+    environment = environment_of(cuda(rdma=True))
+    assert environment["UCX_TLS"] == "cuda_ipc,cuda_copy,rc,rdmacm,tcp,self,sm"
+    assert environment["UCX_NET_DEVICES"] == "all"
+    assert environment_of(cuda(rdma=True, rdma_devices=("mlx5_0:1", "eth0")))["UCX_NET_DEVICES"] == "mlx5_0:1,eth0"
+    assert "UCX_NET_DEVICES" not in environment_of(cuda())
+    amd = environment_of(worker_config(accelerator="MI300X-192GB", rdma=True))
+    assert amd["UCX_TLS"] == "rocm_ipc,rocm_copy,rc,rdmacm,tcp,self,sm"
 
 
 def test_environment_of_a_cpu_worker() -> None:

@@ -8,7 +8,7 @@ from aiohttp import ClientSession
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulcrum.api.worker import WorkCounters
+from fulcrum.api.worker import EngineProgress, TransferCounters, WorkCounters
 from fulcrum_worker.engine_metrics import EngineMetrics, parse_engine_metrics, scrape_engine
 
 LABELS = '{engine="0",model_name="chat"}'
@@ -49,6 +49,21 @@ DONE = WorkCounters(
     decode_seconds=2.5,
     computed_tokens=400,
 )
+MOVED = f"""vllm:prompt_tokens_by_source_total{{engine="0",source="local_compute"}} 400.0
+vllm:prompt_tokens_by_source_total{{engine="0",source="external_kv_transfer"}} 250.0
+vllm:nixl_num_failed_transfers_total{LABELS} 3.0
+vllm:nixl_num_failed_notifications_total{LABELS} 1.0
+vllm:nixl_num_kv_expired_reqs_total{LABELS} 2.0
+"""
+STEPPED = f"""vllm:iteration_tokens_total_bucket{{le="8"}} 4.0
+vllm:iteration_tokens_total_count{LABELS} 40.0
+vllm:iteration_tokens_total_sum{LABELS} 740.0
+vllm:prompt_tokens_total{LABELS} 700.0
+vllm:generation_tokens_total{LABELS} 95.0
+"""
+TRANSFERS = TransferCounters(
+    pulled_tokens=250, computed_tokens=400, failed_transfers=3, failed_notifications=1, expired_requests=2
+)
 OLDER = msgspec.structs.replace(DONE, computed_tokens=None)
 
 
@@ -74,6 +89,10 @@ OLDER = msgspec.structs.replace(DONE, computed_tokens=None)
             EngineMetrics(work=OLDER, max_batch=128, max_batched_tokens=2048),
         ),
         (WORK.replace("kv_computed_tokens_sum", "else"), EngineMetrics(max_batch=128, max_batched_tokens=2048)),
+        (MOVED, EngineMetrics(transfers=TRANSFERS)),
+        (MOVED.replace("kv_expired_reqs", "else"), EngineMetrics()),
+        (STEPPED, EngineMetrics(progress=EngineProgress(steps=40, tokens=795))),
+        (STEPPED.replace("generation", "other"), EngineMetrics()),
         ("vllm:num_requests_running 0\n", EngineMetrics(running=0)),
         (
             'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 4\n'

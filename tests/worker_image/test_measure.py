@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import aiohttp
 import pytest
 
-from fulcrum_worker.measure import BUDGET_SECONDS, LONGEST_BUDGET_SECONDS, _histograms, budget_for
+from fulcrum_worker.fit import DecodeSample, PrefillSample
+from fulcrum_worker.measure import BUDGET_SECONDS, LONGEST_BUDGET_SECONDS, _Engine, _histograms, _measure, budget_for
 
 PAGE = """\
 # TYPE vllm:request_prefill_time_seconds histogram
@@ -36,3 +38,20 @@ def test_histograms_by_either_name(name: str) -> None:
 def test_an_engine_without_them_is_not_measured() -> None:
     with pytest.raises(LookupError, match="inter_token_latency"):
         _histograms(PAGE)
+
+
+async def test_what_held_up_a_round_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another engine that starts makes a round slower, nothing makes it quicker."""
+    times = iter([(0.9, 0.03), (0.1, 0.08), (0.4, 0.05), (0.3, 0.09)])
+
+    async def timed(_engine: object, **_of: object) -> tuple[float, float]:
+        return next(times)
+
+    monkeypatch.setattr(_Engine, "timed", timed)
+    async with aiohttp.ClientSession() as session:
+        engine = _Engine(session=session, url="http://127.0.0.1", model="m", soft_deadline=0.0, deadline=0.0)
+        prefills: list[PrefillSample] = []
+        decodes: list[DecodeSample] = []
+        await _measure(engine, prefills, decodes, batch=1, prompt_tokens=64, whole_seconds=1000.0)
+    assert [sample.seconds for sample in prefills] == [0.1]
+    assert [sample.seconds for sample in decodes] == [0.03]

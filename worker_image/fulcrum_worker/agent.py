@@ -14,7 +14,8 @@ import aiohttp
 from aiohttp import web
 
 from fulcrum.api.names import ENV_POD_IP, PORT_AGENT, PORT_ENGINE, PORT_NIXL
-from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, WorkerConfig
+from fulcrum.api.reasons import Reason
+from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_STALLED, WorkerConfig
 from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.drain import wait_until_idle
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand
@@ -22,12 +23,15 @@ from fulcrum_worker.engine_process import EngineProcess
 from fulcrum_worker.readiness import not_ready_reason
 from fulcrum_worker.roles import WorkerRole
 from fulcrum_worker.server import make_app
+from fulcrum_worker.stall import wait_until_stalled
 from fulcrum_worker.state import WorkerState
 
 logger = logging.getLogger(__name__)
 
 _START_POLL_SECONDS: Final = 0.2
 _STOP_GRACE_SECONDS: Final = SHUTDOWN_TIMEOUT_SECONDS + 10.0
+_STALLED_GRACE_SECONDS: Final = 1.0
+"""An engine that hangs finishes nothing more, and its requests go on elsewhere once its connections break."""
 
 
 async def run_agent(config: WorkerConfig, pod: PodIdentity, command: EngineCommand) -> int:
@@ -108,9 +112,15 @@ class _Life:
                 reason = await not_ready_reason(self._state.session, self._state.engine_url, self._state.side_channel)
                 await self._engine.stop(grace_seconds=_STOP_GRACE_SECONDS)
                 return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM was not ready after {seconds:g} s: {reason}")
-            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                return await self._failed(EXIT_ENGINE_DIED, f"vLLM {_how(ended.result())} while serving")
+            stalled = asyncio.create_task(wait_until_stalled(self._state.engine_metrics, self._state.speed))
+            try:
+                await asyncio.wait((ended, stopped, stalled), return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    return await self._failed(EXIT_ENGINE_DIED, f"vLLM {_how(ended.result())} while serving")
+                if stalled.done() and not stopped.done():
+                    return await self._stalled(stalled.result())
+            finally:
+                stalled.cancel()
             return await self._drain(ended)
         finally:
             ended.cancel()
@@ -159,6 +169,16 @@ class _Life:
         outcome = "idle" if idle else "hurried" if self._hurry.is_set() else "timed_out"
         logger.info("drain_ended outcome=%s seconds=%.1f", outcome, time.monotonic() - started)
         return 0
+
+    async def _stalled(self, silent_seconds: float) -> int:
+        """Ends vLLM at once; the kubelet starts the container again."""
+        metrics = await self._state.engine_metrics()
+        await self._engine.stop(grace_seconds=_STALLED_GRACE_SECONDS)
+        work = f"{metrics.running or 0} running and {metrics.waiting or 0} waiting requests"
+        return await self._failed(
+            EXIT_ENGINE_STALLED,
+            f"{Reason.ENGINE_STALLED}: vLLM made no progress for {silent_seconds:.0f} s with {work}",
+        )
 
     async def _failed(self, code: int, what: str) -> int:
         """Ends the log with vLLM's last lines: Kubernetes takes the end of the log as the termination message."""

@@ -92,7 +92,11 @@ def _problems(config: WorkerConfig) -> list[tuple[str, str]]:
             config.kv_cache.dtype in KV_CACHE_DTYPES,
             f"{config.kv_cache.dtype!r} is not one of {', '.join(KV_CACHE_DTYPES)}",
         ),
-        ("kvCache.blockSize", config.kv_cache.block_size >= 1, "must be at least 1"),
+        (
+            "kvCache.blockSize",
+            config.kv_cache.block_size is None or config.kv_cache.block_size >= 1,
+            "must be at least 1",
+        ),
         (
             "kvCache.memoryBytes",
             config.kv_cache.memory_bytes is None or config.kv_cache.memory_bytes > 0,

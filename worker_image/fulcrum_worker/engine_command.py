@@ -24,12 +24,11 @@ SHUTDOWN_TIMEOUT_SECONDS: Final = 5
 """How long vLLM itself goes on after SIGTERM: for a request that came between the last scrape and the signal."""
 
 _UCX_CPU: Final = {"UCX_TLS": "tcp,self,sm"}
-_UCX_CUDA: Final = {
-    # Transports and thresholds for KV blocks over RDMA: O'Reilly, AI Systems Performance Engineering, ch. 18.
-    "UCX_TLS": "cuda_ipc,cuda_copy,rc,rdmacm,tcp,self,sm",
-    "UCX_RNDV_THRESH": "16384",
-    "UCX_MAX_EAGER_RAILS": "1",
-}
+# Transports and thresholds for KV blocks over RDMA: O'Reilly, AI Systems Performance Engineering, ch. 18.
+_UCX_GPU: Final = {"UCX_RNDV_THRESH": "16384", "UCX_MAX_EAGER_RAILS": "1"}
+_UCX_COPIES: Final = {"nvidia": "cuda_ipc,cuda_copy", "amd": "rocm_ipc,rocm_copy"}
+_AMD: Final = "MI"
+"""What the names of AMD's accelerators begin with (MI300X-192GB)."""
 _CPU_DEFAULTS: Final = {
     # Several workers share a machine's cores; OpenMP threads of many engines spinning for two cores cost more than half
     # of the speed (measured). A worker that owns more cores gets OMP_NUM_THREADS in its pool's template.
@@ -61,10 +60,13 @@ def engine_command(
     )
 
 
-def block_tokens(config: WorkerConfig) -> int:
-    """Tokens per KV block that the engine gets: the configured one, on a CPU rounded up to what its kernels can do."""
+def block_tokens(config: WorkerConfig) -> int | None:
+    """Tokens per KV block that the engine is told, on a CPU rounded up to what its kernels can do; None: it chooses.
+
+    A fixed size would exclude attention backends: FlashMLA, for one, takes only blocks of 64.
+    """
     size = config.kv_cache.block_size
-    if config.accelerator != CPU:
+    if size is None or config.accelerator != CPU:
         return size
     return -(-size // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
 
@@ -83,7 +85,11 @@ def _argv(config: WorkerConfig, pod: PodIdentity, model: Path | None) -> tuple[s
     argv = [sys.executable, "-m", "fulcrum_worker.engine_main"]
     argv += ["--model", str(model or config.model), "--served-model-name", config.served_name]
     argv += ["--host", pod.ip, "--port", str(PORT_ENGINE)]
-    argv += ["--kv-cache-dtype", KV_CACHE_DTYPES[config.kv_cache.dtype], "--block-size", str(block_tokens(config))]
+    argv += ["--kv-cache-dtype", KV_CACHE_DTYPES[config.kv_cache.dtype]]
+    if (tokens := block_tokens(config)) is not None:
+        argv += ["--block-size", str(tokens)]
+    if config.attention_backend is not None:
+        argv += ["--attention-backend", config.attention_backend]
     if kv_bytes is not None:
         argv += ["--kv-cache-memory-bytes", str(kv_bytes)]
     if config.max_model_len is not None:
@@ -105,7 +111,7 @@ def _environment(
     config: WorkerConfig, pod: PodIdentity, model_is_local: bool, environment: Mapping[str, str]
 ) -> dict[str, str]:
     on_cpu = config.accelerator == CPU
-    defaults = {**_UCX_CPU, **_CPU_DEFAULTS} if on_cpu else _UCX_CUDA
+    defaults = {**_UCX_CPU, **_CPU_DEFAULTS} if on_cpu else _ucx_gpu(config)
     fixed = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": pod.ip,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(PORT_NIXL),
@@ -128,3 +134,10 @@ def _environment(
         name: text for name, text in environment.items() if name not in (ENV_WORKER_CONFIG, "VLLM_CPU_KVCACHE_SPACE")
     }
     return {**defaults, **inherited, **fixed}
+
+
+def _ucx_gpu(config: WorkerConfig) -> dict[str, str]:
+    copies = _UCX_COPIES["amd" if config.accelerator.startswith(_AMD) else "nvidia"]
+    network = "rc,rdmacm,tcp" if config.rdma else "tcp"
+    chosen = {**_UCX_GPU, "UCX_TLS": f"{copies},{network},self,sm"}
+    return chosen | {"UCX_NET_DEVICES": ",".join(config.rdma_devices) or "all"} if config.rdma else chosen

@@ -10,7 +10,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from fulcrum.api.worker import WorkCounters
+from fulcrum.api.worker import EngineProgress, TransferCounters, WorkCounters
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
 
 _RUNNING: Final = "vllm:num_requests_running"
@@ -26,10 +26,19 @@ _BY_SOURCE: Final = "vllm:prompt_tokens_by_source_total"
 """Counted at the first token, and, unlike `_COMPUTED`, without prompts whose KV was pulled from a peer."""
 _BETWEEN_TOKENS: Final = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 """The newer name first."""
+_FAILED_TRANSFERS: Final = "vllm:nixl_num_failed_transfers_total"
+_FAILED_NOTIFICATIONS: Final = "vllm:nixl_num_failed_notifications_total"
+_EXPIRED: Final = "vllm:nixl_num_kv_expired_reqs_total"
+_STEPS: Final = "vllm:iteration_tokens_total_count"
+_TOKENS: Final = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 _TOTALS: Final = tuple(
     f"{name}_{part}" for name in (_PREFILL, _PROMPT, _COMPUTED, *_BETWEEN_TOKENS) for part in ("sum", "count")
 )
-_WANTED: Final = (_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, *_TOTALS, _BY_SOURCE, MAX_BATCH, MAX_BATCHED_TOKENS)
+_COUNTERS: Final = (_FAILED_TRANSFERS, _FAILED_NOTIFICATIONS, _EXPIRED, _STEPS, *_TOKENS)
+_WANTED: Final = (
+    *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, MAX_BATCH, MAX_BATCHED_TOKENS),
+    *(*_TOTALS, _BY_SOURCE, *_COUNTERS),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,8 @@ class EngineMetrics:
     work: WorkCounters | None = None
     max_batch: int | None = None
     max_batched_tokens: int | None = None
+    transfers: TransferCounters | None = None
+    progress: EngineProgress | None = None
 
     @property
     def kv_held_for_peers(self) -> float | None:
@@ -77,8 +88,10 @@ def parse_engine_metrics(text: str) -> EngineMetrics:
         kv_capacity_tokens=_capacity_tokens(samples.get(_CACHE_CONFIG, [])),
         work=_work(
             {name: sum(sample.value for sample in samples[name]) for name in _TOTALS if name in samples},
-            computed_tokens=_computed_tokens(samples.get(_BY_SOURCE, [])),
+            computed_tokens=_from_source(samples.get(_BY_SOURCE, []), "local_compute"),
         ),
+        transfers=_transfers(samples),
+        progress=_progress(samples),
         max_batch=_largest(samples.get(MAX_BATCH)),
         max_batched_tokens=_largest(samples.get(MAX_BATCHED_TOKENS)),
     )
@@ -109,8 +122,33 @@ def _largest(samples: list[Sample] | None) -> int | None:
     return round(max(sample.value for sample in samples)) if samples else None
 
 
-def _computed_tokens(samples: list[Sample]) -> int | None:
-    return _total([sample for sample in samples if sample.labels.get("source") == "local_compute"])
+def _from_source(samples: list[Sample], source: str) -> int | None:
+    return _total([sample for sample in samples if sample.labels.get("source") == source])
+
+
+def _transfers(samples: dict[str, list[Sample]]) -> TransferCounters | None:
+    """All of it or nothing: whether KV was pulled or computed is judged by several of them together."""
+    failed, unsaid, expired = (
+        _total(samples.get(name)) for name in (_FAILED_TRANSFERS, _FAILED_NOTIFICATIONS, _EXPIRED)
+    )
+    pulled, computed = (
+        _from_source(samples.get(_BY_SOURCE, []), source) for source in ("external_kv_transfer", "local_compute")
+    )
+    if failed is None or unsaid is None or expired is None or pulled is None or computed is None:
+        return None
+    return TransferCounters(
+        pulled_tokens=pulled,
+        computed_tokens=computed,
+        failed_transfers=failed,
+        failed_notifications=unsaid,
+        expired_requests=expired,
+    )
+
+
+def _progress(samples: dict[str, list[Sample]]) -> EngineProgress | None:
+    steps, *tokens = (_total(samples.get(name)) for name in (_STEPS, *_TOKENS))
+    known = [count for count in tokens if count is not None]
+    return EngineProgress(steps=steps, tokens=sum(known)) if steps is not None and len(known) == len(tokens) else None
 
 
 def _work(totals: dict[str, float], *, computed_tokens: int | None) -> WorkCounters | None:

@@ -66,6 +66,7 @@ def _families(config: WorkerConfig, state: WorkerState, report: LoadReport) -> I
     yield from _known_gauge(
         "fulcrum_worker_kv_capacity_tokens", "Tokens that the KV cache holds.", report.kv_capacity_tokens
     )
+    yield from _counters(report)
     if state.speed is not None:
         speed = GaugeMetricFamily(
             "fulcrum_worker_speed_coefficient_seconds",
@@ -75,6 +76,29 @@ def _families(config: WorkerConfig, state: WorkerState, report: LoadReport) -> I
         for name, value in msgspec.structs.asdict(state.speed).items():
             speed.add_metric([name], value)
         yield speed
+
+
+def _counters(report: LoadReport) -> Iterator[Metric]:
+    """vLLM's counters of transfers and progress: what the watchdogs judge by, under one name for every vLLM."""
+    prefix = "fulcrum_worker_kv"
+    if (transfers := report.transfers) is not None:
+        yield CounterMetricFamily(
+            f"{prefix}_failed_transfers", "Pulls of KV that failed on this worker.", transfers.failed_transfers
+        )
+        yield CounterMetricFamily(
+            f"{prefix}_failed_notifications",
+            "Of these, notifications that a pull has ended.",
+            transfers.failed_notifications,
+        )
+        yield CounterMetricFamily(
+            f"{prefix}_expired_requests", "Prompts whose KV no peer pulled in time.", transfers.expired_requests
+        )
+        yield CounterMetricFamily(
+            f"{prefix}_pulled_tokens", "Prompt tokens whose KV was pulled from a peer.", transfers.pulled_tokens
+        )
+    if (progress := report.progress) is not None:
+        yield CounterMetricFamily("fulcrum_worker_engine_steps", "Engine steps that made tokens.", progress.steps)
+        yield CounterMetricFamily("fulcrum_worker_engine_tokens", "Tokens taken in and made.", progress.tokens)
 
 
 def _known_gauge(name: str, documentation: str, value: float | None) -> Iterator[Metric]:

@@ -84,4 +84,6 @@ class WorkerState:
             work=metrics.work,
             max_batch=metrics.max_batch,
             max_batched_tokens=metrics.max_batched_tokens,
+            transfers=metrics.transfers,
+            progress=metrics.progress,
         )

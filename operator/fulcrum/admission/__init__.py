@@ -2,6 +2,7 @@
 
 from fulcrum.admission.classes import DEFAULT_CLASS, ClassTable
 from fulcrum.admission.decide import Admission
+from fulcrum.admission.neighbours import NeighbourSlowdown
 from fulcrum.admission.outcome import Admit, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.postpone import AGAIN_SECONDS, Postponed
 from fulcrum.admission.predict import Margin, MeanOutputs, OutputLengths, TokenRatio
@@ -15,6 +16,7 @@ __all__ = [
     "ClassTable",
     "Margin",
     "MeanOutputs",
+    "NeighbourSlowdown",
     "OnlineQuantile",
     "OutputLengths",
     "Postponed",

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from fulcrum.admission.classes import ClassTable
 from fulcrum.admission.late import LateRoom
 from fulcrum.admission.limits import held_up, over_kv, over_others, over_threshold, over_tpot, over_ttft
+from fulcrum.admission.neighbours import NeighbourSlowdown
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.peaks import Peaks
 from fulcrum.admission.postpone import Postponed, PostponeRoom
-from fulcrum.admission.predict import Margin, MeanOutputs, OutputLengths
+from fulcrum.admission.predict import SMALL_SHARE, Margin, MeanOutputs, OutputLengths
 from fulcrum.admission.shares import Shares
 from fulcrum.admission.turns import InLine, Turns
 from fulcrum.api.names import Role
@@ -77,6 +78,7 @@ class Admission:
         self.mean_outputs = MeanOutputs(len(self.classes))
         self.ttft_margin = Margin(attainment)
         self.tpot_margin = Margin(max(attainment, _STEPS_LEVEL))
+        self.neighbours = NeighbourSlowdown()
         self.staying_margin = Margin(_STAYING_LEVEL)
         """Of TPOT on prefill workers, where prompts may come in bursts."""
         self.admitted = [0] * len(self.classes)
@@ -153,12 +155,14 @@ class Admission:
         if self.policy is _OFF:
             return self._let_in(incoming, found, view, now_seconds)
         self._shares.offered(incoming, found, view, now_seconds)
-        if found.idle and self._helps(found, view) and not self._behind(incoming, view):
+        alone = self._slower(found, view, now_seconds) == 1.0
+        if found.idle and alone and self._helps(found, view) and not self._behind(incoming, view):
             return self._let_in(incoming, found, view, now_seconds)
         over = self._judge(incoming, found, view, now_seconds, first=True)
         if not isinstance(over, list):
             return over
-        kept = self._keep(incoming, found, view, now_seconds, over)
+        # What its neighbours make late is late wherever it waits.
+        kept = self._keep(incoming, found, view, now_seconds, over) if alone or found.wait_seconds > 0 else None
         if kept is not None:
             self.postponed[incoming.qos] += 1
             return kept
@@ -220,6 +224,11 @@ class Admission:
             return
         # A worker that flipped meanwhile did two things at once; that says nothing about the next request.
         if ttft_seconds is not None and (found.whole or flight.prefill.role is not _DECODE):
+            # Where it had to wait, those before it may have been mispredicted, and not its worker.
+            if found.wait_seconds <= 0 and found.hand_over.slot_seconds <= 0:
+                small = SMALL_SHARE * self.ttft_seconds
+                ratio = (ttft_seconds + small) / (flight.ttft_seconds + small)
+                self.neighbours.learn(ratio, flight.busy_neighbours, flight.started_at)
             # Far from the limit a small error is a large factor, and decides nothing.
             self.ttft_margin.learn(
                 flight.ttft_seconds, ttft_seconds, self.ttft_seconds, limiting_seconds=flight.ttft_seconds
@@ -239,6 +248,12 @@ class Admission:
         to be of use.
         """
         return not found.known or found.ttft_seconds <= _HOPELESS * self.ttft_seconds or view.idle
+
+    def _slower(self, found: Route, view: ClusterView, now_seconds: float) -> float:
+        """How many times longer than predicted it takes, because workers that share its hardware are busy."""
+        if not self.neighbours.per_neighbour:
+            return 1.0
+        return self.neighbours.factor(view.busy_neighbours(found.prefill), now_seconds)
 
     def _keep(
         self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float, over: Sequence[Over]
@@ -291,7 +306,8 @@ class Admission:
         rooms = self._shares.room(incoming.qos, found, view, now_seconds)
         near = min(_FAR * self.ttft_seconds, self.ttft_margin.allowed_seconds(self.ttft_seconds))
         held = held_up(incoming, found, view, now_seconds, near)
-        over = self._over(incoming, found, view, rooms, held)
+        slower = self._slower(found, view, now_seconds)
+        over = self._over(incoming, found, view, rooms, held, slower=slower)
         behind = first and not over and self._behind(incoming, view)
         if first and found.ttft_seconds - found.wait_seconds <= min(view.ttft_seconds, incoming.ttft_seconds):
             self._postpone.asked(view, now_seconds, room=not over and not behind)
@@ -304,7 +320,7 @@ class Admission:
             over = []
         if not over:
             return self._serve(incoming, found, view, held, now_seconds)
-        if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), held):
+        if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), held, slower=slower):
             queue = all(one.reason is Reason.TTFT_UNREACHABLE for one in over)
             after_seconds = max(one.after_seconds for one in over)
             return [Over(Reason.CLASS_SHARE, after_seconds, prefill_is_kept=queue)]
@@ -317,12 +333,17 @@ class Admission:
         view: ClusterView,
         rooms: tuple[float, float],
         held: Sequence[tuple[Flight, float]],
+        *,
+        slower: float,
     ) -> list[Over]:
-        """Limits that the path is over, when others keep all but `rooms`; `held` are those whom it holds up."""
+        """Limits that the path is over, when others keep all but `rooms`; `held` are those whom it holds up.
+
+        `slower`: how many times longer than predicted its first token takes, because of busy neighbours.
+        """
         if self.policy is _THRESHOLD or not found.known:
             return over_threshold(incoming, found, view, self._limits, rooms)
         checks = (
-            over_ttft(incoming, found, view, self.ttft_margin, rooms[0]),
+            over_ttft(incoming, found, view, self.ttft_margin, rooms[0], slower=slower),
             over_others(found, view, self.ttft_margin, held),
             over_tpot(incoming, found, view, self.tpot_margin, rooms[1]),
             over_kv(incoming, found, rooms[1]),

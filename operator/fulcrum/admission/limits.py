@@ -22,15 +22,19 @@ _EMPTY: Final = 3.0
 """Mean lives after which a batch is taken for empty."""
 
 
-def over_ttft(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:
+def over_ttft(
+    incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float, *, slower: float = 1.0
+) -> Over | None:
     """TTFT: of what is left of the promise after its own prefill, the queue may take the part `room`.
+
+    `slower`: how many times longer than predicted all of it takes, because neighbours are busy.
 
     What has begun of lower classes is beyond that: they were served because nobody else was there.
     """
     promise = min(view.ttft_seconds, incoming.ttft_seconds)
-    # Where nothing is queued, a margin spares nobody: it will never be served sooner than now.
-    allowed = margin.allowed_seconds(promise) if found.wait_seconds > 0 else promise
-    left = allowed - incoming.waited_seconds - (found.ttft_seconds - found.wait_seconds)
+    # Where nothing is queued and no neighbour is felt, a margin spares nobody: it is never served sooner than now.
+    allowed = margin.allowed_seconds(promise) if found.wait_seconds > 0 or slower > 1 else promise
+    left = (allowed - incoming.waited_seconds) / slower - (found.ttft_seconds - found.wait_seconds)
     if left < 0:
         return Over(Reason.TTFT_UNREACHABLE, _until_idle(found))
     excess = found.wait_seconds - min(room * left + found.begun_seconds, left)

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from fulcrum.api import durations
-from fulcrum.api.base import MAX_WORKERS, ApiStruct, Duration, PositiveDuration, Rules, rule
+from fulcrum.api.base import MAX_WORKERS, ApiStruct, Duration, PositiveDuration, Rules, WorkersOrPercent, rule
 
 
 class BalanceMode(StrEnum):
@@ -90,6 +90,25 @@ class Flip(ApiStruct, frozen=True, kw_only=True):
         ),
         rule("duration(self.drainTimeout) <= duration('1h')", "drainTimeout must not be longer than 1h"),
     )
+
+
+class Rollout(ApiStruct, frozen=True, kw_only=True):
+    """How the workers of a pool are replaced when what they are made from changes."""
+
+    max_unavailable: Annotated[
+        WorkersOrPercent,
+        Meta(
+            description="Workers of the pool that may be away at a time: a number, or a percentage of the workers that "
+            "it has (rounded down). At least 1 where maxSurge makes no room."
+        ),
+    ] = 1
+    max_surge: Annotated[
+        WorkersOrPercent,
+        Meta(
+            description="Workers that may run beyond those that the pool is to have, so that a replacement is ready "
+            "before an old one goes: a number, or a percentage (rounded up); never beyond workers.max."
+        ),
+    ] = 0
 
 
 class ScaleDown(ApiStruct, frozen=True, kw_only=True):

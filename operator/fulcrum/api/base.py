@@ -58,5 +58,22 @@ Quantity = Annotated[
 ]
 """Memory as Kubernetes writes it: `64Gi`. Read with `api.quantities.number_of_bytes`."""
 
+CpuQuantity = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=16,
+        pattern=r"^([0-9]{1,6}(\.[0-9]{1,3})?|[0-9]{1,9}m)$",
+        extra_json_schema=_with_rules(rule("self.matches('[1-9]')", "must be more than zero, such as 4 or 500m")),
+    ),
+]
+"""CPU cores as Kubernetes writes them: `4`, `0.5`, `500m`."""
+
 MAX_WORKERS: Final = 4096
 """Workers of one pool: also bounds the ordinal in a worker's name to four digits."""
+
+WorkersOrPercent = (
+    Annotated[int, Meta(ge=0, le=MAX_WORKERS)]
+    | Annotated[str, Meta(min_length=2, max_length=4, pattern=r"^(100|[1-9]?[0-9])%$")]
+)
+"""A number of workers (`2`), or a share of a pool's (`25%`)."""

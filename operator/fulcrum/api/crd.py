@@ -124,9 +124,9 @@ def _schema(kind: inspect.Type) -> JsonObject:  # noqa: PLR0911 - one return for
         case inspect.Metadata():
             return _merged(_schema(kind.type), kind.extra_json_schema or {})
         case inspect.UnionType():
-            # Only `X | None` is used: an absent field, never a null in the object.
-            (only,) = (choice for choice in kind.types if not isinstance(choice, inspect.NoneType))
-            return _schema(only)
+            # `X | None` is an absent field, never a null in the object; else it is a number or a percentage.
+            choices = [_schema(choice) for choice in kind.types if not isinstance(choice, inspect.NoneType)]
+            return choices[0] if len(choices) == 1 else _int_or_string(*choices)
         case inspect.StructType():
             return _struct_schema(kind)
         case inspect.VarTupleType():
@@ -148,6 +148,12 @@ def _schema(kind: inspect.Type) -> JsonObject:  # noqa: PLR0911 - one return for
             return _numeric("number", "double", kind)
         case _:
             raise TypeError(f"no schema for {kind!r}: add a case here, or use a type of the API")
+
+
+def _int_or_string(*choices: JsonObject) -> JsonObject:
+    """Return the schema of an integer or a string; the bounds of one say nothing about the other."""
+    bounds = {key: value for choice in choices for key, value in choice.items() if key not in ("type", "format")}
+    return {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True, **bounds}
 
 
 def _struct_schema(kind: inspect.StructType) -> JsonObject:

@@ -49,6 +49,7 @@ _REFUSALS: Final = (
     _Refusal(names=("tensor-parallel-size",), instead="set spec.pools[].parallelism.tensor"),
     _Refusal(names=("pipeline-parallel-size",), instead="set spec.pools[].parallelism.pipeline"),
     _Refusal(names=("kv-cache-dtype",), instead="set spec.engine.kvCache.dtype"),
+    _Refusal(names=("attention-backend",), instead="set spec.engine.attentionBackend"),
     _Refusal(names=("block-size",), instead="set spec.engine.kvCache.blockSize"),
     _Refusal(names=("kv-cache-memory-bytes", "num-gpu-blocks-override"), instead="set spec.engine.kvCache.memory"),
     _Refusal(names=("kv-offloading-size", "kv-offloading-backend"), instead="set spec.engine.kvCache.offload"),

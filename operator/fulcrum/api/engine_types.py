@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fulcrum.api import engine_args
-from fulcrum.api.base import ApiStruct, Image, Quantity
+from fulcrum.api.base import ApiStruct, Image, PositiveDuration, Quantity
 
 
 class OffloadPolicy(StrEnum):
@@ -45,7 +45,10 @@ class KvCache(ApiStruct, frozen=True, kw_only=True):
             "On CPUs fp8 needs AVX-512 or AMX."
         ),
     ] = KvCacheDtype.FP8
-    block_size: Annotated[int, Meta(ge=1, le=256, description="Tokens in one KV block.")] = 16
+    block_size: Annotated[
+        Annotated[int, Meta(ge=1, le=256)] | None,
+        Meta(description="Tokens in one KV block; default: what vLLM chooses for the attention backend (16 for most)."),
+    ] = None
     memory: Annotated[
         Quantity | None, Meta(description="KV cache per worker; default: what the accelerator has left (cpu: 1Gi).")
     ] = None
@@ -75,29 +78,68 @@ class Transfer(ApiStruct, frozen=True, kw_only=True):
     ] = LoadFailurePolicy.RECOMPUTE
 
 
+_EngineArg = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=engine_args.MAX_LENGTH,
+        extra_json_schema={"x-kubernetes-validations": engine_args.cel_rules()},
+    ),
+]
+AttentionBackend = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Z][A-Z0-9_]*$")]
+
+
 class Engine(ApiStruct, frozen=True, kw_only=True):
     """The inference engine (vLLM) of every worker."""
 
-    image: Annotated[Image, Meta(description="Worker image: vLLM, NIXL and the worker agent.")] = (
-        "ghcr.io/fulcrum/worker:0.1.0"
-    )
+    image: Annotated[
+        Image | None,
+        Meta(
+            description="Worker image: vLLM, NIXL and the worker agent; default: that of the operator's own release. "
+            "Upgrading the operator restarts no worker: the new image is used from the pool's next revision on."
+        ),
+    ] = None
     kv_cache: Annotated[KvCache, Meta(description="KV cache of each engine.")] = KvCache()
     transfer: Annotated[Transfer, Meta(description="How KV moves from prefill to decode.")] = Transfer()
+    start_timeout: Annotated[
+        PositiveDuration,
+        Meta(
+            description="How long an engine may take to start, the download of its weights included, before its worker "
+            "is restarted. Changing it restarts none."
+        ),
+    ] = "30m"
     args: Annotated[
-        tuple[
-            Annotated[
-                str,
-                Meta(
-                    min_length=1,
-                    max_length=engine_args.MAX_LENGTH,
-                    extra_json_schema={"x-kubernetes-validations": engine_args.cel_rules()},
-                ),
-            ],
-            ...,
-        ],
+        tuple[_EngineArg, ...],
         Meta(
             max_length=64,
             description="Extra vLLM arguments, each option and each value an item of its own, options in their long "
             "form. Refused are those that open a hole or that another field owns.",
         ),
     ] = ()
+    attention_backend: Annotated[
+        AttentionBackend | None,
+        Meta(
+            description="vLLM's attention backend, such as FLASHINFER or TRITON_ATTN; default: vLLM's choice, or where "
+            "pools of unlike NVIDIA GPUs exchange KV, one that all of them have (FLASHINFER)."
+        ),
+    ] = None
+
+
+class PoolEngine(ApiStruct, frozen=True, kw_only=True):
+    """What differs from `spec.engine` in one pool."""
+
+    image: Annotated[
+        Image | None, Meta(description="Worker image of this pool, such as one for AMD GPUs; default: engine.image.")
+    ] = None
+    args: Annotated[
+        tuple[_EngineArg, ...],
+        Meta(
+            # Few, because the API server estimates the cost of the rules over all pools.
+            max_length=16,
+            description="Extra vLLM arguments of this pool, after those of engine.args (the last wins).",
+        ),
+    ] = ()
+    attention_backend: Annotated[
+        AttentionBackend | None,
+        Meta(description="vLLM's attention backend in this pool; default: engine.attentionBackend."),
+    ] = None

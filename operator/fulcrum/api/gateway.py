@@ -1,4 +1,7 @@
-"""Contract between controller and gateway: the gateway's configuration."""
+"""Contract between controller and gateway: the gateway's configuration.
+
+As with workers, both may be of different releases: defaults are left out, and unknown fields are ignored.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.serving_types import Admission
 
 
-class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Bounds on what one client may ask of a gateway."""
 
     max_body_bytes: int = 8 * 1024 * 1024
@@ -19,7 +22,7 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     idle_timeout_seconds: float = 75.0
 
 
-class GatewayPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class GatewayPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What a gateway knows of a pool beforehand."""
 
     name: str
@@ -27,7 +30,7 @@ class GatewayPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
     """Which requests may be sent to it; None: every one."""
 
 
-class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One JSON document in `FULCRUM_GATEWAY_CONFIG`."""
 
     cluster: str
@@ -45,6 +48,30 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     """Gateways that share the traffic; each sees its part of the whole."""
     api_keys_directory: str | None = None
     """Where the Secret with API keys is mounted; None: anybody may ask."""
+    salt_prefixes: bool = False
+    """Prompts of one API key never hit what another's left in an engine's prefix cache."""
     limits: GatewayLimits = GatewayLimits()
     shutdown_grace_seconds: float = 120.0
     """How long SIGTERM waits for streams that are under way."""
+
+
+class FailingPair(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A pair of workers between which no KV moves."""
+
+    prefill: str
+    decode: str
+    failures: int
+    """Canaries in a row that failed."""
+    seconds: float
+    """Since the first of them."""
+    why: str = ""
+    prefill_works: int = 0
+    """Other workers that do pull from the prefill worker."""
+    decode_works: int = 0
+    """Other workers that the decode worker does pull from."""
+
+
+class PairsReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`GET /kv-pairs` of a gateway: what its canaries found. A pair that is not named works, or was not tried."""
+
+    failing: tuple[FailingPair, ...] = ()

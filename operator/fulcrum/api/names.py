@@ -32,8 +32,14 @@ ANNOTATION_ROLE_SINCE: Final = f"{GROUP}/role-since"
 """When the worker was last flipped (RFC 3339): dwell times survive a restart of the operator."""
 ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
 """Hash of the part of the spec that a worker Pod was made from; another hash means another revision."""
+ANNOTATION_RESTART: Final = f"{GROUP}/restart"
+"""On a worker that drains to be made anew: the reason."""
 ANNOTATION_ENGINE_ERROR: Final = f"{GROUP}/engine-error"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
+ANNOTATION_CONTINUE_ROLLOUT: Final = f"{GROUP}/continue-rollout"
+"""Generation whose rollout goes on although fewer requests are inside the SLO than promised."""
+ANNOTATION_REPLACES: Final = f"{GROUP}/replaces"
+"""Uid of the Pod that a worker was created for beyond the wanted number, to take its place once it is ready."""
 
 OPERATOR_NAMESPACE: Final = "fulcrum-system"
 OPERATOR_NAME: Final = "fulcrum-operator"
@@ -41,6 +47,7 @@ OPERATOR_NAME: Final = "fulcrum-operator"
 
 COMPONENT_WORKER: Final = "worker"
 COMPONENT_GATEWAY: Final = "gateway"
+COMPONENT_OPERATOR: Final = "operator"
 
 PORT_ENGINE: Final = 8000
 """vLLM itself; requests never pass through a process of ours on the worker."""
@@ -48,6 +55,8 @@ PORT_AGENT: Final = 8001
 PORT_NIXL: Final = 5600
 """NIXL side channel (handshakes between engines)."""
 PORT_GATEWAY: Final = 8080
+PORT_GATEWAY_INSIDE: Final = 8082
+"""`GET /metrics` and `GET /kv-pairs` of a gateway: for the cluster, not for clients."""
 PORT_OPERATOR_HEALTH: Final = 8081
 """`GET /healthz` of the operator."""
 
@@ -60,8 +69,6 @@ ENV_GATEWAY_CONFIG: Final = "FULCRUM_GATEWAY_CONFIG"
 """JSON of `api.gateway.GatewayConfig`."""
 VOLUME_API_KEYS: Final = "api-keys"
 """Volume of a gateway with API keys."""
-ENV_VOLUME_API_KEYS: Final = "FULCRUM_VOLUME_API_KEYS"
-"""Its folder, where a container has no mounts of its own."""
 ENV_POD_IP: Final = "POD_IP"
 ENV_POD_NAME: Final = "POD_NAME"
 ENV_POD_NAMESPACE: Final = "POD_NAMESPACE"
@@ -86,7 +93,11 @@ LLM_D_ROLES: Final = {
 
 
 def worker_name(cluster: str, pool: str, ordinal: int) -> str:
-    """Name of a worker Pod: `<cluster>-<pool>-<ordinal>`."""
+    """Name of a new worker Pod: `<cluster>-<pool>-<ordinal>`.
+
+    Only labels say whose Pod it is: cluster `a-b` with pool `c` and cluster `a` with pool `b-c` make the same names.
+    The one that finds a name taken uses the next ordinal.
+    """
     return f"{cluster}-{pool}-{ordinal}"
 
 
@@ -97,4 +108,9 @@ def gateway_name(cluster: str) -> str:
 
 def workers_budget_name(cluster: str) -> str:
     """Name of the PodDisruptionBudget over a cluster's workers."""
+    return f"{cluster}-workers"
+
+
+def workers_policy_name(cluster: str) -> str:
+    """Name of the NetworkPolicy of a cluster's workers."""
     return f"{cluster}-workers"

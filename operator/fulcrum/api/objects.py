@@ -53,6 +53,19 @@ def to_dict(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
+def without_defaults(value: Any) -> Any:
+    """JSON-like values of a typed one, in wire names; fields at their default are left out, at any depth."""
+    if isinstance(value, (list, tuple)):
+        return [without_defaults(item) for item in value]
+    if not isinstance(value, msgspec.Struct):
+        return value.value if isinstance(value, Enum) else value
+    return {
+        field.encode_name: without_defaults(current)
+        for field in msgspec.structs.fields(value)
+        if (current := getattr(value, field.name)) != field.default
+    }
+
+
 def _convert(field: str, document: dict[str, Any], kind: type[_T]) -> _T:
     part = document.get(field) or {}
     try:

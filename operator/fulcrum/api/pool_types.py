@@ -7,8 +7,11 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from fulcrum.api.base import MAX_WORKERS, ApiStruct, Name, Rules, rule
+from fulcrum.api.balance_types import Rollout
+from fulcrum.api.base import MAX_WORKERS, ApiStruct, Name, ObjectName, Quantity, Rules, rule
+from fulcrum.api.engine_types import PoolEngine
 from fulcrum.api.names import Role
+from fulcrum.api.pod_types import GpuRequest, Rdma, Resources, Topology
 from fulcrum.api.serving_types import MAX_CLASSES
 
 _PoolRole = Annotated[
@@ -105,6 +108,27 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
             extra_json_schema={"x-kubernetes-list-type": "set"},
         ),
     ] = (Role.PREFILL, Role.DECODE, Role.MIXED)
+    gpu: Annotated[GpuRequest, Meta(description="How a worker's GPUs are requested; unused on CPUs.")] = GpuRequest()
+    rdma: Annotated[
+        Rdma | None,
+        Meta(
+            description="RDMA devices of each worker, with the capability IPC_LOCK and UCX's RDMA transports; absent: "
+            "KV goes from prefill to decode over TCP."
+        ),
+    ] = None
+    resources: Annotated[Resources, Meta(description="CPU and memory of a worker, beside its GPUs.")] = Resources()
+    shared_memory: Annotated[
+        Quantity | None,
+        Meta(description="Most that a worker may keep in /dev/shm; default: 4Gi for each GPU. Counts as its memory."),
+    ] = None
+    priority_class_name: Annotated[
+        ObjectName | None, Meta(description="PriorityClass of the workers; default: the cluster's default.")
+    ] = None
+    topology: Annotated[Topology, Meta(description="Where workers are placed.")] = Topology()
+    engine: Annotated[PoolEngine | None, Meta(description="What differs from spec.engine in this pool.")] = None
+    rollout: Annotated[
+        Rollout, Meta(description="How workers are replaced when the model, the engine or the template changes.")
+    ] = Rollout()
     template: Annotated[
         dict[str, Any],
         Meta(
@@ -127,5 +151,14 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
         rule(
             "self.accelerator != 'cpu' || (self.parallelism.tensor == 1 && self.parallelism.pipeline == 1)",
             "parallelism: a worker on CPUs is one engine; use tensor 1 and pipeline 1, and more workers",
+        ),
+        rule(
+            "self.parallelism.pipeline == 1 || self.roles.all(role, role == 'mixed')",
+            "parallelism.pipeline: NIXL does not transfer KV between engines in pipeline parallel; raise tensor "
+            "instead, or give the pool roles: [mixed], which exchanges no KV",
+        ),
+        rule(
+            "self.accelerator != 'cpu' || !has(self.gpu.resourceClaimTemplate)",
+            "gpu: a worker on CPUs has no GPUs; remove gpu, or name the accelerator",
         ),
     )

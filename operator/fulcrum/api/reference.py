@@ -55,7 +55,7 @@ def _without_text(schema: JsonObject) -> JsonObject:
 
 
 def _inner(field: JsonObject) -> tuple[JsonObject, str]:
-    if field["type"] == "array":
+    if field.get("type") == "array":
         return field["items"], "[]"
     if "additionalProperties" in field:
         return field["additionalProperties"], ".*"
@@ -69,6 +69,8 @@ def _type(field: JsonObject) -> str:
     if "enum" in field:
         return "one of " + ", ".join(f"`{value}`" for value in field["enum"])
     bounds = _bounds(field)
+    if field.get("x-kubernetes-int-or-string"):
+        return f"integer, {bounds}, or percentage"
     return str(field["type"]) + (f", {bounds}" if bounds else "")
 
 

@@ -142,6 +142,11 @@ class Admission(ApiStruct, frozen=True, kw_only=True):
     )
 
 
+class PrefixCacheScope(StrEnum):
+    SHARED = "Shared"
+    PER_KEY = "PerKey"
+
+
 class GatewayAuth(ApiStruct, frozen=True, kw_only=True):
     """Authentication of clients."""
 
@@ -152,13 +157,23 @@ class GatewayAuth(ApiStruct, frozen=True, kw_only=True):
             'JSON: {"key": ..., "class": ..., "requestsPerMinute": ..., "tokensPerMinute": ...}.'
         ),
     ]
+    prefix_cache: Annotated[
+        PrefixCacheScope,
+        Meta(
+            description="Whose prompts share the engines' prefix caches. Shared: those of all keys. PerKey: each key "
+            "has its own (vLLM's cache_salt), so that no client learns another's prompts from the time to first token; "
+            "equal system prompts of several keys are then computed once for each."
+        ),
+    ] = PrefixCacheScope.SHARED
 
 
 class Gateway(ApiStruct, frozen=True, kw_only=True):
     """The OpenAI-compatible endpoint."""
 
     replicas: Annotated[int, Meta(ge=1, le=100, description="Gateway replicas; two survive the loss of one.")] = 2
-    image: Annotated[Image, Meta(description="Gateway image.")] = "ghcr.io/fulcrum/fulcrum:0.1.0"
+    image: Annotated[Image | None, Meta(description="Gateway image; default: that of the operator's own release.")] = (
+        None
+    )
     auth: Annotated[
         GatewayAuth | None,
         Meta(description="API keys; absent: no authentication."),
@@ -177,6 +192,21 @@ class Prometheus(ApiStruct, frozen=True, kw_only=True):
             description="URL, such as http://prometheus.monitoring:9090.",
         ),
     ]
+    secret_name: Annotated[
+        ObjectName | None,
+        Meta(
+            description="Secret in the same namespace: its key `token` is sent as bearer token, its key `ca.crt` is "
+            "the CA of the server's certificate; each may be absent. The operator needs a Role to read it: see "
+            "docs/operations/security.md."
+        ),
+    ] = None
+
+    rules: ClassVar[Rules] = (
+        rule(
+            "!has(self.secretName) || self.url.startsWith('https://')",
+            "prometheus: a token is only sent over https; use an https URL, or remove secretName",
+        ),
+    )
 
 
 class Metrics(ApiStruct, frozen=True, kw_only=True):

@@ -6,11 +6,12 @@ rules included), and the controller reads objects through them. Field names are 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 from msgspec import Meta
 
+from fulcrum.api.attention import KNOWN_ACCELERATORS
 from fulcrum.api.balance_types import (
     Balance,
     BalanceMode,
@@ -19,6 +20,7 @@ from fulcrum.api.balance_types import (
     Forecast,
     ForecastMethod,
     Ratio,
+    Rollout,
     ScaleDown,
 )
 from fulcrum.api.base import ApiStruct, Duration, Image, Name, ObjectName, PositiveDuration, Quantity, Rules, rule
@@ -29,6 +31,7 @@ from fulcrum.api.engine_types import (
     KvOffload,
     LoadFailurePolicy,
     OffloadPolicy,
+    PoolEngine,
     Transfer,
 )
 from fulcrum.api.names import API_VERSION, KIND
@@ -97,17 +100,27 @@ __all__ = [
     "Parallelism",
     "Pool",
     "PoolAdmits",
+    "PoolEngine",
     "PositiveDuration",
     "Prometheus",
     "QosClass",
     "Quantity",
     "Ratio",
     "RoleCounts",
+    "Rollout",
     "ScaleDown",
     "Slo",
     "Transfer",
     "WorkerCount",
 ]
+
+
+_EXCHANGES: Final = "{0}.workers.max > 0 && {0}.roles.exists(role, role != 'mixed')"
+_BACKEND: Final = (
+    "has({0}.engine) && has({0}.engine.attentionBackend) ? {0}.engine.attentionBackend"
+    " : has(self.engine.attentionBackend) ? self.engine.attentionBackend : ''"
+)
+_IMAGE: Final = "has({0}.engine) && has({0}.engine.image) ? {0}.engine.image : ''"
 
 
 class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
@@ -155,6 +168,30 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
             "self.pools.all(p, !has(p.admits) || !has(p.admits.classes) || p.admits.classes.all(name,"
             " has(self.admission.classes) && self.admission.classes.exists(c, c.name == name)))",
             "pools[].admits.classes: names a class that is not in admission.classes",
+        ),
+        rule(
+            f"self.pools.all(p, !({_EXCHANGES.format('p')}) || self.pools.all(q, !({_EXCHANGES.format('q')})"
+            f" || ({_BACKEND.format('p')}) == ({_BACKEND.format('q')})))",
+            "pools[].engine.attentionBackend: pools that exchange KV have unlike attention backends, so NIXL would "
+            "refuse every transfer; set the same one in all of them, or set engine.attentionBackend alone",
+        ),
+        rule(
+            "self.engine.kvCache.dtype != 'fp8' || self.pools.all(p, !("
+            + _EXCHANGES.format("p")
+            + f") || p.accelerator.matches('{KNOWN_ACCELERATORS}') || ({_BACKEND.format('p')}) != '' || self.pools.all("
+            f"q, !({_EXCHANGES.format('q')}) || q.accelerator == p.accelerator))",
+            "pools[].accelerator: unlike accelerators would exchange FP8 KV, and which attention backend they have in "
+            "common is not known; set engine.attentionBackend to one that all of them have, or give a pool roles: "
+            "[mixed], which exchanges no KV",
+        ),
+        rule(
+            "self.pools.all(p, p.workers.max == 0 || 'decode' in p.roles || 'mixed' in p.roles || self.pools.exists(q,"
+            f" q.workers.max > 0 && 'decode' in q.roles && ({_IMAGE.format('p')}) == ({_IMAGE.format('q')})))"
+            " && self.pools.all(p, p.workers.max == 0 || 'prefill' in p.roles || 'mixed' in p.roles ||"
+            " self.pools.exists(q, q.workers.max > 0 && 'prefill' in q.roles &&"
+            f" ({_IMAGE.format('p')}) == ({_IMAGE.format('q')})))",
+            "pools[].engine.image: a pool of one role needs a pool of the other role with the same worker image, "
+            "because engines of unlike versions do not exchange KV",
         ),
     )
 

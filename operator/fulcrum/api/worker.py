@@ -1,4 +1,8 @@
-"""Contract between controller, gateway and worker agent: the worker's configuration and its load report."""
+"""Contract between controller, gateway and worker agent: the worker's configuration and its load report.
+
+Operator and workers may be of different releases. Documents are written by `objects.without_defaults`, so that a field
+which an older worker does not know is only sent where it is used, and unknown fields are ignored.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,18 @@ import msgspec
 from fulcrum.api.names import Role
 
 
-class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """KV cache of one engine."""
 
     dtype: str = "fp8"
     """`fp8`, `bf16` or `auto` (what the model computes in)."""
-    block_size: int = 16
-    """Tokens per KV block."""
+    block_size: int | None = None
+    """Tokens per KV block; None: what vLLM chooses for the attention backend."""
     memory_bytes: int | None = None
     """KV cache size in bytes; None takes what the accelerator has left (on a CPU: 1 GiB)."""
 
 
-class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How KV moves between engines."""
 
     connector: str = "nixl"
@@ -29,7 +33,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", 
     """`recompute` or `fail`: what a decode engine does when the KV did not arrive."""
 
 
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What the agent turns into vLLM's arguments and environment; one JSON document in `FULCRUM_WORKER_CONFIG`."""
 
     cluster: str
@@ -43,12 +47,18 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
     pipeline_parallel: int = 1
     kv_cache: KvCacheConfig = KvCacheConfig()
     transfer: TransferConfig = TransferConfig()
+    attention_backend: str | None = None
+    """vLLM's attention backend; None leaves the choice to vLLM."""
+    rdma: bool = False
+    """RDMA devices are in the Pod; without them KV goes over TCP."""
+    rdma_devices: tuple[str, ...] = ()
+    """Network devices that UCX may use; empty: all of them."""
     engine_args: tuple[str, ...] = ()
     """Extra vLLM arguments, already checked against the deny-list (the agent checks again)."""
     role: Role = Role.MIXED
     """The role at creation; later ones come over `POST /role`."""
     role_epoch: int = 0
-    start_timeout_seconds: float = 600.0
+    start_timeout_seconds: float = 1800.0
     drain_timeout_seconds: float = 120.0
     measure_at_start: bool = True
 
@@ -93,6 +103,30 @@ class WorkCounters(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Prompt tokens that this engine computed itself, those of requests that still run included; None: unknown."""
 
 
+class TransferCounters(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What became of KV transfers since the engine's start, from vLLM's own counters."""
+
+    pulled_tokens: int
+    """Prompt tokens whose KV this engine pulled from a peer, without those that it computed after a failed pull."""
+    computed_tokens: int
+    """Prompt tokens that this engine computed itself."""
+    failed_transfers: int
+    """Pulls that failed on this engine: handshakes, transfers and notifications."""
+    failed_notifications: int
+    """Of these, notifications that a pull has ended."""
+    expired_requests: int
+    """Prompts whose KV this engine held until the lease ended, because no peer pulled it."""
+
+
+class EngineProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the engine has done since its start. Both stand still while an engine with work hangs."""
+
+    steps: int
+    """Engine steps that made tokens."""
+    tokens: int
+    """Prompt tokens taken in, and tokens made."""
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero."""
 
@@ -117,6 +151,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Most requests in one engine step (vLLM's `max_num_seqs`)."""
     max_batched_tokens: int | None = None
     """Token budget of one engine step (vLLM's `max_num_batched_tokens`)."""
+    transfers: TransferCounters | None = None
+    progress: EngineProgress | None = None
 
     @property
     def idle(self) -> bool:
@@ -124,7 +160,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self.running == 0 and self.waiting == 0 and self.kv_held_for_peers == 0
 
 
-class RoleRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class RoleRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Body of `POST /role`. A lower epoch than the agent's own is refused with 409."""
 
     role: Role
@@ -137,3 +173,5 @@ EXIT_ENGINE_NOT_STARTED = 70
 """Agent's exit code: vLLM did not come up; vLLM's last lines close the log."""
 EXIT_ENGINE_DIED = 71
 """Agent's exit code: vLLM ended while serving; vLLM's last lines close the log."""
+EXIT_ENGINE_STALLED = 72
+"""Agent's exit code: vLLM had work and made no progress; vLLM's last lines close the log."""

@@ -1,8 +1,8 @@
 """How many workers of each role, and the next safe step towards it. Pure."""
 
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, changes_cluster
-from fulcrum.balance.plan import Plan, PlanEvent, invalid_status, plan, with_failure
-from fulcrum.balance.revision import worker_config, worker_revision
+from fulcrum.balance.plan import Plan, PlanEvent, plan, stopped_status, with_failure
+from fulcrum.balance.revision import worker_config, worker_image, worker_revision
 from fulcrum.balance.snapshot import GatewayState, Snapshot, Termination, Worker, WorkerPhase
 from fulcrum.balance.target import Target, make_target
 
@@ -22,10 +22,11 @@ __all__ = [
     "Worker",
     "WorkerPhase",
     "changes_cluster",
-    "invalid_status",
     "make_target",
     "plan",
+    "stopped_status",
     "with_failure",
     "worker_config",
+    "worker_image",
     "worker_revision",
 ]

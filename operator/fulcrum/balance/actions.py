@@ -18,6 +18,8 @@ class CreateWorker:
     ordinal: int
     role: Role
     reason: Reason = Reason.WORKER_CREATED
+    replaces: str | None = None
+    """Uid of the worker whose place it takes once it is ready; None: its place is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class StartDrain:
     epoch: int
     since: datetime
     reason: Reason = Reason.WORKER_DRAINING
+    restart: bool = False
+    """It is made anew when it has drained."""
     load: str = ""
     """As of `SetRole`, where it drains to change its role."""
 
@@ -55,6 +59,8 @@ class DeleteWorker:
     name: str
     uid: str
     reason: Reason
+    force: bool = False
+    """Without waiting for a node that will never answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

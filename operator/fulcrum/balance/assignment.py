@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
 
 from fulcrum.api.names import Role, worker_name
+from fulcrum.balance.rollout import Surge
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.target import Target
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """One place in the target: a worker that stays, or one that is missing."""
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """One place in the target: a worker that stays, or one that is missing. Thousands are made for each plan."""
 
     pool: str
     ordinal: int
@@ -28,6 +32,8 @@ class Assignment:
     """Workers that the target has no place for and that are not yet going."""
     ended: tuple[Worker, ...]
     """Pods that are over and only take up their name."""
+    surge: Surge = field(default_factory=Surge)
+    """Workers beyond the target, for a rollout."""
 
     @property
     def kept(self) -> tuple[tuple[Worker, Role], ...]:
@@ -96,6 +102,8 @@ def _ready_at(places: list[tuple[str, int, Worker | None]], index: int) -> bool:
     return worker is not None and worker.ready
 
 
-def name_of(snapshot: Snapshot, slot: Slot) -> str:
-    """Return the Pod name of a slot."""
-    return worker_name(snapshot.name, slot.pool, slot.ordinal)
+def free_ordinals(snapshot: Snapshot, pool: str, reserved: Iterable[int]) -> Iterator[int]:
+    """Yield the ordinals of a pool, lowest first, that no Pod has and that are not reserved."""
+    occupied = {worker.name for worker in snapshot.workers} | snapshot.taken_names
+    kept = set(reserved)
+    return (n for n in itertools.count() if n not in kept and worker_name(snapshot.name, pool, n) not in occupied)

@@ -66,12 +66,12 @@ def choose(snapshot: Snapshot, now: datetime) -> Choice:
     sight = look(snapshot, now)
     observing = snapshot.spec.balance.mode is BalanceMode.OBSERVE
     if isinstance(sight, Unknown):
-        choice = _hold(snapshot, held, now, repair=not observing)
+        choice = hold(snapshot, held, now, repair=not observing)
         return replace(choice, insight=replace(choice.insight, unknown=sight.message))
     decided = _decide(sight, held)
     if not observing:
         return decided
-    standing = _hold(snapshot, held, now, repair=False)
+    standing = hold(snapshot, held, now, repair=False)
     return replace(standing, insight=decided.insight, proposal=decided)
 
 
@@ -131,8 +131,9 @@ def _decide(sight: Sight, held: Mapping[str, int]) -> Choice:
     expected = Service(snapshot.outlook.speeds, sight.promise)
     serving = [(s.pool, s.role) for s in assignment.slots if s.worker is not None and s.worker.serving]
     result = layout_of_places(serving) if serving else goal
+    known = all(expected.knows(pool) for pool in result.pools)
     insight = Insight(
-        attainment=expected.attainment(result, loads.near) if loads.near.rate > 0 else None,
+        attainment=expected.attainment(result, loads.near) if loads.near.rate > 0 and known else None,
         reason=reason or scaled.reason,
         over_capacity=scaled.over_capacity,
         unreachable=service.slo != sight.promise,
@@ -173,6 +174,8 @@ def _goal(sight: Sight, scaled: Scale) -> Layout:
 
 def _coming(snapshot: Snapshot, workers: Mapping[str, int], kept: Kept, goal: Layout) -> dict[str, Role]:
     """Return the role that each worker that drains, and stays, gets afterwards; by name."""
+    if not any(worker.role is Role.DRAINING for worker in kept.workers):
+        return {}
     assignment = _assign(snapshot, workers, kept, goal, moves=(), movable=frozenset())
     return {worker.name: role for worker, role in assignment.kept if worker.role is Role.DRAINING}
 
@@ -241,7 +244,7 @@ def _repair(snapshot: Snapshot, kept: Kept, now: datetime) -> tuple[Move, ...]:
     return (Move(chosen.pool, chosen.role, missing if immediate and standing.total > 1 else Role.MIXED),)
 
 
-def _hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair: bool) -> Choice:
+def hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair: bool) -> Choice:
     """Keep what stands and replace what died; a cluster with nothing at all starts small, in Observe as in Manual."""
     if not repair and not snapshot.workers and not snapshot.status.roles:
         target = make_target(snapshot.spec)

@@ -34,6 +34,8 @@ class Insight:
     over_capacity: bool = False
     unreachable: bool = False
     """Not even an idle worker keeps the SLO; the plan is made for the nearest that one does."""
+    failure: Exception | None = field(default=None, compare=False)
+    """What a defect raised; what stands is held."""
     near: Load | None = None
     far: Load | None = None
 

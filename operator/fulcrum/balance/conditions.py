@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import AdmissionPolicy, Condition, ConditionStatus, ConditionType, InferenceClusterStatus
-from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.assignment import Assignment
 from fulcrum.balance.choice import Choice
+from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, names_of, worker_fault
 from fulcrum.balance.rejecting import rejecting
-from fulcrum.balance.snapshot import Snapshot, Worker, served_roles
+from fulcrum.balance.rollout import halted_message
+from fulcrum.balance.snapshot import Snapshot, served_roles
 from fulcrum.balance.target import ratio_text
-
-ENGINE_LINES_BYTES: Final = 1024
-"""How much of the engine's last output a condition repeats."""
-NAMED_WORKERS: Final = 8
-"""How many workers a message lists by name."""
-
-EXIT_MEANINGS: Final = {
-    EXIT_BAD_CONFIG: "its configuration cannot be used",
-    EXIT_ENGINE_NOT_STARTED: "vLLM did not come up",
-    EXIT_ENGINE_DIED: "vLLM died while serving",
-}
+from fulcrum.balance.transfers import transfer_fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +76,9 @@ def available(snapshot: Snapshot) -> Finding:
     return Finding(type=kind, status=True, reason=Reason.READY, message="Prefill and decode are served.")
 
 
-def progressing(snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...]) -> Finding:
+def progressing(snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...], halted: frozenset[str]) -> Finding:
     """Progressing: the cluster is on its way to what the spec says, or to what the load asks for."""
-    finding = _progress(snapshot, choice.assignment, actions)
+    finding = _progress(snapshot, choice.assignment, actions, halted)
     reason, notes = _notes(choice)
     return Finding(
         type=finding.type,
@@ -99,7 +89,9 @@ def progressing(snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...])
     )
 
 
-def _progress(snapshot: Snapshot, assignment: Assignment, actions: tuple[Action, ...]) -> Finding:
+def _progress(
+    snapshot: Snapshot, assignment: Assignment, actions: tuple[Action, ...], halted: frozenset[str]
+) -> Finding:
     kind = ConditionType.PROGRESSING
     if snapshot.paused:
         return Finding(
@@ -111,15 +103,18 @@ def _progress(snapshot: Snapshot, assignment: Assignment, actions: tuple[Action,
     flips = [a.name for a in actions if isinstance(a, SetRole)]
     waiting = [w.name for w, role in assignment.kept if w.role is not role]
     if flips or waiting:
-        names = _names(sorted({*flips, *waiting}))
+        names = names_of(sorted({*flips, *waiting}))
         return Finding(type=kind, status=True, reason=Reason.ROLE_FLIPPED, message=f"Changing the role of {names}.")
     leaving = [a.name for a in actions if isinstance(a, StartDrain | DeleteWorker)]
     leaving += [w.name for w in (*assignment.surplus, *assignment.ended)]
     if leaving:
-        names = _names(sorted(set(leaving)))
+        names = names_of(sorted(set(leaving)))
         return Finding(type=kind, status=True, reason=Reason.WORKER_DRAINING, message=f"Removing {names}.")
     missing = [s for s in assignment.slots if s.worker is None or not s.worker.ready]
-    if missing or any(isinstance(a, CreateWorker) for a in actions):
+    if halted and not missing:
+        message = halted_message(snapshot, sorted(halted))
+        return Finding(type=kind, status=False, reason=Reason.ROLLOUT_HALTED, message=message)
+    if missing or assignment.surge.coming or any(isinstance(a, CreateWorker) for a in actions):
         total = len(assignment.slots)
         return Finding(
             type=kind,
@@ -133,6 +128,8 @@ def _progress(snapshot: Snapshot, assignment: Assignment, actions: tuple[Action,
 def _notes(choice: Choice) -> tuple[Reason | None, list[str]]:
     """Return what is to be said about the balance beside its progress; without figures, which never stand still."""
     insight = choice.insight
+    if insight.failure is not None:
+        return Reason.PLAN_FAILED, [_plan_failed(insight.failure)]
     if insight.unknown is not None:
         return Reason.METRICS_UNKNOWN, [
             f"The balance holds what stands, because its input is unknown: {insight.unknown}"
@@ -149,6 +146,14 @@ def _notes(choice: Choice) -> tuple[Reason | None, list[str]]:
     return reason, notes
 
 
+def _plan_failed(error: Exception) -> str:
+    said = first_bytes(f"{type(error).__name__}: {error}", ENGINE_LINES_BYTES)
+    return (
+        f"The balance could not be decided ({said}). What stands is held, and dead workers are replaced. This is a "
+        "defect of Fulcrum: please report it with the operator's log; balance.mode: Manual goes on without it."
+    )
+
+
 def _proposal(choice: Choice, proposal: Choice) -> str:
     return (
         "change nothing"
@@ -157,23 +162,27 @@ def _proposal(choice: Choice, proposal: Choice) -> str:
     )
 
 
-def degraded(snapshot: Snapshot, choice: Choice) -> Finding:
-    """Degraded: something needs a human; the message says which Pod and what it said."""
-    kind = ConditionType.DEGRADED
-    failed = sorted((w for w in snapshot.workers if w.engine_failed), key=lambda w: w.name)
-    if failed:
-        return Finding(type=kind, status=True, reason=Reason.ENGINE_FAILED, message=_engine_message(failed))
-    homeless = sorted((w for w in snapshot.workers if w.unschedulable and not w.deleting), key=lambda w: w.name)
-    if homeless:
-        message = f"{_names([w.name for w in homeless])} cannot be scheduled: {homeless[0].unschedulable}"
-        return Finding(type=kind, status=True, reason=Reason.WORKER_UNSCHEDULABLE, message=message)
+def degraded(snapshot: Snapshot, choice: Choice, halted: frozenset[str], now: datetime) -> Finding:
+    """Degraded: something needs a human; the message says which Pod, what it said, and what to do."""
+    reason, message = _worst(snapshot, choice, halted, now) or (Reason.HEALTHY, "No worker reports a fault.")
+    return Finding(type=ConditionType.DEGRADED, status=reason is not Reason.HEALTHY, reason=reason, message=message)
+
+
+def _worst(snapshot: Snapshot, choice: Choice, halted: frozenset[str], now: datetime) -> tuple[Reason, str] | None:
+    if snapshot.refused:
+        said = (f"No worker of pool {pool} is made: {why}" for pool, why in snapshot.refused.items())
+        return Reason.TEMPLATE_REFUSED, " ".join(said)
+    fault = worker_fault(snapshot, now) or transfer_fault(snapshot, now)
+    if fault is not None:
+        return fault
+    if choice.insight.failure is not None:
+        return Reason.PLAN_FAILED, _plan_failed(choice.insight.failure)
+    if halted:
+        return Reason.ROLLOUT_HALTED, halted_message(snapshot, sorted(halted))
     rejected = rejecting(snapshot)
     if choice.insight.over_capacity:
-        message = _over_capacity(snapshot, rejected)
-        return Finding(type=kind, status=True, reason=Reason.OVER_CAPACITY, message=message)
-    if rejected is not None:
-        return Finding(type=kind, status=True, reason=Reason.REQUESTS_REJECTED, message=rejected)
-    return Finding(type=kind, status=False, reason=Reason.HEALTHY, message="No worker reports a fault.")
+        return Reason.OVER_CAPACITY, _over_capacity(snapshot, rejected)
+    return None if rejected is None else (Reason.REQUESTS_REJECTED, rejected)
 
 
 def _over_capacity(snapshot: Snapshot, rejected: str | None) -> str:
@@ -186,35 +195,3 @@ def _over_capacity(snapshot: Snapshot, rejected: str | None) -> str:
         ", or turn requests away with spec.admission" if snapshot.spec.admission.policy is AdmissionPolicy.OFF else ""
     )
     return f"{said} Raise workers.max of a pool: {pools}; or widen spec.slo{shed}."
-
-
-def _engine_message(failed: list[Worker]) -> str:
-    first = failed[0]
-    others = f" (and {_names([w.name for w in failed[1:]])})" if len(failed) > 1 else ""
-    if first.termination is None:
-        return f"The engine of Pod {first.name}{others} keeps ending ({first.waiting_reason})."
-    code = first.termination.exit_code
-    meaning = EXIT_MEANINGS.get(code, "the worker ended")
-    lines = last_bytes(first.termination.message.strip(), ENGINE_LINES_BYTES)
-    said = f" Last lines:\n{lines}" if lines else ""
-    return f"The engine of Pod {first.name}{others} failed: {meaning} (exit code {code}).{said}"
-
-
-def last_bytes(text: str, limit_bytes: int) -> str:
-    """Return the end of `text` in at most `limit_bytes` of UTF-8, starting at a whole line where there is one."""
-    encoded = text.encode()
-    if len(encoded) <= limit_bytes:
-        return text
-    tail = encoded[-limit_bytes:].decode(errors="ignore")
-    _, newline, rest = tail.partition("\n")
-    return rest if newline and rest else tail
-
-
-def first_bytes(text: str, limit_bytes: int) -> str:
-    """Return the beginning of `text` in at most `limit_bytes` of UTF-8."""
-    return text.encode()[:limit_bytes].decode(errors="ignore")
-
-
-def _names(names: list[str]) -> str:
-    listed = ", ".join(names[:NAMED_WORKERS])
-    return listed if len(names) <= NAMED_WORKERS else f"{listed} and {len(names) - NAMED_WORKERS} more"

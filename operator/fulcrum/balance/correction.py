@@ -27,10 +27,16 @@ def corrected(snapshot: Snapshot, now: datetime, loads: Loads, service: Service,
     traffic = snapshot.outlook.traffic
     if traffic is None or loads.near.rate <= 0:
         return None
-    since = now - timedelta(seconds=traffic.window_seconds)
+    since = now - timedelta(seconds=traffic.served_window_seconds or traffic.window_seconds)
     serving = [worker for worker in snapshot.workers if worker.serving]
+    # Workers of a pool that the spec no longer has serve what the model cannot explain.
+    unknown = any(not service.knows(worker.pool) for worker in serving)
     changes = [moment for worker in serving for moment in (worker.role_since, worker.ready_since) if moment is not None]
-    if any(moment > since for moment in changes) or any(worker.draining_since for worker in snapshot.workers):
+    if (
+        unknown
+        or any(moment > since for moment in changes)
+        or any(worker.draining_since for worker in snapshot.workers)
+    ):
         return None
     standing = layout_of(serving)
     measured, expected = served_share(traffic), service.attainment(standing, loads.near)
@@ -45,10 +51,11 @@ def corrected(snapshot: Snapshot, now: datetime, loads: Loads, service: Service,
         return load.shifted(prefill=factor if late else 1.0, decode=factor if slow else 1.0)
 
     low, high = 1.0, MOST_CORRECTION
+    explained = service.attainment(standing, heavier(loads.near, high)) <= measured
     for _ in range(CORRECTION_STEPS):
         middle = (low + high) / 2
         enough = service.attainment(standing, heavier(loads.near, middle)) <= measured
         low, high = (low, middle) if enough else (middle, high)
-    if low <= 1.0:
+    if low <= 1.0 or not explained:
         return None
     return replace(loads, near=heavier(loads.near, low), lasting=heavier(loads.lasting, low))

@@ -49,6 +49,11 @@ class Layout:
         }
 
     @property
+    def pools(self) -> frozenset[str]:
+        """Names of the pools that have workers."""
+        return frozenset(name for name, _ in (*self.prefill, *self.decode, *self.mixed))
+
+    @property
     def total(self) -> int:
         """Workers in all."""
         return sum(self.count(role) for role in (Role.PREFILL, Role.DECODE, Role.MIXED))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, fields, replace
+from math import isfinite
+from typing import Any, Final
 
 from fulcrum.api.durations import seconds
+from fulcrum.api.gateway import PairsReport
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.peak import Peak
@@ -36,8 +38,11 @@ class Traffic:
     """What arrived at all gateways over the last seconds, and how it was served."""
 
     window_seconds: float
+    """Window of arrivals: shorter than what was asked for where the newest prompts are unlike those before."""
     rate: float
     """Requests per second that arrived, those that were turned away included."""
+    served_window_seconds: float | None = None
+    """Window of attainment, latencies and rejections; None: that of arrivals."""
     isl_tokens: float | None = None
     """Mean prompt tokens of those that come; None while no request was seen in the window."""
     osl_tokens: float | None = None
@@ -67,6 +72,26 @@ class Traffic:
     """The same by reason; without those of which there are none."""
 
 
+def without_nonsense(traffic: Traffic) -> tuple[Traffic | None, tuple[str, ...]]:
+    """Return the traffic without figures that are no finite number from 0 up, and the names of those dropped.
+
+    A lost figure is unknown. Without a rate or a window all of it is: None.
+    """
+    figures = [(each.name, getattr(traffic, each.name)) for each in fields(traffic) if each.name != "rejections"]
+    bad = tuple(name for name, figure in figures if figure is not None and not _sound(figure))
+    if "rate" in bad or "window_seconds" in bad:
+        return None, bad
+    lost: dict[str, Any] = dict.fromkeys(bad)
+    rejections = {reason: share for reason, share in traffic.rejections.items() if _sound(share)}
+    if len(rejections) < len(traffic.rejections):
+        lost["rejections"] = rejections
+    return replace(traffic, **lost), tuple(lost)
+
+
+def _sound(figure: float) -> bool:
+    return isfinite(figure) and figure >= 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """Input of an automatic decision."""
@@ -80,5 +105,7 @@ class Outlook:
     """Measured time from the creation of a Pod to its readiness."""
     peak: Peak | None = None
     """The most over `balance.scaleDown.stabilization`; None while the history does not reach back that far."""
+    pairs: tuple[PairsReport, ...] = ()
+    """What the canaries of each gateway found, of those that answered; in every mode."""
     unknown: str | None = None
     """Why traffic is unknown, for people: names the source and what to look at."""

@@ -23,21 +23,16 @@ from fulcrum.api.types import (
 )
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, changes_cluster
 from fulcrum.balance.assignment import assign
-from fulcrum.balance.auto import choose
+from fulcrum.balance.auto import choose, hold
 from fulcrum.balance.choice import Choice, Insight
-from fulcrum.balance.conditions import (
-    ENGINE_LINES_BYTES,
-    Finding,
-    available,
-    degraded,
-    first_bytes,
-    progressing,
-    settle,
-    timestamp,
-)
+from fulcrum.balance.conditions import Finding, available, degraded, progressing, settle, timestamp
+from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, is_stuck
 from fulcrum.balance.guard import RoleGuard
-from fulcrum.balance.revision import worker_revision
+from fulcrum.balance.load import DEFAULT_START_SECONDS
+from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.rollout import Surge, halted_pools, surge_of, with_revisions
 from fulcrum.balance.snapshot import Snapshot, Worker, roles_served
+from fulcrum.balance.standing import standing_workers
 from fulcrum.balance.steps import STEPS, Turn
 from fulcrum.balance.target import Target, make_target, ratio_text
 
@@ -46,22 +41,23 @@ __all__ = [
     "TICK_SECONDS",
     "Plan",
     "PlanEvent",
-    "invalid_status",
     "plan",
     "ratio_text",
+    "stopped_status",
     "with_failure",
 ]
 
 RESYNC_SECONDS: Final = 300.0
 """Watches can lose an event; a cluster is looked at this often even when nothing happens."""
 DRAIN_POLL_SECONDS: Final = 0.5
-TELL_SECONDS: Final = 5.0
-"""How soon an agent that did not hear its role is told again."""
+SOON_SECONDS: Final = 5.0
+"""How soon an agent that did not hear its role is told again, and the node of a Pod in trouble is looked at again."""
 TICK_SECONDS: Final = 2.0
 """How often modes Auto and Observe look at queues and attainment."""
 
 ACTED_SECONDS: Final = 2.0
-"""Watches report what an action did within milliseconds; this is for the report that got lost."""
+"""Watches report what an action did within milliseconds; this is for the report that got lost. While KV does not move
+between workers, it is also how often it is asked whether it does again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +79,8 @@ class Plan:
     status: InferenceClusterStatus
     events: tuple[PlanEvent, ...]
     requeue_after_seconds: float
+    least_available: int = 0
+    """Ready workers that evictions must leave: all but one of those that can serve."""
     target: Mapping[Role, int] = field(default_factory=dict)
     """Workers per role that are to be, roles with none left out."""
     insight: Insight = field(default_factory=Insight)
@@ -98,14 +96,20 @@ class Plan:
 
 def plan(snapshot: Snapshot, now: datetime) -> Plan:
     """Decide what to do next about one InferenceCluster. `now` is an aware time."""
-    choice = _choose(snapshot, now)
-    actions = () if snapshot.paused else _actions(snapshot, choice, now)
-    status = _status(snapshot, choice, actions, now)
+    snapshot = with_revisions(snapshot.as_of(now))
+    halted = frozenset(halted_pools(snapshot))
+    surge = surge_of(snapshot)
+    # A worker that is to replace another one and that other one are one place.
+    seen = replace(snapshot, workers=tuple(w for w in snapshot.workers if w.uid not in surge.uids))
+    choice = _with_surge(_choose(seen, now), surge, halted)
+    actions = () if snapshot.paused else _actions(snapshot, choice, halted, now)
+    status = _status(snapshot, choice, actions, halted, now)
     return Plan(
         actions=actions,
         status=status,
         events=_events(snapshot, status),
-        requeue_after_seconds=_requeue_seconds(snapshot, actions),
+        requeue_after_seconds=_requeue_seconds(snapshot, actions, status),
+        least_available=_least_available(snapshot, choice, now),
         target=(choice.proposal or choice).target.counts(),
         insight=choice.insight,
         observed_only=choice.proposal is not None,
@@ -113,13 +117,26 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
 
 
 def _choose(snapshot: Snapshot, now: datetime) -> Choice:
-    if snapshot.spec.balance.mode is not BalanceMode.MANUAL:
+    if snapshot.spec.balance.mode is BalanceMode.MANUAL:
+        target = make_target(snapshot.spec)
+        return Choice(target=target, assignment=assign(snapshot, target))
+    try:
         return choose(snapshot, now)
-    target = make_target(snapshot.spec)
-    return Choice(target=target, assignment=assign(snapshot, target))
+    except Exception as error:  # noqa: BLE001 (a defect in the balance must not keep dead workers from being replaced)
+        # Without speeds and load: nothing is left that the performance model could trip over again.
+        blind = replace(snapshot, outlook=Outlook())
+        held = hold(blind, standing_workers(blind), now, repair=False)
+        return replace(held, insight=Insight(failure=error))
 
 
-def _actions(snapshot: Snapshot, choice: Choice, now: datetime) -> tuple[Action, ...]:
+def _with_surge(choice: Choice, surge: Surge, halted: frozenset[str]) -> Choice:
+    """Return the choice with the workers that stand twice for one place; those that are not needed any more go."""
+    going = [w for w in surge.superseded if w.pool not in halted or w.role is Role.DRAINING]
+    surplus = (*choice.assignment.surplus, *surge.obsolete, *going)
+    return replace(choice, assignment=replace(choice.assignment, surplus=surplus, surge=surge))
+
+
+def _actions(snapshot: Snapshot, choice: Choice, halted: frozenset[str], now: datetime) -> tuple[Action, ...]:
     assignment = choice.assignment
     needed = frozenset[Role]().union(*(roles_served(role) for role in assignment.roles))
     turn = Turn(
@@ -127,10 +144,7 @@ def _actions(snapshot: Snapshot, choice: Choice, now: datetime) -> tuple[Action,
         snapshot=snapshot,
         target=choice.target,
         assignment=assignment,
-        revisions={
-            pool.name: worker_revision(cluster=snapshot.name, spec=snapshot.spec, pool=pool)
-            for pool in snapshot.spec.pools
-        },
+        halted=halted,
         drain_timeout=timedelta(seconds=seconds(snapshot.spec.balance.flip.drain_timeout)),
         guard=RoleGuard(snapshot.workers, needed),
         touched=set(),
@@ -139,18 +153,44 @@ def _actions(snapshot: Snapshot, choice: Choice, now: datetime) -> tuple[Action,
     actions: list[Action] = []
     for step in STEPS:
         for action in step(turn):
+            if isinstance(action, CreateWorker) and action.pool in snapshot.refused:
+                continue
             if action.name not in turn.touched:
                 turn.touched.add(action.name)
                 actions.append(action)
     return tuple(actions)
 
 
-def _status(snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...], now: datetime) -> InferenceClusterStatus:
+def _least_available(snapshot: Snapshot, choice: Choice, now: datetime) -> int:
+    """Return how many ready workers an eviction must leave, so that nodes drain one worker at a time.
+
+    Workers that are wanted and still start count: the next eviction waits for them. Those that cannot start do not:
+    else no node would ever drain. Of several workers the last that serves stays.
+    """
+    usual = timedelta(seconds=snapshot.outlook.start_seconds or DEFAULT_START_SECONDS)
+    slots = choice.assignment.slots
+    able = sum(
+        slot.worker is None
+        or not is_stuck(slot.worker, snapshot.spec, now)
+        # A node may still come.
+        or (
+            slot.worker.unschedulable is not None
+            and slot.worker.created is not None
+            and now - slot.worker.created < usual
+        )
+        for slot in slots
+    )
+    return max(able - 1, min(able, 1) if len(slots) > 1 else 0)
+
+
+def _status(
+    snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...], halted: frozenset[str], now: datetime
+) -> InferenceClusterStatus:
     target, assignment = choice.target, choice.assignment
     findings = (
         available(snapshot),
-        progressing(snapshot, choice, actions),
-        degraded(snapshot, choice),
+        progressing(snapshot, choice, actions, halted),
+        degraded(snapshot, choice, halted, now),
     )
     ready = sum(1 for slot in assignment.slots if slot.worker is not None and slot.worker.ready)
     address = snapshot.gateway.cluster_ip
@@ -231,44 +271,45 @@ def _events(snapshot: Snapshot, status: InferenceClusterStatus) -> tuple[PlanEve
     return (PlanEvent(reason=after.reason, message=after.message, warning=True, subject=after.last_transition_time),)
 
 
-def _requeue_seconds(snapshot: Snapshot, actions: tuple[Action, ...]) -> float:
+def _requeue_seconds(snapshot: Snapshot, actions: tuple[Action, ...], status: InferenceClusterStatus) -> float:
     if snapshot.paused:
         return RESYNC_SECONDS
     if any(worker.role is Role.DRAINING and not worker.deleting for worker in snapshot.workers):
         return DRAIN_POLL_SECONDS
-    if any(changes_cluster(action) for action in actions):
+    faulty = any(condition.reason is Reason.KV_TRANSFER_FAILING for condition in status.conditions)
+    if faulty or any(changes_cluster(action) for action in actions):
         return ACTED_SECONDS
-    if snapshot.spec.balance.mode is not BalanceMode.MANUAL:
+    if snapshot.spec.balance.mode is not BalanceMode.MANUAL or any(worker.stale for worker in snapshot.workers):
         return TICK_SECONDS
-    if any(worker.ready and not worker.role_told for worker in snapshot.workers):
-        return TELL_SECONDS
+    if any(worker.deleting or not worker.ready or not worker.role_told for worker in snapshot.workers):
+        return SOON_SECONDS
     return RESYNC_SECONDS
 
 
-def with_failure(result: Plan, message: str, *, snapshot: Snapshot, now: datetime) -> Plan:
-    """Return the plan with Progressing saying that the API server refused something."""
-    finding = Finding(
-        type=ConditionType.PROGRESSING,
-        status=False,
-        reason=Reason.RECONCILE_FAILED,
-        message=first_bytes(message, ENGINE_LINES_BYTES),
-    )
-    standing = {c.type: c for c in snapshot.status.conditions}
-    others = tuple(c for c in result.status.conditions if c.type is not ConditionType.PROGRESSING)
-    before = (standing[ConditionType.PROGRESSING],) if ConditionType.PROGRESSING in standing else ()
+def with_failure(
+    result: Plan, message: str, *, snapshot: Snapshot, now: datetime, reason: Reason = Reason.RECONCILE_FAILED
+) -> Plan:
+    """Return the plan with Progressing saying that something could not be done; a taken name degrades, too."""
+    text = first_bytes(message, ENGINE_LINES_BYTES)
+    findings = [Finding(type=ConditionType.PROGRESSING, status=False, reason=reason, message=text)]
+    if reason is Reason.NAME_TAKEN:
+        findings.append(Finding(type=ConditionType.DEGRADED, status=True, reason=reason, message=text))
+    replaced = {finding.type for finding in findings}
+    others = tuple(c for c in result.status.conditions if c.type not in replaced)
+    before = tuple(c for c in snapshot.status.conditions if c.type in replaced)
     base = msgspec.structs.replace(result.status, conditions=(*others, *before))
-    conditions = settle([finding], status=base, generation=snapshot.generation, now=now)
+    conditions = settle(findings, status=base, generation=snapshot.generation, now=now)
     return replace(result, status=msgspec.structs.replace(result.status, conditions=conditions))
 
 
-def invalid_status(
-    message: str, *, status: InferenceClusterStatus, generation: int, now: datetime
+def stopped_status(
+    reason: Reason, message: str, *, status: InferenceClusterStatus, generation: int, now: datetime
 ) -> InferenceClusterStatus:
-    """Return the status of an object whose spec cannot be read; what runs is left as it is."""
-    text = f"The spec cannot be used: {first_bytes(message, ENGINE_LINES_BYTES)}"
+    """Return the status of an object about which nothing can be decided; what runs is left as it is."""
+    text = first_bytes(message, ENGINE_LINES_BYTES)
     findings = (
-        Finding(type=ConditionType.PROGRESSING, status=False, reason=Reason.INVALID_SPEC, message=text),
-        Finding(type=ConditionType.DEGRADED, status=True, reason=Reason.INVALID_SPEC, message=text),
+        Finding(type=ConditionType.PROGRESSING, status=False, reason=reason, message=text),
+        Finding(type=ConditionType.DEGRADED, status=True, reason=reason, message=text),
     )
     conditions = settle(findings, status=status, generation=generation, now=now)
     return msgspec.structs.replace(status, conditions=conditions, observed_generation=generation)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from fulcrum.api.attention import attention_backend
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
+from fulcrum.api.objects import without_defaults
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import KvCacheConfig, TransferConfig, WorkerConfig
@@ -38,41 +40,56 @@ def worker_config(
             backends=transfer.backends,
             load_failure_policy=transfer.load_failure_policy.value,
         ),
-        engine_args=spec.engine.args,
+        attention_backend=attention_backend(spec, pool),
+        rdma=pool.rdma is not None,
+        rdma_devices=pool.rdma.devices if pool.rdma is not None else (),
+        engine_args=(*spec.engine.args, *(pool.engine.args if pool.engine is not None else ())),
         role=role,
         role_epoch=role_epoch,
+        start_timeout_seconds=seconds(spec.engine.start_timeout),
         drain_timeout_seconds=seconds(spec.balance.flip.drain_timeout),
     )
+
+
+def worker_image(spec: InferenceClusterSpec, pool: Pool) -> str | None:
+    """Return the image that the spec names for the workers of `pool`; None: that of the operator's release."""
+    own = pool.engine.image if pool.engine is not None else None
+    return own or spec.engine.image
 
 
 def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> str:
     """Return the revision of a pool's workers, 10 hex digits.
 
-    Role, epoch and drain timeout are left out: a running worker takes new ones without a restart. SLO, ratio,
+    Role, epoch and timeouts are left out: a running worker takes new ones, or needs none any more. SLO, ratio,
     admission and gateway are no part of a worker. A configuration field that is at its default is left out too, so
     that an operator that knows more fields does not restart the workers of an older one.
     """
-    config = worker_config(cluster=cluster, spec=spec, pool=pool, role=Role.MIXED)
+    config, usual = worker_config(cluster=cluster, spec=spec, pool=pool, role=Role.MIXED), WorkerConfig(**_REQUIRED)
     made_from = {
-        "config": _without_defaults(
-            msgspec.structs.replace(config, drain_timeout_seconds=WorkerConfig(**_REQUIRED).drain_timeout_seconds)
+        "config": without_defaults(
+            msgspec.structs.replace(
+                config,
+                start_timeout_seconds=usual.start_timeout_seconds,
+                drain_timeout_seconds=usual.drain_timeout_seconds,
+                kv_cache=_as_before(config.kv_cache),
+            )
         ),
-        "image": spec.engine.image,
+        "image": worker_image(spec, pool),
         "credentials": spec.model.credentials.secret_name if spec.model.credentials else None,
         "cache": spec.model.cache.persistent_volume_claim if spec.model.cache else None,
         "template": pool.template,
     }
+    pod = {name: without_defaults(getattr(pool, name)) for name in _POD_FIELDS}
+    made_from |= {name: value for name, value in pod.items() if value not in (None, {})}
     return hashlib.sha256(msgspec.json.encode(made_from, order="sorted")).hexdigest()[:10]
 
 
+def _as_before(cache: KvCacheConfig) -> KvCacheConfig:
+    """Return the cache without the block size that an older CRD stored as its default."""
+    return msgspec.structs.replace(cache, block_size=None) if cache.block_size == STORED_BLOCK_SIZE else cache
+
+
+STORED_BLOCK_SIZE: Final = 16
+"""Tokens; the default of `engine.kvCache.blockSize` in release 0.1.0, stored in every object of that time."""
+_POD_FIELDS = ("gpu", "rdma", "resources", "shared_memory", "priority_class_name", "topology")
 _REQUIRED: dict[str, Any] = {"cluster": "", "pool": "", "model": "", "served_name": "", "accelerator": ""}
-
-
-def _without_defaults(value: msgspec.Struct) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for field in msgspec.structs.fields(value):
-        current = getattr(value, field.name)
-        if field.default is not msgspec.NODEFAULT and current == field.default:
-            continue
-        kept[field.encode_name] = _without_defaults(current) if isinstance(current, msgspec.Struct) else current
-    return kept

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, LoadReport
+from fulcrum.api.worker import (
+    EXIT_BAD_CONFIG,
+    EXIT_ENGINE_DIED,
+    EXIT_ENGINE_NOT_STARTED,
+    EXIT_ENGINE_STALLED,
+    LoadReport,
+)
 from fulcrum.balance.outlook import Outlook
 
-ENGINE_EXIT_CODES = frozenset({EXIT_BAD_CONFIG, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_DIED})
+CLOCK_SKEW: Final = timedelta(seconds=60)
+"""How far the clocks of two machines may be apart; a time further ahead than that says nothing."""
+ENGINE_EXIT_CODES = frozenset({EXIT_BAD_CONFIG, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_DIED, EXIT_ENGINE_STALLED})
 
 _SERVES: dict[Role, frozenset[Role]] = {
     Role.PREFILL: frozenset({Role.PREFILL}),
@@ -35,6 +44,11 @@ class WorkerPhase(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     UNKNOWN = "Unknown"
+
+
+_OVER = frozenset({WorkerPhase.FAILED, WorkerPhase.SUCCEEDED})
+_DRAINING = Role.DRAINING
+"""Looking up a member of an enum takes longer than all else that is asked of each of thousands of workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,31 +78,50 @@ class Worker:
     restarts: int = 0
     waiting_reason: str | None = None
     """Why the container waits, such as CrashLoopBackOff."""
+    waiting_message: str = ""
+    """What the kubelet says about it."""
     termination: Termination | None = None
     unschedulable: str | None = None
     """The scheduler's message while no node fits; None when there is none."""
     role_since: datetime | None = None
     """When the worker was last given another role; None when it never was, or nobody wrote it down."""
     created: datetime | None = None
+    unready_since: datetime | None = None
+    """When it was last seen to be not ready; None while it is, or nobody wrote it down."""
     ready_since: datetime | None = None
     """When it last became ready; None while it is not."""
     draining_since: datetime | None = None
     draining_from: Role | None = None
     """The role that a draining worker had."""
+    restart_asked: bool = False
+    """It drains to be made anew, although its place and its revision stand."""
     load: LoadReport | None = None
     """None is unknown, and unknown is never idle."""
+    node: str | None = None
+    """The node that it runs on; None until one was found."""
+    lost: bool = False
+    """Its node is gone and will not report its end; it counts as `deleting`, too."""
+    replaces: str | None = None
+    """Uid of the worker whose place it takes once it is ready: it was created beyond the wanted number."""
+    stale: bool = False
+    """Made from another spec; set by `plan`."""
     role_told: bool = False
     """The agent is known to know the role (only an optimisation: telling it twice does no harm)."""
 
     @property
     def serving(self) -> bool:
         """Requests can arrive: gateways choose this worker for its role."""
-        return self.ready and not self.deleting and self.role is not Role.DRAINING
+        return self.ready and not self.deleting and self.role is not _DRAINING
+
+    @property
+    def live(self) -> bool:
+        """Serves, or may yet serve."""
+        return not self.deleting and not self.ended
 
     @property
     def ended(self) -> bool:
         """The Pod is over (evicted, for example) and will never run again."""
-        return self.phase in (WorkerPhase.FAILED, WorkerPhase.SUCCEEDED)
+        return self.phase in _OVER
 
     @property
     def serves(self) -> frozenset[Role]:
@@ -102,6 +135,27 @@ class Worker:
             return False
         ended_badly = self.termination is not None and self.termination.exit_code in ENGINE_EXIT_CODES
         return ended_badly or self.waiting_reason == "CrashLoopBackOff"
+
+    def as_of(self, now: datetime) -> Worker:
+        """Return the worker without times from the future, see `Snapshot.as_of`."""
+        times = (self.role_since, self.created, self.ready_since, self.unready_since, self.draining_since)
+        if not any(moment is not None and moment > now for moment in times):
+            return self
+        role_since, created, ready_since, unready_since, draining_since = (_not_after(now, moment) for moment in times)
+        return replace(
+            self,
+            role_since=role_since,
+            created=created,
+            ready_since=ready_since,
+            unready_since=unready_since,
+            draining_since=draining_since,
+        )
+
+
+def _not_after(now: datetime, moment: datetime | None) -> datetime | None:
+    if moment is None or moment <= now:
+        return moment
+    return now if moment - now <= CLOCK_SKEW else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +179,21 @@ class Snapshot:
     status: InferenceClusterStatus = field(default_factory=InferenceClusterStatus)
     """The status as it stands; only conditions' transition times and the last decision are carried over from it."""
     paused: bool = False
+    continues_rollout: bool = False
+    """Somebody said that the rollout of this generation goes on whatever the attainment."""
+    taken_names: frozenset[str] = frozenset()
+    """Names of Pods that somebody else has, so that no worker can have them."""
     outlook: Outlook = field(default_factory=Outlook)
     """Load, latency and speed; read in modes Auto and Observe."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Pools whose workers may not be made, and why; those that stand are left as they are."""
+
+    def as_of(self, now: datetime) -> Snapshot:
+        """Return the snapshot without times from the future: a clock was set back, or another machine's is ahead.
+
+        Up to `CLOCK_SKEW` they count as now, else as unknown: waiting for the clock to catch up could take years.
+        """
+        return replace(self, workers=tuple(worker.as_of(now) for worker in self.workers))
 
     def in_pool(self, pool: str) -> tuple[Worker, ...]:
         """Every Pod of a pool, terminating ones included, by ordinal."""

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from fulcrum.api.names import Role
+from fulcrum.api.names import Role, worker_name
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import FlipStyle
+from fulcrum.api.types import FlipStyle, Pool
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole
-from fulcrum.balance.assignment import Assignment, Slot, name_of
+from fulcrum.balance.assignment import Assignment, Slot, free_ordinals
 from fulcrum.balance.choice import Reasons
 from fulcrum.balance.guard import RoleGuard
+from fulcrum.balance.rollout import next_to_replace, surge_limit, unavailable_limit
 from fulcrum.balance.snapshot import Snapshot, Worker, WorkerPhase, roles_served
 from fulcrum.balance.target import Target
+from fulcrum.balance.transfers import may_restart, transfer_faults
 
 DRAIN_SETTLE: Final = timedelta(seconds=2)
 """Gateways see a new label within 100 ms; before that an idle worker may still be given a request."""
@@ -33,8 +35,8 @@ class Turn:
     snapshot: Snapshot
     target: Target
     assignment: Assignment
-    revisions: dict[str, str]
-    """Wanted worker revision per pool."""
+    halted: frozenset[str]
+    """Pools whose rollout waits."""
     drain_timeout: timedelta
     guard: RoleGuard
     touched: set[str]
@@ -42,13 +44,12 @@ class Turn:
     reasons: Reasons
     """Why the target asks for flips, new workers and drains."""
 
-    def stale(self, worker: Worker) -> bool:
-        """Report whether the worker was made from another spec."""
-        return worker.spec_hash != self.revisions.get(worker.pool)
-
 
 def remove_ended(turn: Turn) -> Iterator[Action]:
-    """A Pod that is over (evicted, for example) only takes up its name."""
+    """A Pod that is over (evicted, for example), or whose node is gone, only takes up its name and its place."""
+    for worker in turn.snapshot.workers:
+        if worker.lost:
+            yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.NODE_LOST, force=True)
     for worker in turn.assignment.ended:
         yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REPLACED)
 
@@ -59,7 +60,7 @@ def finish_drains(turn: Turn) -> Iterator[Action]:
     for worker, role in (*surplus, *turn.assignment.kept):
         if worker.role is not Role.DRAINING:
             continue
-        going = role is None or turn.stale(worker)
+        going = role is None or worker.stale or worker.restart_asked
         immediate = turn.snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE
         if going or not immediate:
             if worker.draining_since is None:
@@ -88,29 +89,64 @@ def _drain_end(turn: Turn, worker: Worker, drained_for: timedelta) -> Reason | N
 
 
 def replace_stale(turn: Turn) -> Iterator[Action]:
-    """Replace workers of an older revision: those that serve nobody at once, the others one at a time."""
-    stale = [worker for worker, _ in turn.assignment.kept if turn.stale(worker)]
-    for worker in stale:
-        if not worker.ready and worker.role is not Role.DRAINING:
+    """Replace workers of an older revision: those that serve nobody at once, the others a few at a time per pool."""
+    for worker, _ in turn.assignment.kept:
+        if worker.stale and not worker.ready and worker.role is not Role.DRAINING:
             yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REPLACED)
-    candidates = [worker for worker in stale if worker.serving]
-    if not candidates or _rollout_busy(turn):
-        return
-    candidates = [worker for worker in candidates if not _pool_unsettled(turn, worker.pool)]
-    for worker in candidates:
+    blocked: list[Worker] = []
+    for pool in turn.snapshot.spec.pools:
+        if pool.name not in turn.halted:
+            yield from _replace_in(turn, pool, blocked)
+    if blocked and not _rollout_busy(turn):
+        yield from _cover(turn, blocked[0])
+
+
+def _replace_in(turn: Turn, pool: Pool, blocked: list[Worker]) -> Iterator[Action]:
+    """Drain stale workers of one pool as far as its rollout allows; `blocked` gets those that a role depends on."""
+    slots = [slot for slot in turn.assignment.slots if slot.pool == pool.name]
+    serving = [slot.worker for slot in slots if slot.worker is not None and slot.worker.serving]
+    allowed = unavailable_limit(pool, len(slots)) - (len(slots) - len(serving))
+    awaited = {worker.replaces for worker in turn.assignment.surge.coming}
+    candidates = next_to_replace((w for w in serving if w.stale and w.uid not in awaited), serving)
+    for worker in candidates if allowed > 0 else ():
         if turn.guard.allow(worker, Role.DRAINING):
             yield _drain(turn, worker)
-            return
-    if not candidates:
+            allowed -= 1
+            if allowed == 0:
+                return
+        else:
+            blocked.append(worker)
+
+
+def restart_cut_off(turn: Turn) -> Iterator[Action]:
+    """Make a worker anew that cannot move KV to or from any peer: one at a time, with ever longer pauses."""
+    faults = transfer_faults(turn.snapshot, turn.now)
+    if not faults.culprits or _rollout_busy(turn):
         return
-    cover = [worker for worker, _ in turn.assignment.kept if worker.serving and worker is not candidates[0]]
+    kept = {worker.uid for worker, _ in turn.assignment.kept}
+    due = [
+        worker
+        for worker in faults.culprits
+        if worker.uid in kept and not worker.stale and may_restart(turn.snapshot, worker, turn.now)
+    ]
+    for worker in due:
+        if turn.guard.allow(worker, Role.DRAINING):
+            yield _drain(turn, worker, Reason.KV_TRANSFER_FAILING, restart=True)
+            return
+    if due:
+        yield from _cover(turn, due[0], Reason.KV_TRANSFER_FAILING)
+
+
+def _cover(turn: Turn, blocked: Worker, reason: Reason = Reason.WORKER_REPLACED) -> Iterator[Action]:
+    """Let another worker take the role over while `blocked` is away: every engine can do both."""
+    cover = [worker for worker, _ in turn.assignment.kept if worker.serving and worker is not blocked]
     if cover:
-        # Every engine can do both: another worker takes the role over while this one is away.
-        helper = min(cover, key=lambda worker: (turn.stale(worker), worker.pool, worker.ordinal))
+        helper = min(cover, key=lambda worker: (worker.stale, worker.pool, worker.ordinal))
         if helper.role is not Role.MIXED:
-            yield _flip(helper, Role.MIXED, Reason.WORKER_REPLACED)
+            yield _flip(helper, Role.MIXED, reason)
     elif len(turn.assignment.slots) == 1:
-        yield _drain(turn, candidates[0])
+        fault = reason is Reason.KV_TRANSFER_FAILING
+        yield _drain(turn, blocked, reason if fault else Reason.WORKER_DRAINING, restart=fault)
 
 
 def flip_roles(turn: Turn) -> Iterator[Action]:
@@ -160,16 +196,46 @@ def drain_surplus(turn: Turn) -> Iterator[Action]:
 
 
 def create_missing(turn: Turn) -> Iterator[Action]:
-    """Create workers, but only into room that is free already: a worker on its way out still has its GPUs."""
-    occupied = {worker.name for worker in turn.snapshot.workers}
-    room = {pool: wanted - len(turn.snapshot.in_pool(pool)) for pool, wanted in turn.target.workers.items()}
-    for slot in turn.assignment.slots:
-        name = name_of(turn.snapshot, slot)
-        if slot.worker is None and room[slot.pool] > 0 and name not in occupied:
-            room[slot.pool] -= 1
+    """Create workers, but only into room that is free already: a worker on its way out still has its GPUs.
+
+    Beyond the wanted number only as far as the rollout of the pool allows it: for places that become free when a worker
+    has ended, then for workers of an older revision.
+    """
+    names = {*turn.snapshot.taken_names, *(worker.name for worker in turn.snapshot.workers)}
+
+    def occupied(slot: Slot) -> bool:
+        """Report whether a Pod has the name of a place already, ours or not."""
+        return worker_name(turn.snapshot.name, slot.pool, slot.ordinal) in names
+
+    for pool in turn.snapshot.spec.pools:
+        wanted = turn.target.workers.get(pool.name, 0)
+        room = wanted + surge_limit(pool, wanted) - len(turn.snapshot.in_pool(pool.name))
+        slots = [slot for slot in turn.assignment.slots if slot.pool == pool.name]
+        missing = [slot for slot in slots if slot.worker is None]
+        surging = _to_surge(turn, slots) if pool.name not in turn.halted else []
+        # Places whose own name is free come first: those whose Pod still ends may get it back.
+        missing.sort(key=occupied)
+        free = free_ordinals(turn.snapshot, pool.name, [slot.ordinal for slot in slots])
+        for slot in [*missing, *surging][: max(0, room)]:
+            taken = slot.worker is not None or occupied(slot)
+            ordinal = next(free) if taken else slot.ordinal
             yield CreateWorker(
-                name=name, pool=slot.pool, ordinal=slot.ordinal, role=slot.role, reason=turn.reasons.create
+                name=worker_name(turn.snapshot.name, pool.name, ordinal),
+                pool=pool.name,
+                ordinal=ordinal,
+                role=slot.role,
+                reason=turn.reasons.create if slot.worker is None else Reason.WORKER_REPLACED,
+                replaces=None if slot.worker is None else slot.worker.uid,
             )
+
+
+def _to_surge(turn: Turn, slots: list[Slot]) -> list[Slot]:
+    """Return the places of stale workers for which a replacement is created before they go."""
+    places = {slot.worker.uid: slot for slot in slots if slot.worker is not None}
+    awaited = {worker.replaces for worker in turn.assignment.surge.coming}
+    serving = [slot.worker for slot in slots if slot.worker is not None and slot.worker.serving]
+    stale = [w for w in serving if w.stale and w.uid not in awaited and w.name not in turn.touched]
+    return [places[worker.uid] for worker in next_to_replace(stale, serving)]
 
 
 def tell_roles(turn: Turn) -> Iterator[Action]:
@@ -188,6 +254,7 @@ STEPS: tuple[Step, ...] = (
     remove_ended,
     finish_drains,
     replace_stale,
+    restart_cut_off,
     flip_roles,
     drain_surplus,
     create_missing,
@@ -204,13 +271,6 @@ def _rollout_busy(turn: Turn) -> bool:
 
 def _away(slot: Slot) -> bool:
     return slot.worker is None or slot.worker.role is Role.DRAINING
-
-
-def _pool_unsettled(turn: Turn, pool: str) -> bool:
-    """Report whether a replacement in the pool is not ready yet; then the next one would make it worse."""
-    return any(
-        worker.pool == pool and not worker.ready and not turn.stale(worker) for worker, _ in turn.assignment.kept
-    )
 
 
 def _changes_sides(worker: Worker, role: Role) -> bool:
@@ -230,7 +290,9 @@ def _flip(worker: Worker, role: Role, reason: Reason, load: str = "") -> SetRole
     )
 
 
-def _drain(turn: Turn, worker: Worker, reason: Reason = Reason.WORKER_DRAINING, load: str = "") -> StartDrain:
+def _drain(
+    turn: Turn, worker: Worker, reason: Reason = Reason.WORKER_DRAINING, load: str = "", *, restart: bool = False
+) -> StartDrain:
     return StartDrain(
         name=worker.name,
         uid=worker.uid,
@@ -239,4 +301,5 @@ def _drain(turn: Turn, worker: Worker, reason: Reason = Reason.WORKER_DRAINING, 
         since=turn.now,
         reason=reason,
         load=load,
+        restart=restart,
     )

@@ -137,6 +137,27 @@ ACCELERATORS: Final = MappingProxyType(
                 network_giga=12.5,
             ),
             _gpu(
+                "L40-48GB",
+                bf16_tera=181,
+                fp8_tera=362,
+                memory_mebi=46068,
+                memory_giga=864,
+                nvlink_giga=None,
+                pcie_giga=32,
+                network_giga=12.5,
+            ),
+            _gpu(
+                # Bridges join pairs only, so a worker of more than two GPUs is bound by PCIe.
+                "A6000-48GB",
+                bf16_tera=155,
+                fp8_tera=None,
+                memory_mebi=49140,
+                memory_giga=768,
+                nvlink_giga=None,
+                pcie_giga=32,
+                network_giga=12.5,
+            ),
+            _gpu(
                 "A10-24GB",
                 bf16_tera=125,
                 fp8_tera=None,
@@ -163,7 +184,7 @@ ACCELERATORS: Final = MappingProxyType(
 """By the name that a pool's `accelerator` has."""
 
 _NOISE: Final = re.compile(r"\b(nvidia|sxm\d?|\d+gb|hbm\d?e?|tesla|gpu)\b")
-_CHIP: Final = {"a10g": "a10", "x86": "cpu", "x86-64": "cpu", "arm64": "cpu"}
+_CHIP: Final = {"a10g": "a10", "rtx-a6000": "a6000", "x86": "cpu", "x86-64": "cpu", "arm64": "cpu"}
 
 
 def _chip(name: str) -> str:

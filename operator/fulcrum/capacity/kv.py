@@ -13,7 +13,7 @@ from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
 
 BLOCK_TOKENS: Final = 16
-"""vLLM's KV block."""
+"""Tokens in one of vLLM's KV blocks where nothing else is asked for."""
 COLLATED_TOKENS: Final = 128
 """Tokens that one transfer descriptor should cover (AI Systems Performance Engineering, ch. 18)."""
 DESCRIPTOR_SECONDS: Final = (0.020 - 0.008) / (7500 / BLOCK_TOKENS - 7500 / COLLATED_TOKENS)

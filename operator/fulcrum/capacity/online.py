@@ -103,9 +103,11 @@ class _Fit:
         """Share of what the coefficients say that comes from rows and not from the prior, 0 to 1."""
         import numpy as np
 
+        # The trace of (information + held)^-1 held, by eigenvalues: the sum may be singular to the last digit.
         _, held = self.scaled_prior()
-        left = np.linalg.solve(self.information + held, held)
-        return float(min(1.0, max(0.0, 1.0 - np.trace(left) / 3)))
+        spread = 1 / np.sqrt(np.diag(held))
+        gained = np.linalg.eigvalsh(self.information * np.outer(spread, spread))
+        return float(1.0 - np.mean(1 / (1 + np.maximum(gained, 0.0))))
 
     def scaled_prior(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The prior times the factor that fits the rows best, and how firmly it holds (inverse of its covariance)."""

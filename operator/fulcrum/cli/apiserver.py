@@ -19,7 +19,16 @@ import click
 @click.option(
     "--service-cluster-ip-range", default="127.78.0.0/16", show_default=True, help="Addresses for Services (CIDR)."
 )
-def command(state_dir: Path, bind: str, port: int, kubeconfig_out: Path | None, service_cluster_ip_range: str) -> None:
+@click.option("--chaos", type=int, metavar="SEED", help="Test: late and broken watches, 409, 429, 500 and 410 by seed.")
+def command(
+    *,
+    state_dir: Path,
+    bind: str,
+    port: int,
+    kubeconfig_out: Path | None,
+    service_cluster_ip_range: str,
+    chaos: int | None,
+) -> None:
     """Run the embedded Kubernetes API server alone.
 
     It stores and serves objects; nothing acts on them until a kubelet, controllers or the operator run against it.
@@ -42,6 +51,7 @@ def command(state_dir: Path, bind: str, port: int, kubeconfig_out: Path | None, 
         port=port,
         kubeconfig_out=kubeconfig_out,
         service_range=service_cluster_ip_range,
+        chaos_seed=chaos,
     )
     try:
         uvloop.run(run(options))

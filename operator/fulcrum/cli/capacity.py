@@ -70,7 +70,7 @@ def command(
     from fulcrum.capacity.sheet import sheet
 
     try:
-        known = _model(model, config)
+        known = model_config(model, config)
         shape = EngineShape(
             model=known,
             accelerator=accelerator_of(accelerator),
@@ -103,8 +103,8 @@ def command(
         _show(shown)
 
 
-def _model(name: str, config: Path | None) -> ModelConfig:
-    """The model of `--config`, of a folder, or of the table."""
+def model_config(name: str, config: Path | None) -> ModelConfig:
+    """Return the model of `--config`, of a folder, or of the table."""
     from fulcrum.capacity.hf_config import parse_model_config
     from fulcrum.capacity.known_models import known_model
 

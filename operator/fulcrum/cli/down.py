@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from fulcrum.kube import Api
     from fulcrum.local.home import Home
-    from fulcrum.local.kubelet.rest import Api
 
 
 @click.command(short_help="Stop everything that `fulcrum up` started.")
@@ -70,15 +70,15 @@ async def _remove_clusters(home: Home, *, timeout_seconds: float) -> None:
     """Delete every InferenceCluster and wait until it and its Pods are gone; give up quietly after the timeout."""
     import asyncio
 
-    from fulcrum.local.kubelet.rest import Api, ApiError, Unreachable
+    from fulcrum.kube import Api, ApiFailure
 
-    api = Api.from_kubeconfig(home.kubeconfig, timeout_seconds=5)
+    api = Api(home.kubeconfig, timeout_seconds=5)
     try:
         async with asyncio.timeout(timeout_seconds):
             await _delete_and_wait(api)
     except TimeoutError:
         click.echo(f"Workers did not finish within {timeout_seconds:.0f}s.")
-    except (ApiError, Unreachable) as error:
+    except ApiFailure as error:
         click.echo(f"Could not remove the InferenceClusters: {error}")
     finally:
         await api.close()
@@ -88,7 +88,7 @@ async def _delete_and_wait(api: Api) -> None:
     import asyncio
 
     from fulcrum.api.names import API_VERSION, LABEL_CLUSTER, PLURAL
-    from fulcrum.local.kubelet.rest import ApiError
+    from fulcrum.kube import ApiError
 
     try:
         clusters = (await api.get(f"/apis/{API_VERSION}/{PLURAL}")).get("items") or []
@@ -100,9 +100,9 @@ async def _delete_and_wait(api: Api) -> None:
         namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
         click.echo(f"Removing InferenceCluster {namespace}/{name}; its workers finish their requests ...")
         try:
-            await api.delete(f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}/{name}")
+            await api.delete(f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}/{name}", uid=item["metadata"]["uid"])
         except ApiError as error:
-            if error.code != 404:
+            if error.code not in (404, 409):  # gone, or another one by now
                 raise
     while clusters:
         left = (await api.get(f"/apis/{API_VERSION}/{PLURAL}")).get("items") or []

@@ -7,8 +7,15 @@ import click
 
 @click.command(name="gateway", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "config_json", help="Configuration as JSON.  [default: $FULCRUM_GATEWAY_CONFIG]")
-@click.option("--host", help="Address to listen on.  [default: $POD_IP, else 127.0.0.1]")
+@click.option(
+    "--host", help="Address to listen on.  [default: all of the Pod's; its own, where that is a loopback address]"
+)
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.  [default: 8080]")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Port of /metrics and /kv-pairs, for the cluster.  [default: 8082; a free one with --static-worker]",
+)
 @click.option("--namespace", help="Namespace of the worker Pods.  [default: $POD_NAMESPACE]")
 @click.option("--served-name", help="Model name that clients send; overrides the configuration.")
 @click.option(
@@ -35,6 +42,7 @@ def command(
     config_json: str | None,
     host: str | None,
     port: int | None,
+    metrics_port: int | None,
     namespace: str | None,
     served_name: str | None,
     static_workers: tuple[str, ...],
@@ -74,13 +82,13 @@ def command(
         level=log_level, format="time=%(asctime)s.%(msecs)03d level=%(levelname)s logger=%(name)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
     )  # fmt: skip
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
     try:
         settings = read_settings(
             os.environ,
             config_json=config_json,
             host=host,
             port=port,
+            inside_port=metrics_port,
             namespace=namespace,
             static_workers=static_workers,
             served_name=served_name,

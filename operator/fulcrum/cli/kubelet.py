@@ -68,7 +68,8 @@ def command(
     """Run the Pods of one Node as processes of this machine, against any Kubernetes API server.
 
     Each container's `command` and `args` run as this user, with an address of their own on the loopback network.
-    Images, mount paths and resource limits do not exist here: a volume's folder is in FULCRUM_VOLUME_<NAME>.
+    Images and resource limits do not exist here. Mount paths in command, args, env and workingDir are translated to the
+    volume's folder, which is also in FULCRUM_VOLUME_<NAME>.
 
     SIGTERM stops the kubelet, not the Pods: the next kubelet with the same --state-dir takes them over.
 
@@ -98,8 +99,8 @@ def command(
 
 def _serve(config: KubeletConfig, kubeconfig: str | None, *, service_proxy: bool) -> None:
     import uvloop
-    from lightkube.core.exceptions import ConfigError
 
+    from fulcrum.kube import ConfigError
     from fulcrum.local.kubelet.main import serve
     from fulcrum.local.log_format import log_to_stderr
 

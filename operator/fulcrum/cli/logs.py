@@ -52,14 +52,14 @@ def command(
 async def _print(pod: str, namespace: str, query: dict[str, str]) -> None:
     import sys
 
+    from fulcrum.kube import Api, ApiError, ApiFailure
     from fulcrum.local.home import Home
-    from fulcrum.local.kubelet.rest import Api, ApiError, Unreachable
     from fulcrum.local.launch import is_running
 
     home = Home.find()
     if not is_running(home) or not home.kubeconfig.is_file():
         raise click.ClickException(f"there is no local Kubernetes in {home.root}; start one with: fulcrum up")
-    api = Api.from_kubeconfig(home.kubeconfig)
+    api = Api(home.kubeconfig)
     try:
         async for chunk in api.stream(f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query):
             sys.stdout.buffer.write(chunk)
@@ -69,7 +69,7 @@ async def _print(pod: str, namespace: str, query: dict[str, str]) -> None:
             f" (fulcrum status lists the Pods; -n NAMESPACE if it is not in {namespace})" if error.code == 404 else ""
         )
         raise click.ClickException(f"{error}{hint}") from error
-    except Unreachable as error:
+    except ApiFailure as error:
         raise click.ClickException(f"the local API server does not answer: {error}") from error
     finally:
         await api.close()

@@ -45,6 +45,21 @@ if TYPE_CHECKING:
 @click.option(
     "--retry-period", default="2s", show_default=True, help="Time between attempts to renew the Lease or to get it."
 )
+@click.option(
+    "--worker-image",
+    envvar="FULCRUM_WORKER_IMAGE",
+    help="Image of workers whose spec names none.  [default: this release's; also $FULCRUM_WORKER_IMAGE]",
+)
+@click.option(
+    "--gateway-image",
+    envvar="FULCRUM_GATEWAY_IMAGE",
+    help="Image of gateways whose spec names none.  [default: this release's; also $FULCRUM_GATEWAY_IMAGE]",
+)
+@click.option(
+    "--allow-privileged-templates",
+    is_flag=True,
+    help="Let the Pod templates of pools exceed the Pod Security level restricted (hostPath, privileged ...).",
+)
 @click.option("--verbose", is_flag=True, help="Log more.")
 def command(
     *,
@@ -56,6 +71,9 @@ def command(
     lease_duration: str,
     renew_deadline: str,
     retry_period: str,
+    worker_image: str | None,
+    gateway_image: str | None,
+    allow_privileged_templates: bool,
     verbose: bool,
 ) -> None:
     """Run the operator against a Kubernetes API server.
@@ -82,7 +100,8 @@ def command(
 
     import uvloop
 
-    from fulcrum.api.names import ENV_POD_NAME
+    from fulcrum.api.names import ENV_POD_NAME, ENV_POD_NAMESPACE
+    from fulcrum.controller.installation import Installation
     from fulcrum.controller.leader import LeaseLostError
     from fulcrum.controller.run import run_operator
 
@@ -93,16 +112,29 @@ def command(
         level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     if not verbose:
-        # Both log every request; our own lines say what was done and why.
-        for name in ("kopf", "httpx2"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+        # It logs every event; our own lines say what was done and why.
+        logging.getLogger("kopf").setLevel(logging.WARNING)
     identity = os.environ.get(ENV_POD_NAME) or f"{socket.gethostname()}_{os.getpid()}"
+    told = {
+        "worker_image": worker_image,
+        "gateway_image": gateway_image,
+        "namespace": os.environ.get(ENV_POD_NAMESPACE),
+    }
+    installation = Installation(
+        allow_privileged_templates=allow_privileged_templates,
+        **{name: value for name, value in told.items() if value},
+    )
     election = _election(identity, lease, lease_duration, renew_deadline, retry_period) if leader_election else None
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
                 run_operator(
-                    identity=identity, namespaces=namespaces, health_host=host, health_port=port, election=election
+                    identity=identity,
+                    installation=installation,
+                    namespaces=namespaces,
+                    health_host=host,
+                    health_port=port,
+                    election=election,
                 )
             )
     except LeaseLostError as error:

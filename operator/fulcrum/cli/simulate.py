@@ -102,6 +102,8 @@ def command(
 
 def _spec(path: Path) -> InferenceClusterSpec:
     """The one InferenceCluster of a file, checked as the API server would. Raises ValueError."""
+    from importlib.util import find_spec
+
     import yaml
 
     from fulcrum.api.crd import root_schema
@@ -116,7 +118,12 @@ def _spec(path: Path) -> InferenceClusterSpec:
     found = [each for each in documents if each.get("kind") == KIND]
     if len(found) != 1:
         raise ValueError(f"{path} must hold one {KIND}, and holds {len(found)}")
-    schema = StructuralSchema(root_schema())
+    rules = find_spec("cel") is not None
+    if not rules:
+        click.echo(
+            "Not checked: the rules across fields of the file; `pip install 'fulcrum-operator[local]'`.", err=True
+        )
+    schema = StructuralSchema(root_schema(), rules=rules)
     problems = [f"unknown field {name}" for name in schema.unknown_fields(found[0])]
     problems += [str(each) for each in schema.validate(schema.default(found[0]))]
     if problems:

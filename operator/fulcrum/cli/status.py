@@ -31,11 +31,11 @@ def command(*, as_json: bool) -> None:
 
     import msgspec
 
-    from fulcrum.local.kubelet.rest import ApiError, Unreachable
+    from fulcrum.kube import ApiFailure
 
     try:
         shown = asyncio.run(_read())
-    except (ApiError, Unreachable) as error:
+    except ApiFailure as error:
         raise click.ClickException(f"the local API server does not answer: {error}") from error
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
@@ -49,15 +49,15 @@ def command(*, as_json: bool) -> None:
 
 
 async def _read() -> Overview:
+    from fulcrum.kube import Api
     from fulcrum.local.home import Home
-    from fulcrum.local.kubelet.rest import Api
     from fulcrum.local.launch import is_running
     from fulcrum.local.overview import overview
 
     home = Home.find()
     if not is_running(home) or not home.kubeconfig.is_file():
         return await overview(home, None)
-    api = Api.from_kubeconfig(home.kubeconfig)
+    api = Api(home.kubeconfig)
     try:
         return await overview(home, api)
     finally:

@@ -18,7 +18,8 @@ import click
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until what was applied is available.")
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait.")
 @click.option("--operator/--no-operator", default=True, show_default=True, help="Install the CRD and the operator.")
-def command(*, filename: tuple[Path, ...], wait: bool, timeout: float, operator: bool) -> None:
+@click.option("--chaos", type=int, metavar="SEED", help="Test: late and broken watches, 409, 429, 500 and 410 by seed.")
+def command(*, filename: tuple[Path, ...], wait: bool, timeout: float, operator: bool, chaos: int | None) -> None:
     """Start a Kubernetes on this machine, install the operator, apply files and wait until they are available.
 
     It runs in the background: Ctrl-C ends only the waiting. Run it again at any time; what runs already is left alone.
@@ -36,7 +37,7 @@ def command(*, filename: tuple[Path, ...], wait: bool, timeout: float, operator:
     from fulcrum.local.bringup import BringUp, BringUpError
     from fulcrum.local.home import Home
 
-    bring_up = BringUp(Home.find(), Console(highlight=False))
+    bring_up = BringUp(Home.find(), Console(highlight=False), chaos_seed=chaos)
     try:
         asyncio.run(bring_up.run(filename, wait=wait, timeout_seconds=timeout, operator=operator))
     except BringUpError as error:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from fulcrum.api.names import ANNOTATION_ROLE_EPOCH, ANNOTATION_ROLE_SINCE, Role
+from fulcrum.api.names import (
+    ANNOTATION_REPLACES,
+    ANNOTATION_RESTART,
+    ANNOTATION_ROLE_EPOCH,
+    ANNOTATION_ROLE_SINCE,
+    Role,
+)
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole
+from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, worker_revision
 from fulcrum.controller.children import Manifest, Owner, role_labels, worker_pod
+from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import POD, ApiFailure, Kube
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.observe import ANNOTATION_DRAINING_FROM, ANNOTATION_DRAINING_SINCE
+from fulcrum.controller.observe import ANNOTATION_DRAINING_FROM, ANNOTATION_DRAINING_SINCE, is_of_namesake
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +41,31 @@ class Outcome:
     done: tuple[Done, ...]
     failures: tuple[str, ...]
     """What the API server said about those it refused."""
+    taken_names: frozenset[str] = frozenset()
+    """Names of Pods that could not be created because somebody else has them."""
 
 
 class Applier:
     """Carries out actions on one cluster's workers."""
 
-    def __init__(self, kube: Kube, metrics: Metrics, owner: Owner, spec: InferenceClusterSpec) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        metrics: Metrics,
+        owner: Owner,
+        spec: InferenceClusterSpec,
+        *,
+        images: Mapping[tuple[str, str], str],
+        installation: Installation,
+    ) -> None:
+        """`images` is what the workers of each (pool, revision) run."""
         self._kube = kube
         self._metrics = metrics
         self._owner = owner
         self._spec = spec
+        self._taken_names: set[str] = set()
+        self._images = images
+        self._installation = installation
 
     async def carry_out(
         self, actions: Iterable[Action], *, now: datetime, changed: Callable[[Action], None]
@@ -59,6 +81,7 @@ class Applier:
         return Outcome(
             done=tuple(result for result in results if isinstance(result, Done)),
             failures=tuple(result for result in results if isinstance(result, str)),
+            taken_names=frozenset(self._taken_names),
         )
 
     async def _one(self, action: Action, now: datetime, changed: Callable[[Action], None]) -> Done | str | None:
@@ -88,9 +111,16 @@ class Applier:
         match action:
             case CreateWorker():
                 pool = next(pool for pool in self._spec.pools if pool.name == action.pool)
-                pod = worker_pod(self._owner, self._spec, pool, ordinal=action.ordinal, role=action.role)
+                # Workers of one revision run one image: an operator of another release adds none that differ.
+                revision = worker_revision(cluster=self._owner.name, spec=self._spec, pool=pool)
+                image = self._images.get((pool.name, revision), self._installation.worker_image)
+                pod = worker_pod(self._owner, self._spec, pool, ordinal=action.ordinal, role=action.role, image=image)
+                if action.replaces is not None:
+                    pod["metadata"]["annotations"][ANNOTATION_REPLACES] = action.replaces
                 created = await self._kube.create(POD, pod)
-                return None if created is None else str(created["metadata"]["uid"])
+                if created is None:
+                    await self._note_taken(action.name)
+                return _uid(created)
             case SetRole():
                 patch = _role_patch(action.uid, action.role, action.epoch, since=None, was=None)
                 patch["metadata"]["annotations"][ANNOTATION_ROLE_SINCE] = now.isoformat()
@@ -103,12 +133,22 @@ class Applier:
                     since=action.since.isoformat(),
                     was=action.from_role if action.from_role is not Role.DRAINING else None,
                 )
+                if action.restart:
+                    patch["metadata"]["annotations"][ANNOTATION_RESTART] = action.reason.value
                 return _uid(await self._kube.merge(POD, namespace, action.name, patch))
             case DeleteWorker():
-                await self._kube.delete(POD, namespace, action.name)
+                grace_seconds = 0 if action.force else None
+                await self._kube.delete(POD, namespace, action.name, uid=action.uid, grace_seconds=grace_seconds)
                 return action.uid
             case TellRole():
                 return None
+
+    async def _note_taken(self, name: str) -> None:
+        """Remember the name of a Pod that is not ours: the worker gets another one."""
+        there = await self._kube.get(POD, self._owner.namespace, name)
+        if there is not None and not is_of_namesake(there["metadata"], self._owner.name):
+            logger.warning("name_taken namespace=%s cluster=%s pod=%s", self._owner.namespace, self._owner.name, name)
+            self._taken_names.add(name)
 
 
 _LOG_NAMES = {
@@ -132,6 +172,7 @@ def _role_patch(uid: str, role: Role, epoch: int, *, since: str | None, was: Rol
             "annotations": {
                 ANNOTATION_ROLE_EPOCH: str(epoch),
                 ANNOTATION_DRAINING_SINCE: since,
+                ANNOTATION_RESTART: None,
                 ANNOTATION_DRAINING_FROM: was.value if was is not None else None,
             },
         }

@@ -14,6 +14,7 @@ import msgspec
 from fulcrum.api.names import GROUP
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import CHILD_RESOURCES, Kube
+from fulcrum.controller.observe import is_of_namesake, is_owned
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,10 @@ def _is_empty(value: Any) -> bool:
     return value is None or value in ({}, [])
 
 
+class NameTakenError(Exception):
+    """Objects have the names of children and are not ours; the message says which, and what to do."""
+
+
 class ChildSync:
     """Applies children that are not as wanted. Remembers only which ones others insist on changing."""
 
@@ -67,14 +72,20 @@ class ChildSync:
     async def sync(
         self, namespace: str, wanted: tuple[Manifest, ...], live: Mapping[ChildKey, Manifest | None]
     ) -> list[ChildKey]:
-        """Bring the children up to date; returns those that were written. Children not in `live` are read first."""
+        """Bring the children up to date; returns those that were written. Children not in `live` are read first.
+
+        Errors: NameTakenError, once all others are up to date, when somebody else has the name of one.
+        """
         unread = [key_of(child) for child in wanted if key_of(child) not in live]
         read = await asyncio.gather(*(self._kube.get(CHILD_RESOURCES[kind], namespace, name) for kind, name in unread))
         standing = {**live, **dict(zip(unread, read, strict=True))}
-        written = []
+        written, taken = [], []
         for child in map(stamped, wanted):
             key = key_of(child)
             now = standing[key]
+            if now is not None and not is_owned(now["metadata"], child["metadata"]["ownerReferences"][0]["uid"]):
+                taken.append(_why_taken(now, child))
+                continue
             if now is not None and is_as_wanted(child, now):
                 continue
             digest = child["metadata"]["annotations"][ANNOTATION_APPLIED_HASH]
@@ -86,4 +97,19 @@ class ChildSync:
                 # An admission hook insists on another value; applying again and again would be a war.
                 logger.warning("child_contested kind=%s namespace=%s name=%s", key[0], namespace, key[1])
                 self._contested[namespace, key] = digest
+        if taken:
+            raise NameTakenError(" ".join(taken))
         return written
+
+
+def _why_taken(live: Manifest, child: Manifest) -> str:
+    kind, name = key_of(child)
+    owner = child["metadata"]["ownerReferences"][0]["name"]
+    if is_of_namesake(live["metadata"], owner):
+        return (
+            f"{kind} {name} belongs to an earlier InferenceCluster {owner} and is removed with it; this takes a moment."
+        )
+    return (
+        f"{kind} {name} exists and does not belong to this InferenceCluster, so it is left alone: rename or delete it "
+        f"(kubectl delete {kind.lower()} {name}), or give the InferenceCluster another name."
+    )

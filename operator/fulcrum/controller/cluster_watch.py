@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from fulcrum.api.durations import seconds
+from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.api.worker import LoadReport, WorkerConfig
+from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Worker
-from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.outlook import Outlook, Traffic, without_nonsense
 from fulcrum.balance.peak import Peak, peak_of
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
@@ -26,6 +29,7 @@ from fulcrum.controller.speeds import PoolSpeeds
 from fulcrum.controller.start_times import StartTimes
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.result import Forecast
+from fulcrum.forecast.series import LoadSeries
 from fulcrum.telemetry import Agents
 from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown
 
@@ -42,10 +46,8 @@ RETRY_SECONDS: Final = 10.0
 MOST_INTERVALS: Final = 4320
 SEASONS: Final = 3
 """History that is asked for: seasons, at most MOST_INTERVALS intervals."""
-DEFAULT_START_SECONDS: Final = WorkerConfig(
-    cluster="", pool="", model="", served_name="", accelerator=""
-).start_timeout_seconds
-
+DEFAULT_START_SECONDS: Final = 600.0
+"""How long a Pod is taken to need until it serves while no start was measured: a forecast looks as far ahead."""
 
 _FIGURES: Final = re.compile(r"[0-9.]+")
 
@@ -71,6 +73,10 @@ class Sight:
 def _plain(reason: str) -> str:
     """A reason without its figures: they change from one look to the next, and each change would be a write."""
     return _FIGURES.sub("#", reason)
+
+
+def _failing(reports: tuple[PairsReport, ...]) -> set[tuple[str, str]]:
+    return {(pair.prefill, pair.decode) for report in reports for pair in report.failing}
 
 
 class ClusterWatch:
@@ -99,6 +105,7 @@ class ClusterWatch:
         self._unknown: str | None = None
         self._loads: dict[str, tuple[float, LoadReport]] = {}
         """By uid of the Pod."""
+        self._pairs: tuple[PairsReport, ...] = ()
         self._speeds = PoolSpeeds()
         self._starts = StartTimes()
         self._forecaster: tuple[object, Forecaster] | None = None
@@ -132,7 +139,7 @@ class ClusterWatch:
         if self._traffic is not None and now - self._traffic[0] <= FRESH_SECONDS + pace_of(spec).every_seconds:
             traffic = self._traffic[1]
         if not decides(spec):
-            return Outlook(traffic=traffic)
+            return Outlook(traffic=traffic, pairs=self._pairs)
         forecast = None
         if self._forecast is not None:
             made_at, latest = self._forecast
@@ -142,6 +149,7 @@ class ClusterWatch:
             forecast=forecast,
             speeds=self._speeds.speeds(),
             start_seconds=self._start_seconds,
+            pairs=self._pairs,
             peak=self._peak if forecast is not None else None,
             unknown=None if traffic is not None else self._unknown or "The load has not been read yet.",
         )
@@ -182,9 +190,9 @@ class ClusterWatch:
 
     async def _tick(self) -> None:
         sight = self.sight
-        source = await self._sources.of(sight.spec)
+        source = await self._sources.of(sight.spec, sight.namespace)
         # In Manual, too, speeds are learnt: Auto, once it is turned on, does not begin with what was measured at start.
-        await asyncio.gather(self._read_traffic(sight, source), self._read_loads(sight))
+        await asyncio.gather(self._read_traffic(sight, source), self._read_loads(sight), self._read_pairs(sight))
         if decides(sight.spec):
             self._begin_forecast(sight, source)
         self._wake_if_changed()
@@ -208,6 +216,7 @@ class ClusterWatch:
                 answer = await source.traffic(sight.ref, window_seconds=pace.window_seconds, now=now)
         except TimeoutError:
             answer = Unknown(f"The source of metrics did not answer within {SOURCE_SECONDS:g} s.")
+        answer = self._sound(answer)
         if isinstance(answer, Unknown):
             self._metrics.telemetry_unknown(name_of(sight.spec), "traffic")
             if self._unknown is None or _plain(self._unknown) != _plain(answer.reason):
@@ -217,6 +226,15 @@ class ClusterWatch:
         if self._unknown is not None:
             logger.info("traffic_known namespace=%s cluster=%s rate=%.3g", *sight.ref.key, answer.rate)
         self._traffic, self._unknown = (self._clock(), answer), None
+
+    def _sound(self, answer: Traffic | Unknown) -> Traffic | Unknown:
+        """Drop what is no number where it enters: decisions reckon with numbers only."""
+        if isinstance(answer, Unknown):
+            return answer
+        traffic, dropped = without_nonsense(answer)
+        for figure in dropped:
+            self._metrics.measurement_dropped(figure)
+        return traffic or Unknown("The source of metrics gave a rate of requests that is no number.")
 
     async def _read_loads(self, sight: Sight) -> None:
         asked = {w.name: w for w in sight.workers if w.pod_ip is not None and w.ready and not w.deleting}
@@ -240,6 +258,12 @@ class ClusterWatch:
             isl_cv2=1.0 if variation is None else variation,
         )
 
+    async def _read_pairs(self, sight: Sight) -> None:
+        before = _failing(self._pairs)
+        self._pairs = await self._agents.pairs(sight.gateways)
+        if _failing(self._pairs) != before:
+            self._wake()
+
     async def _make_forecast(self, sight: Sight, source: TelemetrySource) -> None:
         wanted = sight.spec.balance.forecast
         interval_seconds, season_seconds = seconds(wanted.interval), seconds(wanted.seasonality)
@@ -254,6 +278,7 @@ class ClusterWatch:
             self._metrics.telemetry_unknown(name_of(sight.spec), "series")
             self._forecast_due_at = self._clock() + min(RETRY_SECONDS, interval_seconds)
             return
+        series = self._finite(series)
         self._peak = peak_of(series, seconds(sight.spec.balance.scale_down.stabilization))
         forecaster = self._forecaster_for(sight.spec, season_seconds)
         async with self._sources.forecasts:
@@ -272,6 +297,16 @@ class ClusterWatch:
         if forecast is not None:
             self._forecast = (self._clock(), forecast)
             self._metrics.forecast_error(*sight.ref.key, forecast.method.value, forecast.error)
+
+    def _finite(self, series: LoadSeries) -> LoadSeries:
+        """Turn infinite samples into gaps, which the forecast and the peak know how to leave out."""
+        parts = {name: getattr(series, name) for name in ("rate", "isl_tokens", "osl_tokens")}
+        for name, part in parts.items():
+            infinite = np.isinf(part)
+            if infinite.any():
+                self._metrics.measurement_dropped(f"series_{name}")
+                parts[name] = np.where(infinite, np.nan, part)
+        return dataclasses.replace(series, **parts)
 
     def _forecast_done(self, task: asyncio.Task[None]) -> None:
         self._forecasting = None

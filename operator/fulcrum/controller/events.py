@@ -11,7 +11,7 @@ from fulcrum.balance import CreateWorker, DeleteWorker, PlanEvent, SetRole, Star
 from fulcrum.controller.apply import Done
 from fulcrum.controller.children import Manifest, Owner
 
-_WARNINGS = frozenset({Reason.DRAIN_TIMED_OUT})
+_WARNINGS = frozenset({Reason.DRAIN_TIMED_OUT, Reason.KV_TRANSFER_FAILING, Reason.NODE_LOST})
 
 
 def event_of_action(owner: Owner, done: Done, now: datetime, *, by: str) -> Manifest:
@@ -42,6 +42,8 @@ def event_of_state(owner: Owner, event: PlanEvent, now: datetime, *, by: str) ->
 
 
 def _why(action: SetRole | StartDrain) -> str:
+    if isinstance(action, StartDrain) and action.restart:
+        return ", then it is made anew: no KV moves between it and its peers"
     return f", for {action.load}" if action.load else ""
 
 
@@ -49,6 +51,7 @@ _WHY_DELETED = {
     Reason.WORKER_DRAINED: "it had finished its work",
     Reason.WORKER_REMOVED: "it has no place any more",
     Reason.WORKER_REPLACED: "another takes its place",
+    Reason.NODE_LOST: "its node does not answer any more or is gone",
     Reason.DRAIN_TIMED_OUT: "its drain took longer than spec.balance.flip.drainTimeout",
 }
 

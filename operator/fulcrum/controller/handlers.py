@@ -1,17 +1,15 @@
-"""What the operator listens to. Handlers know one thing: which cluster an event is about."""
+"""kopf's part: InferenceClusters that come, change and go. What is under them is watched by `caches`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import kopf
 
-from fulcrum.api.names import GROUP, LABEL_CLUSTER, PLURAL, VERSION
+from fulcrum.api.names import GROUP, PLURAL, VERSION
 from fulcrum.controller.outlook import ClusterKey
-
-WATCHED_CHILDREN: Final = (("", "v1", "pods"), ("apps", "v1", "deployments"), ("", "v1", "services"))
 
 
 class _Retries:
@@ -36,8 +34,6 @@ def make_settings(*, all_namespaces: bool) -> kopf.OperatorSettings:
     settings.scanning.disabled = not all_namespaces
     settings.persistence.finalizer = f"{GROUP}/operator"
     settings.process.ultimate_exiting_timeout = 30
-    for child in WATCHED_CHILDREN:
-        settings.watching.label_selectors[child] = LABEL_CLUSTER
     return settings
 
 
@@ -48,14 +44,6 @@ def make_registry(enqueue: Callable[[ClusterKey], None]) -> kopf.OperatorRegistr
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def on_cluster(name: str, namespace: str | None, **_: Any) -> None:
         enqueue((namespace or "", name))
-
-    async def on_child(labels: kopf.Labels, namespace: str | None, **_: Any) -> None:
-        cluster = labels.get(LABEL_CLUSTER)
-        if cluster and namespace:
-            enqueue((namespace, cluster))
-
-    for child in WATCHED_CHILDREN:
-        kopf.on.event(*child, registry=registry, id=f"on-{child[2]}")(on_child)
 
     @kopf.on.login(registry=registry)
     def on_login(**kwargs: Any) -> kopf.ConnectionInfo | None:

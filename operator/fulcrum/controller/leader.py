@@ -104,7 +104,7 @@ class Leadership:
                 async with asyncio.timeout(self._election.renew_deadline_seconds):
                     if await self._try():
                         break
-            except (TimeoutError, *ApiFailure) as error:
+            except (TimeoutError, ApiFailure) as error:
                 logger.warning("lease_unreachable lease=%s error=%r", self._name, error)
             holder = self._holder()
             if holder != said:
@@ -132,16 +132,23 @@ class Leadership:
         self._step_down()
         if not was_leading or self._seen is None:
             return
-        # One second and no holder: whoever sees it may take it at once.
-        spec = {**self._seen["spec"], "leaseDurationSeconds": 1, "renewTime": self._timestamp()}
-        spec.pop("holderIdentity", None)
         try:
             async with asyncio.timeout(self._election.retry_seconds):
-                await self._kube.replace(LEASE, {**self._seen, "spec": spec})
-        except (TimeoutError, *ApiFailure) as error:
+                if not await self._give_up(self._seen):
+                    # A renewal that was cut off by the end had been written: ours is still the name in it.
+                    lease = await self._kube.get(LEASE, self._election.namespace, self._election.name)
+                    if lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self._election.identity:
+                        await self._give_up(lease)
+        except (TimeoutError, ApiFailure) as error:
             logger.warning("lease_not_released lease=%s error=%r", self._name, error)
         else:
             logger.info("leader_released lease=%s", self._name)
+
+    async def _give_up(self, lease: Manifest) -> bool:
+        # One second and no holder: whoever sees it may take it at once.
+        spec = {**lease["spec"], "leaseDurationSeconds": 1, "renewTime": self._timestamp()}
+        spec.pop("holderIdentity", None)
+        return await self._kube.replace(LEASE, {**lease, "spec": spec}) is not None
 
     async def _renewed(self) -> bool:
         # Half the deadline for one attempt: a server that hangs leaves time for a second one.
@@ -149,7 +156,7 @@ class Leadership:
         try:
             async with asyncio.timeout(seconds):
                 return await self._try()
-        except (TimeoutError, *ApiFailure) as error:
+        except (TimeoutError, ApiFailure) as error:
             logger.warning("lease_not_renewed lease=%s left_seconds=%.1f error=%r", self._name, seconds, error)
             return False
 

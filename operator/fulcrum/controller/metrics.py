@@ -5,6 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
+from fulcrum.controller.cluster_metrics import ClusterMetrics
+
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 15.0)
 _PLAN_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -15,6 +17,8 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self.cluster_states = ClusterMetrics()
+        self._registry.register(self.cluster_states)
         self._reconciles = Counter("fulcrum_operator_reconciles", "Reconciles.", ["result"], registry=self._registry)
         self._reconcile_seconds = Histogram(
             "fulcrum_operator_reconcile_seconds", "Time of one reconcile.", buckets=_SECONDS, registry=self._registry
@@ -67,6 +71,12 @@ class Metrics:
             ["source", "asked"],
             registry=self._registry,
         )
+        self._nonsense = Counter(
+            "fulcrum_operator_measurements_dropped",
+            "Figures that were no finite number from 0 up and were dropped, by figure.",
+            ["figure"],
+            registry=self._registry,
+        )
 
     def reconcile(self, result: str, seconds: float) -> None:
         """Count a reconcile: `ok`, `failed` or `gone`."""
@@ -111,6 +121,10 @@ class Metrics:
     def telemetry_unknown(self, source: str, asked: str, count: int = 1) -> None:
         """Count questions that a source could not answer."""
         self._unknown.labels(source, asked).inc(count)
+
+    def measurement_dropped(self, figure: str) -> None:
+        """Count a figure that was not a number."""
+        self._nonsense.labels(figure).inc()
 
     def forget(self, namespace: str, cluster: str) -> None:
         """Take away what is said about a cluster."""

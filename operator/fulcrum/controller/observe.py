@@ -1,20 +1,22 @@
-"""From what the API server lists to a `Snapshot`. The truth is read anew each time; nothing is remembered."""
+"""From what the API server has told to a `Snapshot`; nothing else is remembered."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from fulcrum.api.names import (
+    ANNOTATION_CONTINUE_ROLLOUT,
     ANNOTATION_PAUSED,
+    ANNOTATION_REPLACES,
+    ANNOTATION_RESTART,
     ANNOTATION_ROLE_EPOCH,
     ANNOTATION_ROLE_SINCE,
     ANNOTATION_SPEC_HASH,
     GROUP,
-    LABEL_CLUSTER,
+    KIND,
     LABEL_COMPONENT,
     LABEL_POOL,
     LABEL_ROLE,
@@ -24,9 +26,11 @@ from fulcrum.api.names import (
 )
 from fulcrum.api.types import InferenceCluster
 from fulcrum.balance import GatewayState, Snapshot, Termination, Worker, WorkerPhase
+from fulcrum.controller.caches import Caches
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.children.owner import GATEWAY, WORKER
-from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, POD, SERVICE, Kube
+from fulcrum.controller.children.worker_pod import CONTAINER as WORKER_CONTAINER
+from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, SERVICE
 
 logger = logging.getLogger(__name__)
 
@@ -47,21 +51,21 @@ class Observed:
     """Pods of gateways."""
 
 
-async def observe(kube: Kube, namespace: str, name: str) -> Observed | None:
-    """Read everything that a decision needs, at once; None when the InferenceCluster is gone."""
-    cluster, pods, deployment, service = await asyncio.gather(
-        kube.get(INFERENCE_CLUSTER, namespace, name),
-        kube.list(POD, namespace, {LABEL_CLUSTER: name}),
-        kube.get(DEPLOYMENT, namespace, gateway_name(name)),
-        kube.get(SERVICE, namespace, gateway_name(name)),
-    )
+def observe(caches: Caches, namespace: str, name: str) -> Observed | None:
+    """Return everything that a decision needs; None when the InferenceCluster is gone.
+
+    Errors: Unreachable when the API server has not told of changes for too long.
+    """
+    caches.check()
+    cluster = caches.get(INFERENCE_CLUSTER, namespace, name)
     if cluster is None:
         return None
+    pods = caches.pods((namespace, name))
     return Observed(
         cluster=cluster,
         pods=_of_component(pods, WORKER),
-        deployment=deployment,
-        service=service,
+        deployment=caches.get(DEPLOYMENT, namespace, gateway_name(name)),
+        service=caches.get(SERVICE, namespace, gateway_name(name)),
         gateways=_of_component(pods, GATEWAY),
     )
 
@@ -81,11 +85,40 @@ def gateway_addresses(observed: Observed) -> dict[str, str]:
     }
 
 
-def make_snapshot(observed: Observed, cluster: InferenceCluster, told: frozenset[tuple[str, int, int]]) -> Snapshot:
-    """Return the snapshot of what was observed; `told` says which (uid, restarts, epoch) an agent is known to know."""
-    workers = []
+def running_images(observed: Observed) -> dict[tuple[str, str], str]:
+    """Return the image of the workers of each (pool, revision)."""
+    images = {}
     for pod in observed.pods:
-        worker = read_worker(pod, cluster, told)
+        metadata = pod["metadata"]
+        key = (
+            metadata["labels"].get(LABEL_POOL, ""),
+            (metadata.get("annotations") or {}).get(ANNOTATION_SPEC_HASH, ""),
+        )
+        for container in pod["spec"]["containers"]:
+            if container["name"] == WORKER_CONTAINER:
+                images[key] = container.get("image", "")
+    return images
+
+
+def make_snapshot(
+    observed: Observed,
+    cluster: InferenceCluster,
+    told: frozenset[tuple[str, int, int]],
+    *,
+    lost: frozenset[str] = frozenset(),
+    taken: frozenset[str] = frozenset(),
+) -> Snapshot:
+    """Return the snapshot of what was observed.
+
+    `told` says which (uid, restarts, epoch) an agent is known to know, `lost` are the uids of Pods whose node is gone,
+    `taken` names of Pods that were found to be somebody else's.
+    """
+    workers = []
+    foreign = {pod["metadata"]["name"] for pod in observed.pods if not _is_ours(pod["metadata"], cluster)}
+    for pod in observed.pods:
+        if pod["metadata"]["name"] in foreign:
+            continue
+        worker = read_worker(pod, cluster, told, lost)
         if worker is None:
             logger.warning("pod_ignored pod=%s reason=labels_do_not_name_a_worker", pod["metadata"]["name"])
         else:
@@ -99,10 +132,19 @@ def make_snapshot(observed: Observed, cluster: InferenceCluster, told: frozenset
         status=cluster.status,
         paused=ANNOTATION_PAUSED in cluster.metadata.annotations
         and cluster.metadata.annotations[ANNOTATION_PAUSED].lower() != "false",
+        continues_rollout=(
+            cluster.metadata.annotations.get(ANNOTATION_CONTINUE_ROLLOUT) == str(cluster.metadata.generation)
+        ),
+        taken_names=taken | foreign,
     )
 
 
-def read_worker(pod: Manifest, cluster: InferenceCluster, told: frozenset[tuple[str, int, int]]) -> Worker | None:
+def read_worker(
+    pod: Manifest,
+    cluster: InferenceCluster,
+    told: frozenset[tuple[str, int, int]],
+    lost: frozenset[str] = frozenset(),
+) -> Worker | None:
     """Return the worker that a Pod is; None when its name and labels do not make one."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -112,7 +154,7 @@ def read_worker(pod: Manifest, cluster: InferenceCluster, told: frozenset[tuple[
     if ordinal < 0 or name != worker_name(cluster.metadata.name, pool, ordinal):
         return None
     container: dict[str, Any] = next(
-        (c for c in status.get("containerStatuses") or [] if c.get("name") == "worker"), {}
+        (c for c in status.get("containerStatuses") or [] if c.get("name") == WORKER_CONTAINER), {}
     )
     conditions = {c.get("type"): c for c in status.get("conditions") or []}
     scheduled, readiness = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
@@ -120,6 +162,7 @@ def read_worker(pod: Manifest, cluster: InferenceCluster, told: frozenset[tuple[
     restarts = int(container.get("restartCount") or 0)
     epoch = _integer(annotations.get(ANNOTATION_ROLE_EPOCH))
     phase = status.get("phase")
+    waiting = (container.get("state") or {}).get("waiting") or {}
     return Worker(
         name=name,
         uid=uid,
@@ -130,10 +173,14 @@ def read_worker(pod: Manifest, cluster: InferenceCluster, told: frozenset[tuple[
         spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
         phase=WorkerPhase(phase) if phase in set(WorkerPhase) else WorkerPhase.PENDING,
         ready=ready,
-        deleting="deletionTimestamp" in metadata or not _is_owned(metadata, cluster.metadata.uid),
+        deleting="deletionTimestamp" in metadata or uid in lost or not is_owned(metadata, cluster.metadata.uid),
+        lost=uid in lost,
+        node=(pod.get("spec") or {}).get("nodeName"),
+        replaces=annotations.get(ANNOTATION_REPLACES),
         pod_ip=status.get("podIP") or None,
         restarts=restarts,
-        waiting_reason=((container.get("state") or {}).get("waiting") or {}).get("reason"),
+        waiting_reason=waiting.get("reason"),
+        waiting_message=waiting.get("message") or "",
         termination=_termination(container),
         unschedulable=(
             scheduled.get("message") or "no reason given"
@@ -143,15 +190,30 @@ def read_worker(pod: Manifest, cluster: InferenceCluster, told: frozenset[tuple[
         role_since=_time(annotations.get(ANNOTATION_ROLE_SINCE)),
         created=_time(metadata.get("creationTimestamp")),
         ready_since=_time(readiness.get("lastTransitionTime")) if ready else None,
+        unready_since=None if ready else _time(readiness.get("lastTransitionTime")),
         draining_since=_time(annotations.get(ANNOTATION_DRAINING_SINCE)),
         draining_from=_role(annotations.get(ANNOTATION_DRAINING_FROM)),
+        restart_asked=ANNOTATION_RESTART in annotations,
         role_told=(uid, restarts, epoch) in told,
     )
 
 
-def _is_owned(metadata: Manifest, owner_uid: str) -> bool:
-    """A Pod of an earlier cluster of the same name is on its way out, even before the garbage collector says so."""
+def is_owned(metadata: Manifest, owner_uid: str) -> bool:
+    """Report whether an object has an owner reference to the cluster with this uid: only such objects are ours."""
     return any(owner.get("uid") == owner_uid for owner in metadata.get("ownerReferences") or [])
+
+
+def is_of_namesake(metadata: Manifest, name: str) -> bool:
+    """Report whether an object belongs to an InferenceCluster of this name: ours, or an earlier one.
+
+    What an earlier one left is on its way out, even before the garbage collector says so.
+    """
+    owners = metadata.get("ownerReferences") or []
+    return any(owner.get("kind") == KIND and owner.get("name") == name for owner in owners)
+
+
+def _is_ours(metadata: Manifest, cluster: InferenceCluster) -> bool:
+    return is_owned(metadata, cluster.metadata.uid) or is_of_namesake(metadata, cluster.metadata.name)
 
 
 def _termination(container: Manifest) -> Termination | None:

@@ -11,7 +11,7 @@ from fulcrum.api.worker import LoadReport
 from fulcrum.balance.outlook import Outlook
 from fulcrum.controller.cluster_watch import ClusterWatch, Sight
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.sources import Sources
+from fulcrum.controller.sources import ReadSecret, Sources
 from fulcrum.telemetry import Agents
 from fulcrum.telemetry.source import ClusterRef
 
@@ -26,11 +26,13 @@ class OutlookKeeper:
     `wake` asks for a turn of a cluster whose status should say something else.
     """
 
-    def __init__(self, agents: Agents, metrics: Metrics, *, wake: Callable[[ClusterKey], None]) -> None:
+    def __init__(
+        self, agents: Agents, metrics: Metrics, read_secret: ReadSecret, *, wake: Callable[[ClusterKey], None]
+    ) -> None:
         self._agents = agents
         self._metrics = metrics
         self._wake = wake
-        self._sources = Sources()
+        self._sources = Sources(read_secret)
         self._watches: dict[ClusterKey, tuple[ClusterWatch, asyncio.Task[None]]] = {}
         self._stopped: set[asyncio.Task[None]] = set()
 

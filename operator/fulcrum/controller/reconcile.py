@@ -14,6 +14,7 @@ import msgspec
 from fulcrum.api.errors import InvalidValueError
 from fulcrum.api.names import Role, gateway_name
 from fulcrum.api.objects import load_inference_cluster
+from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceCluster, InferenceClusterStatus
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import (
@@ -29,12 +30,15 @@ from fulcrum.balance import (
 )
 from fulcrum.balance.plan import RESYNC_SECONDS
 from fulcrum.controller.apply import Applier, Outcome
-from fulcrum.controller.child_sync import ChildSync
-from fulcrum.controller.children import Owner, children
+from fulcrum.controller.caches import Caches
+from fulcrum.controller.child_sync import ChildSync, NameTakenError
+from fulcrum.controller.children import Owner, children, refused_templates
 from fulcrum.controller.cluster_watch import Sight
+from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import ApiFailure, Kube
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.observe import Observed, gateway_addresses, make_snapshot, observe
+from fulcrum.controller.nodes import Nodes
+from fulcrum.controller.observe import Observed, gateway_addresses, make_snapshot, observe, running_images
 from fulcrum.controller.outlook import ClusterKey, OutlookKeeper
 from fulcrum.controller.published import keeping_measurements, with_measurements
 from fulcrum.controller.reporting import Reporter
@@ -54,9 +58,19 @@ class _Memory:
     uid: str = ""
     told: set[tuple[str, int, int]] = field(default_factory=set)
     """(uid, restarts, epoch) that the agent is known to know."""
-    verified: tuple[str, int] | None = None
-    """(uid, generation) whose children were all compared."""
+    taken_names: set[str] = field(default_factory=set)
+    """Names of Pods that were found to be somebody else's."""
+    verified: tuple[str, int, int] | None = None
+    """(uid, generation, workers that evictions must leave) whose children were all compared."""
     verified_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Something that could not be done."""
+
+    message: str
+    reason: Reason = Reason.RECONCILE_FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +94,25 @@ class Reconciler:
     def __init__(
         self,
         kube: Kube,
+        caches: Caches,
         agents: Agents,
         outlooks: OutlookKeeper,
         metrics: Metrics,
         *,
         identity: str,
+        installation: Installation,
         now: Callable[[], datetime],
     ) -> None:
         self._kube = kube
+        self._caches = caches
         self._agents = agents
         self._outlooks = outlooks
         self._metrics = metrics
         self._reporter = Reporter(kube, identity=identity)
         self._now = now
+        self._installation = installation
         self._child_sync = ChildSync(kube)
+        self._nodes = Nodes(kube)
         self._memories: dict[ClusterKey, _Memory] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -110,7 +129,7 @@ class Reconciler:
         return after_seconds
 
     async def _reconcile(self, key: ClusterKey) -> float | None:
-        observed = await observe(self._kube, *key)
+        observed = observe(self._caches, *key)
         if observed is None or "deletionTimestamp" in observed.cluster["metadata"]:
             # What belongs to the cluster goes with it: that is the garbage collector's part.
             self._forget(key)
@@ -120,9 +139,27 @@ class Reconciler:
         try:
             cluster = load_inference_cluster(observed.cluster)
         except InvalidValueError as error:
-            await self._reporter.say_invalid(key[0], observed.cluster, str(error), self._now())
+            message = f"The spec cannot be used: {error}"
+            await self._reporter.say_stopped(key[0], observed.cluster, Reason.INVALID_SPEC, message, self._now())
             return RESYNC_SECONDS
-        snapshot = make_snapshot(observed, cluster, frozenset(memory.told))
+        lost = await self._nodes.lost(observed.pods, self._now())
+        try:
+            turn = await self._decide(key, observed, cluster, memory, lost)
+        except Exception as error:
+            message = f"Nothing can be decided ({type(error).__name__}: {error}): report it with the operator's log."
+            await self._reporter.say_stopped(key[0], observed.cluster, Reason.PLAN_FAILED, message, self._now())
+            raise
+        return await self._apply(turn)
+
+    async def _decide(
+        self, key: ClusterKey, observed: Observed, cluster: InferenceCluster, memory: _Memory, lost: frozenset[str]
+    ) -> _Turn:
+        owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
+        taken = frozenset(memory.taken_names)
+        snapshot = replace(
+            make_snapshot(observed, cluster, frozenset(memory.told), lost=lost, taken=taken),
+            refused=refused_templates(owner, cluster.spec, self._installation),
+        )
         sight = Sight(
             namespace=key[0],
             name=key[1],
@@ -138,23 +175,23 @@ class Reconciler:
             # Flips do not wait for agents; everything that depends on load comes in a turn without flips.
             snapshot = await self._with_loads(snapshot, loads, memory)
             now, decided = self._plan(snapshot)
-        return await self._apply(
-            _Turn(
-                owner=Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid),
-                observed=observed,
-                cluster=cluster,
-                snapshot=snapshot,
-                plan=decided,
-                memory=memory,
-                now=now,
-                settled=settled,
-            )
+        return _Turn(
+            owner=owner,
+            observed=observed,
+            cluster=cluster,
+            snapshot=snapshot,
+            plan=decided,
+            memory=memory,
+            now=now,
+            settled=settled,
         )
 
     def _plan(self, snapshot: Snapshot) -> tuple[datetime, Plan]:
         now, began = self._now(), time.perf_counter()
         decided = plan(snapshot, now)
         self._metrics.plan(time.perf_counter() - began)
+        if decided.insight.failure is not None:
+            logger.error("plan_failed cluster=%s what_stands_is_held", snapshot.name, exc_info=decided.insight.failure)
         return now, decided
 
     def _forget(self, key: ClusterKey) -> None:
@@ -162,6 +199,7 @@ class Reconciler:
         if memory is not None:
             self._reporter.forget(memory.uid)
         self._outlooks.forget(key)
+        self._metrics.cluster_states.forget(key)
 
     async def _apply(self, turn: _Turn) -> float:
         workers = {worker.uid: worker for worker in turn.snapshot.workers}
@@ -176,18 +214,28 @@ class Reconciler:
         for action in turn.plan.actions:
             if isinstance(action, TellRole):
                 tell(action)
-        applier = Applier(self._kube, self._metrics, turn.owner, turn.cluster.spec)
+        applier = Applier(
+            self._kube,
+            self._metrics,
+            turn.owner,
+            turn.cluster.spec,
+            images=running_images(turn.observed),
+            installation=self._installation,
+        )
         outcome = await applier.carry_out(turn.plan.actions, now=turn.now, changed=tell)
-        failures = list(outcome.failures)
+        turn.memory.taken_names |= outcome.taken_names
+        failures = [Failure(message=message) for message in outcome.failures]
         if not turn.snapshot.paused:
             failures += await self._sync_children(turn)
         if outcome.done:
             self._metrics.decision(turn.cluster.spec.balance.mode.value, outcome.done[0].action.reason.value)
         await self._reporter.post_events(turn.owner, outcome.done, turn.plan.events, turn.now)
-        await self._reporter.write_status(turn.owner, turn.cluster.status, _final_status(turn, outcome, failures))
+        status = _final_status(turn, outcome, failures)
+        await self._reporter.write_status(turn.owner, turn.cluster.status, status)
+        self._metrics.cluster_states.say((turn.owner.namespace, turn.owner.name), turn.cluster.spec, status)
         if failures:
-            raise ReconcileError("; ".join(failures))
-        return turn.plan.requeue_after_seconds
+            raise ReconcileError("; ".join(failure.message for failure in failures))
+        return 0.0 if outcome.taken_names else turn.plan.requeue_after_seconds
 
     async def _with_loads(self, snapshot: Snapshot, known: Mapping[str, LoadReport], memory: _Memory) -> Snapshot:
         """Return the snapshot with `known` loads, and fresh ones where a decision rests on what is so right now."""
@@ -219,31 +267,38 @@ class Reconciler:
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _sync_children(self, turn: _Turn) -> list[str]:
+    async def _sync_children(self, turn: _Turn) -> list[Failure]:
         """Compare what was read anyway each time, and the rest when the spec changed or after a while."""
         owner, observed, cluster, memory = turn.owner, turn.observed, turn.cluster, turn.memory
-        wanted = children(owner, cluster.spec)
+        wanted = children(owner, cluster.spec, self._installation, least_available=turn.plan.least_available)
         name = gateway_name(owner.name)
-        live = {("Deployment", name): observed.deployment, ("Service", name): observed.service}
-        version = (cluster.metadata.uid, cluster.metadata.generation)
+        watched = {("Deployment", name): observed.deployment, ("Service", name): observed.service}
+        # Before a missing one is made it is read: what has its name may be without our label, and so not be watched.
+        live = {key: child for key, child in watched.items() if child is not None}
+        version = (cluster.metadata.uid, cluster.metadata.generation, turn.plan.least_available)
         due = memory.verified != version or time.monotonic() - memory.verified_at >= RESYNC_SECONDS
         if not due:
-            wanted = tuple(child for child in wanted if (child["kind"], child["metadata"]["name"]) in live)
+            wanted = tuple(child for child in wanted if (child["kind"], child["metadata"]["name"]) in watched)
         try:
             for kind, child_name in await self._child_sync.sync(owner.namespace, wanted, live):
                 logger.info("child_applied namespace=%s kind=%s name=%s", owner.namespace, kind, child_name)
         except ApiFailure as error:
-            return [str(error)]
+            return [Failure(message=str(error))]
+        except NameTakenError as error:
+            return [Failure(message=str(error), reason=Reason.NAME_TAKEN)]
         if due:
             memory.verified, memory.verified_at = version, time.monotonic()
+            memory.taken_names.clear()
         return []
 
 
-def _final_status(turn: _Turn, outcome: Outcome, failures: list[str]) -> InferenceClusterStatus:
+def _final_status(turn: _Turn, outcome: Outcome, failures: list[Failure]) -> InferenceClusterStatus:
     """Return the planned status with what was measured, corrected by what came of the plan."""
     decided, standing = turn.plan, turn.cluster.status
     if failures:
-        decided = with_failure(decided, "; ".join(failures), snapshot=turn.snapshot, now=turn.now)
+        message = "; ".join(failure.message for failure in failures)
+        reason = next((f.reason for f in failures if f.reason is Reason.NAME_TAKEN), Reason.RECONCILE_FAILED)
+        decided = with_failure(decided, message, snapshot=turn.snapshot, now=turn.now, reason=reason)
     status = (
         with_measurements(decided.status, turn.snapshot.outlook, standing)
         if turn.settled

@@ -10,12 +10,13 @@ from datetime import datetime
 import msgspec
 
 from fulcrum.api.objects import to_dict
+from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterStatus
-from fulcrum.balance import PlanEvent, invalid_status
+from fulcrum.balance import PlanEvent, stopped_status
 from fulcrum.controller.apply import Done
 from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.events import event_of_action, event_of_state
-from fulcrum.controller.kube import EVENT, ApiFailure, Kube
+from fulcrum.controller.kube import EVENT, INFERENCE_CLUSTER, ApiFailure, Kube
 from fulcrum.controller.published import PUBLISH_SECONDS, keeping_measurements
 
 logger = logging.getLogger(__name__)
@@ -50,18 +51,27 @@ class Reporter:
         recent = now - self._published_at.get(owner.uid, float("-inf")) < PUBLISH_SECONDS
         if recent and keeping_measurements(status, standing) == standing:
             return
-        await self._kube.apply_status(owner.namespace, owner.name, to_dict(status))
+        await self._kube.apply_status(INFERENCE_CLUSTER, owner.namespace, owner.name, to_dict(status))
         self._published_at[owner.uid] = now
 
-    async def say_invalid(self, namespace: str, document: Manifest, message: str, now: datetime) -> None:
-        """Say in the status that the spec cannot be used."""
+    async def say_stopped(
+        self, namespace: str, document: Manifest, reason: Reason, message: str, now: datetime
+    ) -> None:
+        """Say in the status that nothing can be decided about the object."""
         try:
             standing = msgspec.convert(document.get("status") or {}, InferenceClusterStatus)
         except msgspec.ValidationError:
             standing = InferenceClusterStatus()
         metadata = document["metadata"]
-        status = invalid_status(message, status=standing, generation=int(metadata.get("generation") or 0), now=now)
-        logger.warning("spec_invalid namespace=%s cluster=%s error=%s", namespace, metadata["name"], message)
+        generation = int(metadata.get("generation") or 0)
+        status = stopped_status(reason, message, status=standing, generation=generation, now=now)
+        logger.warning(
+            "cluster_stopped namespace=%s cluster=%s reason=%s error=%s",
+            namespace,
+            metadata["name"],
+            reason.value,
+            message,
+        )
         owner = Owner(name=metadata["name"], namespace=namespace, uid=metadata["uid"])
         await self.write_status(owner, standing, status)
 

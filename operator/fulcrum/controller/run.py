@@ -8,13 +8,16 @@ import random
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import kopf
 
+from fulcrum.controller.caches import Caches
 from fulcrum.controller.handlers import make_registry, make_settings
 from fulcrum.controller.health import serve_health
-from fulcrum.controller.kube import Kube
+from fulcrum.controller.installation import Installation
+from fulcrum.controller.kube import SECRET, Kube
 from fulcrum.controller.leader import Election, Leadership
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.outlook import ClusterKey, OutlookKeeper
@@ -28,7 +31,13 @@ STOP_SECONDS: Final = 5.0
 
 
 async def run_operator(
-    *, identity: str, namespaces: Sequence[str], health_host: str, health_port: int, election: Election | None
+    *,
+    identity: str,
+    installation: Installation,
+    namespaces: Sequence[str],
+    health_host: str,
+    health_port: int,
+    election: Election | None,
 ) -> None:
     """Run until SIGTERM or SIGINT. No namespaces means all of them; no election, that nobody else acts.
 
@@ -42,15 +51,19 @@ async def run_operator(
         Agents() as agents,
         serve_health(health_host, health_port, metrics) as port,
     ):
+
+        def acting(client: Kube) -> _Acting:
+            return _Acting(client, agents, metrics, identity=identity, installation=installation, namespaces=namespaces)
+
         _on_signals(stop.set)
         logger.info("operator_started namespaces=%s health=%s:%d", ",".join(namespaces) or "*", health_host, port)
         if election is None:
             metrics.leads(leads=True)
-            await _Acting(kube, agents, metrics, identity, namespaces).run(stop)
+            await acting(kube).run(stop)
         else:
             leadership = Leadership(kube, metrics, election)
-            acting = _Acting(kube.fenced(leadership.leads), agents, metrics, identity, namespaces)
-            await _act_while_leading(leadership, lambda: acting.run(stop), stop)
+            leading = acting(kube.fenced(leadership.leads))
+            await _act_while_leading(leadership, lambda: leading.run(stop), stop)
         logger.info("operator_stopped")
 
 
@@ -79,14 +92,32 @@ async def _act_while_leading(
 class _Acting:
     """Event intake, queue and reconciler of a process that acts."""
 
-    def __init__(self, kube: Kube, agents: Agents, metrics: Metrics, identity: str, namespaces: Sequence[str]) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        agents: Agents,
+        metrics: Metrics,
+        *,
+        identity: str,
+        installation: Installation,
+        namespaces: Sequence[str],
+    ) -> None:
         self._namespaces = list(namespaces)
-        self._outlooks = OutlookKeeper(agents, metrics, wake=self._wake)
-        reconciler = Reconciler(kube, agents, self._outlooks, metrics, identity=identity, now=_now)
-        self._queue: KeyedQueue[ClusterKey] = KeyedQueue(reconciler.reconcile, jitter=random.random)
+        self._outlooks = OutlookKeeper(agents, metrics, partial(kube.get, SECRET), wake=self._wake)
+        self._caches = Caches(kube.api, self._namespaces, changed=self._wake)
+        kube.note, kube.note_deletion = self._caches.record, self._caches.record_deletion
+        self._reconciler = Reconciler(
+            kube, self._caches, agents, self._outlooks, metrics, identity=identity, installation=installation, now=_now
+        )
+        self._queue: KeyedQueue[ClusterKey] = KeyedQueue(self._reconcile, jitter=random.random)
 
     def _wake(self, key: ClusterKey) -> None:
         self._queue.add(key)
+
+    async def _reconcile(self, key: ClusterKey) -> float | None:
+        # Half a view would make again what is there already.
+        await self._caches.synced()
+        return await self._reconciler.reconcile(key)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Reconcile until `stop`; what was begun is finished then, and cut off when this is cancelled."""
@@ -95,6 +126,7 @@ class _Acting:
 
     async def _run(self, stop: asyncio.Event) -> None:
         working = asyncio.create_task(self._queue.run(), name="queue")
+        watching = asyncio.create_task(self._caches.run(), name="caches")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await asyncio.sleep(0)
         # kopf takes every task that is younger than itself for its own, and waits for it at the end.
@@ -110,16 +142,16 @@ class _Acting:
         _on_signals(stop.set)
         listening = asyncio.create_task(kopf.run_tasks(roots, ignored=ours), name="kopf")
         try:
-            # Neither ends by itself but by a defect, which must not go unseen.
-            await asyncio.wait({working, listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            # None of them ends by itself but by a defect, which must not go unseen.
+            await asyncio.wait({working, watching, listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
             # What was begun is finished: a decision without its event and status would be hard to understand.
             self._queue.stop()
             await asyncio.wait({working}, timeout=STOP_SECONDS)
             await self._outlooks.stop()
         finally:
-            for task in (working, listening, stopping):
+            for task in (working, watching, listening, stopping):
                 task.cancel()
-            for result in await asyncio.gather(working, listening, stopping, return_exceptions=True):
+            for result in await asyncio.gather(working, watching, listening, stopping, return_exceptions=True):
                 if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                     raise result
 

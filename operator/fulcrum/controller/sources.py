@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from fulcrum.api.types import BalanceMode, InferenceClusterSpec
 from fulcrum.balance.outlook import traffic_window_seconds
+from fulcrum.controller.kube import ApiFailure
+from fulcrum.telemetry.prometheus_access import PrometheusAccess
 from fulcrum.telemetry.prometheus_source import PrometheusSource
 from fulcrum.telemetry.scrape_source import ScrapeSource
-from fulcrum.telemetry.source import TelemetrySource
+from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown
 
+SECRET_SECONDS: Final = 60.0
+"""How long what a Secret held is used before it is read again."""
 TICK_SECONDS: Final = 2.0
 """How often a cluster is looked at whose ratio is decided here."""
 FORECASTS_AT_ONCE: Final = 1
@@ -55,14 +62,45 @@ def name_of(spec: InferenceClusterSpec) -> str:
     return "prometheus" if spec.metrics.prometheus is not None else "scrape"
 
 
-class Sources:
-    """The sources of all clusters. Use as an async context manager."""
+ReadSecret = Callable[[str, str], Awaitable[Mapping[str, Any] | None]]
+"""From namespace and name to the Secret; None when there is none. Raises ApiFailure."""
 
-    def __init__(self) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """A source whose Secret cannot be read: nothing is known."""
+
+    reason: str
+
+    async def load_series(
+        self, cluster: ClusterRef, *, interval_seconds: float, history_seconds: float, now: float
+    ) -> Unknown:
+        return Unknown(self.reason)
+
+    async def traffic(self, cluster: ClusterRef, *, window_seconds: float, now: float) -> Unknown:
+        return Unknown(self.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    source: PrometheusSource | _Unreadable
+    read_at: float
+
+
+class Sources:
+    """The sources of all clusters. Use as an async context manager.
+
+    A Secret with a Prometheus server's token is read again after a minute: tokens are rotated.
+    """
+
+    def __init__(self, read_secret: ReadSecret, clock: Callable[[], float] = time.monotonic) -> None:
+        self._read_secret = read_secret
+        self._clock = clock
         self.scrape = ScrapeSource()
         self.forecasts = asyncio.Semaphore(FORECASTS_AT_ONCE)
         """Fits take whole cores; reconciles must not wait for the interpreter."""
-        self._prometheus: dict[str, PrometheusSource] = {}
+        self._prometheus: dict[tuple[str, str, str], _Opened] = {}
+        """By URL, and namespace and name of the Secret."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -74,11 +112,44 @@ class Sources:
     ) -> None:
         await self._stack.aclose()
 
-    async def of(self, spec: InferenceClusterSpec) -> TelemetrySource:
-        """Return the source that a spec asks for."""
-        if spec.metrics.prometheus is None:
+    async def of(self, spec: InferenceClusterSpec, namespace: str) -> TelemetrySource:
+        """Return the source that the spec of a cluster in `namespace` asks for."""
+        prometheus = spec.metrics.prometheus
+        if prometheus is None:
             return self.scrape
-        url = spec.metrics.prometheus.url
-        if url not in self._prometheus:
-            self._prometheus[url] = await self._stack.enter_async_context(PrometheusSource(url))
-        return self._prometheus[url]
+        secret = prometheus.secret_name
+        key = (prometheus.url, namespace if secret else "", secret or "")
+        opened, now = self._prometheus.get(key), self._clock()
+        if opened is not None and (secret is None or now - opened.read_at < SECRET_SECONDS):
+            return opened.source
+        access = PrometheusAccess() if secret is None else await self._access(namespace, secret)
+        if isinstance(access, str):
+            self._prometheus[key] = _Opened(source=_Unreadable(access), read_at=now)
+        elif opened is not None and isinstance(opened.source, PrometheusSource):
+            opened.source.access = access
+            self._prometheus[key] = _Opened(source=opened.source, read_at=now)
+        else:
+            source = await self._stack.enter_async_context(PrometheusSource(prometheus.url, access))
+            self._prometheus[key] = _Opened(source=source, read_at=now)
+        return self._prometheus[key].source
+
+    async def _access(self, namespace: str, name: str) -> PrometheusAccess | str:
+        """Return what a Secret holds, or why nothing is known of it."""
+        where = f"The Secret {namespace}/{name} of metrics.prometheus.secretName"
+        try:
+            secret = await self._read_secret(namespace, name)
+        except ApiFailure as error:
+            return (
+                f"{where} cannot be read ({error}); let the operator's service account get it with a Role "
+                "(docs/operations/security.md)."
+            )
+        if secret is None:
+            return f"{where} does not exist; create it with the keys token and ca.crt, or one of them."
+        try:
+            values = {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
+        except (UnicodeDecodeError, ValueError):
+            return f"{where} holds no text; create it with the keys token and ca.crt, or one of them."
+        token, ca_pem = values.get("token", "").strip() or None, values.get("ca.crt") or None
+        if token is None and ca_pem is None:
+            return f"{where} has neither the key token nor the key ca.crt."
+        return PrometheusAccess(token=token, ca_pem=ca_pem)

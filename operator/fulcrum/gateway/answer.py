@@ -44,8 +44,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     """Empty when it was streamed."""
     streamed: bool = False
-    events: int = 0
-    """Chunks of the stream; an engine writes one per SSE event."""
     first_byte_at: float = 0.0
     """Loop time of the first body bytes, seconds."""
 
@@ -68,6 +66,10 @@ class StreamSource(Protocol):
     """Loop time by which it must be complete."""
     patience_seconds: float
     """Longest time between two pieces of it."""
+
+    @property
+    def events(self) -> int:
+        """Events so far."""
 
 
 class StreamSink(Protocol):

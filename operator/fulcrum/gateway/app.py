@@ -10,6 +10,7 @@ import socket
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
 from prometheus_client.metrics_core import Metric
 
 from fulcrum.api.names import Role
@@ -22,9 +23,10 @@ from fulcrum.gateway.door_metrics import door_metrics
 from fulcrum.gateway.errors import RequestError, shutting_down
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.inference import Inference
+from fulcrum.gateway.inside import InsideServer
 from fulcrum.gateway.keys import RELOAD_SECONDS, KeyRing
 from fulcrum.gateway.load_poll import LoadPoller
-from fulcrum.gateway.metrics import Metrics, counter, gauge
+from fulcrum.gateway.metrics import CONTENT_TYPE, Metrics, counter, gauge
 from fulcrum.gateway.prewarm import Prewarmer
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
@@ -33,7 +35,6 @@ from fulcrum.gateway.server import ClientConnection
 from fulcrum.gateway.slo import SloOutcome
 from fulcrum.gateway.slow_readers import SlowReaders
 from fulcrum.gateway.workers import WorkerView
-from fulcrum.routing import usable_path
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +70,20 @@ class Gateway:
         self._routes = Routes(
             settings.config,
             door=self.door,
-            metrics=self.metrics,
-            gauges=self._gauges,
             not_ready=self.not_ready,
             refused=self.refused,
         )
         self.prewarmer = Prewarmer(self.view, self.metrics, settings.config.served_name)
-        self.watch_connected = False
+        self._watch_connected = False
+        self._knows_workers = bool(settings.static_workers)
         self.port = settings.port
+        self.inside_port = settings.inside_port
+        self._inside = InsideServer(
+            {
+                "/metrics": lambda: (CONTENT_TYPE, self.metrics.render(self._gauges())),
+                "/kv-pairs": lambda: (b"application/json", msgspec.json.encode(self.prewarmer.report())),
+            }
+        )
         self._loop = loop
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
@@ -116,11 +123,18 @@ class Gateway:
         """Why this gateway should get no traffic; None when it should."""
         if self._stop.is_set():
             return "shutting down"
-        if usable_path(self.view.workers):
-            return None
-        if not self.view.workers:
-            return "no worker is ready"
-        return "every ready worker is draining"
+        # Workers may be away: 503 with Retry-After says more than a refused connection.
+        return None if self._knows_workers else "the workers are not known yet"
+
+    @property
+    def watch_connected(self) -> bool:
+        """Whether the Pod watch is up."""
+        return self._watch_connected
+
+    @watch_connected.setter
+    def watch_connected(self, connected: bool) -> None:
+        self._watch_connected = connected
+        self._knows_workers = self._knows_workers or connected
 
     def _gauges(self) -> Iterator[Metric]:
         workers = self.view.workers
@@ -144,6 +158,10 @@ class Gateway:
             "slow_readers_cut", "Connections cut because the client did not read.", ("cause",),
             [((cause,), number) for cause, number in self.slow_readers.cut.items()],
         )  # fmt: skip
+        failing = [((pair.prefill, pair.decode), pair.failures) for pair in self.prewarmer.report().failing]
+        yield gauge(
+            "kv_pair_failures", "Canaries in a row that failed, of pairs that fail.", ("prefill", "decode"), failing
+        )
         yield gauge("prewarms_pending", "Worker pairs still to try.", (), [((), self.prewarmer.pending)])
         yield gauge("watch_connected", "Whether the Pod watch is up.", (), [((), self.watch_connected)])
 
@@ -154,6 +172,7 @@ class Gateway:
         settings = self.settings
         if settings.prewarm:
             self.view.joined = self.prewarmer.joined
+            self.poller.suspected = self.prewarmer.suspected
             self._spawn(self.prewarmer.run())
         if settings.static_workers:
             self.view.replace(settings.static_workers)
@@ -170,9 +189,11 @@ class Gateway:
         self._server = await self._loop.create_server(
             lambda: ClientConnection(self, self._loop), sock=listener, backlog=_BACKLOG
         )
+        self.inside_port = await self._inside.start(settings.host, settings.inside_port)
         logger.info(
-            "gateway_started host=%s port=%d cluster=%s model=%s max_connections=%d",
-            settings.host, self.port, settings.config.cluster, settings.config.served_name, self.max_connections,
+            "gateway_started host=%s port=%d inside=%d cluster=%s model=%s max_connections=%d",
+            settings.host, self.port, self.inside_port, settings.config.cluster, settings.config.served_name,
+            self.max_connections,
         )  # fmt: skip
 
     async def stop(self) -> None:
@@ -195,6 +216,7 @@ class Gateway:
             await asyncio.sleep(0.2)  # lets the last error events leave
         for connection in list(self.connections):
             connection.abort()
+        self._inside.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

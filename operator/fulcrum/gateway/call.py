@@ -13,6 +13,7 @@ from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.job import Job, Usage
 from fulcrum.gateway.keys import ApiKey
+from fulcrum.gateway.leg import LegFailedError
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.sent import SentStream
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 # Plain numbers: looking up a member of HTTPStatus costs half a microsecond.
 _OK: Final = 200
 _TOO_MANY: Final = 429
+_CLIENT_CLOSED: Final = 499
 _SERVER_ERRORS: Final = 500
 _LEARN_EVERY: Final = 4
 """One answered request of so many teaches the bytes of a token: it costs half a microsecond."""
@@ -33,9 +35,9 @@ class Call:
     """One request on its way, and what is known of it when it ends."""
 
     __slots__ = (
-        "attempts", "deadline", "expected_tokens", "first_token_at", "flight", "fruitless", "incoming", "job", "key",
-        "lost_at", "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class", "reply", "route", "sent",
-        "sink", "started_at", "tokens_before",
+        "accused", "attempts", "deadline", "expected_tokens", "first_token_at", "flight", "fruitless", "incoming",
+        "job", "key", "lost_at", "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class", "reply", "route",
+        "sent", "sink", "started_at", "tokens_before",
     )  # fmt: skip
 
     def __init__(self, *, route: str, reply: Reply, started_at: float, deadline: float, qos_class: str) -> None:
@@ -51,6 +53,8 @@ class Call:
         self.flight: Flight | None = None
         """Of the last attempt."""
         self.attempts = 0
+        self.accused: list[LegFailedError] = []
+        """Failures that may be its own fault, until another worker serves it."""
         self.sink: StreamSink | None = None
         """Who takes its stream; None: its answer comes as one."""
         self.sent: SentStream | None = None
@@ -74,9 +78,23 @@ class Call:
     def note_usage(self, usage: Usage | None, *, output: bool) -> None:
         """Take over what an engine reports."""
         if usage is not None:
-            self.prompt_tokens = usage.prompt_tokens
+            if usage.prompt_tokens is not None:
+                self.prompt_tokens = usage.prompt_tokens
             if output and usage.completion_tokens is not None:
                 self.output_tokens = usage.completion_tokens
+
+    def streamed_tokens(self) -> int:
+        """Tokens that its client was sent of a stream whose engine did not say, because it was broken off, say."""
+        self.reply.stream_end()
+        sent = self.sent
+        if sent is not None:
+            sent.read()
+            if sent.ids:
+                return len(sent.ids)
+        if self.job is None:
+            return 0
+        most = self.reply.events * self.job.stream_interval
+        return most if self.job.max_tokens is None or self.job.whole else min(most, self.job.max_tokens)
 
 
 class Accounts:
@@ -122,9 +140,7 @@ class Accounts:
         if call.job is not None:
             self._prompt(call, call.job, counts)
             if call.key is not None and call.incoming is not None:
-                # Who was turned away has used nothing.
-                used = 0 if code == _TOO_MANY else (call.prompt_tokens or 0) + (call.output_tokens or 0)
-                call.key.correct(used - call.incoming.prompt_tokens - call.incoming.output_tokens)
+                call.key.correct(_used(call, code) - call.incoming.prompt_tokens - call.incoming.output_tokens)
             if error is None and code == _OK:
                 self._answer(call, call.job, counts, duration_seconds)
             elif self.has_slo and (refused := judge_refusal(code, reason)) is not None:
@@ -192,6 +208,20 @@ class Accounts:
                     ttft_seconds=ttft_seconds if call.attempts == 1 else None,
                     tpot_seconds=pace_seconds,
                 )
+
+
+def _used(call: Call, code: int) -> float:
+    """Tokens that a request came to."""
+    if code == _TOO_MANY or call.incoming is None:
+        return 0  # what was turned away has used nothing
+    output: float | None = call.output_tokens
+    if output is None:
+        if call.reply.streaming:
+            output = call.streamed_tokens()
+        else:
+            # A client that leaves before the answer has had the work all the same.
+            output = call.incoming.output_tokens if code == _CLIENT_CLOSED and call.flight is not None else 0
+    return (call.prompt_tokens or 0) + output
 
 
 def _tighter(promise_seconds: float | None, asked_seconds: float) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -30,6 +31,8 @@ class Settings:
     config: GatewayConfig
     host: str
     port: int = names.PORT_GATEWAY
+    inside_port: int = 0
+    """For metrics and the operator; 0 takes a free one."""
     namespace: str = "default"
     pod_name: str = ""
     static_workers: tuple[WorkerRecord, ...] = ()
@@ -48,6 +51,7 @@ def read_settings(
     config_json: str | None = None,
     host: str | None = None,
     port: int | None = None,
+    inside_port: int | None = None,
     namespace: str | None = None,
     static_workers: tuple[str, ...] = (),
     served_name: str | None = None,
@@ -71,12 +75,11 @@ def read_settings(
         )
     if served_name:
         config = msgspec.structs.replace(config, served_name=served_name)
-    if config.api_keys_directory is not None and (folder := environment.get(names.ENV_VOLUME_API_KEYS)):
-        config = msgspec.structs.replace(config, api_keys_directory=folder)
     return Settings(
         config=config,
-        host=host or environment.get(names.ENV_POD_IP) or "127.0.0.1",
+        host=host or _listen_address(environment.get(names.ENV_POD_IP)),
         port=names.PORT_GATEWAY if port is None else port,
+        inside_port=(0 if static_workers else names.PORT_GATEWAY_INSIDE) if inside_port is None else inside_port,
         namespace=namespace or environment.get(names.ENV_POD_NAMESPACE) or "default",
         pod_name=environment.get(names.ENV_POD_NAME, ""),
         static_workers=tuple(static_worker(text, number) for number, text in enumerate(static_workers)),
@@ -85,6 +88,16 @@ def read_settings(
         access_log=access_log,
         prewarm=prewarm,
     )
+
+
+def _listen_address(pod_ip: str | None) -> str:
+    """Every address of a Pod, or `kubectl port-forward`, which comes by its loopback, would find nobody.
+
+    Pods of a process kubelet have a loopback address each and share the machine: no other address is theirs.
+    """
+    if not pod_ip or ip_address(pod_ip).is_loopback:
+        return pod_ip or "127.0.0.1"
+    return "::" if ":" in pod_ip else "0.0.0.0"  # noqa: S104  (all of the Pod's)
 
 
 def static_worker(text: str, number: int) -> WorkerRecord:

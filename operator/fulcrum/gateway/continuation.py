@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from fulcrum.gateway.answer import Failure, StreamSource
-from fulcrum.gateway.framing import chunk, payload
+from fulcrum.gateway.framing import LAST_CHUNK, chunk, payload
 from fulcrum.gateway.job import Usage
-from fulcrum.gateway.reply import LAST_CHUNK, Reply
+from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.sent import Choice, SentStream, decoder
 
 _DONE = b"data: [DONE]\n\n"

@@ -156,6 +156,17 @@ def upstream_failed(message: str) -> RequestError:
     )
 
 
+def engine_error() -> RequestError:
+    """500: several engines failed at this request, and serve others."""
+    return RequestError(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "Each worker that was given this request failed at it, while others are served. Change the request.",
+        kind=SERVER_ERROR,
+        code="engine_error",
+        reason=Reason.ENGINE_ERROR,
+    )
+
+
 def timed_out() -> RequestError:
     """504: the request took longer than `limits.requestTimeoutSeconds`."""
     return RequestError(

@@ -8,6 +8,8 @@ _MAX_SIZE_LINE_BYTES: Final = 256
 _MAX_CHUNK_BYTES: Final = 64 * 1024 * 1024
 _MAX_TRAILER_BYTES: Final = 8192
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
+LAST_CHUNK: Final = b"0\r\n\r\n"
+"""Ends a chunked body."""
 
 
 class FramingError(Exception):
@@ -17,21 +19,25 @@ class FramingError(Exception):
 class ChunkedBody:
     """Follows the chunks of one body.
 
-    `feed` hands back whole chunks with their framing, so that what was passed on always ends at a chunk's end (and an
-    SSE event's, because a server writes events whole): an error event can be appended when the peer dies.
+    `feed` hands back whole chunks with their framing, so that what was passed on always ends at a chunk's end: an error
+    event can be appended when the peer dies. Chunk extensions and trailers end here.
     """
 
-    __slots__ = ("_held", "_held_bytes", "_needed_bytes", "chunks", "ended", "surplus")
+    __slots__ = ("_held", "_held_bytes", "_needed_bytes", "_plain", "chunks", "cut", "ended", "surplus")
 
     def __init__(self) -> None:
         self.chunks = 0
         """Chunks so far, the last (empty) one not counted."""
+        self.cut = False
+        """A chunk of the last feed did not end where an SSE event ends."""
         self.ended = False
         self.surplus = False
         """Bytes came after the end."""
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._needed_bytes = 0
+        self._plain = True
+        """No chunk of the last feed had an extension, and there were no trailers."""
 
     def feed(self, piece: bytes) -> bytes:
         """Whole chunks, framing included, that `piece` completes; empty when it completes none."""
@@ -45,17 +51,20 @@ class ChunkedBody:
         if self.ended:
             self.surplus = self.surplus or bool(piece)
             return b""
+        self.cut = False
+        self._plain = True
         passed_bytes, ended = self._scan(piece)
         self.ended = ended
         if passed_bytes == len(piece):
-            return piece
+            return piece if self._plain else _plainly(piece, ended=ended)
         if ended:
             self.surplus = True
         else:
             rest = piece[passed_bytes:]
             self._held.append(rest)
             self._held_bytes = len(rest)
-        return piece[:passed_bytes]
+        passed = piece[:passed_bytes]
+        return passed if self._plain else _plainly(passed, ended=ended)
 
     def _scan(self, piece: bytes) -> tuple[int, bool]:
         """Bytes of `piece` that are whole chunks, and whether they end the body; notes the size of a partial one."""
@@ -68,11 +77,14 @@ class ChunkedBody:
                 if length - position >= _MAX_SIZE_LINE_BYTES:
                     raise FramingError("chunk size line too long")
                 break
-            size = _size(piece[position:line_end])
+            line = piece[position:line_end]
+            size = _size(line)
             if size == 0:
                 # Without trailers the empty line follows at once; with them it ends the last trailer's line too.
                 end = piece.find(b"\r\n\r\n", line_end)
                 if end >= 0:
+                    if end != line_end or not _HEX.issuperset(line):
+                        self._plain = False
                     return end + 4, True
                 if length - line_end > _MAX_TRAILER_BYTES:
                     raise FramingError("trailers too long")
@@ -81,8 +93,12 @@ class ChunkedBody:
             if end + 2 > length:
                 self._needed_bytes = end + 2 - position
                 break
-            if piece[end : end + 2] != b"\r\n":
-                raise FramingError("chunk does not end with CRLF")
+            if piece[end - 2 : end + 2] != b"\n\n\r\n" or size < 2:
+                if piece[end : end + 2] != b"\r\n":
+                    raise FramingError("chunk does not end with CRLF")
+                self.cut = True
+            if not _HEX.issuperset(line):
+                self._plain = False
             self.chunks += 1
             position = end + 2
         return position, False
@@ -90,15 +106,7 @@ class ChunkedBody:
 
 def payload(chunks: bytes) -> bytes:
     """What whole chunks carry, without their framing."""
-    pieces = []
-    position = 0
-    while position < len(chunks):
-        line_end = chunks.index(b"\r\n", position)
-        size = _size(chunks[position:line_end])
-        if size == 0:
-            break
-        pieces.append(chunks[line_end + 2 : line_end + 2 + size])
-        position = line_end + 2 + size + 2
+    pieces = _bodies(chunks)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
@@ -107,12 +115,32 @@ def chunk(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
+def _plainly(chunks: bytes, *, ended: bool) -> bytes:
+    """The same chunks without extensions and trailers."""
+    plain = b"".join([chunk(body) for body in _bodies(chunks)])
+    return plain + LAST_CHUNK if ended else plain
+
+
+def _bodies(chunks: bytes) -> list[bytes]:
+    bodies = []
+    position = 0
+    while position < len(chunks):
+        line_end = chunks.index(b"\r\n", position)
+        size = _size(chunks[position:line_end])
+        if size == 0:
+            break
+        bodies.append(chunks[line_end + 2 : line_end + 2 + size])
+        position = line_end + 2 + size + 2
+    return bodies
+
+
 def _size(line: bytes) -> int:
     # int() alone would also take signs, underscores and blanks.
-    digits = line.partition(b";")[0].rstrip(b" \t")
-    if not digits or not _HEX.issuperset(digits):
+    if not _HEX.issuperset(line):
+        line = line.partition(b";")[0].rstrip(b" \t")
+    if not line or not _HEX.issuperset(line):
         raise FramingError("chunk size is not a hexadecimal number")
-    size = int(digits, 16)
+    size = int(line, 16)
     if size > _MAX_CHUNK_BYTES:
         raise FramingError("chunk too large")
     return size

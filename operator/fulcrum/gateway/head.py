@@ -21,22 +21,39 @@ class Head:
 def read_head(head: bytes) -> Head:
     """Read a head (without its empty line). Raises ValueError.
 
-    Only what an HTTP server of ours needs to say, found without taking all headers apart.
+    Only what an HTTP server of ours needs to say, found without taking all headers apart. What two readers could
+    understand in two ways is refused (RFC 9112, 6.3): where an answer ends is where the next one begins.
     """
-    if not head.startswith(b"HTTP/1.") or head[8:9] != b" ":
+    if not head.startswith(b"HTTP/1.") or head[8:9] != b" " or not head[9:12].isdigit() or head[12:13].isalnum():
         raise ValueError("not an HTTP/1 answer")
     lower = head.lower()
-    length = _header(lower, b"\r\ncontent-length:")
-    if length is not None and not length.isdigit():
-        raise ValueError("content-length is not a number")
+    if lower.count(b"\n") != lower.count(b"\r\n") or b"\r\n " in lower or b"\r\n\t" in lower or b"\0" in lower:
+        raise ValueError("a header line is folded or does not end with CRLF")
+    length = _only(lower, b"\r\ncontent-length")
+    coding = _only(lower, b"\r\ntransfer-encoding")
     http11 = head[7:8] == b"1"
+    if length is not None and (not length.isdigit() or len(length) > 18):
+        raise ValueError("content-length is not a number")
+    if coding is not None and (coding != b"chunked" or length is not None or not http11):
+        raise ValueError("transfer-encoding is not just chunked, or not alone")
     return Head(
         int(head[9:12]),
         None if length is None else int(length),
-        chunked=length is None and (_header(lower, b"\r\ntransfer-encoding:") or b"").endswith(b"chunked"),
+        chunked=coding is not None,
         keep_alive=b"\r\nconnection: close" not in lower if http11 else b"\r\nconnection: keep-alive" in lower,
         content_type=_header(lower, b"\r\ncontent-type:") or b"application/json",
     )
+
+
+def _only(head: bytes, name: bytes) -> bytes | None:
+    """Value of a header that may stand there once. Raises ValueError."""
+    at = head.find(name)
+    if at < 0:
+        return None
+    # Whoever reads `content-length : 5` reads something else than who does not.
+    if head.find(name, at + 1) >= 0 or head[at + len(name) : at + len(name) + 1] != b":":
+        raise ValueError(f"more than one {name[2:].decode()}, or a blank behind its name")
+    return _header(head, name + b":")
 
 
 def _header(head: bytes, name: bytes) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -21,7 +22,7 @@ from fulcrum.gateway.errors import SERVER_ERROR, RequestError, rejected, upstrea
 from fulcrum.gateway.first_tokens import FirstTokens
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.job import Job
-from fulcrum.gateway.leg import LegFailedError, Legs
+from fulcrum.gateway.leg import DOUBTFUL, LegFailedError, Legs
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.patience import Patience, between_pieces_seconds
 from fulcrum.gateway.recovery import Recovery
@@ -29,7 +30,7 @@ from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
 from fulcrum.gateway.resume import follow
 from fulcrum.gateway.sent import PiecesBudget
-from fulcrum.gateway.stream_usage import UsageTail, asks_for_usage
+from fulcrum.gateway.stream_usage import ask_for_usage
 from fulcrum.gateway.workers import Worker, WorkerView
 from fulcrum.routing import Flight, Incoming
 
@@ -62,6 +63,7 @@ class Inference:
     ) -> None:
         self._served_name = config.served_name
         self._request_timeout_seconds = config.limits.request_timeout_seconds
+        self._salts_prefixes = config.salt_prefixes
         self._door = door
         self._classes = door.classes
         self._cluster = door.cluster
@@ -72,7 +74,7 @@ class Inference:
         self._recovery = Recovery(legs=self._legs, door=door, view=view, metrics=metrics, loop=loop)
         self.first_tokens = FirstTokens(door.cluster)
         self._budget = PiecesBudget()
-        self._patience = Patience(config.slo_ttft_seconds)
+        self._patience = Patience(config.slo_ttft_seconds, door.admission.neighbours)
         self._priorities = _engine_priorities(door)
         self._accounts = Accounts(config=config, door=door, metrics=metrics, loop=loop, access_log=access_log)
         self.has_slo = self._accounts.has_slo
@@ -97,6 +99,8 @@ class Inference:
             qos = self._door.qos(key, request.headers)
             call.qos_class = self._classes.names[qos]
             job = read_job(route, request.body, self._served_name)
+            if key is not None and self._salts_prefixes:
+                job.fields["cache_salt"] = Raw(key.cache_salt(bytes(job.fields.get("cache_salt", b""))))
             incoming = self._door.incoming(job, qos, request.headers)
             if key is not None:
                 key.charge(incoming.prompt_tokens + incoming.output_tokens, now)
@@ -135,6 +139,7 @@ class Inference:
         slow: frozenset[str] = frozenset()
         if job.stream:
             call.reply.deadline = call.deadline
+            call.reply.hides_usage = ask_for_usage(job)
             call.sent = call.reply.sent = follow(job, self._budget)
         self._patience.arrived()
         while True:
@@ -185,7 +190,7 @@ class Inference:
                     return
                 job, call.sink = rest
             if call.sent is not None:
-                call.reply.patience_seconds = between_pieces_seconds(flight)
+                call.reply.patience_seconds = between_pieces_seconds(flight, job.stream_interval)
             if prefill is not decode:
                 await self._two_legs(call, job, flight, prefill, decode)
             else:
@@ -209,6 +214,8 @@ class Inference:
         """Raises RequestError unless another attempt may be made."""
         logger.warning("leg_failed id=%s attempt=%d cause=%s", call.reply.request_id.decode(), call.attempts, failed)
         call.fruitless += 1
+        if failed.failure in DOUBTFUL:
+            call.accused.append(failed)
         if failed.failure is Failure.STALL:
             self._patience.lost()
         if call.fruitless >= _MAX_ATTEMPTS or call.attempts >= _MOST_ATTEMPTS:
@@ -228,6 +235,8 @@ class Inference:
         if answer.status != _OK:
             _pass_on(call, answer)
             return
+        if call.accused:
+            self._convict(call, "prefill")
         prefilled_at = self._loop.time()
         self._metrics.prefill_leg_seconds.observe(prefilled_at - started_at)
         if not job.stream:
@@ -259,17 +268,17 @@ class Inference:
         """The leg whose answer is the client's."""
         reply = call.reply
         sink = call.sink
-        tail: UsageTail | None = None
         if not reply.started:
             reply.path_headers = b"x-fulcrum-path: %b\r\n" % call.path.encode()
-            # Only where the prompt's length would have to be guessed: it costs a call for each piece of the stream.
-            if sink is not None and call.sent is None and call.prompt_tokens is None and asks_for_usage(job):
-                tail = UsageTail(reply)
+        if call.accused and sink is not None:
+            reply.on_begin = partial(self._begun, call, reply.on_begin)
         now = self._loop.time()
         answer = await self._legs.run(
-            leg, worker, job.path, reply.request_id, body, deadline=call.deadline, sink=tail or sink,
+            leg, worker, job.path, reply.request_id, body, deadline=call.deadline, sink=sink,
             patience=now + self._patience.last_leg_seconds(call, job),
         )  # fmt: skip
+        if call.accused and answer.status == _OK:
+            self._convict(call)
         if not answer.streamed:
             _pass_on(call, answer)
             return
@@ -277,12 +286,22 @@ class Inference:
         call.first_token_at = reply.began_at
         if sink is not reply:
             self._recovery.ended(call)
-            return
-        call.output_tokens = max(answer.events - 1, 0)  # the last event is [DONE]
-        if tail is not None:
-            call.note_usage(tail.usage(), output=True)
-        elif call.sent is not None and call.prompt_tokens is None and asks_for_usage(job):
-            call.note_usage(call.sent.last_usage(), output=True)
+        else:
+            call.note_usage(reply.usage, output=True)
+            if call.output_tokens is None:
+                call.output_tokens = call.streamed_tokens()
+
+    def _begun(self, call: Call, on_begin: Callable[[], None] | None) -> None:
+        if on_begin is not None:
+            on_begin()
+        self._convict(call)
+
+    def _convict(self, call: Call, leg: str = "") -> None:
+        """Another worker serves `call` (or its `leg`): what failed at it is the workers' fault, not the request's."""
+        guilty = [failed for failed in call.accused if leg in ("", failed.leg)]
+        call.accused = [failed for failed in call.accused if failed not in guilty]
+        for failed in guilty:
+            self._view.failed(failed.worker, self._loop.time())
 
 
 def _pass_on(call: Call, answer: Answer) -> None:

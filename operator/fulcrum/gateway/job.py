@@ -21,6 +21,8 @@ _ONE: Final = Raw(b"1")
 _FALSE: Final = Raw(b"false")
 _EMPTY: Final = Raw(b"")
 
+_LONGEST_INTERVAL: Final = 1 << 20
+
 _encoder: Final = msgspec.json.Encoder()
 
 
@@ -40,6 +42,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def prompt(self) -> Raw:
         """What the prompt is made of, undecoded; empty for a prompt that came as embeddings."""
         return self.fields.get("messages" if self.path == CHAT_PATH else "prompt") or _EMPTY
+
+    @property
+    def stream_interval(self) -> int:
+        """Most tokens that the engine gathers before it sends them as one event."""
+        value = self.fields.get("stream_interval")
+        try:
+            return 1 if value is None else int(min(max(msgspec.json.decode(value, type=float), 1), _LONGEST_INTERVAL))
+        except msgspec.DecodeError:
+            return 1  # for the engine to refuse
 
     @property
     def tool_bytes(self) -> int:

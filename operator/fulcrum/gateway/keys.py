@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import logging
@@ -72,6 +73,17 @@ class ApiKey:
         requests, tokens = document.requests_per_minute, document.tokens_per_minute
         self._requests = None if requests is None else _Bucket(requests / gateways)
         self._tokens = None if tokens is None else _Bucket(tokens / gateways)
+
+    def cache_salt(self, wanted: bytes) -> bytes:
+        """A JSON string with which an engine's prefix cache tells this key's prompts from those of other keys.
+
+        `wanted` is the client's own salt as raw JSON, which goes in. Every gateway makes the same; it does not tell the
+        key.
+        """
+        salt = hmac.digest(
+            self._document.key.encode("utf-8", "surrogatepass"), b"fulcrum cache_salt " + wanted, "sha256"
+        )
+        return b'"%b"' % base64.urlsafe_b64encode(salt)
 
     def charge(self, tokens: float, now: float) -> None:
         """Count a request of so many tokens. Raises RequestError (429) when that is over a limit."""

@@ -13,6 +13,10 @@ from fulcrum.gateway.workers import Worker, WorkerView
 _SERVER_ERRORS = 500
 
 
+DOUBTFUL = frozenset((Failure.ERROR_STATUS, Failure.PROTOCOL, Failure.TRUNCATED))
+"""The engine lives and answers, only not this request: it may be the request's fault. Another worker will show."""
+
+
 class LegFailedError(Exception):
     """A leg failed on `worker` in a way that another worker may not."""
 
@@ -60,7 +64,7 @@ class Legs:
             if failure is Failure.TIMEOUT and self._loop.time() < deadline:
                 failure = Failure.STALL
             # One that answers others meanwhile is late, and no more than that.
-            late = failure is Failure.STALL and worker.answers != answers
+            late = failure in (Failure.STALL, Failure.TIMEOUT) and worker.answers != answers
             raise self._failed(worker, leg, failure, blame=not late) from error
         if answer.status >= _SERVER_ERRORS:
             raise self._failed(worker, leg, Failure.ERROR_STATUS)
@@ -69,7 +73,9 @@ class Legs:
         return answer
 
     def _failed(self, worker: Worker, leg: str, failure: Failure, *, blame: bool = True) -> LegFailedError:
-        if blame and failure is not Failure.DIVERGED:
+        if failure in DOUBTFUL:
+            worker.doubts += 1
+        elif blame and failure is not Failure.DIVERGED:
             self._view.failed(worker, self._loop.time())
         self._metrics.legs[leg, failure.value] += 1
         return LegFailedError(worker, leg, failure)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from fulcrum.api.worker import LoadReport
+from fulcrum.api.worker import LoadReport, TransferCounters
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed, pool_speed
 from fulcrum.gateway.answer import UpstreamError
@@ -33,6 +34,9 @@ class LoadPoller:
         self._metrics = metrics
         self._alone = alone
         self._speeds = LearnedSpeeds()
+        self._transfers: dict[Worker, TransferCounters] = {}
+        self.suspected: Callable[[Worker], None] = lambda _worker: None
+        """Called for each worker whose KV transfers failed since it was asked last."""
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -46,6 +50,7 @@ class LoadPoller:
         if not asked:
             return
         await asyncio.gather(*(self._ask(worker) for worker in asked))
+        self._compare_transfers()
         by_pool: dict[str, list[WorkerSpeed]] = {}
         for worker in self._view.workers:
             speed = measured_speed(worker.report) if worker.report is not None else None
@@ -62,6 +67,18 @@ class LoadPoller:
         for worker in self._view.workers:
             if worker.report is not None:
                 self._view.cluster.report(worker.name, worker.report, now)
+
+    def _compare_transfers(self) -> None:
+        before, self._transfers = self._transfers, {}
+        for worker in self._view.workers:
+            now = worker.report.transfers if worker.report is not None else before.get(worker)
+            if now is None:
+                continue
+            self._transfers[worker] = now
+            if (last := before.get(worker)) is not None and (
+                now.failed_transfers > last.failed_transfers or now.expired_requests > last.expired_requests
+            ):
+                self.suspected(worker)
 
     async def _ask(self, worker: Worker) -> None:
         agent = worker.agent

@@ -30,6 +30,7 @@ _REFUSALS: Final = {
     "429": "It could not be served within its promise now, or the key is over its rate limit. Nothing was done for it.",
     "431": "The request's head is too large.",
     "501": "The engine cannot do this.",
+    "500": "Each worker failed at it, while others are served; or the gateway failed.",
     "502": "Several workers failed to serve it.",
     "503": "No worker is ready, the gateway holds as much as it may, or it is shutting down.",
     "504": "It took longer than the gateway waits.",
@@ -64,8 +65,12 @@ def document(*, guarded: bool | None = None, max_body_bytes: int | None = None) 
                 }
             },
             "/health": {"get": _probe("health", "200 while the process lives.")},
-            "/ready": {"get": _probe("ready", "200 when a worker is there; else 503 with the reason in plain text.")},
-            "/metrics": {"get": _probe("metrics", "Prometheus metrics.")},
+            "/ready": {
+                "get": _probe(
+                    "ready",
+                    "200 once the workers are known, be they none; 503 with why before that and after SIGTERM.",
+                )
+            },
             PATH: {"get": _get("openapi", "This document.", "Document", [{}], False)},
         },
         "components": {
@@ -162,7 +167,7 @@ def _probe(operation: str, description: str) -> Json:
 
 def _error(code: str, description: str) -> Json:
     headers = ["x-request-id"]
-    if code in ("400", "429", "502", "503", "504"):
+    if code in ("400", "429", "500", "502", "503", "504"):
         headers.append("x-fulcrum-rejected")
     if code in ("429", "502", "503", "504"):
         headers += ["retry-after", "retry-after-ms"]
@@ -176,7 +181,16 @@ def _error(code: str, description: str) -> Json:
 
 
 def _headers() -> Json:
-    reasons = sorted({*REJECTIONS, Reason.RATE_LIMITED, Reason.UPSTREAM_FAILED, Reason.TIMED_OUT, Reason.NEVER_FITS})
+    reasons = sorted(
+        {
+            *REJECTIONS,
+            Reason.RATE_LIMITED,
+            Reason.UPSTREAM_FAILED,
+            Reason.ENGINE_ERROR,
+            Reason.TIMED_OUT,
+            Reason.NEVER_FITS,
+        }
+    )
     shapes: dict[str, tuple[str, Json]] = {
         "x-request-id": ("The client's, or a new one.", {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"}),
         "x-fulcrum-path": ("The workers that served it: `PREFILL,DECODE`, or one that did both.", {"type": "string"}),

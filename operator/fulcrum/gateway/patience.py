@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
+from fulcrum.admission import NeighbourSlowdown
 from fulcrum.gateway.call import Call
 from fulcrum.gateway.job import Job
 from fulcrum.routing import Flight
@@ -28,8 +29,9 @@ _MOST: Final = 10.0
 class Patience:
     """Loses it for one request in twenty at most, so that an overloaded cluster is not asked everything twice."""
 
-    def __init__(self, ttft_seconds: float | None) -> None:
+    def __init__(self, ttft_seconds: float | None, neighbours: NeighbourSlowdown) -> None:
         self._ttft_seconds = ttft_seconds or DEFAULT_TTFT_SECONDS
+        self._neighbours = neighbours
         self._left = _MOST
 
     def arrived(self) -> None:
@@ -51,7 +53,9 @@ class Patience:
         if call.attempts > 1 or self._left < 1 or not flight.route.known:
             return inf
         promise_seconds = min(self._ttft_seconds, call.incoming.ttft_seconds if call.incoming is not None else inf)
-        return max(FACTOR * flight.route.ttft_seconds, SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS)
+        # Another worker on the same node would be as slow: there is no use in asking it.
+        slower = self._neighbours.factor(flight.busy_neighbours, flight.started_at)
+        return max(FACTOR * slower * flight.route.ttft_seconds, SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS)
 
     def last_leg_seconds(self, call: Call, job: Job) -> float:
         """For a stream's first token, or an answer that comes as one."""
@@ -66,6 +70,6 @@ class Patience:
         return max(WHOLE_FACTOR * predicted_seconds, LEAST_STREAM_SECONDS)
 
 
-def between_pieces_seconds(flight: Flight) -> float:
-    """For the next piece of a stream."""
-    return max(STREAM_STEPS * flight.route.tpot_seconds, LEAST_STREAM_SECONDS)
+def between_pieces_seconds(flight: Flight, event_tokens: int = 1) -> float:
+    """For the next piece of a stream, whose events may have `event_tokens` each."""
+    return max((STREAM_STEPS + event_tokens) * flight.route.tpot_seconds, LEAST_STREAM_SECONDS)

@@ -9,17 +9,16 @@ from typing import Final
 
 import msgspec
 
-from fulcrum.gateway.answer import StreamSink
+from fulcrum.gateway.answer import Failure, StreamSink
 from fulcrum.gateway.call import Call
 from fulcrum.gateway.continuation import Continuation, Restart
-from fulcrum.gateway.errors import RequestError, upstream_failed
+from fulcrum.gateway.errors import RequestError, engine_error, upstream_failed
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.job import CHAT_PATH, Job
 from fulcrum.gateway.leg import LegFailedError, Legs
 from fulcrum.gateway.metrics import Metrics
 from fulcrum.gateway.resume import greedy, obstacle, probe_body, prompt_ids, rest_job, resume_point, tokenize_body
 from fulcrum.gateway.sent import SentStream
-from fulcrum.gateway.stream_usage import asks_for_usage
 from fulcrum.gateway.workers import Worker, WorkerView
 from fulcrum.routing import Incoming, Route
 
@@ -27,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 30.0
 """How long a stream waits for a worker that can take it; a client that was answered so far would rather wait."""
+_MANY_DOUBTS: Final = 10
+"""A worker that failed so many requests in a row serves nobody: it is not the requests' fault."""
 _POLL_SECONDS: Final = 0.1
 _OK: Final = 200
 _LEAST_OUTPUT_TOKENS: Final = 16.0
@@ -99,6 +100,9 @@ class Recovery:
         """The error of a request that found no worker."""
         if call.reply.started:
             self._metrics.resumes["failed"] += 1
+        own_errors = [failed for failed in call.accused if failed.failure is Failure.ERROR_STATUS]
+        if len(own_errors) == call.attempts and any(_serves_others(failed.worker) for failed in own_errors):
+            return engine_error()
         return upstream_failed(message)
 
     async def rest(self, call: Call, job: Job, worker: Worker) -> tuple[Job, StreamSink] | None:
@@ -111,7 +115,7 @@ class Recovery:
             raise self._impossible("nothing of it was kept")
         if not sent.ids and not sent.chars and sent.finish_reason is None:
             return job, Restart(call.reply, sent, began=partial(self._resumed, call))
-        wants_usage = asks_for_usage(job)
+        wants_usage = not call.reply.hides_usage
         if call.prompt_ids is None and (sent.finish_reason is None or (wants_usage and call.prompt_tokens is None)):
             call.prompt_ids = await self._probe(call, job, worker)
         if call.prompt_ids is not None:
@@ -196,3 +200,7 @@ class Recovery:
             f"The worker was lost in the middle of the answer, and no other can go on with it: {why}. "
             "Retry the request."
         )
+
+
+def _serves_others(worker: Worker) -> bool:
+    return worker.answers > 0 and worker.doubts < _MANY_DOUBTS

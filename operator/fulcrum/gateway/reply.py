@@ -10,26 +10,32 @@ from typing import Final
 
 import msgspec
 
-from fulcrum.gateway.answer import Failure, StreamSource, failed_itself
+from fulcrum.gateway.answer import Failure, StreamSource
 from fulcrum.gateway.errors import RequestError
-from fulcrum.gateway.framing import chunk, payload
-from fulcrum.gateway.sent import SentStream, good_part, is_error
+from fulcrum.gateway.framing import LAST_CHUNK, chunk, payload
+from fulcrum.gateway.job import Usage
+from fulcrum.gateway.sent import SentStream, good_part
+from fulcrum.gateway.stream_usage import take_usage
 
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: ".encode() for status in HTTPStatus
 }
 _JSON: Final = b"application/json"
 _LARGE_BYTES: Final = 64 * 1024
-LAST_CHUNK: Final = b"0\r\n\r\n"
-"""Ends a chunked body."""
+_EVENT: Final = b"\ndata: "
+_GOES_ON: Final = b'"finish_reason":null'
+_LAST_EVENT_BYTES: Final = 512
+"""Where a piece's last event is looked for. If that one goes on, the piece is tokens and no more: what ends a stream
+(an error, a finish reason, usage) comes after them."""
 
 
 class Reply:
     """Writes to the client; `started` says whether bytes of the answer have left, after which no retry is possible."""
 
     __slots__ = (
-        "_no_body", "_paused", "_source", "_transport", "began_at", "close_after", "deadline", "http11", "on_begin",
-        "path_headers", "patience_seconds", "request_id", "sent", "slowed", "started", "status", "streaming", "verdict",
+        "_no_body", "_paused", "_source", "_transport", "began_at", "close_after", "deadline", "events",
+        "hides_usage", "http11", "on_begin", "path_headers", "patience_seconds", "request_id", "sent", "slowed",
+        "started", "status", "streaming", "usage", "verdict",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +61,12 @@ class Reply:
         """Called when a stream begins."""
         self.sent: SentStream | None = None
         """Keeps what is needed to go on with the stream on another worker."""
+        self.hides_usage = False
+        """The client of the stream did not ask for its token counts."""
+        self.usage: Usage | None = None
+        """What the engine said of the stream at its end."""
+        self.events = 0
+        """Events of a stream that has ended, or was given up."""
         self.deadline = inf
         """Loop time by which a stream must be complete."""
         self.patience_seconds = inf
@@ -81,16 +93,16 @@ class Reply:
                 self.path_headers, headers, self._connection_line(), b"\r\n", b"" if apart or self._no_body else body,
             )
         )  # fmt: skip
-        self._transport.write(head)
+        self._write(head)
         if apart and not self._no_body:
-            self._transport.write(body)
+            self._write(body)
 
     def fail(self, error: RequestError) -> None:
         """An error: as an answer or, when a stream is under way, as its last event; the stream stays unfinished."""
         if not self.started:
             self.send(error.status, _JSON, error.body(), error.headers())
         elif self.streaming:
-            self._source = None
+            self.stream_end()
             event = {
                 "error": {
                     "message": error.message,
@@ -106,6 +118,11 @@ class Reply:
 
     # StreamSink
 
+    def _write(self, data: bytes) -> None:
+        """Write unless the client is gone already: a closed transport refuses, and the loop says so to us next."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
     def stream_begin(self, source: StreamSource) -> None:
         self.started = True
         self.streaming = True
@@ -115,7 +132,7 @@ class Reply:
         if not self.http11:
             self.close_after = True  # HTTP/1.0 knows no chunks; the end of the connection ends the body
         coding = b"transfer-encoding: chunked\r\n" if self.http11 else b""
-        self._transport.write(
+        self._write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
             b"%bx-request-id: %b\r\n%b%b\r\n" % (coding, self.request_id, self.path_headers, self._connection_line())
         )
@@ -131,35 +148,52 @@ class Reply:
             source.pause()
 
     def stream_bytes(self, chunks: bytes) -> None:
+        last = chunks.rfind(_EVENT, -_LAST_EVENT_BYTES)
+        if last < 0 or chunks.find(_GOES_ON, last) < 0:
+            if self._fails_in(chunks):
+                return
+            chunks, usage = take_usage(chunks, hide=self.hides_usage)
+            if usage is not None:
+                self.usage = usage
+                if not chunks:
+                    return
+        self._write_stream(chunks)
+
+    def stream_last(self, chunks: bytes) -> None:
+        sent = self.sent
+        if sent is not None and not sent.why_not and self._source is not None and not sent.ends_whole(chunks):
+            if self._fails_in(chunks):
+                return
+            if whole := payload(chunks):
+                self.stream_bytes(chunk(whole))
+            self._source.fail(Failure.TRUNCATED, "the stream has no end")
+            return
+        self.stream_bytes(chunks)
+
+    def _fails_in(self, chunks: bytes) -> bool:
+        """Whether the engine fails in this piece; what is good of it is passed on, and another worker goes on."""
+        sent = self.sent
+        if sent is None or sent.why_not or self._source is None:
+            return False
+        good = good_part(chunks)
+        if good is None:
+            return False
+        if good:
+            self._write_stream(chunk(good))
+        self._source.fail(Failure.ERROR_STATUS, "the engine failed in the middle of the stream")
+        return True
+
+    def _write_stream(self, chunks: bytes) -> None:
         sent = self.sent
         if sent is not None:
-            if is_error(chunks) and failed_itself(chunks) and not sent.why_not and self._source is not None:
-                self._source.fail(Failure.ERROR_STATUS, "the engine failed in the middle of the stream")
-                return
             sent.room -= len(chunks)
             if sent.room < 0:
                 chunks = sent.make_room(chunks)
             sent.pieces.append(chunks)
         if self.http11:
-            self._transport.write(chunks)
+            self._write(chunks)
         else:
             self._write_chunks(chunks)
-
-    def stream_last(self, chunks: bytes) -> None:
-        sent = self.sent
-        if sent is not None and not sent.why_not and self._source is not None:
-            good = good_part(chunks)
-            if good is not None:
-                if good:
-                    self.stream_bytes(chunk(good))
-                self._source.fail(Failure.ERROR_STATUS, "the engine failed in the middle of the stream")
-                return
-            if not sent.ends_whole(chunks):
-                if whole := payload(chunks):
-                    self.stream_bytes(chunk(whole))
-                self._source.fail(Failure.TRUNCATED, "the stream has no end")
-                return
-        self.stream_bytes(chunks)
 
     def write_events(self, events: bytes) -> None:
         """Events of the gateway's own making."""
@@ -170,7 +204,9 @@ class Reply:
         self._write_chunks(chunk(events) + LAST_CHUNK if events else LAST_CHUNK)
 
     def stream_end(self) -> None:
-        """The stream is complete."""
+        """The stream is complete, or given up."""
+        if self._source is not None:
+            self.events = self._source.events
         self._source = None
 
     # Back-pressure, from the client's connection.
@@ -187,7 +223,7 @@ class Reply:
             self._source.resume()
 
     def _write_chunks(self, chunks: bytes) -> None:
-        self._transport.write(chunks if self.http11 else payload(chunks))
+        self._write(chunks if self.http11 else payload(chunks))
 
     def _connection_line(self) -> bytes:
         if self.close_after:

@@ -82,14 +82,21 @@ def too_large(limit_bytes: int) -> RequestError:
     )
 
 
+def _too_much_framing() -> RequestError:
+    return RequestError(
+        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        "Chunk sizes, chunk extensions and trailers are larger than the body: send larger chunks, or a Content-Length.",
+    )
+
+
 class RequestParser:
     """Feeds on bytes; `ready` fills with requests, and ends with a RequestError when the connection cannot go on."""
 
     __slots__ = (
-        "_body", "_chunked", "_content_type", "_expects_continue", "_has_host", "_head_bytes",
-        "_http11", "_keep_alive", "_known", "_late_head_bytes", "_length_bytes", "_limits", "_method", "_parser",
-        "_refused", "_request_id", "_resuming", "_upgrade_head", "body_bytes", "broken", "head_done", "head_seen",
-        "headers", "in_message", "ready", "target",
+        "_body", "_chunked", "_content_type", "_expects_continue", "_framing_bytes", "_has_host", "_head_bytes",
+        "_http11", "_keep_alive", "_known", "_late_head_bytes", "_length_bytes", "_limits", "_method", "_number",
+        "_parser", "_refused", "_request_id", "_resuming", "_upgrade_head", "body_bytes", "broken", "head_done",
+        "head_seen", "headers", "in_message", "ready", "target",
     )  # fmt: skip
 
     def __init__(self, limits: GatewayLimits, kept_headers: frozenset[bytes] = frozenset()) -> None:
@@ -103,9 +110,12 @@ class RequestParser:
         self._refused: RequestError | None = None
         self.ready: list[Request | RequestError] = []
         self.broken = False
+        self._number = 0
+        """Of the request that is arriving."""
         self._reset()
 
     def _reset(self) -> None:
+        self._number += 1
         self.in_message = False
         """A request has begun and is not complete."""
         self.head_done = False
@@ -113,6 +123,7 @@ class RequestParser:
         """Set by who has looked at the head of the request that is arriving."""
         self._head_bytes = 0
         self._late_head_bytes = 0
+        self._framing_bytes = 0
         self._method = b""
         self.target = b""
         self._http11 = True
@@ -125,7 +136,7 @@ class RequestParser:
         self._expects_continue = False
         self._chunked = False
         self._length_bytes = 0
-        self._body: list[bytes] = []
+        self._body = bytearray()
         self.body_bytes = 0
 
     def feed(self, data: bytes) -> None:
@@ -133,6 +144,8 @@ class RequestParser:
         if self.broken:
             return
         in_head = self.in_message and not self.head_done
+        in_body = self.head_done
+        number, body_bytes = self._number, self.body_bytes
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
@@ -141,6 +154,11 @@ class RequestParser:
             # Headers without an end call nothing back: count what was fed.
             self._late_head_bytes += len(data)
             self._check_head_bytes(self._late_head_bytes)
+        elif in_body and number == self._number:
+            # Chunk sizes, extensions and trailers; a long one of these calls nothing back either.
+            self._framing_bytes += len(data) - (self.body_bytes - body_bytes)
+            if self._framing_bytes > self._limits.max_header_bytes + self.body_bytes:
+                self._refuse(_too_much_framing())
         if self._refused is not None:
             self.broken = True
             self.ready.append(self._refused)
@@ -178,7 +196,7 @@ class RequestParser:
     def _refuse(self, error: RequestError) -> None:
         if self._refused is None:
             self._refused = error
-            self._body.clear()
+            self._body = bytearray()
 
     def _check_head_bytes(self, head_bytes: int) -> None:
         if head_bytes > self._limits.max_header_bytes:
@@ -201,9 +219,13 @@ class RequestParser:
             self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._resuming or self._refused is not None:
+        if self._refused is not None:
             return
         self._head_bytes += len(name) + len(value) + 4
+        if self.head_done:
+            # A trailer: it may say nothing that the head has not said (RFC 9110, 6.5.1), and nothing of it is read.
+            self._check_head_bytes(self._head_bytes)
+            return
         known = self._known.get(name.lower())
         if known is None:
             return
@@ -264,7 +286,7 @@ class RequestParser:
         if self.body_bytes > self._limits.max_body_bytes:
             self._refuse(too_large(self._limits.max_body_bytes))
         elif self._refused is None:
-            self._body.append(body)
+            self._body += body
 
     def on_message_complete(self) -> None:
         if self._upgrade_head or self._refused is not None:
@@ -273,7 +295,6 @@ class RequestParser:
             self._refuse(RequestError(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests at once on one connection."))
             return
         self._resuming = False
-        body = self._body
         self.ready.append(
             Request(
                 method=self._method,
@@ -283,7 +304,7 @@ class RequestParser:
                 request_id=self._sane_request_id(),
                 content_type=self._content_type,
                 headers=self.headers,
-                body=body[0] if len(body) == 1 else b"".join(body),
+                body=bytes(self._body),
             )
         )
         self._reset()

@@ -152,8 +152,7 @@ def rest_job(job: Job, prompt: list[int], sent: SentStream) -> Job:
     if least > made:
         fields["min_tokens"] = Raw(msgspec.json.encode(int(least) - made))
     fields["stream"] = _TRUE
-    options = job.fields.get("stream_options")
-    fields["stream_options"] = options if options is not None and b'"include_usage"' in bytes(options) else _USAGE
+    fields["stream_options"] = job.fields.get("stream_options", _USAGE)
     fields[_IDS] = _TRUE
     return Job(path=COMPLETIONS_PATH, fields=fields, stream=True, whole=False, max_tokens=left)
 

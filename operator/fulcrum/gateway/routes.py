@@ -1,4 +1,4 @@
-"""What is answered without a worker: models, health, metrics, the API's description, and what cannot be served.
+"""What is answered without a worker: models, health, the API's description, and what cannot be served.
 
 Compiled (hatch_build.py): it sees every request first.
 """
@@ -6,19 +6,17 @@ Compiled (hatch_build.py): it sees every request first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Final
 
 import msgspec
-from prometheus_client.metrics_core import Metric
 
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.gateway import openapi
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.front_door import FrontDoor
 from fulcrum.gateway.job import CHAT_PATH, COMPLETIONS_PATH
-from fulcrum.gateway.metrics import CONTENT_TYPE, Metrics
 from fulcrum.gateway.reply import Reply
 from fulcrum.gateway.request import Request
 
@@ -27,7 +25,7 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 _GUARDED: Final = "/v1/"
 """Where a key is asked for, if anywhere."""
 _MODELS: Final = "/v1/models"
-GET_PATHS: Final = (_MODELS, "/health", "/ready", "/metrics", openapi.PATH)
+GET_PATHS: Final = (_MODELS, "/health", "/ready", openapi.PATH)
 POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
 _POST_TARGETS: Final = {path.encode(): path for path in POST_PATHS}
 
@@ -40,16 +38,12 @@ class Routes:
         config: GatewayConfig,
         *,
         door: FrontDoor,
-        metrics: Metrics,
-        gauges: Callable[[], Iterable[Metric]],
         not_ready: Callable[[], str | None],
         refused: Callable[[RequestError], None],
     ) -> None:
-        """`gauges`: of the moment; `not_ready`: why there should be no traffic; `refused`: counts an error."""
+        """`not_ready`: why there should be no traffic; `refused`: counts an error."""
         self._config = config
         self._door = door
-        self._metrics = metrics
-        self._gauges = gauges
         self._not_ready = not_ready
         self._refused = refused
         self._created = int(time.time())
@@ -104,8 +98,6 @@ class Routes:
     def _get(self, path: str) -> tuple[int, bytes, bytes]:
         if path == "/health":
             return HTTPStatus.OK, _TEXT, b"ok\n"
-        if path == "/metrics":
-            return HTTPStatus.OK, CONTENT_TYPE, self._metrics.render(self._gauges())
         if path == openapi.PATH:
             described = openapi.document(
                 guarded=self._door.keys is not None, max_body_bytes=self._config.limits.max_body_bytes

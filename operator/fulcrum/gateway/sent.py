@@ -142,13 +142,9 @@ class SentStream:
         self._budget.open -= 1
         self.pieces = []
 
-    def last_usage(self) -> Usage | None:
-        """Token counts that the last events carry."""
-        return self.usage or _usage(self.pieces[-4:])
-
     def ends_whole(self, last: bytes) -> bool:
         """Whether the stream, of which `last` is the last piece, has its end mark."""
-        return _DONE in last or (bool(self.pieces) and _DONE in self.pieces[-1])
+        return self.done or _DONE in last or (bool(self.pieces) and _DONE in self.pieces[-1])
 
     def read(self) -> None:
         """Turn raw pieces into what they mean."""
@@ -236,11 +232,6 @@ class SentStream:
         self._cum = 0
 
 
-def is_error(chunks: bytes) -> bool:
-    """Whether a piece of a stream begins with an error event."""
-    return chunks.find(_ERROR, 8, 24) >= 0
-
-
 def good_part(chunks: bytes) -> bytes | None:
     """What comes before an error event, or an aborted choice, in a stream's last piece; None: all of it is good.
 
@@ -267,15 +258,3 @@ def without_prompt_ids(chunks: bytes) -> bytes:
     if close < 0:
         return chunks
     return chunk(chunks[begin : start + len(_PROMPT_IDS) - 1] + b"null" + chunks[close + 1 : end]) + chunks[end + 2 :]
-
-
-def _usage(pieces: list[bytes]) -> Usage | None:
-    for line in reversed(payload(b"".join(pieces)).split(b"\n")):
-        if line.startswith(b"data: {"):
-            try:
-                usage = decoder.decode(line.removeprefix(b"data: ")).usage
-            except msgspec.DecodeError:
-                return None
-            if usage is not None:
-                return usage
-    return None

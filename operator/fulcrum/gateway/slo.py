@@ -6,7 +6,7 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Final
 
-from fulcrum.api.reasons import REJECTIONS
+from fulcrum.api.reasons import REJECTIONS, Reason
 
 _SERVER_ERRORS: Final = 500
 
@@ -46,7 +46,12 @@ def judge_latency(
 
 
 def judge_refusal(code: int, reason: str) -> SloOutcome | None:
-    """Judge an answer other than 200; None for what is the client's own fault (4xx, and 499: it left)."""
+    """Judge an answer other than 200; None for what is the client's own fault.
+
+    That is 4xx, 499 (it left), and a request that makes each engine fail while others are served.
+    """
+    if reason == Reason.ENGINE_ERROR:
+        return None
     if code == HTTPStatus.TOO_MANY_REQUESTS or (code >= _SERVER_ERRORS and reason in REJECTIONS):
         return SloOutcome.REJECTED
     return SloOutcome.FAILED if code >= _SERVER_ERRORS else None

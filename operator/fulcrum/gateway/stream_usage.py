@@ -1,53 +1,67 @@
-"""Token counts from the end of a stream whose client asked for them (`stream_options.include_usage`)."""
+"""Token counts of streams: every engine is asked for them, and a client that did not ask does not see them.
+
+An event may hold any number of tokens (`stream_interval`, speculative decoding), so events are never counted as tokens
+where the engine says how many there were.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
-from fulcrum.gateway.answer import StreamSink, StreamSource
-from fulcrum.gateway.body import read_answer
-from fulcrum.gateway.framing import payload
+import msgspec
+from msgspec import Raw
+
+from fulcrum.gateway.framing import LAST_CHUNK, chunk, payload
 from fulcrum.gateway.job import Job, Usage
 
-_LAST_PIECES: Final = 4
-"""Usage, `[DONE]` and the last chunk may arrive together or one by one."""
+_USAGE: Final = Raw(b'{"include_usage":true}')
+_MARK: Final = b'"usage"'
+_FIELD: Final = "stream_options"
 
 
-class UsageTail:
-    """Passes a stream on and keeps its last pieces."""
-
-    __slots__ = ("_pieces", "_sink")
-
-    def __init__(self, sink: StreamSink) -> None:
-        self._sink = sink
-        self._pieces: deque[bytes] = deque(maxlen=_LAST_PIECES)
-
-    def stream_begin(self, source: StreamSource) -> None:
-        """As `StreamSink`."""
-        self._sink.stream_begin(source)
-
-    def stream_bytes(self, chunks: bytes) -> None:
-        """As `StreamSink`."""
-        self._pieces.append(chunks)
-        self._sink.stream_bytes(chunks)
-
-    def stream_last(self, chunks: bytes) -> None:
-        """As `StreamSink`."""
-        self._pieces.append(chunks)
-        self._sink.stream_last(chunks)
-
-    def usage(self) -> Usage | None:
-        """Usage of the stream that has passed; None when its last events carry none."""
-        for line in reversed(payload(b"".join(self._pieces)).split(b"\n")):
-            if line.startswith(b"data: {"):
-                answer = read_answer(line.removeprefix(b"data: "))
-                if answer is not None and answer.usage is not None:
-                    return answer.usage
-        return None
+class _Closing(msgspec.Struct):
+    choices: list[Raw] | None = None
+    usage: Usage | None = None
 
 
-def asks_for_usage(job: Job) -> bool:
-    """Whether the engine will close this stream with its usage."""
-    options = job.fields.get("stream_options")
-    return options is not None and b'"include_usage"' in (raw := bytes(options)) and b"true" in raw
+class _Options(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+def ask_for_usage(job: Job) -> bool:
+    """Ask the engine to close the stream of `job` with its usage; True: the client did not, and must not see it."""
+    options = job.fields.get(_FIELD)
+    if options is not None and bytes(options) != b"null":
+        try:
+            if msgspec.json.decode(options, type=_Options).include_usage:
+                return False
+        except msgspec.DecodeError:
+            return False  # for the engine to refuse
+    job.fields[_FIELD] = _USAGE
+    return True
+
+
+def take_usage(chunks: bytes, *, hide: bool) -> tuple[bytes, Usage | None]:
+    """A piece from the end of a stream, as the client shall see it, and the usage in it."""
+    if _MARK not in chunks:
+        return chunks, None
+    usage: Usage | None = None
+    shown = []
+    for event in payload(chunks).split(b"\n\n")[:-1]:
+        if _MARK in event and event.startswith(b"data: {"):
+            closing = _read(event[6:])
+            usage = closing.usage or usage
+            if hide and closing.usage is not None and not closing.choices:
+                continue
+        shown.append(event + b"\n\n")
+    if usage is None or not hide:
+        return chunks, usage
+    rest = chunk(b"".join(shown)) if shown else b""
+    return rest + LAST_CHUNK if chunks.endswith(LAST_CHUNK) else rest, usage
+
+
+def _read(event: bytes) -> _Closing:
+    try:
+        return msgspec.json.decode(event, type=_Closing)
+    except (msgspec.DecodeError, RecursionError):
+        return _Closing()

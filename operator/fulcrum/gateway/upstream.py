@@ -9,8 +9,9 @@ from typing import Final, cast
 
 from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError, failed_itself
 from fulcrum.gateway.answer_room import LARGE_BYTES, AnswerRoom
-from fulcrum.gateway.framing import ChunkedBody, FramingError, chunk, payload
-from fulcrum.gateway.head import read_head
+from fulcrum.gateway.framing import ChunkedBody, FramingError, payload
+from fulcrum.gateway.head import Head, read_head
+from fulcrum.gateway.whole_events import WholeEvents
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
@@ -23,16 +24,16 @@ _LENGTH: Final = 2
 _CHUNKED: Final = 3
 _UNTIL_CLOSE: Final = 4
 _CLOSED: Final = 5
-_LAST_CHUNK: Final = b"0\r\n\r\n"
+_MAX_INTERIM_ANSWERS: Final = 8
 
 
 class UpstreamConnection(asyncio.Protocol):
     """Keep-alive connection; one exchange at a time."""
 
     __slots__ = (
-        "_buffer", "_chunks", "_content_type", "_keep_alive", "_left_bytes", "_loop", "_lost", "_moved_at",
-        "_moved_chunks", "_paused", "_pieces", "_released", "_reused", "_room", "_sink", "_state", "_status",
-        "_streaming", "_takes_room", "_transport", "_unread_since", "_waiter", "deadline", "first_byte_at",
+        "_buffer", "_chunks", "_content_type", "_events", "_interim", "_keep_alive", "_left_bytes", "_loop", "_lost",
+        "_moved_at", "_moved_chunks", "_paused", "_pieces", "_released", "_reused", "_room", "_sink", "_state",
+        "_status", "_streaming", "_takes_room", "_transport", "_unread_since", "_waiter", "deadline", "first_byte_at",
         "idle_since", "patience_seconds",
     )  # fmt: skip
 
@@ -61,6 +62,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._left_bytes = 0
         self._pieces: list[bytes] = []
         self._chunks = ChunkedBody()
+        self._events: WholeEvents | None = None
+        """Puts events together; None as long as each chunk is whole events, as engines write them."""
+        self._interim = 0
         self._takes_room = False
         """Its answer is large: it has room, or waits for it."""
         self._unread_since = 0.0
@@ -107,6 +111,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._moved_chunks = -1
         if self._transport is not None and self._state != _CLOSED:
             self._transport.resume_reading()
+
+    @property
+    def events(self) -> int:
+        """Events of the stream so far."""
+        return self._chunks.chunks if self._events is None else self._events.events
 
     def abort(self) -> None:
         """Close at once; the engine aborts what it was doing for us."""
@@ -167,8 +176,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._leave_room()
         self._lost(self)
         if state == _UNTIL_CLOSE and exc is None:
-            if self._streaming and self._sink is not None:
-                self._sink.stream_last(_LAST_CHUNK)
+            if self._streaming and self._sink is not None and self._events is not None:
+                self._pass_on(self._sink, self._events.feed_bytes(b"", last=True), last=True)
             self._resolve()
         elif self._waiter is not None:
             unanswered = state == _HEAD and not self._buffer
@@ -188,23 +197,32 @@ class UpstreamConnection(asyncio.Protocol):
         head = read_head(buffer[:end])
         self._buffer = b""
         rest = buffer[end + 4 :]
-        status = head.status
-        if status < 200:
+        if head.status < 200:
+            self._interim += 1
+            if head.status == 101 or self._interim > _MAX_INTERIM_ANSWERS:
+                raise FramingError("an upgrade, or too many interim answers")
             if rest:
                 self._on_head(rest)
             return
-        self._status = status
+        self._interim = 0
+        self._begin(head, rest)
+
+    def _begin(self, head: Head, rest: bytes) -> None:
+        """The head has come; `rest` is what came behind it."""
+        status = self._status = head.status
         self._content_type = head.content_type
         self._keep_alive = head.keep_alive
         self._pieces = []
         event_stream = head.content_type.startswith(b"text/event-stream")
         self._streaming = self._sink is not None and status == 200 and event_stream and head.length_bytes is None
-        if head.chunked:
+        self._events = None
+        bodiless = status in (204, 304)
+        if head.chunked and not bodiless:
             self._state = _CHUNKED
             self._chunks = ChunkedBody()
-        elif head.length_bytes is not None or status in (204, 304):
+        elif head.length_bytes is not None or bodiless:
             self._state = _LENGTH
-            self._left_bytes = head.length_bytes or 0
+            self._left_bytes = 0 if bodiless else head.length_bytes or 0
             if self._left_bytes >= LARGE_BYTES:
                 self._take_room(self._left_bytes)
             elif self._left_bytes == 0:
@@ -213,6 +231,7 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._state = _UNTIL_CLOSE
             self._keep_alive = False
+            self._events = WholeEvents()
         if self._state != _LENGTH and not self._streaming:
             self._left_bytes = _MAX_UNTOLD_BYTES
             self._take_room(_MAX_UNTOLD_BYTES)
@@ -228,12 +247,18 @@ class UpstreamConnection(asyncio.Protocol):
         self._finish(surplus=self._left_bytes < 0)
 
     def _on_chunks(self, data: bytes) -> None:
-        chunks = self._chunks.feed(data)
+        body = self._chunks
+        before = body.chunks
+        chunks = body.feed(data)
         if not chunks:
             return
         if self._streaming:
-            if self._sink is not None:
-                self._pass_on(self._sink, chunks, last=self._chunks.ended)
+            if self._events is not None or body.cut:
+                if self._events is None:
+                    self._events = WholeEvents(before)
+                chunks = self._events.feed(chunks, last=body.ended)
+            if self._sink is not None and chunks:
+                self._pass_on(self._sink, chunks, last=body.ended)
         else:
             self._keep(payload(chunks))
         if self._chunks.ended and self._state == _CHUNKED:
@@ -241,9 +266,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _on_until_close(self, data: bytes) -> None:
         if self._streaming:
-            if self._sink is not None:
+            if self._sink is not None and self._events is not None:
                 self._chunks.chunks += 1
-                self._pass_on(self._sink, chunk(data))
+                if chunks := self._events.feed_bytes(data):
+                    self._pass_on(self._sink, chunks)
             return
         self._keep(data)
 
@@ -309,7 +335,6 @@ class UpstreamConnection(asyncio.Protocol):
                 content_type=self._content_type,
                 body=pieces[0] if len(pieces) == 1 else b"".join(pieces),
                 streamed=self._streaming,
-                events=self._chunks.chunks if self._streaming else 0,
                 first_byte_at=self.first_byte_at,
             )
         )

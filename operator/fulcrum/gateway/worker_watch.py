@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-import random
-import ssl
-from collections.abc import AsyncGenerator
 from functools import lru_cache
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol
 
-import httpx2
 import msgspec
-from lightkube import AsyncClient
-from lightkube.core.exceptions import ApiError, ConfigError
-from lightkube.resources.core_v1 import Pod
 
+from fulcrum import kube
 from fulcrum.api import names
+from fulcrum.api.kv_format import kv_format
 from fulcrum.api.names import Role
 from fulcrum.api.worker import WorkerConfig
 from fulcrum.gateway.config import Settings
@@ -27,11 +20,76 @@ from fulcrum.gateway.workers import WorkerView
 
 logger = logging.getLogger(__name__)
 
-# A new LIST now and then prunes what a watch may have missed (and notices a watch that is dead without saying so).
 _RESYNC_SECONDS: Final = 120.0
-_SERVER_TIMEOUT_SECONDS: Final = 300
-_FIRST_BACKOFF_SECONDS: Final = 0.1
-_LONGEST_BACKOFF_SECONDS: Final = 5.0
+"""A new LIST this often prunes what a watch may have missed."""
+
+
+# Of a Pod only what routing needs is decoded; names are those on the wire.
+
+
+class Metadata(msgspec.Struct):
+    """Who the Pod is."""
+
+    name: str
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    deletionTimestamp: str | None = None  # noqa: N815
+
+
+class EnvVar(msgspec.Struct):
+    """One variable of a container."""
+
+    name: str
+    value: str | None = None
+
+
+class Container(msgspec.Struct):
+    """What a container runs."""
+
+    name: str = ""
+    image: str | None = None
+    env: list[EnvVar] | None = None
+
+
+class PodSpec(msgspec.Struct):
+    """What the Pod runs, and where."""
+
+    containers: list[Container] = []
+    nodeName: str | None = None  # noqa: N815
+
+
+class Condition(msgspec.Struct):
+    """One condition of the Pod."""
+
+    type: str
+    status: str
+
+
+class ContainerStatus(msgspec.Struct):
+    """How often a container was started again."""
+
+    restartCount: int = 0  # noqa: N815
+
+
+class PodStatus(msgspec.Struct):
+    """How the Pod is."""
+
+    phase: str | None = None
+    podIP: str | None = None  # noqa: N815
+    conditions: list[Condition] | None = None
+    containerStatuses: list[ContainerStatus] | None = None  # noqa: N815
+
+
+class Pod(msgspec.Struct):
+    """A Pod as far as routing needs it."""
+
+    metadata: Metadata
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+
+_PODS: Final = kube.Resource(api_version="v1", kind="Pod", plural="pods")
 
 
 class Follower(Protocol):
@@ -46,7 +104,7 @@ class Follower(Protocol):
 def record_of(pod: Pod) -> WorkerRecord | None:
     """The worker that a Pod is; None while no request may go to it."""
     metadata, status = pod.metadata, pod.status
-    if metadata is None or status is None or metadata.deletionTimestamp is not None or not metadata.name:
+    if metadata.deletionTimestamp is not None:
         return None
     if status.phase != "Running" or not status.podIP:
         return None
@@ -68,13 +126,13 @@ def record_of(pod: Pod) -> WorkerRecord | None:
         incarnation=f"{metadata.uid}/{restarts}",
         pool=(metadata.labels or {}).get(names.LABEL_POOL, ""),
         revision=_revision(pod),
-        node=(pod.spec.nodeName if pod.spec is not None else None) or "",
+        node=pod.spec.nodeName or "",
     )
 
 
 def _revision(pod: Pod) -> str:
     """What the format of a worker's KV depends on. The hash on the Pod will not do: each pool has its own."""
-    for container in pod.spec.containers if pod.spec is not None else ():
+    for container in pod.spec.containers:
         for variable in container.env or ():
             if variable.name == names.ENV_WORKER_CONFIG and variable.value:
                 return _kv_format(container.image or "", variable.value)
@@ -87,74 +145,56 @@ def _kv_format(image: str, document: str) -> str:
         config = msgspec.json.decode(document, type=WorkerConfig)
     except msgspec.DecodeError:  # of another version
         return document
-    kv = config.kv_cache
-    return repr((image, config.model, kv.dtype, kv.block_size, config.transfer.connector, config.engine_args))
+    return kv_format(config, image)
 
 
 async def watch_workers(follower: Follower) -> None:
     """Keep `follower.view` equal to the usable worker Pods of its cluster; returns only when cancelled."""
-    backoff_seconds = _FIRST_BACKOFF_SECONDS
-    client: AsyncClient | None = None
-    while True:
-        began_at = asyncio.get_running_loop().time()
-        cause = "resync"
-        try:
-            if client is None:  # a new one reads the credentials anew
-                client = AsyncClient(namespace=follower.settings.namespace, timeout=httpx2.Timeout(10.0))
-            await _list_and_watch(follower, client)
-        except TimeoutError:
-            pass
-        except ApiError as error:
-            cause = "gone" if error.status.code == 410 else f"status_{error.status.code}"
-        except (httpx2.HTTPError, OSError, ssl.SSLError) as error:
-            cause = "connection"
-            logger.debug("watch_connection_error error=%r", error)
-        except ConfigError as error:
-            cause = "config"
-            logger.warning("watch_config_error error=%s", error)
-        except Exception:  # the edge: whatever the API server sends, the gateway must go on following it
-            cause = "unexpected"
-            logger.exception("watch_failed")
-        follower.watch_connected = False
-        follower.metrics.watch_restarts[cause] += 1
-        if cause == "resync":
-            backoff_seconds = _FIRST_BACKOFF_SECONDS
-            continue
-        if asyncio.get_running_loop().time() - began_at > _LONGEST_BACKOFF_SECONDS:
-            backoff_seconds = _FIRST_BACKOFF_SECONDS
-        if client is not None:
-            await client.close()
-            client = None
-        logger.warning("watch_broken cause=%s workers_kept=%d", cause, len(follower.view.workers))
-        await asyncio.sleep(backoff_seconds * random.uniform(0.5, 1.0))  # noqa: S311  (jitter, no secret)
-        backoff_seconds = min(2 * backoff_seconds, _LONGEST_BACKOFF_SECONDS)
+    selectors = kube.selector(
+        {names.LABEL_CLUSTER: follower.settings.config.cluster, names.LABEL_COMPONENT: names.COMPONENT_WORKER}
+    )
+    path = _PODS.collection(follower.settings.namespace)
+    api = kube.Api()
+    try:
+        async for event in kube.follow(api, path, Pod, selectors=selectors, relist_seconds=_RESYNC_SECONDS):
+            try:
+                _take(follower, event)
+            except Exception:  # the edge: whatever the API server sends, the gateway must go on following it
+                logger.exception("watch_failed")
+    finally:
+        await api.close()
 
 
-async def _list_and_watch(follower: Follower, client: AsyncClient) -> None:
-    """Raises TimeoutError when it is time for another list."""
+def _take(follower: Follower, event: kube.Event[Pod]) -> None:
     view = follower.view
-    labels: dict[str, Any] = {
-        names.LABEL_CLUSTER: follower.settings.config.cluster,
-        names.LABEL_COMPONENT: names.COMPONENT_WORKER,
-    }
-    async with asyncio.timeout(_RESYNC_SECONDS):
-        listed = client.list(Pod, labels=labels)
-        records = [record_of(pod) async for pod in listed]
-        view.replace(record for record in records if record is not None)
-        follower.watch_connected = True
-        events = client.watch(
-            Pod, labels=labels, resource_version=listed.resourceVersion, server_timeout=_SERVER_TIMEOUT_SECONDS
-        )
-        async with contextlib.aclosing(cast("AsyncGenerator[tuple[str, Pod], None]", events)) as stream:
-            async for operation, pod in stream:
-                _apply(view, operation, pod)
+    match event:
+        case kube.Listed(items=pods):
+            records = [record_of(pod) for pod in pods]
+            view.replace(record for record in records if record is not None)
+        case kube.Changed(kind=kind, object=pod):
+            record = None if kind == "DELETED" else record_of(pod)
+            if record is not None:
+                view.put(record)
+            else:
+                view.remove(pod.metadata.name, "deleted" if kind == "DELETED" else "not_usable")
+        case kube.Connected():
+            follower.watch_connected = True
+        case kube.Interrupted(error=error):
+            follower.watch_connected = False
+            cause = _cause(error)
+            follower.metrics.watch_restarts[cause] += 1
+            logger.warning("watch_broken cause=%s workers_kept=%d error=%s", cause, len(view.workers), error)
+        case kube.Bookmark():
+            pass
 
 
-def _apply(view: WorkerView, operation: str, pod: Pod) -> None:
-    if operation not in ("ADDED", "MODIFIED", "DELETED"):
-        return
-    record = None if operation == "DELETED" else record_of(pod)
-    if record is not None:
-        view.put(record)
-    elif pod.metadata is not None and pod.metadata.name:
-        view.remove(pod.metadata.name, "deleted" if operation == "DELETED" else "not_usable")
+def _cause(error: kube.ApiFailure) -> str:
+    match error:
+        case kube.ApiError(code=410):
+            return "gone"
+        case kube.ApiError(code=code):
+            return f"status_{code}"
+        case kube.ConfigError():
+            return "config"
+        case _:
+            return "connection"

@@ -25,6 +25,7 @@ class Worker:
         "agent",
         "answers",
         "changed_at",
+        "doubts",
         "name",
         "pool",
         "record",
@@ -45,6 +46,8 @@ class Worker:
         """Its last answer to `GET /load`; None: it never gave one, or not the last time."""
         self.answers = 0
         """Requests that it answered."""
+        self.doubts = 0
+        """Requests in a row that it failed in a way that may be their own fault."""
         self.changed_at: float | None = None
         """Loop time of a role change after which no request was sent yet."""
 
@@ -125,6 +128,7 @@ class WorkerView:
     def worked(self, worker: Worker) -> None:
         """It answered a request."""
         worker.answers += 1
+        worker.doubts = 0
         self.cluster.worked(worker.state)
 
     def sweep(self, now: float) -> None:

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from lightkube.core.exceptions import ConfigError
 from rich.console import Console
 from rich.status import Status
 
 from fulcrum.api.names import KIND
 from fulcrum.capacity.cpu import CPUINFO
+from fulcrum.kube import Api, ApiFailure, ConfigError
 from fulcrum.local.home import Home
 from fulcrum.local.install import InstallError, apply, install_operator
-from fulcrum.local.kubelet.rest import Api, ApiError, Unreachable
 from fulcrum.local.launch import is_running, log_tail, start_supervisor
 from fulcrum.local.preflight import cannot_run
 from fulcrum.local.readiness import Awaited, awaited, condition, is_current, is_true, is_worker_of, trouble
@@ -44,8 +43,9 @@ class BringUpError(Exception):
 class BringUp:
     """One run of `fulcrum up`."""
 
-    def __init__(self, home: Home, console: Console) -> None:
+    def __init__(self, home: Home, console: Console, *, chaos_seed: int | None = None) -> None:
         self._home = home
+        self._chaos_seed = chaos_seed
         self._console = console
         self._shown_troubles: set[str] = set()
 
@@ -79,11 +79,13 @@ class BringUp:
         begun = time.monotonic()
         deadline = begun + _START_SECONDS
         if is_running(self._home):
+            if self._chaos_seed is not None:
+                raise BringUpError("Kubernetes runs already: `fulcrum down` first, --chaos is set when it starts")
             self._done("Kubernetes runs already")
         else:
             status.update("Starting the Kubernetes API server, controllers and kubelet ...")
             try:
-                start_supervisor(self._home)
+                start_supervisor(self._home, self._chaos_seed)
             except OSError as error:
                 raise BringUpError(f"cannot start in {self._home.root}: {error}") from error
         api = None
@@ -92,17 +94,19 @@ class BringUp:
                 raise BringUpError(self._why_not_started())
             await asyncio.sleep(0.05)
             if api is None and self._home.kubeconfig.is_file():
+                opened = Api(self._home.kubeconfig)
                 try:
-                    api = Api.from_kubeconfig(self._home.kubeconfig)
-                except (ConfigError, ValueError, KeyError, yaml.YAMLError):  # half written
+                    await opened.connect()
+                except ConfigError:  # half written
                     continue
+                api = opened
         self._done(f"Kubernetes is ready ({time.monotonic() - begun:.1f}s)")
         return api
 
     async def _node_ready(self, api: Api) -> bool:
         try:
             return is_true(await api.get(f"/api/v1/nodes/{NODE_NAME}"), "Ready")
-        except (ApiError, Unreachable):
+        except ApiFailure:
             return False
 
     def _why_not_started(self) -> str:
@@ -139,7 +143,7 @@ class BringUp:
                     self._done(f"{item.title} is {item.condition.lower()} ({time.monotonic() - begun:.1f}s)")
                     return
                 progress = await self._progress(api, item, current)
-            except (ApiError, Unreachable) as error:
+            except ApiFailure as error:
                 progress = str(error)
             seconds = time.monotonic() - begun
             status.update(f"{item.title}: {progress or 'starting'} ({seconds:.0f}s)")

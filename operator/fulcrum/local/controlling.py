@@ -10,22 +10,18 @@ import signal
 import sys
 
 import uvloop
-from lightkube import KubeConfig
 
 from fulcrum.local.controllers.runner import run_controllers
 from fulcrum.local.log_format import log_to_stderr
 
 
 async def control(kubeconfig: str) -> None:
-    """Run every controller until SIGTERM or SIGINT. Errors: ValueError when the file names no context."""
-    config = KubeConfig.from_file(kubeconfig).get()
-    if config is None:
-        raise ValueError(f"{kubeconfig}: no current context")
+    """Run every controller until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await run_controllers(config, stop)
+    await run_controllers(kubeconfig, stop)
 
 
 if __name__ == "__main__":

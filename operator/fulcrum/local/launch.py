@@ -37,13 +37,14 @@ def is_running(home: Home) -> bool:
     return False
 
 
-def start_supervisor(home: Home) -> None:
+def start_supervisor(home: Home, chaos_seed: int | None = None) -> None:
     """Start the supervisor as a process of its own that outlives this one. Errors: OSError."""
+    chaos = () if chaos_seed is None else (str(chaos_seed),)
     home.make()
     home.kubeconfig.unlink(missing_ok=True)  # the API server writes it when it listens
     with open_log(home.logs / "supervisor.log") as log:
         subprocess.Popen(
-            [sys.executable, "-m", "fulcrum.local.supervisor", str(home.root)],
+            [sys.executable, "-m", "fulcrum.local.supervisor", str(home.root), *chaos],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -24,4 +24,3 @@ def log_to_stderr() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(KeyValueFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # one line per request otherwise

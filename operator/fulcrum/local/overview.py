@@ -18,9 +18,9 @@ from fulcrum.api.names import (
     LABEL_ROLE,
     PLURAL,
 )
+from fulcrum.kube import Api, ApiError
 from fulcrum.local.home import Home
 from fulcrum.local.kubelet.processes import Identity
-from fulcrum.local.kubelet.rest import Api, ApiError
 from fulcrum.local.launch import members
 from fulcrum.local.readiness import condition, is_true, labels, restarts, trouble
 

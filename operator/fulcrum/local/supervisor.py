@@ -1,7 +1,7 @@
 """The parent of local mode's processes: API server, controllers, kubelet.
 
-Run as `python -m fulcrum.local.supervisor ROOT`. It restarts what dies. When it is told to stop, or is killed, its
-children end too; the Pods' processes go on until `fulcrum down`, or until the next kubelet takes them over.
+Run as `python -m fulcrum.local.supervisor ROOT [CHAOS_SEED]`. It restarts what dies. When it is told to stop, or is
+killed, its children end too; the Pods' processes go on until `fulcrum down`, or until the next kubelet takes them over.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Program:
     argv: tuple[str, ...]
 
 
-def programs(home: Home) -> tuple[Program, ...]:
+def programs(home: Home, chaos_seed: int | None = None) -> tuple[Program, ...]:
     """What local mode consists of, in the order of starting."""
     fulcrum = (sys.executable, "-m", "fulcrum.cli.app")
     kubeconfig = str(home.kubeconfig)
     gpus = _gpu_count()
     server = (
         *fulcrum, "apiserver", "--state-dir", str(home.apiserver), "--kubeconfig-out", kubeconfig,
-        "--service-cluster-ip-range", home.service_cidr,
+        "--service-cluster-ip-range", home.service_cidr, *(() if chaos_seed is None else (f"--chaos={chaos_seed}",)),
     )  # fmt: skip
     kubelet = (
         *fulcrum, "kubelet", "--kubeconfig", kubeconfig, "--node-name", NODE_NAME, "--state-dir", str(home.kubelet),
@@ -81,15 +81,16 @@ def _gpu_count() -> int:
 class Supervisor:
     """Keeps the programs of one state folder running until `stop` is set."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, chaos_seed: int | None = None) -> None:
         self._home = home
+        self._programs = programs(home, chaos_seed)
         self._children: dict[str, Identity] = {}
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
         """Start everything, restart what ends, stop everything in reverse order."""
         reaper = asyncio.create_task(self._reap())
-        keepers = [(program, asyncio.create_task(self._keep(program))) for program in programs(self._home)]
+        keepers = [(program, asyncio.create_task(self._keep(program))) for program in self._programs]
         await self.stop.wait()
         for program, task in reversed(keepers):
             task.cancel()
@@ -186,7 +187,7 @@ def open_log(path: Path) -> IO[bytes]:
     return os.fdopen(fd, "ab")
 
 
-async def supervise(home: Home) -> int:
+async def supervise(home: Home, chaos_seed: int | None = None) -> int:
     """Until SIGTERM or SIGINT; 1 when another supervisor has the folder."""
     home.make()
     lock = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -196,7 +197,7 @@ async def supervise(home: Home) -> int:
         logger.warning("already_supervised home=%s", home.root)
         return 1
     become_subreaper()
-    supervisor = Supervisor(home)
+    supervisor = Supervisor(home, chaos_seed)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop.set)
@@ -206,4 +207,5 @@ async def supervise(home: Home) -> int:
 
 if __name__ == "__main__":
     log_to_stderr()
-    sys.exit(asyncio.run(supervise(Home(root=Path(sys.argv[1])))))
+    root, *seed = sys.argv[1:]
+    sys.exit(asyncio.run(supervise(Home(root=Path(root)), int(seed[0]) if seed else None)))

@@ -1,14 +1,11 @@
-"""Which workers serve a request: filter -> score -> pick, pure.
+"""Which workers serve a request: filter -> score -> pick, by predicted latency over a `ClusterView`. Pure."""
 
-`route` picks a path by predicted latency over a `ClusterView`; `plan` and `choose` pick by the number of legs.
-"""
-
-from fulcrum.routing._choice import Candidate, Chosen, NobodyFits, NobodyThere, NoPool, choose
-from fulcrum.routing._paths import OneLeg, TwoLegs, plan, usable_path
 from fulcrum.routing.affinity import BYTE_ENDS, AffinityMemory, prefix_keys, token_ends
 from fulcrum.routing.breaker import Breaker, BreakerState
 from fulcrum.routing.flight import Flight
+from fulcrum.routing.outcome import NobodyFits, NobodyThere, NoPool
 from fulcrum.routing.outliers import OutlierEjector, OutlierRule
+from fulcrum.routing.pairs import Pair, PairHealth
 from fulcrum.routing.path import HandOver, Incoming, Route
 from fulcrum.routing.route import route
 from fulcrum.routing.view import ClusterView, decode_share
@@ -19,8 +16,6 @@ __all__ = [
     "AffinityMemory",
     "Breaker",
     "BreakerState",
-    "Candidate",
-    "Chosen",
     "ClusterView",
     "Flight",
     "HandOver",
@@ -28,17 +23,14 @@ __all__ = [
     "NoPool",
     "NobodyFits",
     "NobodyThere",
-    "OneLeg",
     "OutlierEjector",
     "OutlierRule",
+    "Pair",
+    "PairHealth",
     "Route",
-    "TwoLegs",
     "WorkerView",
-    "choose",
     "decode_share",
-    "plan",
     "prefix_keys",
     "route",
     "token_ends",
-    "usable_path",
 ]

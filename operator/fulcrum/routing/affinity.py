@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 _FIRST_BYTES: Final = 512
 _PER_DOUBLING: Final = 8
 _LONGEST_BYTES: Final = 4 * 1024 * 1024
-_MAX_HOLDERS: Final = 8
+_MAX_FOUND: Final = 8
+"""Holders that a match names, the latest ones: each may be predicted in full."""
 _RESIDENT: Final = 0.8
 """Share of a worker's KV cache behind which a prefix is taken for evicted: running requests need room, too."""
 
@@ -50,9 +52,10 @@ def prefix_keys(prompt: bytes) -> tuple[int, ...]:
 
 
 class AffinityMemory:
-    """Prefix keys and who holds them, at most `capacity` keys, least recently used first out.
+    """Prefix keys and the workers that hold them, at most `capacity` keys, least recently used first out.
 
-    A holder is forgotten once it was sent more new tokens than its KV cache keeps.
+    A holder is forgotten once it was sent more new tokens than its KV cache keeps. A prompt is recorded under all of
+    its prefixes at once, so a worker that holds one of them holds the shorter ones, too.
     """
 
     def __init__(self, capacity: int = 65_536, ends: Sequence[int] = BYTE_ENDS) -> None:
@@ -74,7 +77,7 @@ class AffinityMemory:
         self._room[worker] = room_units * _RESIDENT
 
     def leave(self, worker: int) -> None:
-        """The worker is gone; its entries go when they are met or when they are old."""
+        """The worker is gone; its entries go when their keys get more holders than there are workers, or are old."""
         self._sent.pop(worker, None)
         self._room.pop(worker, None)
 
@@ -90,7 +93,8 @@ class AffinityMemory:
             else:
                 high = middle
         while low:
-            present = [worker for worker, sent in holders[keys[low - 1]].items() if self._resident(worker, sent)]
+            latest = reversed(holders[keys[low - 1]].items())
+            present = list(islice((worker for worker, sent in latest if self._resident(worker, sent)), _MAX_FOUND))
             if present:
                 return self._ends[low - 1], present
             low -= 1
@@ -125,8 +129,9 @@ class AffinityMemory:
                 continue
             holders.move_to_end(key)
             entry.pop(worker, None)
-            if len(entry) >= _MAX_HOLDERS:
-                del entry[next(iter(entry))]
+            if len(entry) >= len(self._sent):
+                for gone in [other for other in entry if other not in self._sent]:
+                    del entry[gone]
             entry[worker] = sent
         while len(holders) > self.capacity:
             holders.popitem(last=False)

@@ -19,6 +19,7 @@ class Flight:
 
     __slots__ = (
         "asked_at",
+        "busy_neighbours",
         "decode",
         "joined_steps",
         "new_tokens",
@@ -55,6 +56,8 @@ class Flight:
         self.asked_at = now_seconds - incoming.waited_seconds
         self.ttft_seconds = incoming.waited_seconds + route.ttft_seconds
         """Predicted, from `asked_at` on; admission raises it when a later request is prefilled in the same step."""
+        self.busy_neighbours = 0
+        """Other workers on the node of its prefill that were busy when it was started."""
         self.phase = PREFILLING
         self.joined_steps = 0.0
         """Decode steps of its worker at which its own output began."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from math import exp
 from typing import TYPE_CHECKING, Final
 
-from fulcrum.routing._choice import NobodyFits, NobodyThere, NoPool
 from fulcrum.routing.lanes import Group, Lane
+from fulcrum.routing.outcome import NobodyFits, NobodyThere, NoPool
 from fulcrum.routing.path import Incoming, Prefill, Route
 from fulcrum.routing.search import Search
 
@@ -52,7 +52,7 @@ def route(incoming: Incoming, view: ClusterView, now_seconds: float) -> Route | 
 def _paths(search: Search, lane: Lane) -> list[Route]:
     paths: list[Route] = []
     if lane.decode and lane.prefill and not search.incoming.whole:
-        prefill = search.prefill(lane.prefill)
+        prefill = search.prefill(lane.prefill, search.view.unpaired)
         pair = search.pair(prefill, lane) if prefill is not None else None
         if prefill is not None and pair is not None:
             paths.append(pair)

@@ -98,11 +98,13 @@ class Search:
             wait += chunk_seconds(worker, prompt_tokens - cached)
         return Prefill(worker, cached, wait, begun, work, own, wait + (1 + _WORK_WEIGHT) * work)
 
-    def prefill(self, groups: Sequence[Group]) -> Prefill | None:
-        """The prefill that is done soonest, counting what it takes from others."""
+    def prefill(self, groups: Sequence[Group], unpaired: frozenset[str] = frozenset()) -> Prefill | None:
+        """The prefill that is done soonest, counting what it takes from others; not on those named in `unpaired`."""
         best: Prefill | None = None
         for group in groups:
             workers = self.allowed(group)
+            if unpaired:
+                workers = [worker for worker in workers if worker.name not in unpaired]
             if not workers:
                 continue
             worker = min(workers, key=_by_prefill) if len(workers) > 1 else workers[0]
@@ -116,6 +118,8 @@ class Search:
                 best = candidate
             for holder in self.held:
                 if holder is not worker and holder in group.members and holder.name not in self.incoming.exclude:
+                    if holder.name in unpaired:
+                        continue
                     candidate = self.queued(holder)
                     if candidate.cost_seconds < best.cost_seconds:
                         best = candidate
@@ -155,15 +159,19 @@ class Search:
     def pair(self, prefill: Prefill, lane: Lane) -> Route | None:
         """The best decode worker for a prefill."""
         node = prefill.worker.node
+        broken = self.view.broken.get(prefill.worker.name, ()) if self.view.broken else ()
         best: Route | None = None
         for group in lane.decode:
             workers = self.allowed(group)
+            if broken:
+                workers = [worker for worker in workers if worker.name not in broken]
             if not workers:
                 continue
             worker = min(workers, key=_by_decode) if len(workers) > 1 else workers[0]
             if worker.node != node and node in group.by_node:
                 near = min(group.by_node[node], key=_by_decode)
-                if near.decode_key < worker.decode_key + _FULLER and near.name not in self.incoming.exclude:
+                usable = near.name not in self.incoming.exclude and near.name not in broken
+                if usable and near.decode_key < worker.decode_key + _FULLER:
                     worker = near
             candidate = self._two_legs(prefill, worker, lane)
             if best is None or candidate.score < best.score:

@@ -6,7 +6,7 @@ A request: `start` -> `prefill_done` -> any number of `progress` -> `finish`, fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from fulcrum.api.names import Role
@@ -60,6 +60,10 @@ class ClusterView:
         """Workers that may get requests, by revision."""
         self.fallback_lanes: tuple[Lane, ...] = ()
         """The same with suspects, when there are any: for requests that nobody else can take."""
+        self.broken: Mapping[str, frozenset[str]] = {}
+        """Decode workers that cannot pull KV from a prefill worker, by the name of that one."""
+        self.unpaired: frozenset[str] = frozenset()
+        """Prefill workers from which no decode worker of their revision can pull KV."""
         self.trials = False
         """Some breaker is half open: the next request on its worker is the trial."""
         self.prefill_workers = 1
@@ -88,6 +92,8 @@ class ClusterView:
         self._outliers = Outliers()
         self.steps = StepTimes()
         """How long the workers' steps took, for whoever keeps their speeds up to date."""
+        self._by_node: dict[str, list[WorkerView]] = {}
+        """Workers of each node that has several; those of which no node is known are left out."""
         self._joined = 0
         self._turns = 0
 
@@ -138,6 +144,22 @@ class ClusterView:
         self._pools = frozenset(admits)
         self._admits = {pool: rule for pool, rule in admits.items() if rule is not None}
         self._rebuild()
+
+    def set_broken(self, broken: Mapping[str, frozenset[str]]) -> None:
+        """Pairs that cannot move KV (`broken`): no request is sent over them in two legs."""
+        if self.broken != broken:
+            self.broken = broken
+            self._rebuild()
+
+    def may_pair(self, one: WorkerView, other: WorkerView) -> bool:
+        """Whether a request may ever go over both: of one revision, and with requests that both pools admit."""
+        if one is other or one.revision != other.revision:
+            return False
+        rules = [PoolRule(self._admits.get(worker.pool), 0.0, self.class_names) for worker in (one, other)]
+        shortest = max(rule.min_prompt_tokens for rule in rules)
+        longest = min(rule.longest_tokens for rule in rules)
+        classes = [rule.classes for rule in rules if rule.classes is not None]
+        return shortest <= longest and (len(classes) < len(rules) or bool(classes[0] & classes[1]))
 
     def any_pool_takes(self, prompt_tokens: float, qos: int) -> bool:
         """Whether any pool takes such a request, once it has a worker to spare."""
@@ -217,7 +239,8 @@ class ClusterView:
         if worker.role is Role.DECODE:
             decoding = float(beyond)
         elif worker.role is Role.MIXED:
-            decoding = float(min(beyond, load.running))
+            # What waits has not been prefilled, whoever sent it.
+            decoding = float(min(beyond, max(load.running - worker.running, 0)))
         tokens = (beyond - decoding) * self.mean_prompt_tokens
         if load.queued_prompt_tokens is not None and worker.role is not Role.DECODE:
             tokens = max(load.queued_prompt_tokens - worker.queued_tokens, tokens if load.queued_prompt_tokens else 0.0)
@@ -233,12 +256,17 @@ class ClusterView:
             share=decoding * decode_share(worker, context / decoding, 0.0, self.tpot_seconds) if decoding else 0.0,
         )
 
+    def busy_neighbours(self, worker: WorkerView) -> int:
+        """Other workers on the node of `worker` that have something to do, as far as is known."""
+        return sum(not other.idle for other in self._by_node.get(worker.node, ()) if other is not worker)
+
     # Requests.
 
     def start(self, incoming: Incoming, route: Route, now_seconds: float) -> Flight:
         """The request is sent on its way."""
         flight = Flight(incoming, route, now_seconds)
         prefill, decode = flight.prefill, flight.decode
+        flight.busy_neighbours = self.busy_neighbours(prefill)
         flight.share = decode_share(decode, incoming.prompt_tokens, incoming.output_tokens, self.tpot_seconds)
         if not prefill.legs:
             self.steps.starts(prefill, now_seconds)
@@ -335,10 +363,22 @@ class ClusterView:
         self.fallback_lanes = ()
         if any(not one.breaker.available for one in workers):
             self.fallback_lanes = make_lanes(workers, self._admits, self.class_names, suspect=True)
+        self.unpaired = frozenset(self._unpaired()) if self.broken else frozenset()
+        by_node: dict[str, list[WorkerView]] = {}
+        for one in workers:
+            if one.node:
+                by_node.setdefault(one.node, []).append(one)
+        self._by_node = {node: there for node, there in by_node.items() if len(there) > 1}
         roles = [one.role for one in workers]
         mixed = roles.count(Role.MIXED)
         self.prefill_workers = max(roles.count(Role.PREFILL) + mixed, 1)
         self.decode_workers = max(roles.count(Role.DECODE) + mixed, 1)
+
+    def _unpaired(self) -> Iterator[str]:
+        for lane in self.every_lane:
+            decodes = {worker.name for group in lane.decode for worker in group.workers}
+            for group in lane.prefill:
+                yield from (one.name for one in group.workers if decodes <= self.broken.get(one.name, frozenset()))
 
 
 def decode_share(worker: WorkerView, prompt_tokens: float, output_tokens: float, tpot_seconds: float) -> float:

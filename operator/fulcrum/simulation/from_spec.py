@@ -9,6 +9,7 @@ from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.capacity.accelerators import CPU, accelerator
 from fulcrum.capacity.known_models import known_model
+from fulcrum.capacity.kv import BLOCK_TOKENS
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
@@ -46,7 +47,7 @@ def cluster_model(
             for pool in pools
         ),
         links=links or Links(),
-        block_tokens=spec.engine.kv_cache.block_size,
+        block_tokens=spec.engine.kv_cache.block_size or BLOCK_TOKENS,
         drain_timeout_seconds=seconds(spec.balance.flip.drain_timeout),
     )
 

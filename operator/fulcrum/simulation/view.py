@@ -76,11 +76,13 @@ class View:
         came = self._arrived_since(since)
         newest = [self._arrived_since(self.now - part * window_seconds) for part in NEWEST_PARTS]
         seen = self._lengths(came, newest, served, longer)
+        served_window_seconds = window_seconds
         began = begun(came, newest)
         if began is not None:
             window_seconds *= NEWEST_PARTS[began]
         return Traffic(
             window_seconds=window_seconds,
+            served_window_seconds=served_window_seconds,
             rate=came.requests / window_seconds,
             isl_tokens=seen.isl_tokens,
             osl_tokens=seen.osl_tokens,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from http import HTTPStatus
 from types import TracebackType
 from typing import Final, Self
 
 import aiohttp
 import msgspec
 
-from fulcrum.api.names import HEADER_POD, PORT_AGENT, Role
+from fulcrum.api.gateway import PairsReport
+from fulcrum.api.names import HEADER_POD, PORT_AGENT, PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.worker import LoadReport, RoleRequest
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,7 @@ _AT_ONCE: Final = 64
 that a call's deadline is not spent on waiting for this process."""
 _IDLE_SECONDS: Final = 30.0
 
+_PAIRS: Final = msgspec.json.Decoder(PairsReport)
 _LOAD: Final = msgspec.json.Decoder(LoadReport)
 _FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError)
 
@@ -35,9 +38,15 @@ class Agents:
     """
 
     def __init__(
-        self, *, port: int = PORT_AGENT, deadline_seconds: float = DEADLINE_SECONDS, at_once: int = _AT_ONCE
+        self,
+        *,
+        port: int = PORT_AGENT,
+        gateway_port: int = PORT_GATEWAY_INSIDE,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        at_once: int = _AT_ONCE,
     ) -> None:
         self._port = port
+        self._gateway_port = gateway_port
         self._deadline_seconds = deadline_seconds
         self._turns = asyncio.Semaphore(at_once)
         self._session: aiohttp.ClientSession | None = None
@@ -62,6 +71,21 @@ class Agents:
         """Return the load report of each worker by name, None where there was none within the deadline."""
         reports = await asyncio.gather(*(self._load(name, pod_ip) for name, pod_ip in pod_ips.items()))
         return dict(zip(pod_ips, reports, strict=True))
+
+    async def pairs(self, gateway_ips: Mapping[str, str]) -> tuple[PairsReport, ...]:
+        """Return what the canaries of each gateway (Pod name -> address) found, of those that answer."""
+        reports = await asyncio.gather(*(self._pairs(ip) for ip in gateway_ips.values()))
+        return tuple(report for report in reports if report is not None)
+
+    async def _pairs(self, gateway_ip: str) -> PairsReport | None:
+        host = f"[{gateway_ip}]" if ":" in gateway_ip else gateway_ip
+        url = f"http://{host}:{self._gateway_port}/kv-pairs"
+        try:
+            async with self._turns, self._open.get(url) as response:
+                return _PAIRS.decode(await response.read()) if response.status == HTTPStatus.OK else None
+        except _FAILURES as error:  # one of an older release has no such port
+            logger.debug("pairs_unknown url=%s error=%r", url, error)
+            return None
 
     async def tell_role(self, pod_ip: str, role: Role, epoch: int, *, pod_name: str | None = None) -> bool:
         """Tell an agent its role; report whether it knows it now (409 means it knows a newer one).

@@ -166,6 +166,7 @@ def make_traffic(
     share = _ratio(sum(rejected.values()), arrivals)
     longer = counts if longer is None else longer
     came, last = _arrived(counts), [_arrived(part) for part in newest]
+    served_window_seconds = window_seconds
     since = begun(came, last)
     if since is not None:
         window_seconds *= NEWEST_PARTS[since]
@@ -179,6 +180,7 @@ def make_traffic(
     osl_cv2 = common_spread([_outputs(each) for each in stretches])
     return Traffic(
         window_seconds=window_seconds,
+        served_window_seconds=served_window_seconds,
         rate=arrivals / window_seconds,
         isl_tokens=seen.isl_tokens,
         osl_tokens=seen.osl_tokens,

@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 import math
+import re
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +35,7 @@ from fulcrum.telemetry.counts import (
     Key,
     make_traffic,
 )
+from fulcrum.telemetry.prometheus_access import PrometheusAccess
 from fulcrum.telemetry.source import ClusterRef, Unknown
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ _MAX_POINTS: Final = 10_000
 _MIN_SAMPLES: Final = 2
 """Without two scrapes in a window there is no increase."""
 _KNOWN_SHARE: Final = 0.5
-_SHOWN_CHARACTERS: Final = 300
+_STATUS_CODE: Final = re.compile(r"HTTP Status Code (\d{3})\b")
 
 Row = Mapping[str, Any]
 Answer = TypeVar("Answer")
@@ -61,13 +64,21 @@ class UnknownError(Exception):
 class PrometheusSource:
     """`TelemetrySource` over one Prometheus server. Use as an async context manager.
 
-    The client library is synchronous, so queries run in threads of their own under a hard deadline.
+    The client library is synchronous, so queries run in threads of their own under a hard deadline. Users of the
+    cluster name the server, so it may be any: nothing that it answers is repeated, and no redirect is followed.
     """
 
     def __init__(
-        self, url: str, *, deadline_seconds: float = DEADLINE_SECONDS, stale_seconds: float = STALE_SECONDS
+        self,
+        url: str,
+        access: PrometheusAccess | None = None,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        stale_seconds: float = STALE_SECONDS,
     ) -> None:
         self._url = url.rstrip("/")
+        self.access = access or PrometheusAccess()
+        """May be replaced: tokens are rotated."""
         self._deadline_seconds = deadline_seconds
         self._stale_seconds = stale_seconds
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="prometheus")
@@ -110,25 +121,31 @@ class PrometheusSource:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._deadline_seconds):
-                return await loop.run_in_executor(self._threads, _with_queries, ask, self._url, deadline)
+                return await loop.run_in_executor(self._threads, _with_queries, ask, self._url, self.access, deadline)
         except UnknownError as error:
             why = str(error)
         except (TimeoutError, requests.Timeout):
             why = f"it did not answer within {self._deadline_seconds:g} s; look at its load and at the network"
-        except requests.exceptions.InvalidJSONError as error:
-            why = f"it does not answer like Prometheus ({error}); look at metrics.prometheus.url"
+        except requests.exceptions.InvalidJSONError:
+            why = "it does not answer like Prometheus (no JSON); look at metrics.prometheus.url"
+        except requests.TooManyRedirects:
+            why = "it redirects, which is not followed; write the final address into metrics.prometheus.url"
+        except requests.exceptions.SSLError:
+            why = "its certificate is not trusted; put its CA into the key ca.crt of metrics.prometheus.secretName"
+        except ssl.SSLError:
+            why = "the key ca.crt of metrics.prometheus.secretName holds no certificate in PEM form"
         except requests.RequestException as error:
             why = f"it cannot be reached ({_root(error)}); look at metrics.prometheus.url and whether it runs"
         except PrometheusApiClientException as error:
-            why = f"it refused a query: {str(error)[:_SHOWN_CHARACTERS]}"
+            why = f"it refused a query{_status_code(error)}; look at its log, and at metrics.prometheus.secretName"
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            why = f"it does not answer like Prometheus ({error!r}); look at metrics.prometheus.url"
+            why = f"it does not answer like Prometheus ({type(error).__name__}); look at metrics.prometheus.url"
         logger.debug("prometheus_unknown url=%s cluster=%s/%s why=%s", self._url, cluster.namespace, cluster.name, why)
         return Unknown(f"Prometheus at {self._url}, cluster {cluster.namespace}/{cluster.name}: {why}.")
 
 
-def _with_queries(ask: Callable[[_Queries], Answer], url: str, deadline: float) -> Answer:
-    queries = _Queries(url, deadline)
+def _with_queries(ask: Callable[[_Queries], Answer], url: str, access: PrometheusAccess, deadline: float) -> Answer:
+    queries = _Queries(url, access, deadline)
     try:
         return ask(queries)
     finally:
@@ -138,12 +155,14 @@ def _with_queries(ask: Callable[[_Queries], Answer], url: str, deadline: float) 
 class _Queries:
     """Queries of one call, within what is left of its time. Everything here runs in a thread."""
 
-    def __init__(self, url: str, deadline: float) -> None:
+    def __init__(self, url: str, access: PrometheusAccess, deadline: float) -> None:
         from prometheus_api_client import PrometheusConnect
-        from urllib3.util.retry import Retry
 
-        # A retry would only spend the deadline; the next tick asks again.
-        self._client: PrometheusConnect = PrometheusConnect(url=url, retry=Retry(total=0))
+        from fulcrum.telemetry.prometheus_access import session_for
+
+        session, adapter = session_for(access)
+        self._client: PrometheusConnect = PrometheusConnect(url=url, headers=access.headers, session=session)
+        session.mount(url, adapter)  # in place of the client's own
         self._deadline = deadline
 
     def close(self) -> None:
@@ -319,6 +338,11 @@ def _value(row: Row) -> float:
     if not math.isfinite(value):
         raise UnknownError("it answered NaN")
     return value
+
+
+def _status_code(error: Exception) -> str:
+    found = _STATUS_CODE.search(str(error))
+    return f" (HTTP {found[1]})" if found is not None else ""
 
 
 def _root(error: BaseException) -> str:

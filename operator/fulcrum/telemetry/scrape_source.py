@@ -11,7 +11,7 @@ from typing import Final, Self
 
 import aiohttp
 
-from fulcrum.api.names import PORT_GATEWAY
+from fulcrum.api.names import PORT_GATEWAY, PORT_GATEWAY_INSIDE
 from fulcrum.balance.bursts import MEMORY_SECONDS, dispersion
 from fulcrum.balance.lengths import NEWEST_PARTS, STRETCH_SECONDS
 from fulcrum.balance.outlook import Traffic
@@ -62,11 +62,14 @@ class ScrapeSource:
     def __init__(
         self,
         *,
-        port: int = PORT_GATEWAY,
+        port: int = PORT_GATEWAY_INSIDE,
+        older_port: int | None = PORT_GATEWAY,
         deadline_seconds: float = DEADLINE_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self._port = port
+        self._older_port = older_port
+        """Where gateways of the release before have their metrics: they are rolled out after the operator."""
         self._deadline_seconds = deadline_seconds
         self._grace_seconds = grace_seconds
         self._turns = asyncio.Semaphore(_AT_ONCE)
@@ -131,9 +134,16 @@ class ScrapeSource:
 
     async def _page(self, cluster: ClusterRef, name: str, address: str) -> Page | str:
         """The counters of one gateway, or why there are none."""
+        found = await self._page_at(cluster, name, address, self._port)
+        if isinstance(found, str) and self._older_port is not None:
+            older = await self._page_at(cluster, name, address, self._older_port)
+            return older if isinstance(older, Page) else found
+        return found
+
+    async def _page_at(self, cluster: ClusterRef, name: str, address: str, port: int) -> Page | str:
         assert self._session is not None, "use `async with ScrapeSource()`"
         host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{self._port}/metrics"
+        url = f"http://{host}:{port}/metrics"
         try:
             async with self._turns, self._session.get(url) as response:
                 if response.status != 200:

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import httpx2
-from lightkube import KubeConfig
-from lightkube.config.client_adapter import Client, ConnectionParams
-from lightkube.config.models import User
+import requests
+from kubernetes.client import Configuration
+from kubernetes.config import load_kube_config
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -77,14 +76,32 @@ def local_api_server(folder: Path) -> Iterator[Path]:
         server.stop()
 
 
-def client_of(kubeconfig: Path, *, credentials: bool = True) -> httpx2.Client:
+class Http(requests.Session):
+    """A session whose paths are below one server."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__()
+        self.trust_env = False
+        self._server = server
+
+    def request(self, method: str, path: str, **options: Any) -> requests.Response:  # type: ignore[override]
+        options.setdefault("timeout", 60)
+        return super().request(method, self._server + path, **options)
+
+
+def client_of(kubeconfig: Path, *, credentials: bool = True) -> Http:
     """HTTP client for the server of a kubeconfig, with its credentials or none."""
-    config = KubeConfig.from_file(kubeconfig).get()
-    assert config is not None
-    if not credentials:
-        config = config._replace(user=User())
-    parameters = ConnectionParams(timeout=httpx2.Timeout(60), trust_env=False)
-    return Client(config, parameters)
+    config = Configuration()
+    load_kube_config(config_file=str(kubeconfig), client_configuration=config)
+    client = Http(config.host)
+    if config.ssl_ca_cert:
+        client.verify = config.ssl_ca_cert
+    if credentials and config.cert_file:
+        client.cert = (config.cert_file, config.key_file)
+    token = config.get_api_key_with_prefix("BearerToken", alias="authorization")
+    if credentials and token:
+        client.headers["Authorization"] = token
+    return client
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +147,7 @@ class Kubectl:
         return obj
 
 
-def delete_namespace(api: httpx2.Client, name: str) -> None:
+def delete_namespace(api: Http, name: str) -> None:
     """Delete a namespace without waiting for it; what holds its content back is removed."""
     api.delete(f"/api/v1/namespaces/{name}")
     for pod in api.get(f"/api/v1/namespaces/{name}/pods").json().get("items", []):
@@ -140,19 +157,16 @@ def delete_namespace(api: httpx2.Client, name: str) -> None:
 class WatchStream:
     """Events of one watch, read line by line."""
 
-    def __init__(self, api: httpx2.Client, path: str, **parameters: str | int) -> None:
+    def __init__(self, api: Http, path: str, **parameters: str | int) -> None:
         query = {"watch": "true", "timeoutSeconds": 60, **parameters}
-        self._context = api.stream("GET", path, params=query)
-        self.response = self._context.__enter__()
-        if self.response.status_code != 200:
-            self.response.read()
+        self.response = api.get(path, params=query, stream=True, timeout=None)
         self._lines = self.response.iter_lines()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._context.__exit__(None, None, None)
+        self.response.close()
 
     def next(self) -> Json:
         """The next event; StopIteration at the end of the watch."""

@@ -8,10 +8,10 @@ import time
 import uuid
 from collections.abc import Iterator
 
-import httpx2
 import pytest
+import requests
 from tests.api.corpus_files import Accepted, Rejected, accepted, rejected, value_at
-from tests.api.server.cluster import Json, Kubectl, WatchStream, wait_for
+from tests.api.server.cluster import Http, Json, Kubectl, WatchStream, wait_for
 
 from fulcrum.api.crd import custom_resource_definition
 
@@ -20,7 +20,7 @@ MERGE = {"Content-Type": "application/merge-patch+json"}
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 
 
-def _ok(response: httpx2.Response, code: int = 200) -> Json:
+def _ok(response: requests.Response, code: int = 200) -> Json:
     assert response.status_code == code, response.text
     obj: Json = response.json()
     return obj
@@ -79,12 +79,12 @@ def _widgets(group: str) -> Json:
     }
 
 
-def _is_established(api: httpx2.Client, name: str) -> bool:
-    conditions = _ok(api.get(f"{CRDS}/{name}")).get("status", {}).get("conditions", [])
+def _is_established(api: Http, name: str) -> bool:
+    conditions = _ok(api.get(f"{CRDS}/{name}")).get("status", {}).get("conditions") or []
     return any(entry["type"] == "Established" and entry["status"] == "True" for entry in conditions)
 
 
-def _install(api: httpx2.Client, crd: Json) -> None:
+def _install(api: Http, crd: Json) -> None:
     name = crd["metadata"]["name"]
     _ok(api.post(CRDS, json=crd), 201)
     wait_for(lambda: _is_established(api, name), "established")
@@ -94,7 +94,7 @@ def _install(api: httpx2.Client, crd: Json) -> None:
 
 
 @pytest.fixture
-def group(api: httpx2.Client) -> Iterator[str]:
+def group(api: Http) -> Iterator[str]:
     """The group of a Widget definition of the test's own."""
     name = f"g{uuid.uuid4().hex[:10]}.example.com"
     _install(api, _widgets(name))
@@ -111,7 +111,7 @@ def _widget(group: str, name: str = "one", **spec: object) -> Json:
     return {"apiVersion": f"{group}/v1", "kind": "Widget", "metadata": {"name": name}, "spec": spec}
 
 
-def test_defaults_pruning_and_status(api: httpx2.Client, group: str, path: str) -> None:
+def test_defaults_pruning_and_status(api: Http, group: str, path: str) -> None:
     body = {**_widget(group, nothing=1), "status": {"size": 9}, "else": 1}
     created = _ok(api.post(path, json=body), 201)
     assert created["spec"] == {"size": 3}
@@ -120,11 +120,11 @@ def test_defaults_pruning_and_status(api: httpx2.Client, group: str, path: str) 
     assert created["metadata"]["generation"] == 1
 
 
-def test_schema_and_rules(api: httpx2.Client, group: str, path: str) -> None:
+def test_schema_and_rules(api: Http, group: str, path: str) -> None:
     cases: list[tuple[Json, str]] = [
         ({"size": 11}, "spec.size: Invalid value: 11: spec.size in body should be less than or equal to 10"),
         ({"size": "x"}, 'spec.size: Invalid value: "string": spec.size in body must be of type integer: "string"'),
-        ({"size": 7}, 'spec: Invalid value: "object": seven is not a size'),
+        ({"size": 7}, "spec: Invalid value: seven is not a size"),
         ({"parts": [{"n": 1}]}, "spec.parts[0].name: Required value"),
         ({"parts": [{"name": "a"}, {"name": "a"}]}, "spec.parts[1]: Duplicate value"),
     ]
@@ -142,11 +142,11 @@ def test_schema_and_rules(api: httpx2.Client, group: str, path: str) -> None:
     _ok(api.post(path, json=_widget(group, size=5)), 201)
     response = api.patch(f"{path}/one", json={"spec": {"size": 4}}, headers=MERGE)
     assert response.status_code == 422
-    assert 'spec: Invalid value: "object": may only grow' in response.json()["message"]
+    assert "spec: Invalid value: may only grow" in response.json()["message"]
     _ok(api.patch(f"{path}/one", json={"spec": {"size": 6}}, headers=MERGE))
 
 
-def test_unknown_fields(api: httpx2.Client, group: str, path: str) -> None:
+def test_unknown_fields(api: Http, group: str, path: str) -> None:
     body = _widget(group, nothing=1)
     response = api.post(path, params={"fieldValidation": "Strict"}, json=body)
     assert response.status_code == 400
@@ -155,7 +155,7 @@ def test_unknown_fields(api: httpx2.Client, group: str, path: str) -> None:
     assert 'unknown field \\"spec.nothing\\"' in response.headers["Warning"]
 
 
-def test_status_and_spec_are_written_apart(api: httpx2.Client, group: str, path: str) -> None:
+def test_status_and_spec_are_written_apart(api: Http, group: str, path: str) -> None:
     _ok(api.post(path, json=_widget(group, size=1)), 201)
     both = {"spec": {"size": 2}, "status": {"size": 5}, "metadata": {"labels": {"a": "b"}}}
     obj = _ok(api.patch(f"{path}/one/status", json=both, headers=MERGE))
@@ -172,7 +172,7 @@ def test_status_and_spec_are_written_apart(api: httpx2.Client, group: str, path:
     assert [(entry["operation"], entry.get("subresource")) for entry in entries] == [("Apply", "status")]
 
 
-def test_scale(api: httpx2.Client, group: str, path: str, kubectl: Kubectl) -> None:
+def test_scale(api: Http, group: str, path: str, kubectl: Kubectl) -> None:
     _ok(api.post(path, json=_widget(group, size=1)), 201)
     _ok(api.patch(f"{path}/one/status", json={"status": {"size": 1, "selector": "a=b"}}, headers=MERGE))
     scale = _ok(api.get(f"{path}/one/scale"))
@@ -188,15 +188,15 @@ def test_scale(api: httpx2.Client, group: str, path: str, kubectl: Kubectl) -> N
     assert "seven is not a size" in response.json()["message"]
 
 
-def test_updates_need_a_version(api: httpx2.Client, group: str, path: str) -> None:
+def test_updates_need_a_version(api: Http, group: str, path: str) -> None:
     obj = _ok(api.post(path, json=_widget(group, size=1)), 201)
     del obj["metadata"]["resourceVersion"]
     response = api.put(f"{path}/one", json=obj)
     assert response.status_code == 422
-    assert "metadata.resourceVersion: Invalid value: 0x0: must be specified for an update" in response.json()["message"]
+    assert "metadata.resourceVersion: Invalid value: 0: must be specified for an update" in response.json()["message"]
 
 
-def test_strategic_merge_patch_is_for_built_in_kinds(api: httpx2.Client, group: str, path: str) -> None:
+def test_strategic_merge_patch_is_for_built_in_kinds(api: Http, group: str, path: str) -> None:
     _ok(api.post(path, json=_widget(group)), 201)
     headers = {"Content-Type": "application/strategic-merge-patch+json"}
     response = api.patch(f"{path}/one", json={}, headers=headers)
@@ -207,7 +207,7 @@ def test_strategic_merge_patch_is_for_built_in_kinds(api: httpx2.Client, group: 
     ) or "application/apply-patch+cbor" in response.json()["message"]  # fmt: skip
 
 
-def test_applied_lists_merge_by_key(api: httpx2.Client, group: str, path: str) -> None:
+def test_applied_lists_merge_by_key(api: Http, group: str, path: str) -> None:
     for manager, parts in (("a", [{"name": "x", "n": 1}]), ("b", [{"name": "y", "n": 2}])):
         body = _widget(group, parts=parts)
         response = api.patch(f"{path}/one", params={"fieldManager": manager}, json=body, headers=APPLY)
@@ -219,7 +219,7 @@ def test_applied_lists_merge_by_key(api: httpx2.Client, group: str, path: str) -
     assert 'conflict with "a": .spec.parts[name="x"].n' in response.json()["message"]
 
 
-def test_kubectl_sees_the_kind(group: str, path: str, kubectl: Kubectl, api: httpx2.Client) -> None:
+def test_kubectl_sees_the_kind(group: str, path: str, kubectl: Kubectl, api: Http) -> None:
     resource = f"widgets.{group}"
     kubectl("apply", "-f", "-", stdin=_widget(group, parts=[{"name": "a"}, {"name": "b"}]))
     assert kubectl("get", resource).split() == ["NAME", "SIZE", "SINCE", "one", "3"]
@@ -231,14 +231,14 @@ def test_kubectl_sees_the_kind(group: str, path: str, kubectl: Kubectl, api: htt
     assert "How large." in kubectl("explain", "widgets.spec", "--api-version", f"{group}/v1")
     assert re.search(r"Size: +3", kubectl("describe", resource, "one"))
     error = kubectl.fails("apply", "-f", "-", stdin=_widget(group, size=7))
-    assert error == 'The Widget "one" is invalid: spec: Invalid value: "object": seven is not a size\n' or (
+    assert error == 'The Widget "one" is invalid: spec: Invalid value: seven is not a size\n' or (
         "spec: Invalid value: seven is not a size" in error
     )
     error = kubectl.fails("apply", "-f", "-", stdin=_widget(group, colour="red"))
     assert 'strict decoding error: unknown field "spec.colour"' in error
 
 
-def test_a_definition_takes_its_objects_along(api: httpx2.Client, namespace: str) -> None:
+def test_a_definition_takes_its_objects_along(api: Http, namespace: str) -> None:
     name = f"g{uuid.uuid4().hex[:10]}.example.com"
     crd = _widgets(name)
     _install(api, crd)
@@ -259,7 +259,7 @@ def test_a_definition_takes_its_objects_along(api: httpx2.Client, namespace: str
     api.delete(f"{CRDS}/widgets.{name}")
 
 
-def test_a_changed_schema_counts_at_once(api: httpx2.Client, group: str, path: str) -> None:
+def test_a_changed_schema_counts_at_once(api: Http, group: str, path: str) -> None:
     _ok(api.post(path, json=_widget(group, size=9)), 201)
     versions = _ok(api.get(f"{CRDS}/widgets.{group}"))["spec"]["versions"]
     versions[0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["size"]["maximum"] = 20
@@ -270,7 +270,7 @@ def test_a_changed_schema_counts_at_once(api: httpx2.Client, group: str, path: s
     )
 
 
-def test_definitions_that_are_wrong(api: httpx2.Client) -> None:
+def test_definitions_that_are_wrong(api: Http) -> None:
     good = _widgets(f"g{uuid.uuid4().hex[:10]}.example.com")
     bad_name = {**good, "metadata": {"name": "gadgets.example.com"}}
     no_storage = copy.deepcopy(good)
@@ -285,7 +285,7 @@ def test_definitions_that_are_wrong(api: httpx2.Client) -> None:
     for crd, message in (
         (bad_name, 'must be spec.names.plural+"."+spec.group'),
         (no_storage, "must have exactly one version marked as storage version"),
-        (no_schema, "schemas are required"),
+        (no_schema, "spec.versions[0].schema.openAPIV3Schema: Required value"),
         (bad_rule, "compilation failed"),
     ):
         response = api.post(CRDS, json=crd)
@@ -293,7 +293,7 @@ def test_definitions_that_are_wrong(api: httpx2.Client) -> None:
         assert message in response.json()["message"]
 
 
-def test_watching_a_kind(api: httpx2.Client, group: str, path: str) -> None:
+def test_watching_a_kind(api: Http, group: str, path: str) -> None:
     version = _ok(api.get(path))["metadata"]["resourceVersion"]
     with WatchStream(api, path, resourceVersion=version) as watch:
         _ok(api.post(path, json=_widget(group, "one")), 201)
@@ -301,7 +301,7 @@ def test_watching_a_kind(api: httpx2.Client, group: str, path: str) -> None:
         assert watch.next_names(2) == [("ADDED", "one"), ("MODIFIED", "one")]
 
 
-def test_watches_end_with_their_definition(api: httpx2.Client, namespace: str) -> None:
+def test_watches_end_with_their_definition(api: Http, namespace: str) -> None:
     name = f"g{uuid.uuid4().hex[:10]}.example.com"
     _install(api, _widgets(name))
     path = f"/apis/{name}/v1/namespaces/{namespace}/widgets"
@@ -314,7 +314,7 @@ def test_watches_end_with_their_definition(api: httpx2.Client, namespace: str) -
 
 
 @pytest.fixture(scope="module")
-def inference_clusters(api: httpx2.Client) -> Iterator[str]:
+def inference_clusters(api: Http) -> Iterator[str]:
     """The path of InferenceClusters in the namespace `default`, their definition installed."""
     crd = custom_resource_definition()
     name = crd["metadata"]["name"]
@@ -327,7 +327,7 @@ def inference_clusters(api: httpx2.Client) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("case", accepted(), ids=lambda case: case.name)
-def test_accepted_inference_clusters(api: httpx2.Client, inference_clusters: str, case: Accepted) -> None:
+def test_accepted_inference_clusters(api: Http, inference_clusters: str, case: Accepted) -> None:
     query = {"dryRun": "All", "fieldValidation": "Strict"}
     document = copy.deepcopy(case.document)
     document["metadata"].pop("namespace", None)
@@ -337,7 +337,7 @@ def test_accepted_inference_clusters(api: httpx2.Client, inference_clusters: str
 
 
 @pytest.mark.parametrize("case", rejected(), ids=lambda case: case.name)
-def test_rejected_inference_clusters(api: httpx2.Client, inference_clusters: str, case: Rejected) -> None:
+def test_rejected_inference_clusters(api: Http, inference_clusters: str, case: Rejected) -> None:
     query = {"dryRun": "All", "fieldValidation": "Strict"}
     document = copy.deepcopy(case.document)
     document["metadata"].pop("namespace", None)

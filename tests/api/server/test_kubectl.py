@@ -10,9 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
-import httpx2
 import pytest
-from tests.api.server.cluster import Json, Kubectl, config_map, deployment, pod, wait_for
+from tests.api.server.cluster import Http, Json, Kubectl, config_map, deployment, pod, wait_for
 
 
 def _lines(text: str) -> list[list[str]]:
@@ -270,7 +269,7 @@ def test_delete_and_wait(kubectl: Kubectl) -> None:
         process.communicate()
 
 
-def test_wait_for_a_condition(kubectl: Kubectl, api: httpx2.Client) -> None:
+def test_wait_for_a_condition(kubectl: Kubectl, api: Http) -> None:
     body = deployment("one", replicas=0)
     body["spec"]["paused"] = True
     kubectl("create", "-f", "-", stdin=body)
@@ -325,12 +324,12 @@ def test_discovery(kubectl_of_cluster: Kubectl) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api", "/apis", "/apis/apps", "/apis/apps/v1", "/api/v1"])
-def test_classic_discovery(api: httpx2.Client, path: str) -> None:
+def test_classic_discovery(api: Http, path: str) -> None:
     document = api.get(path).json()
     assert document["kind"] in ("APIVersions", "APIGroupList", "APIGroup", "APIResourceList")
 
 
-def test_aggregated_discovery(api: httpx2.Client) -> None:
+def test_aggregated_discovery(api: Http) -> None:
     accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
     response = api.get("/apis", headers={"Accept": accept})
     assert "as=APIGroupDiscoveryList" in response.headers["Content-Type"]

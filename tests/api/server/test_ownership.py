@@ -7,18 +7,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
-from tests.api.server.cluster import Json, config_map, deployment, wait_for
+import requests
+from tests.api.server.cluster import Http, Json, config_map, deployment, wait_for
 
 _CONTROLLERS = """
 import asyncio, signal, sys
-from lightkube import KubeConfig
 from fulcrum.local.controllers.runner import run_controllers
 async def main():
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await run_controllers(KubeConfig.from_file(sys.argv[1]).get(), stop)
+    await run_controllers(sys.argv[1], stop)
 asyncio.run(main())
 """
 
@@ -39,13 +38,13 @@ def path(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
-def _ok(response: httpx2.Response, code: int = 200) -> Json:
+def _ok(response: requests.Response, code: int = 200) -> Json:
     assert response.status_code == code, response.text
     obj: Json = response.json()
     return obj
 
 
-def _owned(api: httpx2.Client, path: str, name: str, owner: Json) -> Json:
+def _owned(api: Http, path: str, name: str, owner: Json) -> Json:
     body = config_map(name)
     reference = {"apiVersion": "v1", "kind": "ConfigMap"}
     reference |= {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
@@ -53,11 +52,11 @@ def _owned(api: httpx2.Client, path: str, name: str, owner: Json) -> Json:
     return _ok(api.post(path, json=body), 201)
 
 
-def _is_gone(api: httpx2.Client, path: str) -> bool:
+def _is_gone(api: Http, path: str) -> bool:
     return api.get(path).status_code == 404
 
 
-def test_what_is_owned_goes_with_its_owner(api: httpx2.Client, path: str) -> None:
+def test_what_is_owned_goes_with_its_owner(api: Http, path: str) -> None:
     owner = _ok(api.post(path, json=config_map("owner")), 201)
     child = _owned(api, path, "child", owner)
     _owned(api, path, "grandchild", child)
@@ -66,14 +65,14 @@ def test_what_is_owned_goes_with_its_owner(api: httpx2.Client, path: str) -> Non
         wait_for(lambda name=name: _is_gone(api, f"{path}/{name}"), f"{name} collected")  # type: ignore[misc]
 
 
-def test_what_is_created_for_an_owner_that_is_gone_goes(api: httpx2.Client, path: str) -> None:
+def test_what_is_created_for_an_owner_that_is_gone_goes(api: Http, path: str) -> None:
     owner = _ok(api.post(path, json=config_map("owner")), 201)
     _ok(api.delete(f"{path}/owner"))
     _owned(api, path, "late", owner)
     wait_for(lambda: _is_gone(api, f"{path}/late"), "collected")
 
 
-def test_foreground_deletion_waits_for_the_owned(api: httpx2.Client, path: str) -> None:
+def test_foreground_deletion_waits_for_the_owned(api: Http, path: str) -> None:
     owner = _ok(api.post(path, json=config_map("owner")), 201)
     child = config_map("child")
     child["metadata"]["finalizers"] = ["example.com/wait"]
@@ -92,7 +91,7 @@ def test_foreground_deletion_waits_for_the_owned(api: httpx2.Client, path: str) 
     wait_for(lambda: _is_gone(api, f"{path}/owner"), "owner gone")
 
 
-def test_orphans_stay_and_forget_their_owner(api: httpx2.Client, path: str) -> None:
+def test_orphans_stay_and_forget_their_owner(api: Http, path: str) -> None:
     owner = _ok(api.post(path, json=config_map("owner")), 201)
     _owned(api, path, "child", owner)
     _ok(api.delete(f"{path}/owner", params={"propagationPolicy": "Orphan"}))
@@ -100,7 +99,7 @@ def test_orphans_stay_and_forget_their_owner(api: httpx2.Client, path: str) -> N
     assert "ownerReferences" not in _ok(api.get(f"{path}/child"))["metadata"]
 
 
-def test_a_deployment_takes_everything_along(api: httpx2.Client, namespace: str) -> None:
+def test_a_deployment_takes_everything_along(api: Http, namespace: str) -> None:
     root = f"/apis/apps/v1/namespaces/{namespace}"
     body = deployment("one", replicas=1)
     body["spec"]["template"]["spec"]["nodeSelector"] = {"example.com/none": "none"}

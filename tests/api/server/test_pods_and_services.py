@@ -8,14 +8,14 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import pytest
-from tests.api.server.cluster import Json, Kubectl, deployment, pod
+import requests
+from tests.api.server.cluster import Http, Json, Kubectl, deployment, pod, wait_for
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
-def _ok(response: httpx2.Response, code: int = 200) -> Json:
+def _ok(response: requests.Response, code: int = 200) -> Json:
     assert response.status_code == code, response.text
     obj: Json = response.json()
     return obj
@@ -31,7 +31,7 @@ def services(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/services"
 
 
-def test_a_pod_on_a_node_ends_gracefully(api: httpx2.Client, pods: str) -> None:
+def test_a_pod_on_a_node_ends_gracefully(api: Http, pods: str) -> None:
     _ok(api.post(pods, json=pod("one", nodeName="none", terminationGracePeriodSeconds=20)), 201)
     marked = _ok(api.delete(f"{pods}/one"))["metadata"]
     assert marked["deletionGracePeriodSeconds"] == 20
@@ -47,14 +47,14 @@ def test_a_pod_on_a_node_ends_gracefully(api: httpx2.Client, pods: str) -> None:
     assert api.get(f"{pods}/one").status_code == 404
 
 
-def test_an_ended_pod_goes_at_once(api: httpx2.Client, pods: str) -> None:
+def test_an_ended_pod_goes_at_once(api: Http, pods: str) -> None:
     _ok(api.post(pods, json=pod("one", nodeName="none")), 201)
     _ok(api.patch(f"{pods}/one/status", json={"status": {"phase": "Failed"}}, headers=MERGE))
     _ok(api.delete(f"{pods}/one"))
     assert api.get(f"{pods}/one").status_code == 404
 
 
-def test_status_of_a_pod(api: httpx2.Client, pods: str, kubectl: Kubectl) -> None:
+def test_status_of_a_pod(api: Http, pods: str, kubectl: Kubectl) -> None:
     _ok(api.post(pods, json=pod("one", nodeName="none")), 201)
     state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
     last = {"terminated": {"exitCode": 3, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}}
@@ -80,7 +80,7 @@ def test_status_of_a_pod(api: httpx2.Client, pods: str, kubectl: Kubectl) -> Non
     assert {entry["type"] for entry in obj["status"]["conditions"]} == {"Ready", "PodScheduled"}
 
 
-def test_binding(api: httpx2.Client, pods: str, external_kubeconfig: object) -> None:
+def test_binding(api: Http, pods: str, external_kubeconfig: object) -> None:
     if external_kubeconfig is not None:
         pytest.skip("a scheduler would be quicker")
     _ok(api.post(pods, json=pod("one")), 201)
@@ -96,7 +96,7 @@ def test_binding(api: httpx2.Client, pods: str, external_kubeconfig: object) -> 
     assert _ok(api.get(pods, params={"fieldSelector": "spec.nodeName="}))["items"] == []
 
 
-def _ready_pod(api: httpx2.Client, pods: str, name: str) -> None:
+def _ready_pod(api: Http, pods: str, name: str) -> None:
     body = pod(name, nodeName="none")
     body["metadata"]["labels"] = {"app": "budget"}
     _ok(api.post(pods, json=body), 201)
@@ -105,7 +105,7 @@ def _ready_pod(api: httpx2.Client, pods: str, name: str) -> None:
     _ok(api.patch(f"{pods}/{name}/status", json={"status": status}, headers=MERGE))
 
 
-def test_eviction_respects_budgets(api: httpx2.Client, pods: str, namespace: str, external_kubeconfig: object) -> None:
+def test_eviction_respects_budgets(api: Http, pods: str, namespace: str, external_kubeconfig: object) -> None:
     if external_kubeconfig is not None:
         pytest.skip("needs Pods that a node runs")
     for name in ("one", "two"):
@@ -116,7 +116,7 @@ def test_eviction_respects_budgets(api: httpx2.Client, pods: str, namespace: str
     }
     _ok(api.post(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets", json=budget), 201)
 
-    def evict(name: str) -> httpx2.Response:
+    def evict(name: str) -> requests.Response:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
         return api.post(f"{pods}/{name}/eviction", json=body)
 
@@ -135,7 +135,7 @@ def test_eviction_respects_budgets(api: httpx2.Client, pods: str, namespace: str
     assert "deletionTimestamp" not in _ok(api.get(f"{pods}/two"))["metadata"]
 
 
-def test_scale_of_a_deployment(api: httpx2.Client, namespace: str) -> None:
+def test_scale_of_a_deployment(api: Http, namespace: str) -> None:
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
     _ok(api.post(path, json=deployment("one", replicas=0)), 201)
     scale = _ok(api.get(f"{path}/one/scale"))
@@ -152,8 +152,8 @@ def test_scale_of_a_deployment(api: httpx2.Client, namespace: str) -> None:
     assert response.status_code == 422
 
 
-def test_service_addresses(api: httpx2.Client, services: str) -> None:
-    def create(name: str, **spec: Any) -> httpx2.Response:
+def test_service_addresses(api: Http, services: str) -> None:
+    def create(name: str, **spec: Any) -> requests.Response:
         return api.post(services, json={"metadata": {"name": name}, "spec": {"ports": [{"port": 80}], **spec}})
 
     first, second = _ok(create("one"), 201)["spec"]["clusterIP"], _ok(create("two"), 201)["spec"]["clusterIP"]
@@ -164,7 +164,10 @@ def test_service_addresses(api: httpx2.Client, services: str) -> None:
     assert "provided IP is already allocated" in taken.json()["message"]
     outside = create("four", clusterIP="192.0.2.1")
     assert outside.status_code == 422
-    assert "The range of valid IPs is" in outside.json()["message"]
+    assert (
+        "failed to allocate IP 192.0.2.1: the provided network does not match the current range"
+        in outside.json()["message"]
+    )
     moved = api.patch(f"{services}/one", json={"spec": {"clusterIP": second}}, headers=MERGE)
     assert moved.status_code == 422
     assert "may not change once set" in moved.json()["message"]
@@ -189,7 +192,7 @@ class _Kubelet(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def kubelet(api: httpx2.Client, external_kubeconfig: object) -> Iterator[tuple[str, list[str]]]:
+def kubelet(api: Http, external_kubeconfig: object) -> Iterator[tuple[str, list[str]]]:
     """A Node whose kubelet serves logs: its name, and the paths that were asked for."""
     if external_kubeconfig is not None:
         pytest.skip("real nodes have kubelets of their own")
@@ -218,9 +221,7 @@ def kubelet(api: httpx2.Client, external_kubeconfig: object) -> Iterator[tuple[s
     server.server_close()
 
 
-def test_logs_come_from_the_kubelet(
-    api: httpx2.Client, pods: str, kubelet: tuple[str, list[str]], kubectl: Kubectl
-) -> None:
+def test_logs_come_from_the_kubelet(api: Http, pods: str, kubelet: tuple[str, list[str]], kubectl: Kubectl) -> None:
     node, paths = kubelet
     _ok(api.post(pods, json=pod("one", nodeName=node)), 201)
     assert kubectl("logs", "one", "--tail=5", "--timestamps") == "line one\nline two\n"
@@ -233,3 +234,87 @@ def test_logs_come_from_the_kubelet(
     assert 'pods "two" not found' in kubectl.fails("logs", "two")
     assert node in kubectl("get", "nodes", "-o", "wide")
     assert "Ready" in kubectl("describe", "node", node)
+
+
+@pytest.mark.parametrize("policy", [None, "IfHealthyBudget", "AlwaysAllow"])
+def test_eviction_of_an_unhealthy_pod(
+    api: Http, pods: str, namespace: str, external_kubeconfig: object, policy: str | None
+) -> None:
+    allowed = policy == "AlwaysAllow"
+    if external_kubeconfig is not None:
+        pytest.skip("needs Pods that a node runs")
+    _ready_pod(api, pods, "one")
+    _ready_pod(api, pods, "two")
+    not_ready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    _ok(api.patch(f"{pods}/two/status", json={"status": {"conditions": [not_ready]}}, headers=MERGE))
+    spec: Json = {"minAvailable": 2, "selector": {"matchLabels": {"app": "budget"}}}
+    if policy:
+        spec["unhealthyPodEvictionPolicy"] = policy
+    budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    _ok(api.post(budgets, json={"metadata": {"name": "budget"}, "spec": spec}), 201)
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "two", "namespace": namespace}}
+    assert api.post(f"{pods}/two/eviction", json=body).status_code == (201 if allowed else 429)
+    if allowed:
+        target = _ok(api.get(f"{pods}/two"))["status"]["conditions"][-1]
+        assert (target["type"], target["reason"]) == ("DisruptionTarget", "EvictionByEvictionAPI")
+    # With enough healthy Pods an unhealthy one may always go.
+    _ok(api.patch(f"{budgets}/budget", json={"spec": {"minAvailable": 1}}, headers=MERGE))
+    if not allowed:
+        assert api.post(f"{pods}/two/eviction", json=body).status_code == 201
+
+
+def test_kubectl_cordons_and_drains(
+    api: Http, pods: str, namespace: str, kubectl: Kubectl, external_kubeconfig: object
+) -> None:
+    if external_kubeconfig is not None:
+        pytest.skip("would drain a node of yours")
+    node = f"drained-{uuid.uuid4().hex[:8]}"
+    _ok(api.post("/api/v1/nodes", json={"metadata": {"name": node}}), 201)
+    kubectl("cordon", node)
+    assert _ok(api.get(f"/api/v1/nodes/{node}"))["spec"]["unschedulable"] is True
+    assert "SchedulingDisabled" in kubectl("get", "node", node)
+    for name in ("one", "two"):
+        body = pod(name, nodeName=node)
+        body["metadata"]["labels"] = {"app": "budget"}
+        _ok(api.post(pods, json=body), 201)
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        status = {"phase": "Running", "conditions": [ready]}
+        _ok(api.patch(f"{pods}/{name}/status", json={"status": status}, headers=MERGE))
+    budget = {"minAvailable": 1, "selector": {"matchLabels": {"app": "budget"}}}
+    budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    _ok(api.post(budgets, json={"metadata": {"name": "budget"}, "spec": budget}), 201)
+    options = ("--force", "--timeout=3s", "--pod-selector=app=budget")
+    refused = kubectl.fails("drain", node, *options)
+    assert "Cannot evict pod as it would violate the pod's disruption budget" in refused
+    marked = [item for item in _ok(api.get(pods))["items"] if "deletionTimestamp" in item["metadata"]]
+    assert len(marked) == 1
+    _ok(api.delete(f"{pods}/{marked[0]['metadata']['name']}", params={"gracePeriodSeconds": 0}))
+    _ok(api.delete(f"{budgets}/budget"))
+    drain = threading.Thread(target=lambda: kubectl("drain", node, "--force", "--timeout=60s"))
+    drain.start()
+    (left,) = [item["metadata"]["name"] for item in _ok(api.get(pods))["items"]]
+    wait_for(lambda: "deletionTimestamp" in _ok(api.get(f"{pods}/{left}"))["metadata"], "evicted")
+    _ok(api.delete(f"{pods}/{left}", params={"gracePeriodSeconds": 0}))
+    drain.join(60)
+    assert not drain.is_alive()
+    assert _ok(api.get(pods))["items"] == []
+    kubectl("uncordon", node)
+    assert "unschedulable" not in _ok(api.get(f"/api/v1/nodes/{node}"))["spec"]
+    api.delete(f"/api/v1/nodes/{node}")
+
+
+def test_every_pod_gets_a_token_and_five_minutes_on_a_lost_node(api: Http, pods: str) -> None:
+    spec = _ok(api.post(pods, json=pod("one")), 201)["spec"]
+    (volume,) = [entry for entry in spec["volumes"] if entry["name"].startswith("kube-api-access-")]
+    assert [next(iter(source)) for source in volume["projected"]["sources"]] == [
+        "serviceAccountToken", "configMap", "downwardAPI",
+    ]  # fmt: skip
+    mount = {"name": volume["name"], "readOnly": True, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
+    assert spec["containers"][0]["volumeMounts"] == [mount]
+    lost = [("not-ready", 300), ("unreachable", 300)]
+    assert [(entry["key"].rpartition("/")[2], entry["tolerationSeconds"]) for entry in spec["tolerations"]] == lost
+    own = [{"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}]
+    body = pod("two", automountServiceAccountToken=False, tolerations=own)
+    spec = _ok(api.post(pods, json=body), 201)["spec"]
+    assert "volumes" not in spec
+    assert [entry.get("tolerationSeconds") for entry in spec["tolerations"]] == [None, 300]

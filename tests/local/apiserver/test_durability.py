@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
-from tests.api.server.cluster import Json, ServerProcess, WatchStream, client_of, config_map, pod, wait_for
+import requests
+from tests.api.server.cluster import Http, Json, ServerProcess, WatchStream, client_of, config_map, pod, wait_for
 
 PATH = "/api/v1/namespaces/default/configmaps"
 pytestmark = pytest.mark.integration
@@ -34,7 +34,7 @@ def _start(servers: list[ServerProcess], folder: Path, *options: str) -> ServerP
     return servers[-1]
 
 
-def _create(client: httpx2.Client, name: str, **entries: str) -> Json:
+def _create(client: Http, name: str, **entries: str) -> Json:
     response = client.post(PATH, json=config_map(name, None, **entries))
     assert response.status_code == 201, response.text
     created: Json = response.json()
@@ -91,7 +91,7 @@ def test_what_was_answered_survives_sigkill(tmp_path: Path, servers: list[Server
             for number in range(100_000):
                 try:
                     response = client.post(PATH, json=config_map(f"map-{number}"))
-                except httpx2.HTTPError:
+                except requests.RequestException:
                     return
                 if response.status_code == 201:
                     answered[f"map-{number}"] = response.json()["metadata"]["resourceVersion"]
@@ -146,8 +146,8 @@ def test_sigterm_does_not_wait_for_a_followed_log(tmp_path: Path, servers: list[
         reader.join(60)
 
 
-def _read_log(client: httpx2.Client, path: str) -> None:
-    with contextlib.suppress(httpx2.HTTPError):
+def _read_log(client: Http, path: str) -> None:
+    with contextlib.suppress(requests.RequestException):
         client.get(path, params={"follow": "true"})
 
 
@@ -171,7 +171,7 @@ def test_secrets_are_readable_by_the_owner_only(tmp_path: Path, servers: list[Se
 def test_a_client_that_goes_leaves_no_watch_behind(tmp_path: Path, servers: list[ServerProcess]) -> None:
     server = _start(servers, tmp_path)
 
-    def open_watches(client: httpx2.Client) -> float:
+    def open_watches(client: Http) -> float:
         lines = client.get("/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith("apiserver_longrunning_requests{"))
 

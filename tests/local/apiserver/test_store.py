@@ -109,3 +109,16 @@ def test_old_events_go_and_recent_ones_stay(store: Store) -> None:
     remove_expired(store, parse_time("2026-01-01T12:00:00Z"))
     assert [stored.key[1] for stored in store.scan("events")] == ["recent"]
     store.close()
+
+
+def test_the_log_of_changes_is_bounded_by_bytes(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state.db")
+    body = {"metadata": {"name": "a", "namespace": "n"}, "data": {"x": "y" * 1_000_000}}
+    for _ in range(40):
+        last = store.put("configmaps", {**body, "metadata": dict(body["metadata"])})
+    kept = store.changes_since("configmaps", last.version - 10)
+    assert len(kept) == 10
+    with pytest.raises(ApiError) as caught:
+        store.changes_since("configmaps", last.version - 30)
+    assert caught.value.code == 410
+    store.close()

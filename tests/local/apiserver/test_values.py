@@ -20,8 +20,8 @@ from fulcrum.local.apiserver.kinds import Kind, Registry
 from fulcrum.local.apiserver.model_types import decode_object, model_of
 from fulcrum.local.apiserver.protobuf import decode_protobuf
 from fulcrum.local.apiserver.request import parse_target
-from fulcrum.local.apiserver.selectors import field_test, label_test
 from fulcrum.local.apiserver.times import human_duration, time_text
+from fulcrum.local.objects.selectors import SelectorError, field_test, label_test
 
 
 def _code(call: Callable[[], object]) -> int:
@@ -30,6 +30,8 @@ def _code(call: Callable[[], object]) -> int:
         call()
     except ApiError as error:
         return error.code
+    except SelectorError:
+        return 400
     return 200
 
 

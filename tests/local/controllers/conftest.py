@@ -11,23 +11,23 @@ import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from lightkube import KubeConfig
-from lightkube.config.kubeconfig import SingleConfig
 
+from fulcrum.kube import MERGE, Api, ApiError
+from fulcrum.local.controllers.nodes import NodeTimes
 from fulcrum.local.controllers.pods import is_ready
 from fulcrum.local.controllers.resources import NODES, PODS, Json, Resource, key_of
 from fulcrum.local.controllers.runner import run_controllers
-from fulcrum.local.kubelet.rest import MERGE, Api, ApiError
 
 _START_SECONDS = 60
 _WAIT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
-def client_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SingleConfig]:
+def server_kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     state = tmp_path_factory.mktemp("apiserver")
     kubeconfig, log = state / "kubeconfig", state / "log"
     command = [sys.executable, "-c", "from fulcrum.cli.app import main; main()", "apiserver"]
@@ -39,9 +39,7 @@ def client_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SingleCo
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.05)
-            config = KubeConfig.from_file(str(kubeconfig)).get()
-            assert config is not None
-            yield config
+            yield kubeconfig
         finally:
             process.terminate()
 
@@ -49,14 +47,14 @@ def client_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SingleCo
 class World:
     """A namespace of its own in the cluster, and the hand that plays the kubelet."""
 
-    def __init__(self, api: Api, config: SingleConfig, namespace: str) -> None:
-        self.api, self.config, self.namespace = api, config, namespace
+    def __init__(self, api: Api, kubeconfig: Path, namespace: str) -> None:
+        self.api, self.kubeconfig, self.namespace = api, kubeconfig, namespace
         self._stop: asyncio.Event | None = None
         self._running: asyncio.Task[None] | None = None
 
-    async def start_controllers(self) -> None:
+    async def start_controllers(self, node_times: NodeTimes | None = None) -> None:
         self._stop = asyncio.Event()
-        self._running = asyncio.create_task(run_controllers(self.config, self._stop))
+        self._running = asyncio.create_task(run_controllers(self.kubeconfig, self._stop, node_times))
 
     async def stop_controllers(self) -> None:
         if self._stop is not None and self._running is not None:
@@ -134,14 +132,14 @@ class World:
 
 @pytest.fixture
 async def world(
-    client_config: SingleConfig, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+    server_kubeconfig: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[World]:
     caplog.set_level(logging.INFO)  # a log line that cannot be written is a defect too
-    api = Api(client_config)
+    api = Api(server_kubeconfig)
     namespace = request.node.name.replace("_", "-").replace("[", "-").replace("]", "")[:60].strip("-").lower()
     metadata = {"name": namespace}
     await api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    world = World(api, client_config, namespace)
+    world = World(api, server_kubeconfig, namespace)
     await world.start_controllers()
     try:
         yield world

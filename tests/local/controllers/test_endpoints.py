@@ -79,7 +79,12 @@ async def test_a_slice_follows_readiness_and_goes_with_its_service(world: Any) -
         created = await world.create(PODS, name, {"spec": {"containers": [{"name": "c", "image": "i"}]}}, labels=LABELS)
         await world.set_ready(created, ip=ip)
     await world.until(lambda: _equal(ready_addresses(world), {"127.77.0.1", "127.77.0.2"}))
-    (found,) = await world.list(ENDPOINT_SLICES)
+
+    async def only_slice() -> Json | None:  # the one for no Pods, which came first, goes a moment later
+        slices = await world.list(ENDPOINT_SLICES)
+        return slices[0] if len(slices) == 1 else None
+
+    found = await world.until(only_slice)
     assert found["metadata"]["labels"]["kubernetes.io/service-name"] == "svc"
     await world.set_ready(await world.get(PODS, "a"), ready=False, ip="127.77.0.1")
     await world.until(lambda: _equal(ready_addresses(world), {"127.77.0.2"}))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fulcrum.kube import ApiError
 from fulcrum.local.controllers.resources import DEPLOYMENTS, PODS, REPLICA_SETS, SERVICES, Json, Resource
-from fulcrum.local.kubelet.rest import ApiError
 
 pytestmark = pytest.mark.integration
 CONFIG_MAPS = Resource(api_version="v1", kind="ConfigMap", plural="configmaps")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from fulcrum.kube import ApiError
 from fulcrum.local.controllers.queue import WorkQueue
-from fulcrum.local.kubelet.rest import ApiError
 
 
 async def test_keys_wait_once_fail_alone_and_come_again() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from fulcrum.kube import Api, ApiError
 from fulcrum.local.kubelet.processes import MARK_STATE, kill_marked, marked
-from fulcrum.local.kubelet.rest import Api, ApiError
 
 Json = dict[str, Any]
 NODE = "test-node"
@@ -191,7 +191,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture
 async def client(world: World) -> AsyncIterator[Client]:
-    api = Api.from_kubeconfig(world.kubeconfig)
+    api = Api(world.kubeconfig)
     client = Client(world, api)
     await client.node_ready()
     yield client

@@ -60,6 +60,7 @@ async def test_keys_rotate_without_a_restart(client: Client) -> None:
                 {"name": "FULCRUM_GATEWAY_CONFIG", "value": json.dumps(config)},
                 {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             ],
+            "volumeMounts": [{"name": "api-keys", "mountPath": "/etc/fulcrum/api-keys", "readOnly": True}],
         },
         volumes=[{"name": "api-keys", "secret": {"secretName": "keys"}}],
     )  # fmt: skip

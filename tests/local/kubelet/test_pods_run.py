@@ -122,11 +122,34 @@ async def test_environment_is_built_from_scratch(client: Client) -> None:
     await client.poll(lambda: not kubeconfig.parent.exists())
 
 
-async def test_the_pod_is_its_service_account(client: Client) -> None:
-    code = (
-        "import lightkube, sys; c = lightkube.Client(); print(c.namespace); c.get(lightkube.resources.core_v1.Pod, 'x')"
+async def test_mount_paths_and_the_token_are_found_where_the_pod_says(client: Client) -> None:
+    token_path = "/var/run/secrets/kubernetes.io/serviceaccount"
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mounted"}, "data": {"word": "found"}}
+    await client.api.create("/api/v1/namespaces/default/configmaps", config)
+    mounts = [{"name": "settings", "mountPath": "/no/such/folder"}]
+    env = [{"name": "WHERE", "value": "/no/such/folder/word"}, {"name": "TOKEN", "value": f"{token_path}/token"}]
+    await client.make(
+        "mounts",
+        container("sh", "-c", "cat /no/such/folder/word $WHERE; echo; wc -c < $TOKEN", volumeMounts=mounts, env=env),
+        restartPolicy="Never",
+        volumes=[{"name": "settings", "configMap": {"name": "mounted"}}],
     )
-    await client.make("account", python("import lightkube.resources.core_v1\n" + code), restartPolicy="Never")
+    await client.until("mounts", lambda pod: pod["status"]["phase"] == "Succeeded")
+    words, size = (await client.logs("mounts")).split()
+    assert words == "foundfound"
+    assert int(size) > 100
+    await client.delete("mounts")
+
+
+async def test_the_pod_is_its_service_account(client: Client) -> None:
+    code = """
+from kubernetes import client, config
+config.load_kube_config()
+_, context = config.list_kube_config_contexts()
+print(context["context"]["namespace"])
+client.CoreV1Api().read_namespaced_pod("x", "default")
+"""
+    await client.make("account", python(code), restartPolicy="Never")
     await client.until("account", lambda pod: pod["status"]["phase"] == "Failed")
     text = await client.logs("account")
     assert text.startswith("default\n")

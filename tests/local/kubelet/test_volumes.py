@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fulcrum.local.kubelet.environment import ConfigError
-from fulcrum.local.kubelet.volumes import live, materialise, references, update, variable
+from fulcrum.local.kubelet.volumes import live, materialise, mount_folders, references, translated, update, variable
 
 Json = dict[str, Any]
 OBJECTS: dict[tuple[str, str], Json] = {
@@ -114,3 +114,31 @@ def test_volumes_follow_their_objects(tmp_path: Path) -> None:
         follow({("ConfigMap", "cm"): OBJECTS["ConfigMap", "cm"]})
     assert names("keys") == {"l"}
     assert (folder / "own" / "file").read_text() == "mine"
+
+
+FOLDERS = {"/etc/fulcrum/api-keys": "/v/keys", "/data": "/v/data", "/data/deep": "/v/deep"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/data", "/v/data"),
+        ("--dir=/data/x", "--dir=/v/data/x"),
+        ('{"keys":"/etc/fulcrum/api-keys","n":1}', '{"keys":"/v/keys","n":1}'),
+        ("/data:/data/deep/y", "/v/data:/v/deep/y"),
+        ("cat /data/a /data2/b /my/data", "cat /v/data/a /data2/b /my/data"),
+        ("/database ../data data /data.d", "/database ../data data /data.d"),
+    ],
+)
+def test_mount_paths_are_translated(text: str, expected: str) -> None:
+    assert translated(text, FOLDERS) == expected
+
+
+def test_a_mount_path_that_the_machine_has_is_its_own() -> None:
+    mounts = [
+        {"name": "a", "mountPath": "/tmp"},
+        {"name": "b", "mountPath": "/no/such/path/", "subPath": "in"},
+        {"name": "unknown", "mountPath": "/none"},
+    ]
+    folders = mount_folders({"volumeMounts": mounts}, {variable("a"): "/v/a", variable("b"): "/v/b"})
+    assert folders == {"/no/such/path": "/v/b/in"}

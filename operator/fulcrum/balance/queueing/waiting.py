@@ -17,6 +17,7 @@ Three known results are put together, and checked against a simulation (`benchma
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp, inf, isfinite, sqrt
 
 import numpy as np
@@ -156,15 +157,21 @@ def waiting(rate: float, servers: int, service: Service, *, dispersion: float = 
     )
 
 
+@lru_cache(maxsize=64)
+def _falling(servers: int) -> Floats:
+    return np.arange(servers, 0, -1, dtype=float)
+
+
 def inverse_erlang_b(servers: int, load: float) -> float:
     """Return 1 / (Erlang's blocking probability) of `load` erlangs; may be infinite. Sum over the states below."""
     with np.errstate(over="ignore"):
-        return 1.0 + float(np.cumprod(np.arange(servers, 0, -1) / load).sum())
+        return 1.0 + float(np.add.reduce(np.multiply.accumulate(_falling(servers) / load)))
 
 
 def _blocking_at(servers: int, carried: float) -> float:
     """Return the blocking probability of a loss system that carries `carried` erlangs (below `servers`). Newton."""
-    offered = carried / sqrt(max(1.0 - carried / servers, 1e-12))
+    # Of many servers all but servers / (offered - carried) are busy: two steps from here are enough.
+    offered = carried + servers / max(servers - carried, 1e-12 * servers)
     low, high = carried, inf
     blocking = 0.0
     for _ in range(50):

@@ -8,7 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from fulcrum.cli.top.source import Source
-    from fulcrum.local.kubelet.rest import Api
+    from fulcrum.kube import Api
 
 
 @click.command("top", short_help="Watch a cluster: workers, ratio, load, decisions.")
@@ -48,17 +48,15 @@ def command(
     import asyncio
     import contextlib
 
-    from lightkube.core.exceptions import ConfigError
-
     from fulcrum.cli.top.source import NoClusterError
-    from fulcrum.local.kubelet.rest import ApiError, Unreachable
+    from fulcrum.kube import ApiFailure, ConfigError
 
     try:
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(_run(name, namespace, once=once, interval_seconds=interval_seconds, kubeconfig=kubeconfig))
-    except (NoClusterError, ConfigError, ValueError) as error:
+    except (NoClusterError, ConfigError) as error:
         raise click.ClickException(str(error)) from error
-    except (ApiError, Unreachable) as error:
+    except ApiFailure as error:
         raise click.ClickException(f"the API server does not answer: {error}") from error
 
 
@@ -79,14 +77,14 @@ async def _run(
 def _api(kubeconfig: str | None) -> Api:
     import os
 
+    from fulcrum.kube import Api
     from fulcrum.local.home import Home
-    from fulcrum.local.kubelet.rest import Api
 
     named = kubeconfig or os.environ.get("KUBECONFIG")
     local = Home.find().kubeconfig
     if named is None and local.is_file():
         named = str(local)
-    return Api.from_kubeconfig(named)
+    return Api(named)
 
 
 async def _once(source: Source, interval_seconds: float) -> None:
@@ -114,7 +112,7 @@ async def _live(source: Source, interval_seconds: float) -> None:
     from rich.live import Live
 
     from fulcrum.cli.top.frame import frame
-    from fulcrum.local.kubelet.rest import ApiError, Unreachable
+    from fulcrum.kube import ApiFailure
 
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -124,5 +122,5 @@ async def _live(source: Source, interval_seconds: float) -> None:
             await asyncio.sleep(interval_seconds)
             try:
                 view, trouble = await source.read(), ""
-            except (ApiError, Unreachable) as error:
+            except ApiFailure as error:
                 trouble = f"the API server does not answer: {error}"

@@ -21,12 +21,12 @@ from fulcrum.api.names import (
     LABEL_COMPONENT,
     LABEL_ROLE,
     PLURAL,
-    PORT_GATEWAY,
+    PORT_GATEWAY_INSIDE,
 )
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.worker import LoadReport, WorkCounters
 from fulcrum.cli.top.view import Arrivals, EventLine, View, WorkerLine
-from fulcrum.local.kubelet.rest import Api, ApiError
+from fulcrum.kube import Api, ApiError
 from fulcrum.local.readiness import is_true, labels, trouble
 from fulcrum.telemetry import Agents
 
@@ -168,7 +168,7 @@ class Source:
     async def _counts_of(self, ip: str) -> Mapping[str, float] | None:
         host = f"[{ip}]" if ":" in ip else ip
         try:
-            async with self._http.get(f"http://{host}:{PORT_GATEWAY}/metrics") as response:
+            async with self._http.get(f"http://{host}:{PORT_GATEWAY_INSIDE}/metrics") as response:
                 return _count(await response.text()) if response.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
             return None

@@ -5,22 +5,34 @@ from __future__ import annotations
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.children.disruption_budget import gateway_budget, workers_budget
 from fulcrum.controller.children.gateway_deployment import gateway_deployment
+from fulcrum.controller.children.network_policy import gateway_policy, workers_policy
 from fulcrum.controller.children.owner import Manifest, Owner
 from fulcrum.controller.children.rbac import gateway_role, gateway_role_binding, gateway_service_account
 from fulcrum.controller.children.service import gateway_service
-from fulcrum.controller.children.worker_pod import role_labels, worker_pod
+from fulcrum.controller.children.worker_pod import refused_templates, role_labels, worker_pod
+from fulcrum.controller.installation import Installation
 
-__all__ = ["Manifest", "Owner", "children", "role_labels", "worker_pod"]
+__all__ = ["Manifest", "Owner", "children", "refused_templates", "role_labels", "worker_pod"]
+
+_DEFAULTS = Installation()
 
 
-def children(owner: Owner, spec: InferenceClusterSpec) -> tuple[Manifest, ...]:
-    """Return every child but the workers, in an order in which each finds what it needs."""
+def children(
+    owner: Owner, spec: InferenceClusterSpec, installation: Installation = _DEFAULTS, *, least_available: int = 0
+) -> tuple[Manifest, ...]:
+    """Return every child but the workers, in an order in which each finds what it needs.
+
+    `least_available` is how many workers the eviction of Pods must leave.
+    """
     return (
         gateway_service_account(owner),
         gateway_role(owner),
         gateway_role_binding(owner),
         gateway_service(owner),
-        gateway_deployment(owner, spec),
+        # Before the Pods that they are about.
+        gateway_policy(owner, installation),
+        workers_policy(owner, installation),
+        gateway_deployment(owner, spec, installation),
         gateway_budget(owner),
-        workers_budget(owner, spec),
+        workers_budget(owner, least_available),
     )

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from fulcrum.api.names import gateway_name, workers_budget_name
-from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import make_target
 from fulcrum.controller.children.owner import GATEWAY, WORKER, Manifest, Owner
 
 
-def workers_budget(owner: Owner, spec: InferenceClusterSpec) -> Manifest:
-    """Return the budget of the workers: one at a time.
+def workers_budget(owner: Owner, least_available: int) -> Manifest:
+    """Return the budget of the workers; the plan says how many must stay (`balance.Plan.least_available`).
 
     As a least number, because Kubernetes takes a most number of absent Pods only where the owner can be scaled.
     """
-    least = max(0, make_target(spec).total - 1)
-    return _budget(owner, workers_budget_name(owner.name), WORKER, {"minAvailable": least})
+    return _budget(owner, workers_budget_name(owner.name), WORKER, {"minAvailable": least_available})
 
 
 def gateway_budget(owner: Owner) -> Manifest:
@@ -27,5 +24,10 @@ def _budget(owner: Owner, name: str, component: str, bound: dict[str, int]) -> M
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": owner.metadata(name, component),
-        "spec": {**bound, "selector": {"matchLabels": owner.selector(component)}},
+        "spec": {
+            **bound,
+            "selector": {"matchLabels": owner.selector(component)},
+            # A Pod that is not ready serves nobody: a node can be drained of it whatever the others do.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
     }

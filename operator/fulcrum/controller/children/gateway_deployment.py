@@ -9,7 +9,9 @@ import msgspec
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.gateway import GatewayConfig, GatewayPool
-from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, VOLUME_API_KEYS, gateway_name
+from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, PORT_GATEWAY_INSIDE, VOLUME_API_KEYS, gateway_name
+from fulcrum.api.objects import without_defaults
+from fulcrum.api.serving_types import PrefixCacheScope
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.children.owner import (
     CONTAINER_SECURITY,
@@ -20,6 +22,7 @@ from fulcrum.controller.children.owner import (
     pod_identity_env,
 )
 from fulcrum.controller.children.probe import http_probe
+from fulcrum.controller.installation import Installation
 
 CONTAINER: Final = "gateway"
 API_KEYS_DIRECTORY: Final = "/etc/fulcrum/api-keys"
@@ -40,11 +43,12 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         admission=spec.admission,
         pools=tuple(GatewayPool(name=pool.name, admits=pool.admits) for pool in spec.pools),
         replicas=spec.gateway.replicas,
+        salt_prefixes=spec.gateway.auth is not None and spec.gateway.auth.prefix_cache is PrefixCacheScope.PER_KEY,
         api_keys_directory=API_KEYS_DIRECTORY if spec.gateway.auth is not None else None,
     )
 
 
-def gateway_deployment(owner: Owner, spec: InferenceClusterSpec) -> Manifest:
+def gateway_deployment(owner: Owner, spec: InferenceClusterSpec, installation: Installation) -> Manifest:
     """Return the gateway Deployment: a new Pod is ready before an old one goes."""
     config = gateway_config(owner, spec)
     mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 (a mount)
@@ -56,10 +60,16 @@ def gateway_deployment(owner: Owner, spec: InferenceClusterSpec) -> Manifest:
     selector = owner.selector(GATEWAY)
     container: Manifest = {
         "name": CONTAINER,
-        "image": spec.gateway.image,
+        "image": spec.gateway.image or installation.gateway_image,
         "command": ["fulcrum", "gateway"],
-        "env": [{"name": ENV_GATEWAY_CONFIG, "value": msgspec.json.encode(config).decode()}, *pod_identity_env()],
-        "ports": [{"name": "http", "containerPort": PORT_GATEWAY, "protocol": "TCP"}],
+        "env": [
+            {"name": ENV_GATEWAY_CONFIG, "value": msgspec.json.encode(without_defaults(config)).decode()},
+            *pod_identity_env(),
+        ],
+        "ports": [
+            {"name": "http", "containerPort": PORT_GATEWAY, "protocol": "TCP"},
+            {"name": "inside", "containerPort": PORT_GATEWAY_INSIDE, "protocol": "TCP"},
+        ],
         "readinessProbe": http_probe("/ready", port=PORT_GATEWAY, period_seconds=1, failures=3),
         "livenessProbe": http_probe("/health", port=PORT_GATEWAY, period_seconds=10, failures=3),
         "startupProbe": http_probe("/health", port=PORT_GATEWAY, period_seconds=1, failures=60),

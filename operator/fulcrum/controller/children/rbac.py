@@ -21,7 +21,7 @@ def gateway_role(owner: Owner) -> Manifest:
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
         "metadata": owner.metadata(gateway_name(owner.name), GATEWAY),
-        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
+        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}],
     }
 
 

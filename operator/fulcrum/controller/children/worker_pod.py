@@ -12,7 +12,6 @@ from fulcrum.api.names import (
     ANNOTATION_ROLE_EPOCH,
     ANNOTATION_SPEC_HASH,
     ENV_WORKER_CONFIG,
-    LABEL_ACCELERATOR,
     LABEL_LLM_D_ROLE,
     LABEL_POOL,
     LABEL_ROLE,
@@ -23,18 +22,21 @@ from fulcrum.api.names import (
     Role,
     worker_name,
 )
+from fulcrum.api.objects import without_defaults
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.balance import worker_config, worker_revision
+from fulcrum.balance import worker_config, worker_image, worker_revision
 from fulcrum.controller.children.overlay import overlay
 from fulcrum.controller.children.owner import (
-    CONTAINER_SECURITY,
     POD_SECURITY,
     WORKER,
     Manifest,
     Owner,
     pod_identity_env,
 )
+from fulcrum.controller.children.pod_security import violations
 from fulcrum.controller.children.probe import http_probe
+from fulcrum.controller.children.worker_node import container_security, placement, resources, shared_memory
+from fulcrum.controller.installation import Installation
 
 CONTAINER: Final = "worker"
 IMAGE_GROUP: Final = 10001
@@ -47,8 +49,13 @@ START_MARGIN_SECONDS: Final = 120
 """The agent gives up first, because its exit says more than a kubelet's kill."""
 
 
-def worker_pod(owner: Owner, spec: InferenceClusterSpec, pool: Pool, *, ordinal: int, role: Role) -> Manifest:
-    """Return the Pod of worker `ordinal` of `pool`, created in `role` at epoch 0."""
+def worker_pod(
+    owner: Owner, spec: InferenceClusterSpec, pool: Pool, *, ordinal: int, role: Role, image: str
+) -> Manifest:
+    """Return the Pod of worker `ordinal` of `pool`, created in `role` at epoch 0.
+
+    `image` is used where the spec names none.
+    """
     name = worker_name(owner.name, pool.name, ordinal)
     metadata = owner.metadata(name, WORKER)
     metadata["labels"] |= {LABEL_POOL: pool.name, **role_labels(role)}
@@ -56,7 +63,7 @@ def worker_pod(owner: Owner, spec: InferenceClusterSpec, pool: Pool, *, ordinal:
         ANNOTATION_ROLE_EPOCH: "0",
         ANNOTATION_SPEC_HASH: worker_revision(cluster=owner.name, spec=spec, pool=pool),
     }
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(owner, spec, pool, role)}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(owner, spec, pool, role, image)}
     template = {key: value for key, value in pool.template.items() if key in ("metadata", "spec")}
     merged = overlay(pod, template)
     # A template may add labels, but who the Pod is stays ours.
@@ -69,23 +76,40 @@ def role_labels(role: Role) -> dict[str, str]:
     return {LABEL_ROLE: role.value, LABEL_LLM_D_ROLE: LLM_D_ROLES[role]}
 
 
-def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role) -> Manifest:
-    config = worker_config(cluster=owner.name, spec=spec, pool=pool, role=role)
-    on_gpu = pool.accelerator != "cpu"
-    gpus = str(pool.parallelism.tensor * pool.parallelism.pipeline)
+def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role, image: str) -> Manifest:
+    container = _container(owner, spec, pool, role)
+    container["image"] = worker_image(spec, pool) or image
     volumes: list[Manifest] = [{"name": "cache", **_cache_source(spec)}, {"name": "tmp", "emptyDir": {}}]
     mounts: list[Manifest] = [{"name": "cache", "mountPath": CACHE_PATH}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 (a mount)
-    if on_gpu:
-        # Tensor parallel ranks talk through shared memory; the container default of 64 MiB is too little.
-        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 (a mount)
+    if (shm := shared_memory(pool)) is not None:
+        volumes.append(shm)
+        mounts.append({"name": shm["name"], "mountPath": "/dev/shm"})  # noqa: S108 (a mount)
+    container["volumeMounts"] = mounts
+    return {
+        "restartPolicy": "Always",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": math.ceil(seconds(spec.balance.flip.drain_timeout)) + GRACE_MARGIN_SECONDS,
+        "securityContext": {
+            **POD_SECURITY,
+            "fsGroup": IMAGE_GROUP,
+            # Changing the group of a claim full of weights, file by file, takes minutes at each start.
+            "fsGroupChangePolicy": "OnRootMismatch",
+        },
+        **placement(owner, pool),
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def _container(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role) -> Manifest:
+    config = worker_config(cluster=owner.name, spec=spec, pool=pool, role=role)
     start_seconds = config.start_timeout_seconds + START_MARGIN_SECONDS
-    container: Manifest = {
+    return {
         "name": CONTAINER,
-        "image": spec.engine.image,
         "command": ["python3", "-m", "fulcrum_worker"],
         "env": [
-            {"name": ENV_WORKER_CONFIG, "value": msgspec.json.encode(config).decode()},
+            {"name": ENV_WORKER_CONFIG, "value": msgspec.json.encode(without_defaults(config)).decode()},
             *pod_identity_env(),
             *_credentials(spec),
         ],
@@ -97,24 +121,10 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role) 
         "startupProbe": http_probe("/readyz", port=PORT_AGENT, period_seconds=1, failures=math.ceil(start_seconds)),
         "readinessProbe": http_probe("/readyz", port=PORT_AGENT, period_seconds=2, failures=3),
         "livenessProbe": http_probe("/healthz", port=PORT_AGENT, period_seconds=10, failures=3),
+        "resources": resources(spec, pool),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": dict(CONTAINER_SECURITY),
-        "volumeMounts": mounts,
+        "securityContext": container_security(pool),
     }
-    if on_gpu:
-        container["resources"] = {"limits": {"nvidia.com/gpu": gpus}, "requests": {"nvidia.com/gpu": gpus}}
-    pod_spec: Manifest = {
-        "restartPolicy": "Always",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": math.ceil(seconds(spec.balance.flip.drain_timeout)) + GRACE_MARGIN_SECONDS,
-        "securityContext": {**POD_SECURITY, "fsGroup": IMAGE_GROUP},
-        "containers": [container],
-        "volumes": volumes,
-    }
-    if on_gpu:
-        pod_spec["nodeSelector"] = {LABEL_ACCELERATOR: pool.accelerator}
-    return pod_spec
 
 
 def _cache_source(spec: InferenceClusterSpec) -> Manifest:
@@ -128,3 +138,22 @@ def _credentials(spec: InferenceClusterSpec) -> list[Manifest]:
         return []
     reference = {"name": spec.model.credentials.secret_name, "key": "token"}
     return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}]
+
+
+def refused_templates(owner: Owner, spec: InferenceClusterSpec, installation: Installation) -> dict[str, str]:
+    """Return, by pool, what its template may not ask for; the pool's workers are not made."""
+    if installation.allow_privileged_templates:
+        return {}
+    refused = {}
+    for number, pool in enumerate(spec.pools):
+        if not pool.template:
+            continue
+        pod = worker_pod(owner, spec, pool, ordinal=0, role=Role.MIXED, image=installation.worker_image)
+        found = list(violations(pod["spec"], own_capabilities=frozenset(("IPC_LOCK",) if pool.rdma else ())))
+        if found:
+            said = "; ".join(f"spec.pools[{number}].template.{each.field}: {each.fix}" for each in found)
+            refused[pool.name] = (
+                f"{said}. The worker would be above the Pod Security level restricted, which templates may not exceed "
+                "unless the operator runs with --allow-privileged-templates."
+            )
+    return refused

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from fulcrum.local.apiserver.authentication import MASTERS, User
 from fulcrum.local.apiserver.errors import Json
-from fulcrum.local.apiserver.selectors import selector_matches
 from fulcrum.local.apiserver.store import Store
+from fulcrum.local.objects.selectors import selector_matches
 
 RBAC: Final = "rbac.authorization.k8s.io"
 CLUSTER_ROLES: Final = f"clusterroles.{RBAC}"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from fulcrum.local.apiserver.errors import ApiError, Json
-from fulcrum.local.apiserver.selectors import selector_matches
 from fulcrum.local.apiserver.store import Store
+from fulcrum.local.objects.budgets import desired_healthy
+from fulcrum.local.objects.selectors import selector_matches
 
 _STORAGE = "poddisruptionbudgets.policy"
+_UNCOUNTED_PHASES = ("Pending", "Succeeded", "Failed")
+"""Phases in which a Pod may go whatever its budget says."""
 
 
 def refusing_budget(store: Store, pod: Json) -> ApiError | None:
     """The 429 that evicting the Pod must be answered with, or None when it may go."""
-    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed") or pod["metadata"].get("deletionTimestamp"):
+    if pod.get("status", {}).get("phase") in _UNCOUNTED_PHASES or pod["metadata"].get("deletionTimestamp"):
         return None
     namespace = pod["metadata"]["namespace"]
     labels = pod["metadata"].get("labels") or {}
@@ -26,9 +26,13 @@ def refusing_budget(store: Store, pod: Json) -> ApiError | None:
     if len(budgets) > 1:
         return ApiError(500, "This pod has more than one PodDisruptionBudget, which the eviction subresource does not "
                              "support.")  # fmt: skip
-    if not budgets or not _is_ready(pod):
-        return None  # a Pod that is not ready does not count towards its budget
-    spec = budgets[0].get("spec") or {}
+    return _refusal(store, budgets[0], pod) if budgets else None
+
+
+def _refusal(store: Store, budget: Json, pod: Json) -> ApiError | None:
+    namespace, spec = pod["metadata"]["namespace"], budget.get("spec") or {}
+    if not _is_ready(pod) and spec.get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
+        return None
     pods = [
         stored.obj
         for stored in store.scan("pods", namespace)
@@ -39,28 +43,15 @@ def refusing_budget(store: Store, pod: Json) -> ApiError | None:
     needed = desired_healthy(spec, len(pods))
     if healthy - 1 >= needed:
         return None
-    name = budgets[0]["metadata"]["name"]
+    if not _is_ready(pod) and healthy >= needed > 0:
+        return None  # it does not count towards the budget, and what does count is enough (IfHealthyBudget)
+    name = budget["metadata"]["name"]
     message = f"The disruption budget {name} needs {needed} healthy pods and has {healthy} currently"
     return ApiError(
         429,
         "Cannot evict pod as it would violate the pod's disruption budget.",
         details={"causes": [{"reason": "DisruptionBudget", "message": message}]},
     )
-
-
-def desired_healthy(spec: Json, expected: int) -> int:
-    """How many of `expected` Pods must stay healthy."""
-    if spec.get("maxUnavailable") is not None:
-        return max(0, expected - _scaled(spec["maxUnavailable"], expected))
-    if spec.get("minAvailable") is not None:
-        return _scaled(spec["minAvailable"], expected)
-    return max(0, expected - 1)
-
-
-def _scaled(value: Any, total: int) -> int:
-    if isinstance(value, str):
-        return math.ceil(int(value.removesuffix("%")) * total / 100)
-    return int(value)
 
 
 def _is_ready(pod: Json) -> bool:

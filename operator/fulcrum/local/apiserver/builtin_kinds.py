@@ -86,6 +86,7 @@ BUILTIN_KINDS: Final = (
     _kind("events.k8s.io/v1", "Event", "events", short=("ev",), storage="events"),
     _kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", short=("pdb",), status=True, generation=True),
     _kind("coordination.k8s.io/v1", "Lease", "leases"),
+    _kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", short=("netpol",), generation=True),
     _kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices", generation=True),
     _kind(_RBAC, "ClusterRole", "clusterroles", namespaced=False),
     _kind(_RBAC, "ClusterRoleBinding", "clusterrolebindings", namespaced=False),

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from fulcrum.local.apiserver.errors import Json, cause, invalid_value, required_value
+from fulcrum.local.apiserver.container_rules import PORT_TEXT
+from fulcrum.local.apiserver.errors import Json, cause, forbidden_field, invalid_value, not_supported, required_value
 from fulcrum.local.apiserver.kinds import Kind
-from fulcrum.local.apiserver.metadata import label_problem, labels_causes
-from fulcrum.local.apiserver.model_types import fields_of
-from fulcrum.local.apiserver.selectors import selector_matches
+from fulcrum.local.apiserver.metadata import labels_causes
+from fulcrum.local.apiserver.model_types import Model, fields_of
+from fulcrum.local.apiserver.pod_rules import pod_spec_causes, pod_update_causes
+from fulcrum.local.objects.selectors import selector_matches
 
 Rule = Callable[[Json, Json | None], list[Json]]
 
 
-def builtin_causes(kind: Kind, model: type[msgspec.Struct], obj: Json, old: Json | None) -> list[Json]:
+def builtin_causes(kind: Kind, model: Model, obj: Json, old: Json | None) -> list[Json]:
     """Everything that is wrong with an object of a built-in kind."""
     missing = _missing(obj, model, "")
     rule = _RULES.get(kind.storage)
     return missing or (rule(obj, old) if rule else [])
 
 
-def _missing(value: Json, model: type[msgspec.Struct], path: str) -> list[Json]:
+def _missing(value: Json, model: Model, path: str) -> list[Json]:
     causes: list[Json] = []
     for name, field in fields_of(model).items():
         inner = f"{path}.{name}" if path else name
@@ -41,79 +41,11 @@ def _missing(value: Json, model: type[msgspec.Struct], path: str) -> list[Json]:
     return causes
 
 
-def _not_supported(path: str, value: object, allowed: tuple[str, ...]) -> Json:
-    listed = ", ".join(f'"{name}"' for name in sorted(allowed))
-    return cause(path, "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {listed}')
-
-
-def _forbidden(path: str, text: str) -> Json:
-    return cause(path, "FieldValueForbidden", f"Forbidden: {text}")
-
-
 _IMMUTABLE: Final = "field is immutable"
-_PORT_TEXT: Final = "must be between 1 and 65535, inclusive"
-
-
-def pod_spec_causes(spec: Mapping[str, Any], path: str) -> list[Json]:
-    """Rules of a Pod's spec."""
-    causes: list[Json] = []
-    containers = spec.get("containers") or []
-    if not containers:
-        causes.append(required_value(f"{path}.containers"))
-    if spec.get("restartPolicy") not in ("Always", "OnFailure", "Never"):
-        allowed = ("Always", "OnFailure", "Never")
-        causes.append(_not_supported(f"{path}.restartPolicy", spec.get("restartPolicy"), allowed))
-    volumes = {volume.get("name") for volume in spec.get("volumes") or ()}
-    seen: set[str] = set()
-    for field in ("initContainers", "containers"):
-        for index, container in enumerate(spec.get(field) or ()):
-            causes += _container_causes(container, f"{path}.{field}[{index}]", seen, volumes)
-    return causes
-
-
-def _container_causes(container: Json, path: str, seen: set[str], volumes: set[Any]) -> list[Json]:
-    causes: list[Json] = []
-    name = container.get("name", "")
-    if problem := label_problem(name):
-        causes.append(invalid_value(f"{path}.name", name, problem) if name else required_value(f"{path}.name"))
-    elif name in seen:
-        causes.append(cause(f"{path}.name", "FieldValueDuplicate", f'Duplicate value: "{name}"'))
-    seen.add(name)
-    if not container.get("image"):
-        causes.append(required_value(f"{path}.image"))
-    for index, port in enumerate(container.get("ports") or ()):
-        if not 0 < port["containerPort"] < 65536:
-            causes.append(invalid_value(f"{path}.ports[{index}].containerPort", port["containerPort"], _PORT_TEXT))
-    for index, mount in enumerate(container.get("volumeMounts") or ()):
-        if mount.get("name") not in volumes:
-            causes.append(
-                cause(f"{path}.volumeMounts[{index}].name", "FieldValueNotFound", f'Not found: "{mount.get("name")}"')
-            )
-    return causes
 
 
 def _pod(pod: Json, old: Json | None) -> list[Json]:
-    if old is None:
-        return pod_spec_causes(pod["spec"], "spec")
-    if _fixed_part(pod["spec"]) != _fixed_part(old["spec"]):
-        return [
-            _forbidden(
-                "spec",
-                "pod updates may not change fields other than `spec.containers[*].image`,"
-                "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to "
-                "existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was "
-                "previously negative)",
-            )
-        ]
-    return []
-
-
-def _fixed_part(spec: Json) -> Json:
-    fixed = {key: value for key, value in spec.items() if key not in ("activeDeadlineSeconds", "tolerations")}
-    for field in ("containers", "initContainers"):
-        if field in fixed:
-            fixed[field] = [{k: v for k, v in container.items() if k != "image"} for container in fixed[field]]
-    return fixed
+    return pod_spec_causes(pod["spec"], "spec") if old is None else pod_update_causes(pod, old)
 
 
 def _workload(obj: Json, old: Json | None) -> list[Json]:
@@ -135,7 +67,7 @@ def _workload(obj: Json, old: Json | None) -> list[Json]:
     causes += pod_spec_causes(template.get("spec") or {}, "spec.template.spec")
     policy = (template.get("spec") or {}).get("restartPolicy")
     if policy in ("OnFailure", "Never"):
-        causes.append(_not_supported("spec.template.spec.restartPolicy", policy, ("Always",)))
+        causes.append(not_supported("spec.template.spec.restartPolicy", policy, ("Always",)))
     return causes
 
 
@@ -162,10 +94,10 @@ def _service(service: Json, old: Json | None) -> list[Json]:
         if several and not port.get("name"):
             causes.append(required_value(f"{path}.name"))
         if not 0 < port["port"] < 65536:
-            causes.append(invalid_value(f"{path}.port", port["port"], _PORT_TEXT))
+            causes.append(invalid_value(f"{path}.port", port["port"], PORT_TEXT))
     types = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
     if spec["type"] not in types:
-        causes.append(_not_supported("spec.type", spec["type"], types))
+        causes.append(not_supported("spec.type", spec["type"], types))
     if old is not None and old["spec"].get("clusterIP") and spec.get("clusterIP") != old["spec"]["clusterIP"]:
         causes.append(invalid_value("spec.clusterIPs[0]", spec.get("clusterIP", ""), "may not change once set"))
     return causes
@@ -175,14 +107,14 @@ def _binding(binding: Json, old: Json | None) -> list[Json]:
     causes: list[Json] = []
     reference = binding["roleRef"]
     if reference.get("kind") not in ("Role", "ClusterRole"):
-        causes.append(_not_supported("roleRef.kind", reference.get("kind"), ("Role", "ClusterRole")))
+        causes.append(not_supported("roleRef.kind", reference.get("kind"), ("Role", "ClusterRole")))
     if old is not None and old["roleRef"] != reference:
         causes.append(invalid_value("roleRef", _go_map(reference), "cannot change roleRef"))
     for index, subject in enumerate(binding.get("subjects") or ()):
         path = f"subjects[{index}]"
         if subject.get("kind") not in ("User", "Group", "ServiceAccount"):
             kinds = ("Group", "ServiceAccount", "User")
-            causes.append(_not_supported(f"{path}.kind", subject.get("kind"), kinds))
+            causes.append(not_supported(f"{path}.kind", subject.get("kind"), kinds))
         elif subject["kind"] == "ServiceAccount" and not subject.get("namespace"):
             causes.append(required_value(f"{path}.namespace"))
     return causes
@@ -210,11 +142,20 @@ def _budget(budget: Json, _old: Json | None) -> list[Json]:
     return []
 
 
-def _immutable_data(obj: Json, old: Json | None) -> list[Json]:
+_MOST_DATA_BYTES: Final = 1024 * 1024
+
+
+def _data(obj: Json, old: Json | None) -> list[Json]:
+    texts = [*(obj.get("data") or {}).values(), *(obj.get("binaryData") or {}).values()]
+    secret = obj["kind"] == "Secret"
+    size = sum(len(text) * 3 // 4 if secret else len(text.encode()) for text in texts)
+    if size > _MOST_DATA_BYTES:
+        message = f"Too long: may not be more than {_MOST_DATA_BYTES} bytes"
+        return [cause("data" if secret else "[]", "FieldValueTooLong", message)]
     if old is None or not old.get("immutable"):
         return []
     same = all(obj.get(name) == old.get(name) for name in ("data", "binaryData"))
-    return [] if same else [_forbidden("data", "field is immutable when `immutable` is set")]
+    return [] if same else [forbidden_field("data", "field is immutable when `immutable` is set")]
 
 
 _RULES: Final[dict[str, Rule]] = {
@@ -222,8 +163,8 @@ _RULES: Final[dict[str, Rule]] = {
     "deployments.apps": _workload,
     "replicasets.apps": _workload,
     "services": _service,
-    "secrets": _immutable_data,
-    "configmaps": _immutable_data,
+    "secrets": _data,
+    "configmaps": _data,
     "poddisruptionbudgets.policy": _budget,
     "roles.rbac.authorization.k8s.io": _role,
     "clusterroles.rbac.authorization.k8s.io": _role,

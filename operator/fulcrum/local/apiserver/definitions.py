@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ FINALIZER: Final = "customresourcecleanup.apiextensions.k8s.io"
 
 
 def prepare_definition(crd: Json, old: Json | None, registry: Registry) -> None:
-    """Validate a CRD and set its status: names accepted and established at once; 422 for a wrong one."""
+    """Validate a CRD and set its status; 422 for a wrong one. As in a real server a new one has no conditions yet."""
     name = crd["metadata"]["name"]
     causes = _causes(crd, registry)
     if causes:
@@ -26,15 +27,31 @@ def prepare_definition(crd: Json, old: Json | None, registry: Registry) -> None:
     storage_version = next(version["name"] for version in spec["versions"] if version.get("storage"))
     stored_versions = status.get("storedVersions") or []
     status["storedVersions"] = [*stored_versions, *([] if storage_version in stored_versions else [storage_version])]
-    status["acceptedNames"] = spec["names"]
-    status["conditions"] = status.get("conditions") or [
-        _condition("NamesAccepted", "NoConflicts", "no conflicts found"),
-        _condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
-    ]
-    crd["status"] = status
+    if old is None:
+        crd["status"] = {**status, "acceptedNames": {"kind": "", "plural": ""}, "conditions": None}
+    else:
+        crd["status"] = _established({**status, "acceptedNames": spec["names"]})
     metadata = crd["metadata"]
     if old is None and FINALIZER not in metadata.get("finalizers", ()):
         metadata["finalizers"] = [*metadata.get("finalizers", ()), FINALIZER]
+
+
+def _established(status: Json) -> Json:
+    conditions = status.get("conditions") or [
+        _condition("NamesAccepted", "NoConflicts", "no conflicts found"),
+        _condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+    ]
+    return {**status, "conditions": conditions}
+
+
+def establish(store: Store, name: str) -> None:
+    """Accept the names of a new CRD, which is served already."""
+    stored = store.get(STORAGE, "", name)
+    if stored is None or stored.obj["status"].get("conditions"):
+        return
+    crd = {**stored.obj, "metadata": dict(stored.obj["metadata"])}
+    crd["status"] = _established({**crd["status"], "acceptedNames": crd["spec"]["names"]})
+    store.put(STORAGE, crd)
 
 
 def _condition(kind: str, reason: str, message: str) -> Json:
@@ -60,7 +77,7 @@ def _causes(crd: Json, registry: Registry) -> list[Json]:
         schema = (version.get("schema") or {}).get("openAPIV3Schema")
         path = f"spec.versions[{index}].schema"
         if not schema:
-            causes.append(required_value(f"{path}.openAPIV3Schema", "schemas are required"))
+            causes.append(required_value(f"{path}.openAPIV3Schema"))
             continue
         for problem in StructuralSchema(schema).rule_problems():
             causes.append(cause(f"{path}.{problem.path}", problem.reason, problem.message))
@@ -125,6 +142,7 @@ def serve_definitions(store: Store, registry: Registry, end_watches: Callable[[s
     """
     for stored in store.scan(STORAGE):
         registry.set_custom(stored.obj["metadata"]["name"], served_kinds(stored.obj))
+        establish(store, stored.obj["metadata"]["name"])
 
     def follow(change: Change) -> None:
         name, spec = change.key[1], change.new.obj["spec"]
@@ -134,6 +152,8 @@ def serve_definitions(store: Store, registry: Registry, end_watches: Callable[[s
             store.forget(storage)
             end_watches(storage)
         elif change.old is None or change.old.obj["spec"] != spec:
+            # Once the answer to the creation is made: a listener must not write in the middle of a write.
+            asyncio.get_running_loop().call_soon(establish, store, name)
             registry.set_custom(name, served_kinds(change.new.obj))
             end_watches(storage)
 

@@ -41,7 +41,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
-        self.reason = reason or _HTTP_REASONS.get(code, "")
+        self.reason = _HTTP_REASONS.get(code, "") if reason is None else reason
         self.details = dict(details or {})
         self.retry_after_seconds = retry_after_seconds
 
@@ -53,7 +53,7 @@ class ApiError(Exception):
             "metadata": {},
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
+            **({"reason": self.reason} if self.reason else {}),
         }
         if self.retry_after_seconds is not None:
             self.details["retryAfterSeconds"] = self.retry_after_seconds
@@ -144,6 +144,27 @@ def invalid_value(field: str, value: object, message: str) -> Json:
 def required_value(field: str, message: str = "") -> Json:
     """Cause `Required value`."""
     return cause(field, "FieldValueRequired", f"Required value{': ' + message if message else ''}")
+
+
+def not_supported(field: str, value: object, allowed: Sequence[str]) -> Json:
+    """Cause `Unsupported value`, with what is supported in the order of the real server."""
+    listed = ", ".join(f'"{name}"' for name in allowed)
+    return cause(field, "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {listed}')
+
+
+def forbidden_field(field: str, message: str) -> Json:
+    """Cause `Forbidden`: the field must not be there, or not be changed."""
+    return cause(field, "FieldValueForbidden", f"Forbidden: {message}")
+
+
+def duplicate(field: str, value: str) -> Json:
+    """Cause `Duplicate value`."""
+    return cause(field, "FieldValueDuplicate", f'Duplicate value: "{value}"')
+
+
+def not_found_value(field: str, value: str) -> Json:
+    """Cause `Not found`: the field names something that is not there."""
+    return cause(field, "FieldValueNotFound", f'Not found: "{value}"')
 
 
 def expired(message: str) -> ApiError:

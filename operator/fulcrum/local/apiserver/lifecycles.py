@@ -21,6 +21,7 @@ from fulcrum.local.apiserver.authorization import (
 from fulcrum.local.apiserver.definitions import prepare_definition
 from fulcrum.local.apiserver.errors import ApiError, Json, cause, forbidden, invalid
 from fulcrum.local.apiserver.kinds import Kind, Registry
+from fulcrum.local.apiserver.pod_admission import admit_pod
 from fulcrum.local.apiserver.store import Change, Store
 
 Preparation = Callable[[Kind, Json, Json | None, User], None]
@@ -54,15 +55,8 @@ class Lifecycles:
     def _pod(self, kind: Kind, pod: Json, old: Json | None, user: User) -> None:
         if old is not None:
             return
-        spec, namespace = pod["spec"], pod["metadata"]["namespace"]
-        account = spec.setdefault("serviceAccountName", "default")
-        spec["serviceAccount"] = account
-        if self._store.get("serviceaccounts", namespace, account) is None:
-            raise forbidden(
-                "", "pods", pod["metadata"]["name"],
-                f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found',
-            )  # fmt: skip
-        pod["status"] = {"phase": "Pending", "qosClass": _qos_class(spec)}
+        admit_pod(self._store, pod)
+        pod["status"] = {"phase": "Pending", "qosClass": _qos_class(pod["spec"])}
 
     def _service(self, kind: Kind, service: Json, old: Json | None, user: User) -> None:
         spec = service["spec"]
@@ -171,10 +165,7 @@ class ServiceAddresses:
         except ValueError:
             inside = False
         if not inside:
-            problem = (
-                f"failed to allocate IP {address}: the provided IP ({address}) is not in the valid range. "
-                f"The range of valid IPs is {self._network}"
-            )
+            problem = f"failed to allocate IP {address}: the provided network does not match the current range"
         elif address in self._taken:
             problem = f"failed to allocate IP {address}: provided IP is already allocated"
         else:

@@ -1,43 +1,53 @@
-"""The types of built-in kinds, read from lightkube's generated models: decoding objects strictly.
+"""The types of built-in kinds, read from the definitions that Kubernetes publishes: decoding objects strictly.
 
 A real server decodes JSON into Go structs: fields that the struct lacks are reported (and dropped), wrong types are
-an error. The models carry the same structs, so this is the same decoding without schemas of ours.
+an error. `builtin_types.json` (see `requirements/kubernetes_types.py`) has those structs as OpenAPI definitions.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
-import importlib
-import types
-import typing
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Final
 
 import msgspec
 
 from fulcrum.local.apiserver.errors import Json, bad_request
 
-_STRING_MAPS: Final = frozenset(
-    {"labels", "annotations", "matchLabels", "nodeSelector", "data", "stringData", "binaryData", "selector"}
-)
-_QUANTITY_MAPS: Final = frozenset({"limits", "requests", "capacity", "allocatable", "hard", "overhead"})
-_MODULES: Final = {
-    "": "core", "meta": "meta", "apps": "apps", "autoscaling": "autoscaling", "policy": "policy",
-    "rbac.authorization.k8s.io": "rbac",
-    "coordination.k8s.io": "coordination", "discovery.k8s.io": "discovery", "events.k8s.io": "events",
-    "apiextensions.k8s.io": "apiextensions", "authentication.k8s.io": "authentication",
-    "authorization.k8s.io": "authorization",
-}  # fmt: skip
+_META: Final = "io.k8s.apimachinery.pkg.apis.meta.v1"
+_NAMED_SHAPES: Final = {
+    "io.k8s.apimachinery.pkg.api.resource.Quantity": "quantity",
+    "io.k8s.apimachinery.pkg.util.intstr.IntOrString": "int_or_string",
+    f"{_META}.Time": "time",
+    f"{_META}.MicroTime": "time",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One published definition of an object: `io.k8s.api.core.v1.Pod`."""
+
+    name: str
+
+    @property
+    def kind(self) -> str:
+        """The name without its package."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def description(self) -> str:
+        """What the definition says about itself."""
+        return str(_definitions()[self.name].get("description", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldType:
-    """Type of one field: `shape` is string, integer, number, boolean, time, int_or_string, any, map, list or object."""
+    """Type of one field: string, integer, number, boolean, time, quantity, int_or_string, any, map, list or object."""
 
     shape: str
     item: FieldType | None = None
-    model: type[msgspec.Struct] | None = None
+    model: Model | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,53 +56,63 @@ class ModelField:
 
     type: FieldType
     required: bool
-
-
-def model_of(group: str, version: str, kind: str) -> type[msgspec.Struct] | None:
-    """The lightkube model of a built-in kind, or None."""
-    module_name = _MODULES.get(group)
-    if module_name is None or version != "v1":
-        return None
-    module = importlib.import_module(f"lightkube.models.{module_name}_{version}")
-    model = getattr(module, kind, None)
-    return model if isinstance(model, type) and issubclass(model, msgspec.Struct) else None
+    description: str
 
 
 @functools.cache
-def fields_of(model: type[msgspec.Struct]) -> dict[str, ModelField]:
-    """Fields of a model by their name on the wire."""
+def _definitions() -> dict[str, Json]:
+    decoded: dict[str, Json] = msgspec.json.decode(files(__package__).joinpath("builtin_types.json").read_bytes())
+    return decoded
+
+
+@functools.cache
+def _by_kind() -> dict[tuple[str, str, str], Model]:
     return {
-        field.encode_name: ModelField(type=_field_type(field.encode_name, field.type), required=field.required)
-        for field in msgspec.structs.fields(model)
+        (group, version, kind): Model(name=name)
+        for name, definition in _definitions().items()
+        for group, version, kind in definition.get("kinds", ())
     }
 
 
-def _field_type(name: str, annotation: Any) -> FieldType:
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        present = [argument for argument in arguments if argument is not type(None)]
-        if set(present) == {int, str}:
-            return FieldType(shape="int_or_string")
-        return _field_type(name, present[0])
-    if origin is list:
-        return FieldType(shape="list", item=_field_type("", arguments[0]))
-    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
-        return FieldType(shape="object", model=annotation)
-    if origin is dict or annotation in (dict, typing.Dict):  # noqa: UP006
-        return _map_type(name)
-    shape = {str: "string", int: "integer", float: "number", bool: "boolean", dt.datetime: "time"}
-    return FieldType(shape=shape.get(annotation, "any"))
+def model_of(group: str, version: str, kind: str) -> Model | None:
+    """The model of a built-in kind, or None; "meta" is the group of what is common to all (ObjectMeta ...)."""
+    if group == "meta":
+        name = f"{_META}.{kind}"
+        return Model(name=name) if name in _definitions() else None
+    return _by_kind().get((group, version, kind))
 
 
-def _map_type(name: str) -> FieldType:
-    if name in _STRING_MAPS:
-        return FieldType(shape="map", item=FieldType(shape="string"))
-    if name in _QUANTITY_MAPS:
-        return FieldType(shape="map", item=FieldType(shape="quantity"))
-    return FieldType(shape="map", item=FieldType(shape="any"))
+@functools.cache
+def fields_of(model: Model) -> dict[str, ModelField]:
+    """Fields of a model by their name on the wire."""
+    definition = _definitions()[model.name]
+    required = frozenset(definition.get("required") or ())
+    return {
+        name: ModelField(type=_field_type(schema), required=name in required, description=schema.get("description", ""))
+        for name, schema in definition["properties"].items()
+    }
 
 
-def decode_object(obj: Json, model: type[msgspec.Struct], kind: str, version: str) -> tuple[Json, list[str]]:
+def _field_type(schema: Json) -> FieldType:
+    name = schema.get("$ref")
+    if name is not None:
+        if name in _NAMED_SHAPES:
+            return FieldType(shape=_NAMED_SHAPES[name])
+        referred = _definitions()[name]
+        # A definition without fields is free-form: a map (FieldsV1), or any value at all (JSON).
+        return FieldType(shape="object", model=Model(name=name)) if "properties" in referred else _field_type(referred)
+    match schema.get("type"):
+        case "array":
+            return FieldType(shape="list", item=_field_type(schema["items"]))
+        case "object":
+            return FieldType(shape="map", item=_field_type(schema.get("additionalProperties") or {}))
+        case None:
+            return FieldType(shape="any")
+        case scalar:
+            return FieldType(shape=scalar)
+
+
+def decode_object(obj: Json, model: Model, kind: str, version: str) -> tuple[Json, list[str]]:
     """`obj` without nulls and unknown fields, and the paths of the unknown ones; 400 for a wrong type."""
     unknown: list[str] = []
     try:
@@ -108,9 +128,9 @@ class _TypeMismatchError(Exception):
         super().__init__(f"json: cannot unmarshal {found} into Go struct field {path} of type {expected}")
 
 
-def _decode_struct(value: object, model: type[msgspec.Struct], path: str, unknown: list[str]) -> Json:
+def _decode_struct(value: object, model: Model, path: str, unknown: list[str]) -> Json:
     if not isinstance(value, dict):
-        raise _TypeMismatchError(path, value, model.__name__)
+        raise _TypeMismatchError(path, value, model.kind)
     fields = fields_of(model)
     decoded: Json = {}
     for name, content in value.items():
@@ -167,6 +187,6 @@ def _decode_scalar(value: Any, expected: FieldType, path: str) -> Any:
 
 def _go_name(expected: FieldType) -> str:
     if expected.model is not None:
-        return expected.model.__name__
+        return expected.model.kind
     names = {"integer": "int32", "number": "float64", "boolean": "bool", "time": "time.Time", "any": "interface {}"}
     return names.get(expected.shape, "string")

@@ -1,22 +1,14 @@
-"""OpenAPI schemas of built-in types, from lightkube's models and the descriptions in their docstrings."""
+"""OpenAPI schemas of built-in types, from the definitions that Kubernetes publishes."""
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
 from fulcrum.local.apiserver.errors import Json
-from fulcrum.local.apiserver.model_types import FieldType, ModelField, fields_of
+from fulcrum.local.apiserver.model_types import FieldType, Model, ModelField, fields_of
 
 REFERENCE: Final = "#/components/schemas/"
-_PACKAGES: Final = {
-    "meta_v1": "io.k8s.apimachinery.pkg.apis.meta.v1",
-    "apiextensions_v1": "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1",
-}
 _QUANTITY: Final = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 _INT_OR_STRING: Final = "io.k8s.apimachinery.pkg.util.intstr.IntOrString"
 _TIME: Final = "io.k8s.apimachinery.pkg.apis.meta.v1.Time"
@@ -41,17 +33,6 @@ _PLAIN: Final[Mapping[str, Json]] = {
     "map": {"type": "object"},
     "any": {},
 }
-_PARAMETER: Final = re.compile(r"^\s*\* \*\*(?P<name>[^*]+)\*\* ``[^`]*``(?: - (?P<text>.*))?$")
-
-
-def schema_name(model: type[msgspec.Struct]) -> str:
-    """The name of a model's schema: `io.k8s.api.core.v1.Pod`."""
-    module = model.__module__.rpartition(".")[2]
-    package = _PACKAGES.get(module)
-    if package is None:
-        group, _, version = module.rpartition("_")
-        package = f"io.k8s.api.{group}.{version}"
-    return f"{package}.{model.__name__}"
 
 
 def reference(name: str) -> Json:
@@ -59,29 +40,26 @@ def reference(name: str) -> Json:
     return {"$ref": REFERENCE + name}
 
 
-def add_model(schemas: dict[str, Json], model: type[msgspec.Struct]) -> str:
+def add_model(schemas: dict[str, Json], model: Model) -> str:
     """Add the schema of a model, and of all that it refers to; returns its name."""
-    name = schema_name(model)
+    name = model.name
     if name in schemas:
         return name
-    description, texts = _documentation(model)
     fields = fields_of(model)
-    schema: Json = {"type": "object", "description": description}
+    schema: Json = {"type": "object", "description": model.description}
     schemas[name] = schema
     required = [field_name for field_name, field in fields.items() if field.required]
     if required:
         schema["required"] = required
-    schema["properties"] = {
-        field_name: _property(schemas, field, texts.get(field_name, "")) for field_name, field in fields.items()
-    }
+    schema["properties"] = {field_name: _property(schemas, field) for field_name, field in fields.items()}
     return name
 
 
-def _property(schemas: dict[str, Json], field: ModelField, description: str) -> Json:
+def _property(schemas: dict[str, Json], field: ModelField) -> Json:
     schema = _type_schema(schemas, field.type)
     if "$ref" in schema:
         schema = {"allOf": [schema]}
-    return {"description": description, **schema} if description else schema
+    return {"description": field.description, **schema} if field.description else schema
 
 
 def _type_schema(schemas: dict[str, Json], field_type: FieldType) -> Json:
@@ -97,26 +75,6 @@ def _type_schema(schemas: dict[str, Json], field_type: FieldType) -> Json:
             return {"type": "array", "items": item}
         return {"type": "object", "additionalProperties": item}
     return dict(_PLAIN[field_type.shape])
-
-
-@functools.cache
-def _documentation(model: type[msgspec.Struct]) -> tuple[str, dict[str, str]]:
-    """Description of a model, and of each of its fields."""
-    head, _, parameters = (model.__doc__ or "").partition("**parameters**")
-    texts: dict[str, list[str]] = {}
-    current: list[str] = []
-    for line in parameters.splitlines():
-        match = _PARAMETER.match(line)
-        if match:
-            current = texts.setdefault(match["name"], [])
-            current.append(match["text"] or "")
-        elif line.strip():
-            current.append(line.strip())
-    return _joined(head.splitlines()), {name: _joined(lines) for name, lines in texts.items()}
-
-
-def _joined(lines: list[str]) -> str:
-    return " ".join(line.strip() for line in lines if line.strip())
 
 
 def in_version_2(value: Any) -> Any:

@@ -11,6 +11,7 @@ from fulcrum.local.apiserver.errors import ApiError, Json
 from fulcrum.local.apiserver.kinds import Kind
 from fulcrum.local.apiserver.request import flag
 from fulcrum.local.apiserver.store import Store
+from fulcrum.local.apiserver.strategies import canonical_or_refused
 from fulcrum.local.apiserver.times import now_text
 from fulcrum.local.apiserver.writing import Changer, Writer
 from fulcrum.local.objects.patch import PatchError, json_patch, merge_patch, strategic_merge_patch
@@ -73,22 +74,10 @@ def _server_side_apply(store: Store, writer: Writer, call: Call) -> tuple[Json, 
     if not query.get("fieldManager"):
         text = "fieldManager: Required value: is required for apply patch"
         raise ApiError(422, f'PatchOptions.meta.k8s.io "" is invalid: {text}')
-    applied = as_object(parse_yaml(call.raw))
-    metadata = applied.setdefault("metadata", {})
-    if not isinstance(metadata, dict):
-        raise errors.bad_request("metadata is not an object")
-    if metadata.get("managedFields"):
-        raise errors.bad_request("metadata.managedFields must be nil")
-    metadata.setdefault("name", target.name)
-    if kind.namespaced:
-        metadata.setdefault("namespace", target.namespace)
     options = call.write_options()
-    writer.check_body(kind, target.namespace, applied, name=target.name)
+    applied = _applied(writer, call)
+    metadata = applied["metadata"]
     lists = writer.strategy(kind).lists
-    if target.subresource:
-        applied = {
-            name: applied[name] for name in ("apiVersion", "kind", "metadata", target.subresource) if name in applied
-        }
 
     def change(live: Json | None) -> Json:
         try:
@@ -117,6 +106,27 @@ def _server_side_apply(store: Store, writer: Writer, call: Call) -> tuple[Json, 
         kind, target.namespace, target.name, change, options, subresource=target.subresource, managed=True
     )
     return obj, False
+
+
+def _applied(writer: Writer, call: Call) -> Json:
+    """The configuration that is applied, restricted to what the path may change."""
+    target, kind = call.target, call.kind
+    applied = as_object(parse_yaml(call.raw))
+    metadata = applied.setdefault("metadata", {})
+    if not isinstance(metadata, dict):
+        raise errors.bad_request("metadata is not an object")
+    if metadata.get("managedFields"):
+        raise errors.bad_request("metadata.managedFields must be nil")
+    metadata.setdefault("name", target.name)
+    if kind.namespaced:
+        metadata.setdefault("namespace", target.namespace)
+    writer.check_body(kind, target.namespace, applied, name=target.name)
+    if target.subresource:
+        names = ("apiVersion", "kind", "metadata", target.subresource)
+        applied = {name: applied[name] for name in names if name in applied}
+    elif kind.resets_status:
+        applied.pop("status", None)  # neither written nor owned: the status has its own path
+    return canonical_or_refused(kind, applied) if kind.custom is None else applied
 
 
 def _causes(conflict: ApplyConflict) -> list[Json]:

@@ -95,6 +95,8 @@ class PodSubresources:
         budget = refusing_budget(self._store, stored.obj)
         if budget is not None:
             raise budget
+        if not options.dry_run and not stored.obj["metadata"].get("deletionTimestamp"):
+            self._store.put("pods", _disrupted(stored.obj))
         self._deleter.delete(call.kind, call.target.namespace, call.target.name, options)
         return answer(call, encode(_SUCCESS), 201)
 
@@ -131,6 +133,20 @@ class PodSubresources:
         if not call.write_options().dry_run:
             self._store.put("pods", bound)
         return answer(call, encode(_SUCCESS), 201)
+
+
+def _disrupted(pod: Json) -> Json:
+    """The Pod with the condition that says who ends it."""
+    target = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting",
+        "lastTransitionTime": now_text(),
+    }
+    status = pod.get("status") or {}
+    others = [entry for entry in status.get("conditions") or () if entry["type"] != "DisruptionTarget"]
+    return {**pod, "metadata": dict(pod["metadata"]), "status": {**status, "conditions": [*others, target]}}
 
 
 def _container(pod: Json, asked: str) -> str:

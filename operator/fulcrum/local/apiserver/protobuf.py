@@ -12,10 +12,8 @@ import datetime as dt
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import msgspec
-
 from fulcrum.local.apiserver.errors import Json, bad_request, unsupported_media_type
-from fulcrum.local.apiserver.model_types import FieldType, fields_of, model_of
+from fulcrum.local.apiserver.model_types import FieldType, Model, fields_of, model_of
 
 MEDIA_TYPE: Final = "application/vnd.kubernetes.protobuf"
 _MAGIC: Final = b"k8s\x00"
@@ -163,10 +161,10 @@ def _wire_fields(raw: bytes) -> Iterator[tuple[int, Any]]:
             raise ValueError(f"wire type {wire_type}")
 
 
-def _message(raw: bytes, model: type[msgspec.Struct]) -> Json:
-    if model.__name__ not in _FIELDS:
+def _message(raw: bytes, model: Model) -> Json:
+    if model.kind not in _FIELDS:
         raise unsupported_media_type(["application/json"])
-    numbers, types = _numbers(model.__name__), fields_of(model)
+    numbers, types = _numbers(model.kind), fields_of(model)
     decoded: Json = {}
     for number, content in _wire_fields(raw):
         name = numbers.get(number)
@@ -179,7 +177,7 @@ def _message(raw: bytes, model: type[msgspec.Struct]) -> Json:
             name,
             content,
             types[name].type,
-            binary=name in _BINARY_MAPS or f"{model.__name__}.{name}" in _BINARY_MAPS,
+            binary=name in _BINARY_MAPS or f"{model.kind}.{name}" in _BINARY_MAPS,
         )
     return decoded
 

@@ -13,8 +13,8 @@ import msgspec
 from fulcrum.local.apiserver import errors
 from fulcrum.local.apiserver.errors import Json
 from fulcrum.local.apiserver.kinds import Kind
-from fulcrum.local.apiserver.selectors import field_test, label_test
 from fulcrum.local.apiserver.store import Key, Store, Stored, parse_version
+from fulcrum.local.objects.selectors import SelectorError, field_test, label_test
 
 Selection = Callable[[Stored], bool]
 _EXPIRED_CONTINUE: Final = (
@@ -42,9 +42,11 @@ def selection(kind: Kind, query: Mapping[str, str], name: str = "") -> Selection
         fields = f"{fields},metadata.name={name}" if fields else f"metadata.name={name}"
     if not labels and not fields:
         return None
-    with_labels = label_test(labels)
     extra = kind.custom.selectable_fields if kind.custom else ()
-    with_fields = field_test(fields, kind.storage, extra)
+    try:
+        with_labels, with_fields = label_test(labels), field_test(fields, kind.storage, extra)
+    except SelectorError as error:
+        raise errors.bad_request(str(error)) from None
     return lambda stored: with_labels(stored.obj["metadata"].get("labels") or {}) and with_fields(stored.obj)
 
 

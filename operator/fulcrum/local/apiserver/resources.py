@@ -12,6 +12,7 @@ from aiohttp import web
 from fulcrum.local.apiserver import errors, patching
 from fulcrum.local.apiserver.authentication import User
 from fulcrum.local.apiserver.bodies import as_object, parse_body
+from fulcrum.local.apiserver.chaos import Chaos
 from fulcrum.local.apiserver.conversion import served_form
 from fulcrum.local.apiserver.deleting import Deleter, parse_delete_options
 from fulcrum.local.apiserver.errors import ApiError, Json
@@ -86,8 +87,11 @@ def answer(call: Call, body: bytes, code: int = 200) -> web.Response:
 class Resources:
     """Get, list, watch, create, update, patch and delete, for objects and their `status`."""
 
-    def __init__(self, store: Store, writer: Writer, deleter: Deleter, metrics: Metrics) -> None:
+    def __init__(
+        self, store: Store, writer: Writer, deleter: Deleter, metrics: Metrics, chaos: Chaos | None = None
+    ) -> None:
         self._store, self._writer, self._deleter, self._metrics = store, writer, deleter, metrics
+        self._chaos = chaos
         self._watches: set[Watch] = set()
         self._stopped = False
         self._answerers: Mapping[str, Callable[[Call], web.Response]] = {
@@ -156,14 +160,23 @@ class Resources:
             watch.end()
         open_watches = self._metrics.watches.labels("WATCH", target.group, target.version, target.resource)
         open_watches.inc()
+        fate = self._chaos.watch_fate() if self._chaos is not None else None
+        doom = asyncio.get_running_loop().call_later(fate.lifetime_seconds, watch.end) if fate is not None else None
         try:
             await response.prepare(call.request)
             async for lines in watch.lines():
+                if self._chaos is not None:
+                    await asyncio.sleep(self._chaos.delay_seconds())
                 await response.write(lines)
+            if fate is not None and fate.broken and call.request.transport is not None:
+                call.request.transport.abort()
+                return response
             await response.write_eof()
         except (ConnectionError, asyncio.CancelledError):
             watch.end()  # the client has gone; a watch is never answered twice
         finally:
+            if doom is not None:
+                doom.cancel()
             watch.close()
             self._watches.discard(watch)
             open_watches.dec()
@@ -180,7 +193,7 @@ class Resources:
         target, kind = call.target, call.kind
         body = as_object(call.body())
         if kind.custom is not None and not (body.get("metadata") or {}).get("resourceVersion"):
-            causes = [errors.invalid_value("metadata.resourceVersion", _Hex(), "must be specified for an update")]
+            causes = [errors.invalid_value("metadata.resourceVersion", 0, "must be specified for an update")]
             raise errors.invalid(kind.group, kind.kind, target.name, causes)
         obj = self._writer.update(
             kind,
@@ -214,10 +227,3 @@ class Resources:
             "items": [served_form(kind, stored.obj) for stored in page.items],
         }
         return answer(call, encode(result))
-
-
-class _Hex:
-    """The zero version as Go prints it."""
-
-    def __str__(self) -> str:
-        return "0x0"

@@ -22,6 +22,7 @@ from fulcrum.local.apiserver.authorization import Authorizer
 from fulcrum.local.apiserver.bootstrap import bootstrap
 from fulcrum.local.apiserver.builtin_kinds import BUILTIN_KINDS
 from fulcrum.local.apiserver.certificates import serving_certificate, write_kubeconfig
+from fulcrum.local.apiserver.chaos import Chaos
 from fulcrum.local.apiserver.definitions import serve_definitions
 from fulcrum.local.apiserver.deleting import Deleter
 from fulcrum.local.apiserver.expiry import expire_events
@@ -58,6 +59,7 @@ class Options:
     port: int = 0
     kubeconfig_out: Path | None = None
     service_range: str = "127.78.0.0/16"
+    chaos_seed: int | None = None
 
 
 @contextlib.contextmanager
@@ -124,7 +126,8 @@ async def serving(options: Options) -> AsyncIterator[str]:
         authenticator, authorizer, metrics = Authenticator(options.state_dir, store), Authorizer(store), Metrics()
         lifecycles = Lifecycles(store, registry, authorizer, options.service_range)
         writer, deleter = Writer(store, Strategies(), lifecycles), Deleter(store)
-        resources = Resources(store, writer, deleter, metrics)
+        chaos = None if options.chaos_seed is None else Chaos(options.chaos_seed)
+        resources = Resources(store, writer, deleter, metrics, chaos)
         serve_definitions(store, registry, resources.end_watches)
         pods = PodSubresources(store, writer, deleter)
         api = ApiServer(
@@ -137,6 +140,7 @@ async def serving(options: Options) -> AsyncIterator[str]:
             pods=pods,
             scales=Scales(store, writer),
             address=f"{options.bind}:{port}",
+            chaos=chaos,
         )
         runner = web.ServerRunner(
             web.Server(api.handle, handler_cancellation=True, access_log=None), shutdown_timeout=_SHUTDOWN_SECONDS
@@ -147,6 +151,9 @@ async def serving(options: Options) -> AsyncIterator[str]:
             asyncio.create_task(Finalizing(store, registry, deleter).run()),
             asyncio.create_task(expire_events(store)),
         ]
+        if chaos is not None:
+            logger.warning("apiserver_chaos seed=%d: errors and broken watches are on purpose", options.chaos_seed)
+            background.append(asyncio.create_task(chaos.compact(store)))
         try:
             await site.start()
             if options.kubeconfig_out is not None:

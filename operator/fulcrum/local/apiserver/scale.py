@@ -68,8 +68,10 @@ def scale_of(kind: Kind, obj: Json) -> Json:
         "apiVersion": "autoscaling/v1",
         "metadata": {name: metadata[name] for name in names if name in metadata},
         "spec": {"replicas": _at(obj, paths.get("specReplicasPath", _SPEC_REPLICAS)) or 0},
-        "status": {"replicas": _at(obj, paths.get("statusReplicasPath", _STATUS_REPLICAS)) or 0},
+        "status": {},
     }
+    if replicas := _at(obj, paths.get("statusReplicasPath", _STATUS_REPLICAS)):
+        scale["status"]["replicas"] = replicas
     if kind.custom is None:
         scale["status"]["selector"] = selector_text(obj["spec"].get("selector"))
     elif paths.get("labelSelectorPath"):

@@ -15,6 +15,7 @@ from fulcrum.local.apiserver import discovery, errors
 from fulcrum.local.apiserver.authentication import AUTHENTICATED, Authenticator, User
 from fulcrum.local.apiserver.authorization import Attributes, Authorizer
 from fulcrum.local.apiserver.bodies import LONGEST_BODY_BYTES
+from fulcrum.local.apiserver.chaos import Chaos
 from fulcrum.local.apiserver.errors import ApiError
 from fulcrum.local.apiserver.kinds import Kind, Registry
 from fulcrum.local.apiserver.metrics import Metrics
@@ -46,6 +47,7 @@ class ApiServer:
         pods: PodSubresources,
         scales: Scales,
         address: str,
+        chaos: Chaos | None = None,
     ) -> None:
         self._registry = registry
         self._authenticator = authenticator
@@ -55,6 +57,7 @@ class ApiServer:
         self._reviews = reviews
         self._openapi = OpenApi(registry)
         self._address = address
+        self._chaos = chaos
         self._subresources: Mapping[str, SubresourceHandler] = {
             "status": resources.handle,
             "finalize": resources.handle,
@@ -71,7 +74,7 @@ class ApiServer:
         target = parse_target(request.method, request.path, request.query)
         user_name = ""
         try:
-            user = self._authenticate(request)
+            user = self._authenticate(request, target)
             user_name = user.name
             response = await self._answer(request, target, user)
         except ApiError as error:
@@ -94,7 +97,7 @@ class ApiServer:
         )
         return response
 
-    def _authenticate(self, request: web.BaseRequest) -> User:
+    def _authenticate(self, request: web.BaseRequest, target: Target) -> User:
         user = self._authenticator.user(request.headers.get("Authorization"))
         name = request.headers.get("Impersonate-User")
         if not name:
@@ -108,7 +111,8 @@ class ApiServer:
         for resource, value, namespace in wanted:
             access = Attributes(verb="impersonate", resource=resource, name=value, namespace=namespace)
             if not self._authorizer.allows(user, access):
-                raise _denied(user, access)
+                mode = "serviceaccount" if wanted[0][0] == "serviceaccounts" else "user-info"
+                raise _denied(user, _access(target, f"impersonate-on:{mode}:{target.verb}"))
         return User(name=name, groups=(*groups, AUTHENTICATED))
 
     async def _answer(self, request: web.BaseRequest, target: Target, user: User) -> web.StreamResponse:
@@ -125,7 +129,13 @@ class ApiServer:
             # The authorizer sees a namespace's name as its namespace too; the objects themselves have none.
             target = _without_namespace(target)
         call = Call(request=request, target=target, kind=kind, user=user, raw=raw)
-        return await self._dispatch(call, kind)
+        fault = self._chaos.fault(target, user) if self._chaos is not None else None
+        if fault is not None and not fault.after:
+            raise fault.error
+        response = await self._dispatch(call, kind)
+        if fault is not None:
+            raise fault.error
+        return response
 
     async def _dispatch(self, call: Call, kind: Kind) -> web.StreamResponse:
         target = call.target
@@ -147,15 +157,7 @@ class ApiServer:
         return await self._subresources[sub.name](call)
 
     def _authorize(self, target: Target, user: User) -> None:
-        access = Attributes(
-            verb=target.verb,
-            group=target.group,
-            resource=target.resource,
-            subresource=target.subresource,
-            namespace=target.namespace,
-            name=target.name,
-            path=target.path,
-        )
+        access = _access(target, target.verb)
         if not self._authorizer.allows(user, access):
             raise _denied(user, access)
 
@@ -222,6 +224,18 @@ def error_response(error: ApiError) -> web.Response:
     headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
     return web.Response(
         body=json.dumps(error.status()).encode(), status=error.code, content_type="application/json", headers=headers
+    )
+
+
+def _access(target: Target, verb: str) -> Attributes:
+    return Attributes(
+        verb=verb,
+        group=target.group,
+        resource=target.resource,
+        subresource=target.subresource,
+        namespace=target.namespace,
+        name=target.name,
+        path=target.path,
     )
 
 

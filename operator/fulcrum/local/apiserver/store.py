@@ -25,6 +25,10 @@ FIRST_VERSION: Final = 2
 """Of an empty store. Clients give 0 a special meaning, and 1 must be as outdated here as it is in a real cluster."""
 LOG_LENGTH: Final = 2000
 """Changes that are remembered for each resource; a watch that resumes from before them gets 410."""
+LOG_BYTES: Final = 16 * 1024 * 1024
+"""Size of the objects in one resource's log: 2000 ConfigMaps of 1 MiB would be 2 GiB."""
+LONGEST_OBJECT_BYTES: Final = 1536 * 1024
+"""The largest request that etcd takes by default."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS objects (
@@ -70,7 +74,8 @@ Listener = Callable[[Change], None]
 @dataclass(slots=True)
 class _Resource:
     objects: dict[str, dict[str, Stored]] = field(default_factory=dict)
-    log: deque[Change] = field(default_factory=lambda: deque(maxlen=LOG_LENGTH))
+    log: deque[Change] = field(default_factory=deque)
+    log_bytes: int = 0
     floor: int = FIRST_VERSION
     """Changes up to this version are not in the log any more."""
     listeners: list[Listener] = field(default_factory=list)
@@ -145,6 +150,8 @@ class Store:
         version = self.version + 1
         obj["metadata"]["resourceVersion"] = str(version)
         stored = Stored(version, obj, _encode(obj))
+        if len(stored.raw) > LONGEST_OBJECT_BYTES:
+            raise ApiError(500, "etcdserver: request is too large", reason="")
         namespace, name = stored.key
         with self._transaction():
             self._db.execute(
@@ -188,7 +195,13 @@ class Store:
         """Make watches of a resource start over (its CRD went, so what is in the log means nothing any more)."""
         resource = self._resources[storage]
         resource.log.clear()
+        resource.log_bytes = 0
         resource.floor = self.version
+
+    def compact(self) -> None:
+        """Forget the changes so far: watches go on, but none can resume from before now."""
+        for storage in self._resources:
+            self.forget(storage)
 
     def _transaction(self) -> sqlite3.Connection:
         self._db.execute("BEGIN")
@@ -203,9 +216,12 @@ class Store:
     def _publish(self, change: Change) -> None:
         self.version = change.version
         resource = self._resources[change.storage]
-        if len(resource.log) == LOG_LENGTH:
-            resource.floor = resource.log[0].version
         resource.log.append(change)
+        resource.log_bytes += len(change.new.raw)
+        while len(resource.log) > LOG_LENGTH or (resource.log_bytes > LOG_BYTES and len(resource.log) > 1):
+            forgotten = resource.log.popleft()
+            resource.floor = forgotten.version
+            resource.log_bytes -= len(forgotten.new.raw)
         for listener in tuple(resource.listeners):
             listener(change)
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from fulcrum.local.apiserver.builtin_rules import builtin_causes
+from fulcrum.local.apiserver.canonical import canonical
 from fulcrum.local.apiserver.defaults import default_builtin
-from fulcrum.local.apiserver.errors import Json
+from fulcrum.local.apiserver.errors import Json, bad_request
 from fulcrum.local.apiserver.kinds import Kind
 from fulcrum.local.apiserver.model_types import decode_object, model_of
 from fulcrum.local.objects.list_types import ListTypes
@@ -46,7 +47,8 @@ class BuiltinStrategy:
     def decode(self, obj: Json) -> tuple[Json, list[str]]:
         """Decode as the Go struct of the kind would be."""
         assert self._model is not None, self._kind
-        return decode_object(obj, self._model, self._kind.kind, self._kind.version)
+        decoded, unknown = decode_object(obj, self._model, self._kind.kind, self._kind.version)
+        return canonical_or_refused(self._kind, decoded), unknown
 
     def default(self, obj: Json) -> Json:
         """Fill in, in place."""
@@ -57,6 +59,16 @@ class BuiltinStrategy:
         """Required fields by the model, the rest by rules."""
         assert self._model is not None
         return builtin_causes(self._kind, self._model, obj, old)
+
+
+def canonical_or_refused(kind: Kind, obj: Json) -> Json:
+    """An object of a built-in kind with canonical quantities and times; 400 for one that cannot be read."""
+    try:
+        return canonical(obj)
+    except ValueError as error:
+        raise bad_request(
+            f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: {error}'
+        ) from None
 
 
 class CustomStrategy:

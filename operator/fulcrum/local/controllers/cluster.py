@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fulcrum.local.controllers.informer import Informer
+from fulcrum.kube import MERGE, Api, ApiError
+from fulcrum.kube.informer import Informer
 from fulcrum.local.controllers.resources import Json, Key, Resource, key_of
-from fulcrum.local.kubelet.rest import MERGE, Api, ApiError
 
 
 class Cluster:
@@ -63,17 +63,13 @@ class Cluster:
         if changed:
             await self.patch(resource, obj, {"status": changed}, "status")
 
-    async def delete(self, resource: Resource, obj: Json, propagation: str = "Background") -> None:
+    async def delete(
+        self, resource: Resource, obj: Json, propagation: str = "Background", *, grace_seconds: int | None = None
+    ) -> None:
         """Delete exactly this object; that it is gone already is no error."""
         key, uid = key_of(obj), obj["metadata"]["uid"]
-        options = {
-            "kind": "DeleteOptions",
-            "apiVersion": "v1",
-            "preconditions": {"uid": uid},
-            "propagationPolicy": propagation,
-        }
         try:
-            await self._api.call("DELETE", resource.path(key), body=options)
+            await self._api.delete(resource.path(key), uid=uid, grace_seconds=grace_seconds, propagation=propagation)
         except ApiError as error:
             if error.code not in {404, 409}:
                 raise

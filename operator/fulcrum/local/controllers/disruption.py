@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fulcrum.local.apiserver.budgets import desired_healthy
-from fulcrum.local.apiserver.selectors import selector_matches
 from fulcrum.local.controllers import times
 from fulcrum.local.controllers.cluster import Cluster
 from fulcrum.local.controllers.pods import condition, is_finished, is_ready, is_terminating
 from fulcrum.local.controllers.queue import WorkQueue
 from fulcrum.local.controllers.resources import DISRUPTION_BUDGETS, PODS, Json, Key, key_of
+from fulcrum.local.objects.budgets import desired_healthy
+from fulcrum.local.objects.selectors import selector_matches
 
 
 class Disruption:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from fulcrum.local.controllers.pods import condition, is_finished
 from fulcrum.local.controllers.resources import Json
+from fulcrum.local.controllers.taints import tolerates
 from fulcrum.local.objects.quantities import parse_quantity
 
 
@@ -69,13 +70,7 @@ def _holds(expression: Json, labels: dict[str, str]) -> bool:
 def _tolerates(pod: Json, taint: Json) -> bool:
     if taint["effect"] == "PreferNoSchedule":
         return True
-    for toleration in pod["spec"].get("tolerations") or ():
-        same_effect = toleration.get("effect") in {None, "", taint["effect"]}
-        same_key = toleration.get("key") in {None, "", taint["key"]}
-        exists = toleration.get("operator") == "Exists"
-        if same_effect and same_key and (exists or toleration.get("value", "") == taint.get("value", "")):
-            return True
-    return False
+    return any(tolerates(toleration, taint) for toleration in pod["spec"].get("tolerations") or ())
 
 
 def _lacking(pod: Json, node: Json, bound: list[Json]) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 
+from fulcrum.kube import ApiError, ApiFailure
 from fulcrum.local.controllers import discovery
 from fulcrum.local.controllers.cluster import Cluster
 from fulcrum.local.controllers.ownership import (
@@ -24,7 +25,6 @@ from fulcrum.local.controllers.ownership import (
 )
 from fulcrum.local.controllers.queue import WorkQueue
 from fulcrum.local.controllers.resources import Json, Resource, key_of
-from fulcrum.local.kubelet.rest import ApiError, Unreachable
 
 logger = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 30.0
@@ -63,7 +63,7 @@ class GarbageCollection:
             delay_seconds = _DISCOVERY_SECONDS
             try:
                 served = await discovery.resources(self._cluster)
-            except (ApiError, Unreachable) as error:
+            except ApiFailure as error:
                 logger.warning("discovery_failed", extra={"error": str(error)})
                 delay_seconds = 1.0
             else:

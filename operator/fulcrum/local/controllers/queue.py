@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
-from fulcrum.local.kubelet.rest import ApiError, Unreachable
+from fulcrum.kube import ApiError, ApiFailure
 
 logger = logging.getLogger(__name__)
 _FIRST_RETRY_SECONDS = 0.05
@@ -40,7 +40,7 @@ class WorkQueue(Generic[KeyT]):
             key = await self._next()
             try:
                 again_seconds = await reconcile(key)
-            except (ApiError, Unreachable) as error:
+            except ApiFailure as error:
                 self._retry(key, str(error), expected=isinstance(error, ApiError) and error.code in {404, 409})
             except Exception:  # one object that cannot be handled must not stop the others
                 logger.exception("reconcile_failed", extra={"controller": self._name, "key": key})

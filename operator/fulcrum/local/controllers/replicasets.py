@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from fulcrum.local.apiserver.selectors import selector_matches
 from fulcrum.local.controllers import times
 from fulcrum.local.controllers.cluster import Cluster
 from fulcrum.local.controllers.pods import condition, is_active, is_ready, seconds_until_available
@@ -18,6 +17,7 @@ from fulcrum.local.controllers.resources import (
     controller_reference,
     key_of,
 )
+from fulcrum.local.objects.selectors import selector_matches
 
 logger = logging.getLogger(__name__)
 _DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
-from lightkube.config.kubeconfig import SingleConfig
-
+from fulcrum.kube import Api
 from fulcrum.local.controllers.cluster import Cluster
 from fulcrum.local.controllers.deployments import Deployments
 from fulcrum.local.controllers.disruption import Disruption
 from fulcrum.local.controllers.endpoints import Endpoints
 from fulcrum.local.controllers.garbage_collection import GarbageCollection
+from fulcrum.local.controllers.nodes import NodeLifecycle, NodeTimes
 from fulcrum.local.controllers.replicasets import ReplicaSets
 from fulcrum.local.controllers.scheduler import Scheduler
-from fulcrum.local.kubelet.rest import Api
 
 logger = logging.getLogger(__name__)
 _CONTROLLERS = (Deployments, ReplicaSets, Scheduler, Endpoints, Disruption, GarbageCollection)
-_Controller = Deployments | ReplicaSets | Scheduler | Endpoints | Disruption | GarbageCollection
+_Controller = Deployments | ReplicaSets | Scheduler | Endpoints | Disruption | GarbageCollection | NodeLifecycle
 
 
-async def run_controllers(client_config: SingleConfig, stop: asyncio.Event) -> None:
-    """Run every controller against the API server of `client_config` until `stop` is set.
+async def run_controllers(kubeconfig: str | Path, stop: asyncio.Event, node_times: NodeTimes | None = None) -> None:
+    """Run every controller against the API server of `kubeconfig` until `stop` is set.
 
     An API server that cannot be reached is waited for; what happened in the meantime is noticed by listing.
     """
-    api = Api(client_config)
+    api = Api(kubeconfig)
     try:
         async with asyncio.TaskGroup() as tasks:
             cluster = Cluster(api, tasks)
-            running = [tasks.create_task(_run(controller(cluster))) for controller in _CONTROLLERS]
+            controllers = [*(make(cluster) for make in _CONTROLLERS), NodeLifecycle(cluster, node_times)]
+            running = [tasks.create_task(_run(controller)) for controller in controllers]
             await stop.wait()
             for task in running:
                 task.cancel()

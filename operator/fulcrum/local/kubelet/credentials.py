@@ -8,13 +8,14 @@ import datetime as dt
 import logging
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from fulcrum.kube import Api, ApiFailure
 from fulcrum.local.kubelet.processes import write_private
-from fulcrum.local.kubelet.rest import Api, ApiError, Unreachable
 
 Json = dict[str, Any]
 logger = logging.getLogger(__name__)
@@ -32,7 +33,9 @@ def wants_token(pod: Json) -> bool:
 class Credentials:
     """Writes and renews one Pod's `kubeconfig` and `token` in `directory`. Errors of `write`: ApiError, Unreachable."""
 
-    def __init__(self, api: Api, pod: Json, directory: Path) -> None:
+    def __init__(self, api: Api, pod: Json, directory: Path, on_token: Callable[[str], None]) -> None:
+        """`on_token` is called with each new token."""
+        self._on_token = on_token
         self._api = api
         self._pod = pod
         self._directory = directory
@@ -63,7 +66,9 @@ class Credentials:
         token = answer["status"]["token"]
         token_file = self._directory / "token"
         write_private(token_file, token)
-        write_private(self.kubeconfig, yaml.safe_dump(self._document(token, token_file, account)))
+        self._on_token(token)
+        configuration = (await self._api.connect()).configuration
+        write_private(self.kubeconfig, yaml.safe_dump(self._document(configuration, token, token_file, account)))
         return _RENEW_AT * _lifetime_seconds(answer, asked_at) * random.uniform(0.95, 1.0)  # noqa: S311 - spreads load
 
     async def keep(self, renew_in_seconds: float) -> None:
@@ -72,19 +77,16 @@ class Credentials:
             await asyncio.sleep(renew_in_seconds)
             try:
                 renew_in_seconds = await self.write()
-            except (ApiError, Unreachable, OSError) as error:
+            except (ApiFailure, OSError) as error:
                 logger.warning("token_not_renewed pod=%s error=%s", self._pod["metadata"]["name"], error)
                 renew_in_seconds = 30.0
 
-    def _document(self, token: str, token_file: Path, account: str) -> Json:
-        cluster = self._api.config.cluster
-        entry: Json = {"server": cluster.server}
-        if cluster.certificate_auth_data:
-            entry["certificate-authority-data"] = cluster.certificate_auth_data
-        elif cluster.certificate_auth:
-            path = Path(self._api.config.abs_file(cluster.certificate_auth))
-            entry["certificate-authority-data"] = base64.b64encode(path.read_bytes()).decode()
-        elif cluster.insecure:
+    def _document(self, configuration: Any, token: str, token_file: Path, account: str) -> Json:
+        entry: Json = {"server": configuration.host}
+        if configuration.ssl_ca_cert:
+            authority = Path(configuration.ssl_ca_cert).read_bytes()
+            entry["certificate-authority-data"] = base64.b64encode(authority).decode()
+        if not configuration.verify_ssl:
             entry["insecure-skip-tls-verify"] = True
         return {
             "apiVersion": "v1",

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from fulcrum.local.objects.quantities import parse_quantity
+
 Json = dict[str, Any]
 Lookup = Callable[[str, str], Json | None]
 """(kind `ConfigMap` or `Secret`, name) -> the object, or None when there is none."""
@@ -29,10 +31,6 @@ _PASSED_PREFIXES: Final = ("XDG_", "LC_")
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)|\$")
 _VARIABLE: Final = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 _KEYED: Final = re.compile(r"^metadata\.(labels|annotations)\['(.+)'\]$")
-_SUFFIXES: Final = {
-    "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
-}  # fmt: skip
 
 
 class ConfigError(Exception):
@@ -66,10 +64,10 @@ def base_environment(own: Mapping[str, str], *, bin_directory: str, also: tuple[
 
 def quantity(text: str | float) -> float:
     """A Kubernetes quantity (`500m`, `2Gi`, `1e3`) as a number. Errors: ValueError."""
-    match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", str(text))
-    if match is None or match[2] not in _SUFFIXES:
-        raise ValueError(f"{text!r} is no quantity")
-    return float(match[1]) * _SUFFIXES[match[2]]
+    try:
+        return float(parse_quantity(str(text)))
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no quantity: {error}") from error
 
 
 def field_value(path: str, pod: Json, *, pod_ip: str, host_ip: str) -> str:

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from fulcrum.local.kubelet.rest import MERGE, Api, ApiError, Unreachable
+from fulcrum.kube import MERGE, Api, ApiFailure
 
 Json = dict[str, Any]
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Recorder:
             pod, reason, message, kind = await self._queue.get()
             try:
                 await self._write(pod, reason, message, kind)
-            except (ApiError, Unreachable) as error:
+            except ApiFailure as error:
                 logger.debug("event_not_written reason=%s error=%s", reason, error)
 
     async def _write(self, pod: Json, reason: str, message: str, kind: str) -> None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fulcrum.kube import Api, ApiError, Unreachable
 from fulcrum.local.kubelet.credentials import Credentials, wants_token
 from fulcrum.local.kubelet.devices import GPU, Devices
 from fulcrum.local.kubelet.environment import ConfigError, build_environment, quantity
 from fulcrum.local.kubelet.events import Recorder
 from fulcrum.local.kubelet.processes import MARK_CONTAINER, MARK_POD_UID, MARK_STATE
-from fulcrum.local.kubelet.rest import Api, ApiError, Unreachable
-from fulcrum.local.kubelet.volumes import live, materialise, references, update
+from fulcrum.local.kubelet.volumes import live, materialise, mount_folders, references, translated, update, write_token
 
 Json = dict[str, Any]
 logger = logging.getLogger(__name__)
@@ -68,7 +68,10 @@ class PodInputs:
             host_ip=self._node.address,
         )
         if wants_token(pod):
-            self.credentials = Credentials(self._node.api, pod, self._directory)
+            volumes = self._directory / "volumes"
+            self.credentials = Credentials(
+                self._node.api, pod, self._directory, lambda token: write_token(pod, volumes, token)
+            )
             self.renew_in_seconds = await self.credentials.write()
             variables["KUBECONFIG"] = str(self.credentials.kubeconfig)
         self._variables = variables
@@ -116,11 +119,17 @@ class PodInputs:
             capacity=self._node.capacity,
             lookup=self._lookup,
         )
+        folders, inherited = self.mount_folders(container), self._node.environment
+        env = {key: text if inherited.get(key) == text else translated(text, folders) for key, text in env.items()}
         uid, name = pod["metadata"]["uid"], container["name"]
         limits = (container.get("resources") or {}).get("limits") or {}
         env.update(self._node.devices.variables(uid, name, count=int(quantity(limits.get(GPU) or 0))))
         marks = {MARK_POD_UID: uid, MARK_CONTAINER: name, MARK_STATE: str(self._node.state_directory)}
         return {**env, **marks}
+
+    def mount_folders(self, container: Json) -> dict[str, str]:
+        """Mount path -> folder of this machine, for a container's mounts."""
+        return mount_folders(container, self._variables or {})
 
     def _lookup(self, kind: str, name: str) -> Json | None:
         return self._objects.get((kind, name))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from fulcrum.kube import Api, Changed, Interrupted, Listed, follow
 from fulcrum.local.kubelet.addresses import AddressPool
 from fulcrum.local.kubelet.devices import GPU, Devices
 from fulcrum.local.kubelet.environment import base_environment
@@ -27,7 +28,6 @@ from fulcrum.local.kubelet.processes import (
     sweep_orphans,
     write_private,
 )
-from fulcrum.local.kubelet.rest import Api, list_and_watch
 
 Json = dict[str, Any]
 logger = logging.getLogger(__name__)
@@ -91,16 +91,7 @@ class Kubelet:
                 group.create_task(self._recorder.run())
                 if self._config.sweep_orphans:
                     group.create_task(self._sweep())
-                group.create_task(
-                    list_and_watch(
-                        self._api,
-                        "/api/v1/pods",
-                        params={"fieldSelector": f"spec.nodeName={self._config.node_name}"},
-                        on_list=self._on_list,
-                        on_event=self._on_event,
-                        on_error=lambda error: logger.warning("pods_not_watched error=%s", error),
-                    )
-                )
+                group.create_task(self._follow())
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -108,6 +99,17 @@ class Kubelet:
             await server.stop()
 
     # Pods that come and go.
+
+    async def _follow(self) -> None:
+        selectors = {"fieldSelector": f"spec.nodeName={self._config.node_name}"}
+        async for event in follow(self._api, "/api/v1/pods", dict[str, Any], selectors=selectors):
+            match event:
+                case Listed(items=pods):
+                    self._on_list(pods)
+                case Changed(kind=kind, object=pod):
+                    self._on_event(kind, pod)
+                case Interrupted(error=error):
+                    logger.warning("pods_not_watched error=%s", error)
 
     def _on_list(self, pods: list[Json]) -> None:
         present = {pod["metadata"]["uid"] for pod in pods}

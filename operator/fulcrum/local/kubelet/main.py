@@ -8,18 +8,19 @@ import os
 import signal
 from pathlib import Path
 
+from fulcrum.kube import Api
 from fulcrum.local.kubelet.kubelet import Kubelet, KubeletConfig
 from fulcrum.local.kubelet.processes import become_subreaper
-from fulcrum.local.kubelet.rest import Api
 from fulcrum.local.proxy.proxy import ServiceProxy
 
 
 async def serve(config: KubeletConfig, kubeconfig: str | None, *, service_proxy: bool) -> None:
-    """Run until a signal. Errors: OSError when the state folder is in use or the log port cannot be opened."""
+    """Run until a signal. Errors: ConfigError; OSError when the folder is in use or the log port taken."""
     config.state_directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     lock = _lock(config.state_directory)
     become_subreaper()
-    api = Api.from_kubeconfig(kubeconfig)
+    api = Api(kubeconfig)
+    await api.connect()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

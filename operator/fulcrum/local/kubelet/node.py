@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fulcrum import __version__
+from fulcrum.kube import MERGE, STRATEGIC, Api, ApiError, ApiFailure
 from fulcrum.local.kubelet.environment import quantity
-from fulcrum.local.kubelet.rest import MERGE, STRATEGIC, Api, ApiError, Unreachable
 
 if TYPE_CHECKING:
     from fulcrum.local.kubelet.kubelet import KubeletConfig
@@ -30,6 +30,7 @@ _LEASE_SECONDS: Final = 40
 _RENEW_SECONDS: Final = 10.0
 _STATUS_SECONDS: Final = 300.0
 _MAX_PODS: Final = 250
+_CONDITIONS: Final = ("MemoryPressure", "DiskPressure", "PIDPressure", "Ready")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,51 +59,74 @@ class NodeRegistration:
         self._address = address
         self._port = port
         self._path = f"/api/v1/nodes/{config.node_name}"
-        self._since = _now()
+        self._uid: str | None = None
+        self._posted_at = -_STATUS_SECONDS
 
     async def run(self) -> None:
         """Until cancelled; an API server that does not answer is waited for."""
-        registered_at = -_STATUS_SECONDS
         while True:
             try:
-                if time.monotonic() - registered_at >= _STATUS_SECONDS:
-                    await self._register()
-                    registered_at = time.monotonic()
-                await self._renew_lease()
-            except (ApiError, Unreachable) as error:
+                if await self._keep_node():
+                    await self._renew_lease()
+            except ApiFailure as error:
                 logger.warning("node_not_updated node=%s error=%s", self._config.node_name, error)
-                registered_at = -_STATUS_SECONDS
                 await asyncio.sleep(1.0)
                 continue
             await asyncio.sleep(_RENEW_SECONDS)
 
-    async def _register(self) -> None:
-        labels = {
+    async def _keep_node(self) -> bool:
+        """Post the node's status where it is missing, wrong or old; False when the Node object is not ours (any more).
+
+        A Node that was deleted stays away until the kubelet is started again, as in a real cluster: its Pods
+        are to move.
+        """
+        node = await self._node()
+        if node is None:
+            return False
+        labels = self._labels()
+        have = node["metadata"].get("labels") or {}
+        if any(have.get(key) != value for key, value in labels.items()):
+            await self._api.patch(self._path, {"metadata": {"labels": labels}}, content_type=MERGE)
+        status = self._status(node)
+        old = time.monotonic() - self._posted_at >= _STATUS_SECONDS
+        if old or _changing_part(status) != _changing_part(node.get("status") or {}):
+            await self._api.patch(f"{self._path}/status", {"status": status}, content_type=STRATEGIC)
+            self._posted_at = time.monotonic()
+        return True
+
+    async def _node(self) -> Json | None:
+        try:
+            node = await self._api.get(self._path)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            if self._uid is not None:
+                name = self._config.node_name
+                logger.warning("node_deleted node=%s: restart this kubelet to register it again", name)
+                return None
+            node = await self._create()
+        self._uid = node["metadata"]["uid"]
+        return node
+
+    async def _create(self) -> Json:
+        node = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": self._config.node_name, "labels": self._labels()},
+            "spec": {"taints": list(self._config.taints)},
+        }
+        created = await self._api.create("/api/v1/nodes", node)
+        logger.info("node_registered node=%s", self._config.node_name)
+        return created
+
+    def _labels(self) -> dict[str, str]:
+        return {
             "kubernetes.io/hostname": self._config.node_name,
             "kubernetes.io/os": "linux",
             "kubernetes.io/arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
             LABEL_PROCESS_KUBELET: "true",
             **self._config.labels,
         }
-        try:
-            node = await self._api.get(self._path)
-        except ApiError as error:
-            if error.code != 404:
-                raise
-            node = await self._api.create(
-                "/api/v1/nodes",
-                {
-                    "apiVersion": "v1",
-                    "kind": "Node",
-                    "metadata": {"name": self._config.node_name, "labels": labels},
-                    "spec": {"taints": list(self._config.taints)},
-                },
-            )
-            logger.info("node_registered node=%s", self._config.node_name)
-        have = node["metadata"].get("labels") or {}
-        if any(have.get(key) != value for key, value in labels.items()):
-            await self._api.patch(self._path, {"metadata": {"labels": labels}}, content_type=MERGE)
-        await self._api.patch(f"{self._path}/status", {"status": self._status(node)}, content_type=STRATEGIC)
 
     def _status(self, node: Json) -> Json:
         before = {item["type"]: item for item in (node.get("status") or {}).get("conditions") or []}
@@ -166,10 +190,12 @@ class NodeRegistration:
             await self._create_lease(path, spec)
 
     async def _create_lease(self, path: str, spec: Json) -> None:
+        name = self._config.node_name
+        owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": self._uid}
         lease = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": self._config.node_name, "namespace": "kube-node-lease"},
+            "metadata": {"name": name, "namespace": "kube-node-lease", "ownerReferences": [owner]},
             "spec": spec,
         }
         try:
@@ -180,6 +206,16 @@ class NodeRegistration:
             namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-node-lease"}}
             await self._api.create("/api/v1/namespaces", namespace)
             await self._api.create(path, lease)
+
+
+def _changing_part(status: Json) -> Json:
+    """What others may have written over (a silent node's conditions) or what differs from run to run."""
+    conditions = {entry["type"]: (entry["status"], entry.get("reason")) for entry in status.get("conditions") or ()}
+    return {
+        "conditions": {kind: conditions.get(kind) for kind in _CONDITIONS},
+        "addresses": status.get("addresses"),
+        "port": (status.get("daemonEndpoints") or {}).get("kubeletEndpoint"),
+    }
 
 
 def _os_image() -> str:

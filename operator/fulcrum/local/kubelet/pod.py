@@ -13,14 +13,15 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from fulcrum.kube import ApiError, ApiFailure
 from fulcrum.local.kubelet.alarm import Alarm
 from fulcrum.local.kubelet.container import Container
 from fulcrum.local.kubelet.environment import ConfigError, command_line
 from fulcrum.local.kubelet.inputs import Node, PodInputs
 from fulcrum.local.kubelet.probers import Target
 from fulcrum.local.kubelet.processes import MARK_POD_UID, MARK_STATE, kill_marked
-from fulcrum.local.kubelet.rest import ApiError, Unreachable
 from fulcrum.local.kubelet.statuses import Waiting, init_done, pod_status, restarts
+from fulcrum.local.kubelet.volumes import translated
 
 Json = dict[str, Any]
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class PodWorker:
                 self._wake.clear()
                 try:
                     await self._sync()
-                except (ApiError, Unreachable, OSError) as error:
+                except (ApiFailure, OSError) as error:
                     logger.warning("pod_sync_failed pod=%s error=%s", self._key, error)
                     self._alarm.within(_RETRY_SECONDS)
         finally:
@@ -155,7 +156,8 @@ class PodWorker:
         try:
             await self._inputs.refresh(self.pod)
             env = self._inputs.environment(self.pod, container.spec)
-            argv = command_line(container.spec, env)
+            folders = self._inputs.mount_folders(container.spec)
+            argv = [translated(part, folders) for part in command_line(container.spec, env)]
         except ConfigError as error:
             self._wait(container, "CreateContainerConfigError", str(error))
             return
@@ -201,7 +203,8 @@ class PodWorker:
 
     def _target(self, container: Container, env: dict[str, str]) -> Target:
         ports = {port["name"]: port["containerPort"] for port in container.spec.get("ports") or [] if port.get("name")}
-        cwd = container.spec.get("workingDir") or str(self._directory)
+        folders = self._inputs.mount_folders(container.spec)
+        cwd = translated(container.spec.get("workingDir") or str(self._directory), folders)
         return Target(host=self.address, ports=ports, env=env, cwd=cwd)
 
     # The end.

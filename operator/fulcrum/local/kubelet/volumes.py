@@ -1,13 +1,16 @@
 """A Pod's volumes as folders.
 
-A process of this machine has no mount namespace of its own, so `mountPath` cannot be honoured; a container finds volume
-`a-b` through the environment variable `FULCRUM_VOLUME_A_B`. hostPath volumes are where they are.
+A process of this machine has no mount namespace of its own, so nothing can appear at a `mountPath`. What the Pod itself
+says about its mount paths (in `command`, `args`, `env` and `workingDir`) is translated to the volume's folder, so that
+programs which are told their paths need not know. Others find volume `a-b` through the environment variable
+`FULCRUM_VOLUME_A_B`. hostPath volumes are where they are.
 """
 
 from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +25,29 @@ _KEY: Final = re.compile(r"[-._a-zA-Z0-9]+")
 def variable(volume_name: str) -> str:
     """Environment variable that leads to the volume's folder."""
     return _PREFIX + volume_name.replace("-", "_").upper()
+
+
+def mount_folders(container: Json, variables: Mapping[str, str]) -> dict[str, str]:
+    """Mount path -> folder for a container's mounts; `variables` are those of `materialise`.
+
+    A mount path that this machine has (such as /tmp) is left out: the process sees the machine's own folder there.
+    """
+    folders = {}
+    for mount in container.get("volumeMounts") or []:
+        folder = variables.get(variable(mount["name"]))
+        if folder is not None and not Path(mount["mountPath"]).exists():
+            inner = mount.get("subPath") or ""
+            folders[mount["mountPath"].rstrip("/")] = f"{folder}/{inner}".rstrip("/")
+    return folders
+
+
+def translated(text: str, folders: Mapping[str, str]) -> str:
+    """`text` with every path at or below a mount path as it is on this machine; the longest mount path wins."""
+    if not any(path in text for path in folders):
+        return text
+    paths = "|".join(re.escape(path) for path in sorted(folders, key=len, reverse=True))
+    # Whole path components only: /data is neither in /data2 nor in /my/data.
+    return re.sub(rf"(?<![\w./-])(?:{paths})(?![\w.-])", lambda match: folders[match[0]], text)
 
 
 def references(pod: Json) -> set[tuple[str, str]]:
@@ -77,9 +103,28 @@ def materialise(
 
 
 def live(pod: Json) -> list[Json]:
-    """The Pod's volumes whose content follows a ConfigMap or a Secret."""
-    sources = [(volume, (volume.get("projected") or {}).get("sources") or [volume]) for volume in _volumes(pod)]
-    return [volume for volume, several in sources if any({"configMap", "secret"} & one.keys() for one in several)]
+    """The Pod's volumes whose content follows a ConfigMap or a Secret; not the one that admission gives every Pod."""
+    return [
+        volume
+        for volume in _volumes(pod)
+        if any({"configMap", "secret"} & source.keys() for source in _sources(volume)) and not _token_path(volume)
+    ]
+
+
+def write_token(pod: Json, directory: Path, token: str) -> None:
+    """Put the ServiceAccount's token into every volume that asks for it. Errors: ConfigError, OSError."""
+    for volume in _volumes(pod):
+        if path := _token_path(volume):
+            _write(directory / volume["name"], path, token.encode())
+
+
+def _token_path(volume: Json) -> str:
+    tokens = [source["serviceAccountToken"] for source in _sources(volume) if source.get("serviceAccountToken")]
+    return str(tokens[0]["path"]) if tokens else ""
+
+
+def _sources(volume: Json) -> list[Json]:
+    return (volume.get("projected") or {}).get("sources") or [volume]
 
 
 def update(pod: Json, directory: Path, *, lookup: Lookup, pod_ip: str, host_ip: str) -> list[str]:

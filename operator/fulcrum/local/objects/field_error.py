@@ -44,7 +44,7 @@ def required(path: str, detail: str = "") -> FieldError:
 
 def invalid(path: str, value: Any, detail: str) -> FieldError:
     """The value breaks a rule."""
-    return FieldError(path or ROOT, "FieldValueInvalid", f"Invalid value: {printed(value)}: {detail}")
+    return FieldError(path or ROOT, "FieldValueInvalid", f"Invalid value: {_shown(value)}{detail}")
 
 
 def type_invalid(path: str, expected: str, found: str) -> FieldError:
@@ -64,6 +64,11 @@ def not_supported(path: str, value: Any, supported: list[Any]) -> FieldError:
 def duplicate(path: str, value: Any) -> FieldError:
     """The item is already in a set or map."""
     return FieldError(path or ROOT, "FieldValueDuplicate", f"Duplicate value: {printed(value)}")
+
+
+def _shown(value: Any) -> str:
+    """A value in front of what is wrong with it; objects and lists are left out, as a server does since 1.35."""
+    return "" if isinstance(value, (dict, list)) else f"{printed(value)}: "
 
 
 def forbidden(path: str, detail: str) -> FieldError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fulcrum.local.objects import field_error, schema_rules, schema_shape, schema_values
+from fulcrum.local.objects import field_error, schema_shape, schema_values
 from fulcrum.local.objects.field_error import FieldError
 
 __all__ = ["FieldError", "StructuralSchema"]
@@ -19,10 +19,13 @@ _BLOCKING = frozenset({"FieldValueRequired", "FieldValueTooLong", "FieldValueToo
 class StructuralSchema:
     """The schema of one version of a custom resource; objects are JSON values and are never changed in place."""
 
-    def __init__(self, open_api_v3_schema: dict[str, Any]) -> None:
-        """`open_api_v3_schema` is `spec.versions[].schema.openAPIV3Schema`."""
+    def __init__(self, open_api_v3_schema: dict[str, Any], *, rules: bool = True) -> None:
+        """`open_api_v3_schema` is `spec.versions[].schema.openAPIV3Schema`.
+
+        CEL rules need the package that the extra `local` installs; without `rules` it is not imported.
+        """
         self._schema = open_api_v3_schema
-        self._has_rules = schema_rules.has_rules(open_api_v3_schema)
+        self._has_rules = rules and schema_shape.has_rules(open_api_v3_schema)
 
     def default(self, obj: dict[str, Any]) -> dict[str, Any]:
         """`obj` with defaults; null where null is not allowed counts as absent."""
@@ -49,8 +52,12 @@ class StructuralSchema:
                 "correct the existing errors to complete validation"
             )
             return [*errors, field_error.invalid("", None, unchecked)]
+        from fulcrum.local.objects import schema_rules
+
         return [*errors, *schema_rules.errors_of(obj, self._schema, "", old=old)]
 
     def rule_problems(self) -> list[FieldError]:
         """CEL rules of the schema itself that do not compile (a CRD with one is refused)."""
+        from fulcrum.local.objects import schema_rules
+
         return schema_rules.problems(self._schema, "openAPIV3Schema")

@@ -11,21 +11,16 @@ from typing import Any
 from fulcrum.local.objects import cel, correlation, field_error
 from fulcrum.local.objects.cel_values import to_cel
 from fulcrum.local.objects.field_error import FieldError, child, index
-from fulcrum.local.objects.schema_shape import as_resource, child_schema
+from fulcrum.local.objects.schema_shape import RULES, as_resource, child_schema, rules_of
 
 Schema = dict[str, Any]
-_RULES = "x-kubernetes-validations"
-
-
-def has_rules(schema: Schema) -> bool:
-    """Whether any node of the schema has a rule."""
-    return any(True for _ in _rules(schema, ""))
+_TYPE_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer"}
 
 
 def problems(schema: Schema, path: str) -> list[FieldError]:
     """The rules that do not compile."""
     found = []
-    for where, rule in _rules(schema, path):
+    for where, rule in rules_of(schema, path):
         for field in ("rule", "messageExpression"):
             try:
                 if rule.get(field):
@@ -33,16 +28,6 @@ def problems(schema: Schema, path: str) -> list[FieldError]:
             except cel.CelSyntaxError as error:
                 found.append(field_error.invalid(child(where, field), rule[field], f"compilation failed: {error}"))
     return found
-
-
-def _rules(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for position, rule in enumerate(schema.get(_RULES, ())):
-        yield index(child(path, _RULES), position), rule
-    for name, known in schema.get("properties", {}).items():
-        yield from _rules(known, child(path, f"properties[{name}]"))
-    for part in ("items", "additionalProperties"):
-        if isinstance(schema.get(part), dict):
-            yield from _rules(schema[part], child(path, part))
 
 
 def errors_of(value: Any, schema: Schema, path: str, *, old: Any = None) -> list[FieldError]:
@@ -53,7 +38,7 @@ def errors_of(value: Any, schema: Schema, path: str, *, old: Any = None) -> list
 def _errors(value: Any, schema: Schema, path: str, old: Any) -> Iterator[FieldError]:
     if value is None:
         return
-    if schema.get(_RULES):
+    if schema.get(RULES):
         yield from _own_errors(value, schema, path, old)
     if isinstance(value, list):
         items = schema.get("items", {})
@@ -71,7 +56,7 @@ def _errors(value: Any, schema: Schema, path: str, old: Any) -> Iterator[FieldEr
 def _own_errors(value: Any, schema: Schema, path: str, old: Any) -> Iterator[FieldError]:
     self_value = _self(value, schema, path)
     old_value = _self(old, schema, path) if old is not None else None
-    for rule in schema[_RULES]:
+    for rule in schema[RULES]:
         program = cel.compiled(rule["rule"])
         variables: dict[str, Any] = {"self": self_value}
         if "oldSelf" in program.variables:
@@ -83,7 +68,7 @@ def _own_errors(value: Any, schema: Schema, path: str, old: Any) -> Iterator[Fie
                 variables["oldSelf"] = old_value
         elif old is not None and old == value:
             continue  # accepted before this rule existed
-        error = _failure(rule, program, variables, schema.get("type", ""), path)
+        error = _failure(rule, program, variables, path, value)
         if error is not None:
             yield error
 
@@ -100,9 +85,10 @@ def _self(value: Any, schema: Schema, path: str) -> Any:
 
 
 def _failure(
-    rule: dict[str, Any], program: cel.CelProgram, variables: dict[str, Any], type_name: str, path: str
+    rule: dict[str, Any], program: cel.CelProgram, variables: dict[str, Any], path: str, value: Any
 ) -> FieldError | None:
     message = rule.get("message", "").strip()
+    type_name = _TYPE_NAMES.get(type(value), "number")
     try:
         holds = program.evaluate(variables)
     except cel.CelEvaluationError as error:
@@ -115,19 +101,19 @@ def _failure(
         return None
     detail = _expressed_message(rule, variables) or message or f"failed rule: {rule['rule'].strip()}"
     where = child(path, rule["fieldPath"].removeprefix(".")) if rule.get("fieldPath") else path
-    return _of_reason(rule.get("reason", ""), where, type_name, detail)
+    return _of_reason(rule.get("reason", ""), where, value, detail)
 
 
-def _of_reason(reason: str, path: str, type_name: str, detail: str) -> FieldError:
+def _of_reason(reason: str, path: str, value: Any, detail: str) -> FieldError:
     match reason:
         case "FieldValueForbidden":
             return field_error.forbidden(path, detail)
         case "FieldValueRequired":
             return field_error.required(path, detail)
         case "FieldValueDuplicate":
-            return field_error.duplicate(path, type_name)
+            return field_error.duplicate(path, value)
         case _:
-            return field_error.invalid(path, type_name, detail)
+            return field_error.invalid(path, value, detail)
 
 
 def _expressed_message(rule: dict[str, Any], variables: dict[str, Any]) -> str:

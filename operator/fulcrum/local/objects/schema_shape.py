@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
+
+from fulcrum.local.objects.field_error import child, index
 
 Schema = dict[str, Any]
 _RESOURCE_PROPERTIES: Schema = {
@@ -93,3 +96,22 @@ def unknown_fields(value: Any, schema: Schema, path: str) -> list[str]:
 
 def _embedded(schema: Schema) -> Schema:
     return as_resource(schema) if schema.get("x-kubernetes-embedded-resource") else schema
+
+
+RULES = "x-kubernetes-validations"
+
+
+def has_rules(schema: Schema) -> bool:
+    """Whether any node of the schema has a CEL rule."""
+    return any(True for _ in rules_of(schema, ""))
+
+
+def rules_of(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every CEL rule of the schema, with where it stands."""
+    for position, rule in enumerate(schema.get(RULES, ())):
+        yield index(child(path, RULES), position), rule
+    for name, known in schema.get("properties", {}).items():
+        yield from rules_of(known, child(path, f"properties[{name}]"))
+    for part in ("items", "additionalProperties"):
+        if isinstance(schema.get(part), dict):
+            yield from rules_of(schema[part], child(path, part))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from fulcrum.local.kubelet.rest import Api, list_and_watch
+from fulcrum.kube import Api, Resource
+from fulcrum.kube.informer import Informer
 from fulcrum.local.proxy.splice import Downstream
 from fulcrum.local.proxy.table import Address, Table, forwarding_table
 
-Json = dict[str, Any]
 logger = logging.getLogger(__name__)
 
+_SERVICES: Final = Resource(api_version="v1", kind="Service", plural="services")
+_SLICES: Final = Resource(api_version="discovery.k8s.io/v1", kind="EndpointSlice", plural="endpointslices")
 _RETRY_SECONDS: Final = 2.0
 _BACKLOG: Final = 4096
 
@@ -37,11 +39,11 @@ class ServiceProxy:
     """Serves every Service's cluster IP until cancelled; connections end with this process, not with their Service."""
 
     def __init__(self, api: Api) -> None:
-        self._api = api
-        self._services: dict[str, Json] = {}
-        self._slices: dict[str, Json] = {}
-        self._synced: set[str] = set()
+        self._services = Informer(api, _SERVICES)
+        self._slices = Informer(api, _SLICES)
         self._changed = asyncio.Event()
+        for informer in (self._services, self._slices):
+            informer.subscribe(lambda _old, _new: self._changed.set())
         self._listeners: dict[Address, tuple[asyncio.Server, Rotation]] = {}
         self._live: set[Downstream] = set()
 
@@ -49,8 +51,8 @@ class ServiceProxy:
         """Watch and serve."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._watch("/api/v1/services", self._services))
-                group.create_task(self._watch("/apis/discovery.k8s.io/v1/endpointslices", self._slices))
+                group.create_task(self._services.run())
+                group.create_task(self._slices.run())
                 group.create_task(self._serve())
         finally:
             await self.close()
@@ -63,36 +65,14 @@ class ServiceProxy:
                 connection.abort()
             await asyncio.sleep(0)
 
-    async def _watch(self, path: str, store: dict[str, Json]) -> None:
-        def key(item: Json) -> str:
-            return f"{item['metadata']['namespace']}/{item['metadata']['name']}"
-
-        def on_list(items: list[Json]) -> None:
-            store.clear()
-            store.update((key(item), item) for item in items)
-            self._synced.add(path)
-            self._changed.set()
-
-        def on_event(kind: str, item: Json) -> None:
-            if kind == "DELETED":
-                store.pop(key(item), None)
-            else:
-                store[key(item)] = item
-            self._changed.set()
-
-        def on_error(error: Exception) -> None:
-            logger.warning("not_watched path=%s error=%s", path, error)
-
-        await list_and_watch(self._api, path, on_list=on_list, on_event=on_event, on_error=on_error)
-
     async def _serve(self) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
             # With one of the two lists missing every Service would look empty.
-            if len(self._synced) == 2 and not await self.apply(
-                forwarding_table(self._services.values(), self._slices.values())
-            ):
+            await self._services.synced.wait()
+            await self._slices.synced.wait()
+            if not await self.apply(forwarding_table(self._services, self._slices)):
                 asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._changed.set)
 
     async def apply(self, table: Table) -> bool:

@@ -7,29 +7,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-import msgspec
-
-from fulcrum.local.controllers.resources import Json, Key, Resource, key_of
-from fulcrum.local.kubelet.rest import Api, ApiError, Unreachable
+from fulcrum.kube.api import Api
+from fulcrum.kube.errors import ApiError
+from fulcrum.kube.resources import Json, Key, Resource, key_of
+from fulcrum.kube.watch import Bookmark, Changed, Connected, Interrupted, Listed, follow, selector
 
 logger = logging.getLogger(__name__)
-_FIRST_RETRY_SECONDS = 0.1
-_LONGEST_RETRY_SECONDS = 5.0
 
 Subscriber = Callable[[Json | None, Json | None], None]
 """Called with the object before and after; None where it is not there."""
 
 
 class Informer:
-    """The objects of one resource, in all namespaces."""
+    """The objects of one resource."""
 
-    def __init__(self, api: Api, resource: Resource) -> None:
-        """Nothing is read before `run`."""
+    def __init__(
+        self,
+        api: Api,
+        resource: Resource,
+        *,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        keep: Callable[[Json], Json] = lambda obj: obj,
+    ) -> None:
+        """Of `namespace` or (None) all, with `labels`; `keep` returns the part worth keeping. `run` begins to read."""
         self.resource = resource
         self.synced = asyncio.Event()
+        self.behind_since: float | None = None
+        """Loop time since which the watch is down; None while it stands."""
         self._api = api
+        self._path = resource.collection(namespace)
+        self._selectors = selector(labels or {})
+        self._keep = keep
         self._objects: dict[Key, Json] = {}
         self._seen_version = 0
         self._subscribers: list[Subscriber] = []
@@ -67,36 +79,35 @@ class Informer:
 
     async def run(self) -> None:
         """Follow the collection until cancelled."""
-        delay_seconds = _FIRST_RETRY_SECONDS
-        while True:
-            try:
-                listed = await self._api.get(self.resource.path())
-                version = listed["metadata"]["resourceVersion"]
-                self._replace(listed.get("items") or [], int(version))
-                self.synced.set()
-                delay_seconds = _FIRST_RETRY_SECONDS
-                await self._watch(version)
-            except (ApiError, Unreachable, msgspec.DecodeError) as error:
-                gone = isinstance(error, ApiError) and error.code == 410
-                logger.log(
-                    logging.DEBUG if gone else logging.WARNING,
-                    "list_again",
-                    extra={"resource": self.resource.plural, "error": str(error)},
-                )
-            await asyncio.sleep(delay_seconds)
-            delay_seconds = min(2 * delay_seconds, _LONGEST_RETRY_SECONDS)
+        async for event in follow(self._api, self._path, dict[str, Any], selectors=self._selectors):
+            match event:
+                case Listed(items=items, version=version):
+                    self._replace(items, int(version))
+                    self.synced.set()
+                case Changed(kind=kind, object=obj, version=version):
+                    self._seen_version = int(version)
+                    self._change(kind, obj)
+                case Bookmark(version=version):
+                    self._seen_version = int(version)
+                case Connected():
+                    self.behind_since = None
+                case Interrupted(error=error):
+                    if self.behind_since is None:
+                        self.behind_since = asyncio.get_running_loop().time()
+                    gone = isinstance(error, ApiError) and error.code == 410
+                    logger.log(
+                        logging.DEBUG if gone else logging.WARNING,
+                        "watch_interrupted resource=%s error=%s",
+                        self.resource.plural,
+                        error,
+                    )
 
-    async def _watch(self, version: str) -> None:
-        while True:
-            async for kind, obj in self._api.watch(self.resource.path(), {"resourceVersion": version}):
-                version = obj["metadata"]["resourceVersion"]
-                self._seen_version = int(version)
-                if kind == "DELETED":
-                    self._remove(obj)
-                elif kind != "BOOKMARK":
-                    known = self._objects.get(key_of(obj))
-                    if known is None or _version(obj) > _version(known):
-                        self._put(obj)
+    def _change(self, kind: str, obj: Json) -> None:
+        known = self._objects.get(key_of(obj))
+        if kind == "DELETED":
+            self._remove(obj)
+        elif known is None or _version(obj) > _version(known):
+            self._put(obj)
 
     def _replace(self, objects: list[Json], version: int) -> None:
         """A list is the only statement about what vanished; what was written after it is still to be told of."""
@@ -113,7 +124,7 @@ class Informer:
 
     def _put(self, obj: Json) -> None:
         # Items of a list do not say what they are.
-        obj = {**obj, "apiVersion": self.resource.api_version, "kind": self.resource.kind}
+        obj = {**self._keep(obj), "apiVersion": self.resource.api_version, "kind": self.resource.kind}
         key = key_of(obj)
         old = self._objects.get(key)
         self._objects[key] = obj

@@ -6,7 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fulcrum.local.apiserver.errors import ApiError, Json, bad_request
+Json = dict[str, Any]
+
+
+class SelectorError(ValueError):
+    """A selector that cannot be parsed, or that names a field which cannot be selected by."""
+
 
 LabelTest = Callable[[Mapping[str, str]], bool]
 ObjectTest = Callable[[Json], bool]
@@ -19,7 +24,7 @@ _SPLIT: Final = re.compile(r",(?![^()]*\))")
 
 
 def label_test(selector: str) -> LabelTest:
-    """Predicate on labels for `a=b,c!=d,e in (f,g),h notin (i),j,!k`; 400 for what cannot be parsed."""
+    """Predicate on labels for `a=b,c!=d,e in (f,g),h notin (i),j,!k`; raises SelectorError."""
     tests = [_requirement(part) for part in _SPLIT.split(selector)] if selector.strip() else []
     return lambda labels: all(test(labels) for test in tests)
 
@@ -36,7 +41,7 @@ def _requirement(text: str) -> LabelTest:
     if match := _EXISTS.match(text):
         negated, key = match.groups()
         return lambda labels: (key in labels) != bool(negated)
-    raise bad_request(f"unable to parse requirement: invalid label selector {text.strip()!r}")
+    raise SelectorError(f"unable to parse requirement: invalid label selector {text.strip()!r}")
 
 
 def _comparison(key: str, operator: str, value: str) -> LabelTest:
@@ -47,7 +52,7 @@ def _comparison(key: str, operator: str, value: str) -> LabelTest:
     try:
         bound = int(value)
     except ValueError:
-        raise bad_request(f"unable to parse requirement: values[0][{key}]: for 'Gt', 'Lt' operators, the value must "
+        raise SelectorError(f"unable to parse requirement: values[0][{key}]: for 'Gt', 'Lt' operators, the value must "
                           "be an integer") from None  # fmt: skip
 
     def compare(labels: Mapping[str, str]) -> bool:
@@ -101,18 +106,19 @@ _FIELD_REQUIREMENT: Final = re.compile(r"^\s*([A-Za-z0-9_.\[\]/-]+)\s*(==|=|!=)(
 
 
 def field_test(selector: str, storage: str, extra: tuple[str, ...] = ()) -> ObjectTest:
-    """Predicate on objects for `metadata.name=x,status.phase!=Failed`; 400 for a field that cannot be selected by."""
+    """Predicate on objects for `metadata.name=x,status.phase!=Failed`; raises SelectorError."""
     known = _FIELDS.get(storage, frozenset()) | {"metadata.name", "metadata.namespace", *extra}
     requirements: list[tuple[tuple[str, ...], bool, str]] = []
     for part in filter(str.strip, selector.split(",")):
         match = _FIELD_REQUIREMENT.match(part)
         if match is None:
-            raise bad_request(
+            raise SelectorError(
                 f"invalid selector: '{part}'; can't understand '{part}'",
             )
         path, operator, value = match.groups()
         if path not in known:
-            raise ApiError(400, f"field label not supported: {path}")
+            listed = ", ".join(f'"{name}"' for name in sorted(known))
+            raise SelectorError(f'"{path}" is not a known field selector: only {listed}')
         if path == "source":
             path = "source.component"
         if storage == "events":  # one storage serves v1 and events.k8s.io/v1; objects are kept as v1

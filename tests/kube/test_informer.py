@@ -10,9 +10,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
-from fulcrum.local.controllers.informer import Informer
+import msgspec
+
+from fulcrum.kube import Api, ApiError
+from fulcrum.kube.informer import Informer
 from fulcrum.local.controllers.resources import PODS, Json
-from fulcrum.local.kubelet.rest import Api, ApiError
 
 
 def pod(name: str, version: int, uid: str = "u", **metadata: Any) -> Json:
@@ -28,17 +30,18 @@ class Script:
         self.events = asyncio.Queue[tuple[str, Json] | ApiError]()
         self.watched_from: list[str] = []
 
-    async def get(self, path: str) -> Json:
+    async def request(self, method: str, path: str, **_: object) -> bytes:
         version, items = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
-        return {"metadata": {"resourceVersion": str(version)}, "items": items}
+        return msgspec.json.encode({"metadata": {"resourceVersion": str(version)}, "items": items})
 
-    async def watch(self, path: str, params: dict[str, str]) -> AsyncIterator[tuple[str, Json]]:
+    async def stream(self, path: str, params: dict[str, str], **_: object) -> AsyncIterator[bytes]:
         self.watched_from.append(params["resourceVersion"])
+        yield b""
         while True:
             event = await self.events.get()
             if isinstance(event, ApiError):
                 raise event
-            yield event
+            yield msgspec.json.encode({"type": event[0], "object": event[1]}) + b"\n"
 
 
 @contextlib.asynccontextmanager

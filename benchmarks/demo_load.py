@@ -1,0 +1,196 @@
+"""The demo's traffic, scaled to what its engines measured, and what came of it before and after the flips."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+from local_cluster import Cluster
+
+from fulcrum.api.names import Role
+from fulcrum.api.worker import LoadReport
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.capacity.trust import measured_speed, pool_speed
+from fulcrum.replay import Client, Progress, Record, Slo, discover, replay
+from fulcrum.simulation.traffic import Phase, Request, generate
+
+PROMPTS_SECONDS: Final = 40.0
+ANSWERS_SECONDS: Final = 80.0
+"""Length of either phase: the second is long enough to see what came after its flips."""
+SEED: Final = 4
+"""Of arrivals and lengths."""
+SPREAD: Final = 0.2
+"""Sigma of the log-normal lengths."""
+SHARE: Final = 0.65
+"""Load of either phase, as a share of what the best split serves at most."""
+PROMPT_TOKENS: Final = 400
+PROMPT_OF_TTFT: Final = 0.3
+"""A long prompt is as long as can be prefilled in this share of the promised TTFT, and at most `PROMPT_TOKENS`."""
+LONG_PROMPT_OUTPUT_TOKENS: Final = 4
+SHORT_PROMPT_TOKENS: Final = 32
+OUTPUT_TOKENS: Final = 24
+STEP_OF_TPOT: Final = 0.6
+"""A full decode batch takes at most this share of the promised TPOT: a slower machine promises a longer one."""
+_POLL_SECONDS: Final = 0.5
+_decoder: Final = msgspec.json.Decoder(LoadReport)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Two phases: one that wants most workers to prefill, and one that wants most of them to decode."""
+
+    speed: WorkerSpeed
+    slo: Slo
+    prompts: Phase
+    answers: Phase
+    prompts_best: tuple[int, int]
+    answers_best: tuple[int, int]
+    """The split (prefill, decode) that serves most of either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A replay as its clients saw it, with seconds since its start."""
+
+    records: tuple[Record, ...]
+    """In the order in which they were due."""
+    start_seconds: float
+    ratios: tuple[tuple[float, str], ...]
+    """Every ratio that the workers had, and since when."""
+
+    def due(self, record: Record) -> float:
+        return record.due_seconds - self.start_seconds
+
+    def between(self, first: float, last: float) -> list[Record]:
+        return [record for record in self.records if first <= self.due(record) < last]
+
+
+def reports(cluster: Cluster) -> list[LoadReport]:
+    """What the agents of all workers say now."""
+    found = []
+    for worker in cluster.workers():
+        with urllib.request.urlopen(f"http://{worker.ip}:8001/load", timeout=10) as response:
+            found.append(_decoder.decode(response.read()))
+    return found
+
+
+def load_for(speed: WorkerSpeed, workers: int, slo: Slo) -> Load:
+    """Return the traffic for `workers` engines of this speed, and the promise that such engines can keep."""
+    batch = float(speed.max_batch)
+    context = SHORT_PROMPT_TOKENS + OUTPUT_TOKENS / 2
+    step_seconds = speed.decode_step_seconds(batch, batch * context)
+    slo = replace(slo, tpot_seconds=max(slo.tpot_seconds, round(step_seconds / STEP_OF_TPOT, 2)))
+    long_prompt = PROMPT_TOKENS
+    while (
+        long_prompt > 2 * SHORT_PROMPT_TOKENS
+        and prefill_seconds(speed, long_prompt) > PROMPT_OF_TTFT * slo.ttft_seconds
+    ):
+        long_prompt -= 8
+    prompts, prompts_best = best_split(speed, workers, long_prompt, LONG_PROMPT_OUTPUT_TOKENS)
+    answers, answers_best = best_split(speed, workers, SHORT_PROMPT_TOKENS, OUTPUT_TOKENS)
+    return Load(
+        speed=speed,
+        slo=slo,
+        prompts=_phase(PROMPTS_SECONDS, prompts, long_prompt, LONG_PROMPT_OUTPUT_TOKENS),
+        answers=_phase(ANSWERS_SECONDS, answers, SHORT_PROMPT_TOKENS, OUTPUT_TOKENS),
+        prompts_best=prompts_best,
+        answers_best=answers_best,
+    )
+
+
+def prefill_seconds(speed: WorkerSpeed, tokens: float) -> float:
+    return speed.prefill_seconds(tokens, tokens**2)
+
+
+def best_split(
+    speed: WorkerSpeed, workers: int, prompt_tokens: int, output_tokens: int
+) -> tuple[float, tuple[int, int]]:
+    """Return the most requests/s that any split of the workers serves, and that split (prefill, decode)."""
+    batch = float(speed.max_batch)
+    step_seconds = speed.decode_step_seconds(batch, batch * (prompt_tokens + output_tokens / 2))
+    decodes = batch / (output_tokens * step_seconds)
+    prefills = 1 / prefill_seconds(speed, prompt_tokens)
+    return max(
+        (min(prefill * prefills, (workers - prefill) * decodes), (prefill, workers - prefill))
+        for prefill in range(1, workers)
+    )
+
+
+def _phase(seconds: float, most_per_second: float, prompt_tokens: int, output_tokens: int) -> Phase:
+    return Phase(
+        seconds=seconds,
+        requests_per_second=SHARE * most_per_second,
+        prompt_tokens_mean=prompt_tokens,
+        output_tokens_mean=output_tokens,
+        spread=SPREAD,
+    )
+
+
+def measured(cluster: Cluster) -> WorkerSpeed:
+    """The speed of a worker, as the agents measured it at start: the middle one of all. Raises LookupError."""
+    speeds = [speed for report in reports(cluster) if (speed := measured_speed(report)) is not None]
+    found = pool_speed(speeds)
+    if found is None:
+        raise LookupError("no agent has measured its engine: see the log of a worker Pod")
+    return found
+
+
+def send(cluster: Cluster, load: Load, tell: Callable[[float, Progress, str], None]) -> tuple[Sequence[Request], Seen]:
+    """Replay both phases; `tell` hears about it while it lasts (seconds, progress, ratio)."""
+    requests = generate([load.prompts, load.answers], seed=SEED)
+    return requests, asyncio.run(_send(cluster, requests, tell))
+
+
+async def _send(cluster: Cluster, requests: Sequence[Request], tell: Callable[[float, Progress, str], None]) -> Seen:
+    addresses = [worker.ip for worker in cluster.workers()]
+    ratios: list[tuple[float, str]] = []
+    now = Progress(sent=0, ended=0, lost=0, of=len(requests))
+
+    def noted(progress: Progress) -> None:
+        nonlocal now
+        now = progress
+
+    async with Client(cluster.endpoint(), timeout_seconds=120) as client:
+        endpoint = await discover(client)
+        start_seconds = time.perf_counter()
+
+        async def watch() -> None:
+            while True:
+                ratio = await asyncio.to_thread(_ratio, addresses)
+                seconds = time.perf_counter() - start_seconds
+                if ratio is not None and (not ratios or ratios[-1][1] != ratio):
+                    ratios.append((seconds if ratios else 0.0, ratio))
+                if ratios:
+                    tell(seconds, now, ratios[-1][1])
+                await asyncio.sleep(_POLL_SECONDS)
+
+        watching = asyncio.create_task(watch())
+        try:
+            records = await replay(client, endpoint, requests, seed=SEED, on_progress=noted)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+    in_order = tuple(sorted(records, key=lambda record: record.due_seconds))
+    return Seen(records=in_order, start_seconds=start_seconds, ratios=tuple(ratios))
+
+
+def _ratio(addresses: Sequence[str]) -> str | None:
+    """The ratio by what the agents say; None when one of them does not answer."""
+    roles = []
+    for address in addresses:
+        try:
+            with urllib.request.urlopen(f"http://{address}:8001/load", timeout=2) as response:
+                roles.append(_decoder.decode(response.read()).role)
+        except OSError:
+            return None
+    return f"{roles.count(Role.PREFILL)}P:{roles.count(Role.DECODE)}D"
+
+
+def attainment(records: Sequence[Record], slo: Slo) -> float | None:
+    """Share of the records inside the SLO; None without any."""
+    return sum(slo.met_by(record) for record in records) / len(records) if records else None

@@ -1,0 +1,57 @@
+"""How much slower a worker is while others on its node work: engines that share cores (or a bus) share their speed.
+
+What is measured of one worker, and what is learnt of its pool on average, holds for none of these moments: with four
+engines on two cores a prefill took 0.36 s beside idle ones and 2.2 s beside three busy ones. So what a first token took
+beyond its prediction is put down to the workers that were busy then: one figure, seconds per predicted second and busy
+neighbour. On workers with hardware of their own it stays near zero, and nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import ceil
+from typing import Final
+
+_LEVEL: Final = 0.9
+"""Quantile of the samples that is believed: late ones count, the single worst one does not."""
+_SAMPLES: Final = 32
+_MEMORY_SECONDS: Final = 60.0
+"""Older samples say nothing: where all were turned away for this, it is found out again whether they have to be."""
+_LEAST: Final = 0.25
+"""Slow-down by each busy neighbour below which workers count as having hardware of their own: ordinary errors of a
+prediction, seen beside a busy neighbour, stay below it."""
+_MOST: Final = 2.0
+"""Of one sample, for each neighbour: a hang is no slow-down."""
+
+
+class NeighbourSlowdown:
+    """Learns from each first token; adapts to either side within the samples of a minute."""
+
+    __slots__ = ("_samples", "per_neighbour")
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
+        self.per_neighbour = 0.0
+        """By which share each busy neighbour makes a first token later; 0 where none is felt."""
+
+    def factor(self, busy: int, now_seconds: float) -> float:
+        """How many times longer than predicted a first token takes beside `busy` workers; exactly 1 if not at all."""
+        if not busy or not self._samples:
+            return 1.0
+        if self._samples[0][0] < now_seconds - _MEMORY_SECONDS:
+            self._forget(now_seconds)
+        return 1.0 + busy * self.per_neighbour
+
+    def learn(self, ratio: float, busy: int, now_seconds: float) -> None:
+        """A first token beside `busy` workers took `ratio` times what was predicted."""
+        if not busy or not ratio >= 0:
+            return
+        self._samples.append((now_seconds, min(max((ratio - 1.0) / busy, 0.0), _MOST)))
+        self._forget(now_seconds)
+
+    def _forget(self, now_seconds: float) -> None:
+        while self._samples and self._samples[0][0] < now_seconds - _MEMORY_SECONDS:
+            self._samples.popleft()
+        in_order = sorted(sample for _, sample in self._samples)
+        found = in_order[ceil(_LEVEL * len(in_order)) - 1] if in_order else 0.0
+        self.per_neighbour = found if found >= _LEAST else 0.0

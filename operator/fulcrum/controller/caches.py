@@ -1,0 +1,115 @@
+"""What the API server has told of clusters and their children: watched, so that no turn reads anything.
+
+The operator's own writes are in it at once (`record`): a turn after a write never acts on what was before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from fulcrum.api.names import LABEL_CLUSTER
+from fulcrum.controller.children import Manifest
+from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, POD, SERVICE
+from fulcrum.kube import Api, Key, Resource, Unreachable
+from fulcrum.kube.informer import Informer
+
+BEHIND_SECONDS: Final = 15.0
+"""Longest outage of a watch, in seconds, over which decisions are still made: that of a call's deadline."""
+_CHILDREN: Final = (POD, DEPLOYMENT, SERVICE)
+_UNREAD: Final = frozenset({"volumes", "initContainers", "affinity", "tolerations", "topologySpreadConstraints"})
+
+
+class Caches:
+    """InferenceClusters with their Pods, Deployments and Services."""
+
+    def __init__(self, api: Api, namespaces: Sequence[str], *, changed: Callable[[Key], None]) -> None:
+        """Of `namespaces`, or of all when there are none; `changed` is told which cluster a change is about."""
+        self._changed = changed
+        self._everywhere = not namespaces
+        self._pods: dict[Key, dict[str, Manifest]] = {}
+        self._informers: dict[tuple[Resource, str | None], Informer] = {}
+        for namespace in namespaces or (None,):
+            clusters = Informer(api, INFERENCE_CLUSTER, namespace=namespace, keep=_without_managers)
+            clusters.subscribe(self._cluster_changed)
+            self._informers[INFERENCE_CLUSTER, namespace] = clusters
+            for resource in _CHILDREN:
+                keep = _pod if resource is POD else _without_managers
+                informer = Informer(api, resource, namespace=namespace, labels={LABEL_CLUSTER: ""}, keep=keep)
+                informer.subscribe(self._pod_changed if resource is POD else self._child_changed)
+                self._informers[resource, namespace] = informer
+
+    async def run(self) -> None:
+        """Follow everything until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for informer in self._informers.values():
+                tasks.create_task(informer.run())
+
+    async def synced(self) -> None:
+        """Wait until all of it has been read once."""
+        for informer in self._informers.values():
+            await informer.synced.wait()
+
+    def check(self) -> None:
+        """Raise Unreachable when something has been out of date for too long to act on."""
+        now = asyncio.get_running_loop().time()
+        for informer in self._informers.values():
+            if informer.behind_since is not None and now - informer.behind_since > BEHIND_SECONDS:
+                seconds = now - informer.behind_since
+                raise Unreachable(f"{informer.resource.plural} have not been watched for {seconds:.0f} s")
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
+        """Return an object, None where there is none."""
+        return self._informer(resource, namespace).get((namespace, name))
+
+    def pods(self, cluster: Key) -> list[Manifest]:
+        """Return the Pods that carry a cluster's label; of their specs only what `_pod` keeps."""
+        return list(self._pods.get(cluster, {}).values())
+
+    def record(self, resource: Resource, obj: Manifest) -> None:
+        """Note what a write returned."""
+        if resource is INFERENCE_CLUSTER or resource in _CHILDREN:
+            self._informer(resource, obj["metadata"]["namespace"]).record(obj)
+
+    def record_deletion(self, resource: Resource, key: Key, uid: str) -> None:
+        """Note that a deletion was accepted."""
+        if resource in _CHILDREN:
+            self._informer(resource, key[0]).record_deletion(key, uid)
+
+    def _informer(self, resource: Resource, namespace: str) -> Informer:
+        return self._informers[resource, None if self._everywhere else namespace]
+
+    def _cluster_changed(self, old: Manifest | None, new: Manifest | None) -> None:
+        metadata = (new or old or {})["metadata"]
+        self._changed((metadata["namespace"], metadata["name"]))
+
+    def _child_changed(self, old: Manifest | None, new: Manifest | None) -> None:
+        for key in {_owner_of(each) for each in (old, new) if each is not None}:
+            self._changed(key)
+
+    def _pod_changed(self, old: Manifest | None, new: Manifest | None) -> None:
+        if old is not None:
+            known = self._pods[_owner_of(old)]
+            del known[old["metadata"]["name"]]
+            if not known:
+                del self._pods[_owner_of(old)]
+        if new is not None:
+            self._pods.setdefault(_owner_of(new), {})[new["metadata"]["name"]] = new
+        self._child_changed(old, new)
+
+
+def _owner_of(child: Manifest) -> Key:
+    metadata = child["metadata"]
+    return metadata["namespace"], metadata["labels"][LABEL_CLUSTER]
+
+
+def _without_managers(obj: Manifest) -> Manifest:
+    return {**obj, "metadata": {key: value for key, value in obj["metadata"].items() if key != "managedFields"}}
+
+
+def _pod(obj: Manifest) -> Manifest:
+    """Leave out the bulk that no decision reads: 10,000 Pods have to fit."""
+    spec = {key: value for key, value in obj["spec"].items() if key not in _UNREAD}
+    spec["containers"] = [{"name": each["name"], "image": each.get("image", "")} for each in obj["spec"]["containers"]]
+    return {**_without_managers(obj), "spec": spec}

@@ -1,0 +1,133 @@
+"""What a worker's Pod asks of its node: GPUs, RDMA devices, CPU and memory, and a place near its peers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from fulcrum.api.attention import exchanges_kv
+from fulcrum.api.names import LABEL_ACCELERATOR, LABEL_POOL
+from fulcrum.api.quantities import number_of_bytes
+from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.capacity.known_models import UnknownModelError, known_model
+from fulcrum.controller.children.owner import CONTAINER_SECURITY, WORKER, Manifest, Owner
+
+GPU_CPU_CORES: Final = 2
+"""CPU requested for each GPU: the engine's scheduler and one process for each rank keep about that busy. Small enough
+for machines with 4 cores for one GPU."""
+GPU_MEMORY_GIBIBYTES: Final = 8
+"""Memory requested for each GPU: processes, pinned buffers and shared memory. Weights pass through the page cache."""
+GPU_SHARED_MEMORY_GIBIBYTES: Final = 4
+"""Bound of /dev/shm for each GPU: NCCL's buffers and vLLM's queues between ranks take less."""
+CPU_REQUEST: Final = "250m"
+CPU_ENGINE_BYTES: Final = 1 << 30
+"""Memory of an engine on CPUs beside weights and KV cache."""
+CPU_KV_BYTES: Final = 1 << 30
+"""KV cache of an engine on CPUs whose spec sets none."""
+CLAIM: Final = "gpus"
+_MEBIBYTE: Final = 1 << 20
+
+
+def on_gpu(pool: Pool) -> bool:
+    """Report whether the pool's workers have GPUs."""
+    return pool.accelerator != "cpu"
+
+
+def gpus(pool: Pool) -> int:
+    """GPUs of one worker; 0 on CPUs."""
+    return pool.parallelism.tensor * pool.parallelism.pipeline if on_gpu(pool) else 0
+
+
+def resources(spec: InferenceClusterSpec, pool: Pool) -> Manifest:
+    """Return requests and limits of the worker's container. There are always requests: BestEffort Pods die first."""
+    limits, requests = _amounts(pool.resources.limits), _amounts(pool.resources.requests)
+    for name, amount in _default_requests(spec, pool).items():
+        # Without a request Kubernetes takes the limit for it.
+        if name not in limits:
+            requests.setdefault(name, amount)
+    for name, count in _devices(pool).items():
+        limits[name] = requests[name] = str(count)
+    made: Manifest = {"requests": requests}
+    if limits:
+        made["limits"] = limits
+    if _claims(pool):
+        made["claims"] = [{"name": CLAIM}]
+    return made
+
+
+def _amounts(amounts: msgspec.Struct) -> dict[str, str]:
+    return {name: amount for name, amount in msgspec.structs.asdict(amounts).items() if amount is not None}
+
+
+def _default_requests(spec: InferenceClusterSpec, pool: Pool) -> dict[str, str]:
+    count = gpus(pool)
+    if count:
+        return {"cpu": str(GPU_CPU_CORES * count), "memory": f"{GPU_MEMORY_GIBIBYTES * count}Gi"}
+    cache = spec.engine.kv_cache.memory
+    needed = CPU_ENGINE_BYTES + (CPU_KV_BYTES if cache is None else number_of_bytes(cache)) + _weight_bytes(spec)
+    return {"cpu": CPU_REQUEST, "memory": f"{-(-needed // _MEBIBYTE)}Mi"}
+
+
+def _weight_bytes(spec: InferenceClusterSpec) -> int:
+    try:
+        return int(known_model(spec.model.name).weight_bytes())
+    except UnknownModelError:
+        return 0
+
+
+def _devices(pool: Pool) -> dict[str, int]:
+    devices = {}
+    if on_gpu(pool) and not _claims(pool):
+        devices[pool.gpu.resource] = gpus(pool)
+    if pool.rdma is not None:
+        devices[pool.rdma.resource] = devices.get(pool.rdma.resource, 0) + pool.rdma.count
+    return devices
+
+
+def _claims(pool: Pool) -> bool:
+    return on_gpu(pool) and pool.gpu.resource_claim_template is not None
+
+
+def container_security(pool: Pool) -> Manifest:
+    """Return the security context of the worker's container."""
+    if pool.rdma is None:
+        return dict(CONTAINER_SECURITY)
+    # RDMA registers (locks) the memory that it reads and writes.
+    return {**CONTAINER_SECURITY, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
+
+
+def shared_memory(pool: Pool) -> Manifest | None:
+    """Return the volume for /dev/shm. Ranks talk through it, and the container default of 64 MiB is too little."""
+    if not on_gpu(pool):
+        return None
+    size = pool.shared_memory or f"{GPU_SHARED_MEMORY_GIBIBYTES * gpus(pool)}Gi"
+    return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+
+
+def placement(owner: Owner, pool: Pool) -> Manifest:
+    """Return the fields of the Pod's spec that choose its node."""
+    chosen: Manifest = {
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": pool.topology.spread_over,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {**owner.selector(WORKER), LABEL_POOL: pool.name}},
+            }
+        ]
+    }
+    if exchanges_kv(pool):
+        near = {
+            "topologyKey": pool.topology.keep_within,
+            "labelSelector": {"matchLabels": owner.selector(WORKER)},
+        }
+        preferred = [{"weight": 100, "podAffinityTerm": near}]
+        chosen["affinity"] = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    if on_gpu(pool):
+        chosen["nodeSelector"] = {LABEL_ACCELERATOR: pool.accelerator}
+    if _claims(pool):
+        chosen["resourceClaims"] = [{"name": CLAIM, "resourceClaimTemplateName": pool.gpu.resource_claim_template}]
+    if pool.priority_class_name is not None:
+        chosen["priorityClassName"] = pool.priority_class_name
+    return chosen

@@ -1,0 +1,20 @@
+"""What an operator was told about its own installation; the same for all clusters that it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fulcrum import __version__
+from fulcrum.api.names import OPERATOR_NAMESPACE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """Values that hold where a spec says nothing; none of them is written into an InferenceCluster."""
+
+    worker_image: str = f"ghcr.io/fulcrum/worker:{__version__}"
+    gateway_image: str = f"ghcr.io/fulcrum/fulcrum:{__version__}"
+    namespace: str = OPERATOR_NAMESPACE
+    """Namespace of the operator's own Pod."""
+    allow_privileged_templates: bool = False
+    """Pod templates of pools may exceed the Pod Security level `restricted`."""

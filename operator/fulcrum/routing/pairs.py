@@ -1,0 +1,88 @@
+"""Which pairs of workers can move KV: what canaries found, and when a failing pair is tried again. Pure.
+
+A pair is a prefill worker and a decode worker that pulls from it. Pairs that were not tried are taken for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+FIRST_RETEST_SECONDS: Final = 2.0
+LONGEST_RETEST_SECONDS: Final = 60.0
+"""Pause before a failing pair is tried again; it doubles from the first to the longest."""
+
+Pair = tuple[str, str]
+"""Names of the prefill worker and of the decode worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """A pair whose last canaries failed."""
+
+    failures: int
+    """In a row."""
+    since_seconds: float
+    """Clock time of the first of them."""
+    retest_at_seconds: float
+    why: str
+
+
+class PairHealth:
+    """Results of canaries by pair."""
+
+    def __init__(self) -> None:
+        self._failing: dict[Pair, Failing] = {}
+        self._working: set[Pair] = set()
+
+    def worked(self, pair: Pair) -> bool:
+        """KV crossed. Returns whether the pair had been failing."""
+        self._working.add(pair)
+        return self._failing.pop(pair, None) is not None
+
+    def failed(self, pair: Pair, now_seconds: float, why: str) -> bool:
+        """KV did not cross. Returns whether the pair had been good."""
+        self._working.discard(pair)
+        before = self._failing.get(pair)
+        failures = 1 if before is None else before.failures + 1
+        pause = min(FIRST_RETEST_SECONDS * 2 ** min(failures - 1, 10), LONGEST_RETEST_SECONDS)
+        self._failing[pair] = Failing(
+            failures=failures,
+            since_seconds=now_seconds if before is None else before.since_seconds,
+            retest_at_seconds=now_seconds + pause,
+            why=why,
+        )
+        return before is None
+
+    def forget(self, worker: str) -> None:
+        """The worker is gone, or another process has its name."""
+        self._failing = {pair: found for pair, found in self._failing.items() if worker not in pair}
+        self._working = {pair for pair in self._working if worker not in pair}
+
+    @property
+    def failing(self) -> dict[Pair, Failing]:
+        """Failing pairs."""
+        return dict(self._failing)
+
+    def is_failing(self, pair: Pair) -> bool:
+        return pair in self._failing
+
+    def due(self, now_seconds: float) -> Iterator[Pair]:
+        """Failing pairs that are to be tried again."""
+        return (pair for pair, found in self._failing.items() if found.retest_at_seconds <= now_seconds)
+
+    def pulled_from(self, prefill: str) -> int:
+        """Workers that pulled from this one when they were last tried."""
+        return sum(pair[0] == prefill for pair in self._working)
+
+    def pulls_from(self, decode: str) -> int:
+        """Workers that this one pulled from when it was last tried."""
+        return sum(pair[1] == decode for pair in self._working)
+
+    def by_prefill(self) -> dict[str, frozenset[str]]:
+        """Decode workers that cannot pull, by prefill worker."""
+        found: dict[str, set[str]] = {}
+        for prefill, decode in self._failing:
+            found.setdefault(prefill, set()).add(decode)
+        return {prefill: frozenset(decodes) for prefill, decodes in found.items()}

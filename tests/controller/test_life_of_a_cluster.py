@@ -1,0 +1,212 @@
+"""Names that others have, evictions, nodes that are gone: the operator as a process against a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from tests.controller.cluster import Cluster, Operator, eventually
+
+from fulcrum.controller.children import Manifest
+from fulcrum.controller.kube import DISRUPTION_BUDGET, POD, SERVICE
+from fulcrum.controller.nodes import GONE_SECONDS, NODE
+from fulcrum.kube import ApiError
+
+pytestmark = pytest.mark.integration
+
+
+async def bind(cluster: Cluster, pod: str, node: str) -> None:
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
+    await cluster.api.create(POD.path((cluster.namespace, pod), "binding"), body)
+
+
+async def make_node(cluster: Cluster, name: str) -> None:
+    await cluster.api.create(NODE.path(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    await cluster.api.patch(NODE.path(("", name), "status"), {"status": {"conditions": [ready]}})
+
+
+async def budget(cluster: Cluster) -> Manifest:
+    found = await cluster.kube.get(DISRUPTION_BUDGET, cluster.namespace, "c-workers")
+    assert found is not None
+    spec: Manifest = found["spec"]
+    return spec
+
+
+async def evict(cluster: Cluster, pod: str) -> int:
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": cluster.namespace}}
+    try:
+        await cluster.api.create(POD.path((cluster.namespace, pod), "eviction"), body)
+    except ApiError as error:
+        return error.code
+    return 201
+
+
+async def replaced(cluster: Cluster, name: str, uid: str, *, seconds: float = 60.0) -> Manifest:
+    async def found() -> Any:
+        pod = (await cluster.pods()).get(name)
+        return pod if pod is not None and pod["metadata"]["uid"] != uid else None
+
+    return await eventually(found, seconds=seconds)
+
+
+async def test_two_clusters_whose_names_make_the_same_pod_names(cluster: Cluster) -> None:
+    """Cluster `c` with pool `p-x` and cluster `c-p` with pool `x`: each has its own workers."""
+    pools = [{"name": "p-x", "accelerator": "cpu", "workers": {"max": 2}}]
+    other = Cluster(cluster.server, cluster.api, cluster.namespace)
+    other.name = "c-p"
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        await cluster.apply(pools=pools)
+
+        async def two(of: Cluster) -> Any:
+            pods = await of.pods()
+            return pods if len(pods) == 2 else None
+
+        first = await eventually(lambda: two(cluster))
+        await other.apply(pools=[{"name": "x", "accelerator": "cpu", "workers": {"max": 2}}])
+        second = await eventually(lambda: two(other))
+        assert sorted(first) == ["c-p-x-0", "c-p-x-1"]
+        assert sorted(second) == ["c-p-x-2", "c-p-x-3"]
+        for name in first:
+            await cluster.set_pod_status(name)
+        for name in second:
+            await other.set_pod_status(name)
+    uids = {name: pod["metadata"]["uid"] for name, pod in {**first, **second}.items()}
+    with Operator(cluster.server, "--namespace", cluster.namespace) as operator:  # it remembers nothing
+
+        async def looked() -> bool:
+            try:
+                page = operator.metrics()
+            except (AssertionError, OSError):
+                return False  # not started yet
+            return 'fulcrum_operator_reconciles_total{result="ok"} ' in page and "operator_clusters 2.0" in page
+
+        await eventually(looked)
+        for _ in range(2):
+            await cluster.server.writes_at_rest(seconds=2, most=4)
+            now = {**await cluster.pods(), **await other.pods()}
+            assert {name: pod["metadata"]["uid"] for name, pod in now.items()} == uids
+
+
+async def test_a_service_that_is_not_ours_is_left_alone_and_named(cluster: Cluster) -> None:
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "c-gateway", "namespace": cluster.namespace, "labels": {"mine": "yes"}},
+        "spec": {"ports": [{"port": 1234}]},
+    }
+    made = await cluster.kube.create(SERVICE, service)
+    assert made is not None
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        await cluster.apply()
+
+        async def named() -> bool:
+            degraded = await cluster.condition("Degraded")
+            return degraded["reason"] == "NameTaken" and "kubectl delete service c-gateway" in degraded["message"]
+
+        await eventually(named)
+        there = await cluster.kube.get(SERVICE, cluster.namespace, "c-gateway")
+        assert there is not None
+        assert (there["metadata"]["labels"], there["metadata"].get("ownerReferences")) == ({"mine": "yes"}, None)
+        assert len(await cluster.pods()) == 4  # the rest goes on
+        await cluster.kube.delete(SERVICE, cluster.namespace, "c-gateway", uid=made["metadata"]["uid"])
+
+        async def healed() -> bool:
+            ours = await cluster.kube.get(SERVICE, cluster.namespace, "c-gateway")
+            return ours is not None and (await cluster.condition("Degraded"))["status"] == "False"
+
+        await eventually(healed)
+
+
+async def test_evictions_go_one_by_one_and_a_drain_ends(cluster: Cluster) -> None:
+    """Of `workers: {min: 2, max: 8}` two are wanted now: one may go, the next when its replacement serves."""
+    pools = [{"name": "p", "accelerator": "cpu", "workers": {"min": 2, "max": 8}}]
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        await cluster.apply(pools=pools, balance={"mode": "Auto"})
+        await cluster.settle(2)
+
+        async def follows() -> bool:
+            return bool((await budget(cluster))["minAvailable"] == 1)
+
+        await eventually(follows)
+        assert (await budget(cluster))["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        for name, other in (("c-p-0", "c-p-1"), ("c-p-1", "c-p-0")):
+            uid = (await cluster.pods())[name]["metadata"]["uid"]
+            assert await evict(cluster, name) == 201
+            assert await evict(cluster, other) == 429
+            # Its kubelet says that it has ended; without a node the API server does.
+            await cluster.kube.delete(POD, cluster.namespace, name, uid=uid, grace_seconds=0)
+            await replaced(cluster, name, uid)
+            assert await evict(cluster, other) == 429
+            await cluster.set_pod_status(name)
+
+
+async def test_a_worker_whose_node_is_gone_is_replaced(cluster: Cluster) -> None:
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        await cluster.apply()
+        await cluster.settle()
+        node = f"n-{cluster.namespace}"
+        await make_node(cluster, node)
+        uid = (await cluster.pods())["c-p-3"]["metadata"]["uid"]
+        await bind(cluster, "c-p-3", node)
+        await cluster.api.delete(NODE.path(("", node)))
+        await cluster.set_pod_status("c-p-3", ready=False)
+        began = time.monotonic()
+
+        async def said() -> bool:
+            return ("NodeLost", "Deleted worker c-p-3: its node does not answer any more or is gone.") in (
+                await cluster.events()
+            )
+
+        await replaced(cluster, "c-p-3", uid)
+        seconds = time.monotonic() - began
+        print(f"node deleted -> replacement created: {seconds:.1f} s")
+        assert GONE_SECONDS <= seconds < 60
+        await eventually(said)
+
+
+async def test_kubectl_drain_of_a_node_with_all_workers_ends(cluster: Cluster) -> None:
+    """The test plays kubelet and scheduler; at every instant at least one of the two workers serves."""
+    pools = [{"name": "p", "accelerator": "cpu", "workers": {"min": 2, "max": 8}}]
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        await cluster.apply(pools=pools, balance={"mode": "Auto"})
+        await cluster.settle(2)
+        node = f"n-{cluster.namespace}"
+        await make_node(cluster, node)
+        old = await cluster.pods()
+        for name in old:
+            await bind(cluster, name, node)
+
+        async def guarded() -> bool:
+            return bool((await budget(cluster))["minAvailable"] == 1)
+
+        await eventually(guarded)
+        began = time.monotonic()
+        options = ("--force", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=110s")
+        drain = asyncio.create_task(asyncio.to_thread(cluster.server.kubectl, "drain", node, *options, check=False))
+        fewest = 2
+        while not drain.done():
+            pods = await cluster.pods()
+            serving = [
+                name
+                for name, pod in pods.items()
+                if "deletionTimestamp" not in pod["metadata"] and pod.get("status", {}).get("conditions")
+            ]
+            fewest = min(fewest, len(serving))
+            for name, pod in pods.items():
+                uid = pod["metadata"]["uid"]
+                if "deletionTimestamp" in pod["metadata"]:
+                    await cluster.kube.delete(POD, cluster.namespace, name, uid=uid, grace_seconds=0)
+                elif name not in serving:
+                    await cluster.set_pod_status(name)
+            await asyncio.sleep(0.2)
+        result = drain.result()
+        print(f"kubectl drain of two workers: {time.monotonic() - began:.1f} s, fewest that served: {fewest}")
+        assert result.returncode == 0, result.stderr
+        assert fewest == 1
+        now = await cluster.pods()
+        assert not {pod["metadata"]["uid"] for pod in now.values()} & {pod["metadata"]["uid"] for pod in old.values()}
+        await cluster.server.writes_at_rest(seconds=2, most=4)
+        assert len(await cluster.pods()) == 2

@@ -1,0 +1,177 @@
+"""The operator of the release before and this one, in turn on the same cluster: no worker is restarted by it.
+
+The one before is taken from git history; where there is none, or its Kubernetes client cannot be had, these tests skip.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import yaml
+from tests.controller.cluster import REPOSITORY, ApiServer, Cluster, Operator, client_of, eventually, running_api_server
+
+from fulcrum.api.objects import load_inference_cluster, to_dict
+from fulcrum.balance import worker_revision
+
+PREVIOUS = "3be06fc"
+"""The last commit before this release."""
+CLIENT = ("lightkube", "lightkube-models", "httpx2", "httpcore2")
+"""What the operator of that commit needs and this one does not."""
+DOCUMENTS = ("examples/quickstart.yaml", "examples/auto.yaml", "examples/overload.yaml",
+             "manifests/samples/cpu_minimal.yaml", "manifests/samples/h100_pair.yaml")  # fmt: skip
+REVISIONS = """
+import json, sys
+from fulcrum.api.objects import load_inference_cluster, to_dict
+from fulcrum.balance import worker_revision
+found = []
+for document in json.load(sys.stdin):
+    cluster = load_inference_cluster(document)
+    name, spec = cluster.metadata.name, cluster.spec
+    made = {pool.name: worker_revision(cluster=name, spec=spec, pool=pool) for pool in spec.pools}
+    found.append({"stored": {**document, "spec": to_dict(cluster.spec)}, "revisions": made})
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree of the release before."""
+    folder = tmp_path_factory.mktemp("previous")
+    archive = subprocess.run(["git", "-C", REPOSITORY, "archive", PREVIOUS], capture_output=True, check=False)
+    if archive.returncode:
+        pytest.skip(f"no git history with {PREVIOUS}: {archive.stderr.decode().strip()}")
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+    return folder
+
+
+def revisions_before(previous: Path, documents: list[Any]) -> list[dict[str, Any]]:
+    """What the release before stores of each document, defaults included, and the revisions that it makes of it."""
+    result = subprocess.run(
+        [sys.executable, "-c", REVISIONS],
+        input=json.dumps(documents),
+        env={**os.environ, "PYTHONPATH": str(previous / "operator")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: list[dict[str, Any]] = json.loads(result.stdout)
+    return found
+
+
+def revisions(document: Any) -> dict[str, str]:
+    cluster = load_inference_cluster(document)
+    name = cluster.metadata.name
+    return {pool.name: worker_revision(cluster=name, spec=cluster.spec, pool=pool) for pool in cluster.spec.pools}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_what_stands_is_of_the_wanted_revision_after_an_upgrade_and_back(previous: Path, path: str) -> None:
+    """On objects as the release before stored them, and as this one stores them after it has read them."""
+    document = yaml.safe_load((previous / path).read_text())
+    (before,) = revisions_before(previous, [document])
+    assert revisions(before["stored"]) == before["revisions"]
+    stored_now = {**document, "spec": to_dict(load_inference_cluster(before["stored"]).spec)}
+    assert revisions_before(previous, [stored_now])[0]["revisions"] == before["revisions"]
+
+
+class PreviousOperator(Operator):
+    """The operator of the release before."""
+
+    tree: Path
+
+    def __enter__(self) -> Self:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    "from fulcrum.cli.app import main; main()",
+                    "operator",
+                    "--health-address",
+                    "127.0.0.1:0",
+                    *self._arguments,
+                ],
+                env={
+                    **os.environ,
+                    "KUBECONFIG": str(self._server.operator_kubeconfig),
+                    "POD_NAME": self._pod,
+                    "PYTHONPATH": f"{self.tree / 'operator'}{os.pathsep}{self.tree / 'client'}",
+                },
+                stdout=log,
+                stderr=log,
+            )
+        return self
+
+
+@pytest.fixture(scope="module")
+def with_client(previous: Path) -> Path:
+    """The same tree, beside it the Kubernetes client of the release before."""
+    target = previous / "client"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), *CLIENT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"the client of the release before cannot be installed: {done.stderr.strip()[-300:]}")
+    return previous
+
+
+@pytest.fixture
+def upgraded_server(tmp_path: Path, with_client: Path) -> Iterator[ApiServer]:
+    with running_api_server(tmp_path) as server:
+        server.install()
+        server.kubectl("apply", "-f", str(with_client / "crds" / "fulcrum.dev_inferenceclusters.yaml"))
+        yield server
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+async def test_operators_of_two_releases_take_turns_and_restart_no_worker(
+    upgraded_server: ApiServer, with_client: Path
+) -> None:
+    server = upgraded_server
+    server.kubectl("create", "namespace", "t")
+    api = client_of(server)
+    cluster = Cluster(server, api, "t")
+
+    async def reconciled(operator: Operator, ratio: dict[str, int]) -> None:
+        """A change is acted upon: the operator has looked, and flips are all that it did."""
+        await cluster.patch({"spec": {"balance": {"ratio": ratio}}})
+
+        async def done() -> bool:
+            counts = list((await cluster.roles()).values())
+            return {role: counts.count(role) for role in ("prefill", "decode")} == ratio
+
+        await eventually(done, seconds=120)
+        await server.writes_at_rest(seconds=4)
+        assert {name: pod["metadata"]["uid"] for name, pod in (await cluster.pods()).items()} == uids, operator.log
+
+    def rights_of(release: Path) -> None:
+        """Each release is installed with its own rights; the CRD only ever moves forward."""
+        server.kubectl("apply", "-k", str(release / "manifests" / "rbac"))
+
+    def before() -> PreviousOperator:
+        rights_of(with_client)
+        operator = PreviousOperator(server, "--namespace", "t")
+        operator.tree = with_client
+        return operator
+
+    with before():
+        await cluster.apply()
+        await cluster.settle()
+        uids = {name: pod["metadata"]["uid"] for name, pod in (await cluster.pods()).items()}
+    server.kubectl("apply", "-f", str(REPOSITORY / "crds" / "fulcrum.dev_inferenceclusters.yaml"))
+    rights_of(REPOSITORY)
+    with Operator(server, "--namespace", "t") as operator:
+        await reconciled(operator, {"prefill": 3, "decode": 1})
+    with before() as operator:
+        await reconciled(operator, {"prefill": 1, "decode": 3})
+    rights_of(REPOSITORY)
+    with Operator(server, "--namespace", "t") as operator:
+        await reconciled(operator, {"prefill": 2, "decode": 2})
+    await api.close()

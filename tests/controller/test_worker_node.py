@@ -1,0 +1,162 @@
+"""What a worker's Pod asks of its node, by the fields of its pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fulcrum.api.names import Role
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.worker import WorkerConfig
+from fulcrum.balance import worker_revision
+from fulcrum.controller.children import Manifest, Owner, worker_pod
+
+OWNER = Owner(name="chat", namespace="ml", uid="u-1")
+H100: dict[str, Any] = {"name": "p", "accelerator": "H100-SXM-80GB", "workers": {"max": 4}}
+
+
+def spec_of(*pools: dict[str, Any], **changes: Any) -> InferenceClusterSpec:
+    return msgspec.convert({"model": {"name": "m"}, "pools": list(pools), **changes}, InferenceClusterSpec)
+
+
+def pod_of(spec: InferenceClusterSpec, number: int = 0) -> Manifest:
+    return worker_pod(OWNER, spec, spec.pools[number], ordinal=0, role=Role.DECODE, image="ours:1")
+
+
+def worker(pod: Manifest) -> Manifest:
+    (container,) = pod["spec"]["containers"]
+    assert isinstance(container, dict)
+    return container
+
+
+def config_of(spec: InferenceClusterSpec, number: int = 0) -> WorkerConfig:
+    document = next(e["value"] for e in worker(pod_of(spec, number))["env"] if e["name"] == "FULCRUM_WORKER_CONFIG")
+    return msgspec.json.decode(document, type=WorkerConfig)
+
+
+def revision(spec: InferenceClusterSpec, number: int = 0) -> str:
+    return worker_revision(cluster="chat", spec=spec, pool=spec.pools[number])
+
+
+@pytest.mark.parametrize(
+    ("pool", "expected"),
+    [
+        (
+            {"gpu": {"resource": "amd.com/gpu"}},
+            {
+                "requests": {"cpu": "2", "memory": "8Gi", "amd.com/gpu": "1"},
+                "limits": {"amd.com/gpu": "1"},
+            },
+        ),
+        (
+            {"gpu": {"resourceClaimTemplate": "one-h100"}},
+            {"requests": {"cpu": "2", "memory": "8Gi"}, "claims": [{"name": "gpus"}]},
+        ),
+        (
+            {"rdma": {}, "parallelism": {"tensor": 2}},
+            {
+                "requests": {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": "2", "rdma/ib": "1"},
+                "limits": {"nvidia.com/gpu": "2", "rdma/ib": "1"},
+            },
+        ),
+        (
+            # A limit without a request is the request, as Kubernetes has it.
+            {"resources": {"requests": {"cpu": "12"}, "limits": {"memory": "4Gi"}}},
+            {"requests": {"cpu": "12", "nvidia.com/gpu": "1"}, "limits": {"memory": "4Gi", "nvidia.com/gpu": "1"}},
+        ),
+    ],
+)
+def test_resources(pool: dict[str, Any], expected: Manifest) -> None:
+    assert worker(pod_of(spec_of({**H100, **pool})))["resources"] == expected
+
+
+def test_a_cpu_workers_memory_is_its_weights_its_kv_cache_and_its_engine() -> None:
+    cpu = {**H100, "accelerator": "cpu"}
+    known = spec_of(cpu, model={"name": "meta-llama/Llama-3.1-8B-Instruct"}, engine={"kvCache": {"memory": "4Gi"}})
+    memory = worker(pod_of(known))["resources"]["requests"]["memory"]
+    assert 20_000 < int(memory.removesuffix("Mi")) < 21_000, "16 GB of weights, 4 GiB of KV, 1 GiB for the engine"
+
+
+def test_a_claim_of_gpus_names_its_template() -> None:
+    pod = pod_of(spec_of({**H100, "gpu": {"resourceClaimTemplate": "one-h100"}}))
+    assert pod["spec"]["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "one-h100"}]
+
+
+def test_rdma_gives_the_right_to_lock_memory_and_ucx_its_devices() -> None:
+    spec = spec_of({**H100, "rdma": {"resource": "rdma/hca", "devices": ["mlx5_0:1", "eth0"]}})
+    assert worker(pod_of(spec))["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert (config_of(spec).rdma, config_of(spec).rdma_devices) == (True, ("mlx5_0:1", "eth0"))
+    plain = spec_of(H100)
+    assert worker(pod_of(plain))["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert not config_of(plain).rdma
+
+
+def test_placement_priority_and_shared_memory() -> None:
+    rack = {"keepWithin": "example.com/rack", "spreadOver": "kubernetes.io/hostname"}
+    pod = pod_of(spec_of({**H100, "priorityClassName": "prod", "sharedMemory": "1Gi", "topology": rack}))["spec"]
+    assert pod["priorityClassName"] == "prod"
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
+    (near,) = pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert near["podAffinityTerm"]["topologyKey"] == "example.com/rack"
+    (spread,) = pod["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    # Workers that always do both exchange nothing, and need no neighbours.
+    assert "affinity" not in pod_of(spec_of({**H100, "roles": ["mixed"]}))["spec"]
+
+
+def test_a_pools_engine_lies_over_that_of_the_spec() -> None:
+    own = {"image": "rocm:1", "args": ["--max-num-seqs=8"], "attentionBackend": "ROCM_ATTN"}
+    spec = spec_of({**H100, "engine": own}, {**H100, "name": "q"}, engine={"image": "cuda:1", "args": ["--seed=1"]})
+    assert (worker(pod_of(spec))["image"], worker(pod_of(spec, 1))["image"]) == ("rocm:1", "cuda:1")
+    assert config_of(spec).engine_args == ("--seed=1", "--max-num-seqs=8")
+    assert config_of(spec).attention_backend == "ROCM_ATTN"
+    assert (config_of(spec, 1).engine_args, config_of(spec, 1).attention_backend) == (("--seed=1",), None)
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "dtype", "backend"),
+    [
+        # (accelerator, roles) of each pool
+        ((("H100-SXM-80GB", None),), "fp8", None),
+        ((("H100-SXM-80GB", None), ("H200-SXM-141GB", None)), "fp8", None),
+        ((("H100-SXM-80GB", None), ("L40S-48GB", ["decode"])), "fp8", "FLASHINFER"),
+        ((("H100-SXM-80GB", None), ("L40S-48GB", ["decode"])), "bf16", None),
+        ((("A100-SXM-80GB", None), ("L40S-48GB", None)), "fp8", None),
+        ((("H100-SXM-80GB", None), ("B200-SXM-180GB", None)), "bf16", "FLASHINFER"),
+        ((("H100-SXM-80GB", None), ("L40S-48GB", ["mixed"])), "fp8", None),
+        ((("H100-SXM-80GB", None), ("MI300X-192GB", None)), "fp8", None),
+    ],
+)
+def test_pools_of_unlike_gpus_get_a_common_attention_backend(
+    accelerators: tuple[tuple[str, list[str] | None], ...], dtype: str, backend: str | None
+) -> None:
+    pools = [
+        {**H100, "name": f"p{n}", "accelerator": name, **({"roles": roles} if roles else {})}
+        for n, (name, roles) in enumerate(accelerators)
+    ]
+    assert config_of(spec_of(*pools, engine={"kvCache": {"dtype": dtype}})).attention_backend == backend
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gpu": {"resource": "amd.com/gpu"}},
+        {"rdma": {}},
+        {"resources": {"requests": {"cpu": "3"}}},
+        {"sharedMemory": "1Gi"},
+        {"priorityClassName": "prod"},
+        {"topology": {"keepWithin": "rack"}},
+        {"engine": {"image": "other:1"}},
+        {"engine": {"args": ["--seed=1"]}},
+        {"engine": {"attentionBackend": "TRITON_ATTN"}},
+    ],
+)
+def test_what_changes_the_pod_is_another_revision(change: dict[str, Any]) -> None:
+    assert revision(spec_of({**H100, **change})) != revision(spec_of(H100))
+
+
+def test_fields_that_say_what_is_so_anyway_restart_no_worker() -> None:
+    same = {"gpu": {"resource": "nvidia.com/gpu"}, "resources": {}, "topology": {}, "engine": {}}
+    assert revision(spec_of({**H100, **same})) == revision(spec_of(H100))
