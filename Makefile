@@ -32,7 +32,7 @@ unit: install  ## Tests that start no process of ours
 	$(PYTEST) -m "not integration and not engine" -n 2 --quiet
 
 integration: install  ## Tests with API server, kubelet, operator and gateway processes
-	$(PYTEST) -m "integration and not engine" -n 2 --quiet
+	$(PYTEST) -m "integration and not engine" -n 2 --dist loadfile --quiet
 
 e2e: install  ## Tests with real vLLM engines
 	$(PYTEST) -m "engine and not compare" --durations=15
