@@ -83,8 +83,8 @@ class Call:
             if output and usage.completion_tokens is not None:
                 self.output_tokens = usage.completion_tokens
 
-    def streamed_tokens(self) -> int:
-        """Tokens that its client was sent of a stream whose engine did not say, because it was broken off, say."""
+    def streamed_tokens(self, *, done: bool = False) -> int:
+        """Tokens that its client was sent of a stream whose engine did not say; `done`: it ended with `[DONE]`."""
         self.reply.stream_end()
         sent = self.sent
         if sent is not None:
@@ -93,7 +93,7 @@ class Call:
                 return len(sent.ids)
         if self.job is None:
             return 0
-        most = self.reply.events * self.job.stream_interval
+        most = max(self.reply.events - done, 0) * self.job.stream_interval
         return most if self.job.max_tokens is None or self.job.whole else min(most, self.job.max_tokens)
 
 

@@ -289,7 +289,7 @@ class Inference:
         else:
             call.note_usage(reply.usage, output=True)
             if call.output_tokens is None:
-                call.output_tokens = call.streamed_tokens()
+                call.output_tokens = call.streamed_tokens(done=True)
 
     def _begun(self, call: Call, on_begin: Callable[[], None] | None) -> None:
         if on_begin is not None:

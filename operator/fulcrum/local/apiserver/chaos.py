@@ -31,7 +31,7 @@ _CHANGES: Final = frozenset({"update", "patch"})
 class ChaosRates:
     """How bad it gets. Shares are of requests or of batches of events."""
 
-    conflict: float = 0.04
+    conflict: float = 0.12
     """409, of updates and patches."""
     throttled: float = 0.03
     """429 with `Retry-After: 1`."""
