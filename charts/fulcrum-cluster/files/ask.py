@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 import time
 import urllib.error
@@ -12,11 +13,23 @@ question = {"model": os.environ["MODEL"], "messages": [{"role": "user", "content
 headers = {"Content-Type": "application/json"}
 if key := os.environ.get("API_KEY"):
     headers["Authorization"] = f"Bearer {key}"
-request = urllib.request.Request(
-    f"http://{os.environ['SERVER']}/v1/chat/completions", json.dumps(question).encode(), headers
-)
+body = json.dumps(question).encode()
+service, port = os.environ["SERVICE"], os.environ["PORT"]
+
+
+def server():
+    """Return the Service's name, or its address from the environment where there is no cluster DNS."""
+    try:
+        socket.getaddrinfo(service, port)
+    except socket.gaierror:
+        variable = service.split(".")[0].upper().replace("-", "_") + "_SERVICE_HOST"
+        return os.environ.get(variable, service)
+    return service
+
+
 while True:
     try:
+        request = urllib.request.Request(f"http://{server()}:{port}/v1/chat/completions", body, headers)
         with urllib.request.urlopen(request, timeout=120) as reply:
             answer = json.load(reply)["choices"][0]["message"]["content"]
         print(f"answered: {answer!r}")

@@ -122,6 +122,20 @@ async def test_environment_is_built_from_scratch(client: Client) -> None:
     await client.poll(lambda: not kubeconfig.parent.exists())
 
 
+async def test_services_are_found_by_the_environment(client: Client) -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "links"}, "spec": {"ports": [{"port": 80}]}}
+    made = await client.api.create("/api/v1/namespaces/default/services", service)
+    address = made["spec"]["clusterIP"]
+    said = container("sh", "-c", "echo [$LINKS_SERVICE_HOST:$LINKS_SERVICE_PORT] [$KUBERNETES_SERVICE_HOST]")
+    await client.make("linked", said)
+    await client.printed("linked", f"[{address}:80] [127.0.0.1]")
+    await client.make("unlinked", said, enableServiceLinks=False)
+    await client.printed("unlinked", "[:] [127.0.0.1]")
+    await client.delete("linked")
+    await client.delete("unlinked")
+    await client.api.delete("/api/v1/namespaces/default/services/links")
+
+
 async def test_mount_paths_and_the_token_are_found_where_the_pod_says(client: Client) -> None:
     token_path = "/var/run/secrets/kubernetes.io/serviceaccount"
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mounted"}, "data": {"word": "found"}}

@@ -15,6 +15,7 @@ from fulcrum.local.kubelet.devices import GPU, Devices
 from fulcrum.local.kubelet.environment import ConfigError, build_environment, quantity
 from fulcrum.local.kubelet.events import Recorder
 from fulcrum.local.kubelet.processes import MARK_CONTAINER, MARK_POD_UID, MARK_STATE
+from fulcrum.local.kubelet.service_links import api_server_variables, service_variables
 from fulcrum.local.kubelet.volumes import live, materialise, mount_folders, references, translated, update, write_token
 
 Json = dict[str, Any]
@@ -47,6 +48,7 @@ class PodInputs:
         self._directory = directory
         self._variables: dict[str, str] | None = None
         self._objects: dict[tuple[str, str], Json] = {}
+        self._services: dict[str, str] = {}
         self.credentials: Credentials | None = None
         self.renew_in_seconds = 0.0
 
@@ -82,7 +84,7 @@ class PodInputs:
             await asyncio.sleep(_UPDATE_SECONDS)
             key = "{namespace}/{name}".format_map(pod()["metadata"])
             try:
-                await self.refresh(pod())
+                await self._read_objects(pod())
                 changed = update(
                     pod(), self._directory / "volumes", lookup=self._lookup, pod_ip=self._address,
                     host_ip=self._node.address,
@@ -94,7 +96,14 @@ class PodInputs:
                 logger.info("volumes_updated pod=%s volumes=%s", key, ",".join(changed))
 
     async def refresh(self, pod: Json) -> None:
-        """Read ConfigMaps and Secrets as they are now (a restart sees their new content)."""
+        """Read ConfigMaps, Secrets and Services as they are now: a container that restarts sees what is new."""
+        await self._read_objects(pod)
+        self._services = api_server_variables((await self._node.api.connect()).configuration.host)
+        if pod["spec"].get("enableServiceLinks") is not False:
+            found = await self._node.api.get(f"/api/v1/namespaces/{pod['metadata']['namespace']}/services")
+            self._services = {**service_variables(found["items"]), **self._services}
+
+    async def _read_objects(self, pod: Json) -> None:
         namespace = pod["metadata"]["namespace"]
         found: dict[tuple[str, str], Json] = {}
         for kind, name in references(pod):
@@ -113,7 +122,12 @@ class PodInputs:
         env = build_environment(
             container,
             pod,
-            base={**self._node.environment, "HOSTNAME": pod["metadata"]["name"], **(self._variables or {})},
+            base={
+                **self._services,
+                **self._node.environment,
+                "HOSTNAME": pod["metadata"]["name"],
+                **(self._variables or {}),
+            },
             pod_ip=self._address,
             host_ip=self._node.address,
             capacity=self._node.capacity,

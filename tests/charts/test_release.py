@@ -1,0 +1,303 @@
+"""The life of a release by real helm and kubectl: install, test, upgrade without a loss, uninstall to nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+CHARTS = ROOT / "charts"
+OPERATOR_NAMESPACE = "fulcrum-system"
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+CLUSTER: dict[str, Any] = {
+    "model": {"name": "m", "maxModelLen": 4096},
+    "slo": {"ttft": "30s", "tpot": "10s"},
+    "pools": [
+        {
+            "name": "cpu",
+            "accelerator": "cpu",
+            "workers": {"min": 2, "max": 2},
+            "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+            "template": {
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "worker",
+                            "command": [sys.executable, str(Path(__file__).with_name("loopback_worker.py"))],
+                        }
+                    ]
+                }
+            },
+        }
+    ],
+    "balance": {"mode": "Manual", "ratio": {"prefill": 1, "decode": 1}},
+    "gateway": {"replicas": 1},
+    "test": {"timeoutSeconds": 60},
+}
+
+
+class Release:
+    """Helm and kubectl against a local Kubernetes of this test's own."""
+
+    def __init__(self, home: Path) -> None:
+        self._env = {**os.environ, "FULCRUM_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
+        for folder in ("CACHE", "CONFIG", "DATA"):
+            self._env[f"HELM_{folder}_HOME"] = str(home.parent / "helm" / folder.lower())
+        self.values = home.parent / "cluster.yaml"
+        self.values.write_text(yaml.safe_dump(CLUSTER))
+        self.run("fulcrum", "up", "--no-operator")
+        self._env["KUBECONFIG"] = self.run("fulcrum", "kubeconfig", "--path").strip()
+
+    def run(self, *command: str, seconds: float = 180) -> str:
+        done = subprocess.run(
+            command, env=self._env, capture_output=True, text=True, timeout=seconds, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}\n{self._described(command[0])}"
+        return done.stdout
+
+    def _described(self, program: str) -> str:
+        if program not in ("helm", "kubectl"):
+            return ""
+        asked = (
+            ("get", "ic,pods,events", "-A"),
+            ("logs", "-n", OPERATOR_NAMESPACE, "deployment/fulcrum-operator", "--tail=30"),
+        )
+        answers = [
+            subprocess.run(("kubectl", *each), env=self._env, capture_output=True, text=True, check=False)
+            for each in asked
+        ]
+        return "\n".join(answer.stdout + answer.stderr for answer in answers)
+
+    def kubectl(self, *arguments: str) -> str:
+        return self.run("kubectl", *arguments)
+
+    def read(self, *arguments: str) -> Any:
+        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def helm_operator(self, verb: str, *settings: str) -> str:
+        values = [word for setting in settings for word in ("--set", setting)]
+        return self.run(
+            "helm", verb, "fulcrum", str(CHARTS / "fulcrum"), "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
+            "--wait", "--timeout", "120s", *values,
+        )  # fmt: skip
+
+    def helm_cluster(self, verb: str, *settings: str) -> str:
+        values = [word for setting in settings for word in ("--set", setting)]
+        chart = str(CHARTS / "fulcrum-cluster")
+        return self.run("helm", verb, "chat", chart, "-n", "default", "-f", str(self.values), *values)
+
+    def wait_available(self) -> None:
+        self.kubectl("wait", "ic/chat", "--for=condition=Available", "--timeout=150s")
+
+    def address(self) -> str:
+        return str(self.read("service", "chat-gateway")["spec"]["clusterIP"])
+
+    def until(self, what: str, check: Callable[[], Any], *, seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not check():
+            assert time.monotonic() < deadline, f"{what}\n{self._described('kubectl')}"
+            time.sleep(0.1)
+
+
+class Load:
+    """Clients that ask without a pause, each request on a connection of its own; every failure is kept."""
+
+    def __init__(self, address: str, *, clients: int = 4) -> None:
+        self.answered = 0
+        self.failures: list[str] = []
+        self._url = f"http://{address}:8080/v1/chat/completions"
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _ask(self, client: int) -> None:
+        number = 0
+        while not self._stop.is_set():
+            number += 1
+            stream = number % 2 == 0
+            question = [{"role": "user", "content": f"{client} {number}"}]
+            body = {"model": "chat", "messages": question, "max_tokens": 10, "stream": stream}
+            request = urllib.request.Request(
+                self._url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )  # fmt: skip
+            try:
+                with urllib.request.urlopen(request, timeout=60) as reply:
+                    text = reply.read().decode()
+                whole = text.endswith("data: [DONE]\n\n") if stream else json.loads(text)["choices"]
+                if whole:
+                    self.answered += 1
+                else:
+                    self.failures.append(text)
+            except (OSError, ValueError) as error:
+                said = error.read().decode() if isinstance(error, urllib.error.HTTPError) else ""
+                self.failures.append(f"{error!r} {said}")
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    if not (BIN / "helm").exists() or not (BIN / "kubectl").exists():
+        pytest.skip("helm or kubectl is not installed")
+    home = tmp_path_factory.mktemp("release") / "home"
+    try:
+        yield Release(home)
+    finally:
+        down = ["fulcrum", "down", "--purge"]
+        env = {**os.environ, "FULCRUM_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
+        subprocess.run(down, env=env, check=True, capture_output=True, timeout=120)
+
+
+def test_install_brings_the_operator_up_as_a_pod_of_its_deployment(release: Release) -> None:
+    release.helm_operator("install", "networkPolicy.enabled=true")
+    deployment = release.read("deployment", "fulcrum-operator", "-n", OPERATOR_NAMESPACE)
+    assert deployment["status"]["availableReplicas"] == 1
+    (pod,) = release.read("pods", "-n", OPERATOR_NAMESPACE)["items"]
+    (replicas,) = pod["metadata"]["ownerReferences"]
+    assert replicas["kind"] == "ReplicaSet"
+    assert pod["spec"]["serviceAccountName"] == "fulcrum-operator"
+    lease = release.read("lease", "fulcrum-operator", "-n", OPERATOR_NAMESPACE)
+    release.until(
+        "the operator leads",
+        lambda: (
+            release.read("lease", "fulcrum-operator", "-n", OPERATOR_NAMESPACE)["spec"].get("holderIdentity")
+            == pod["metadata"]["name"]
+        ),
+    )
+    assert lease["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+
+
+def test_a_cluster_becomes_available_and_helm_test_asks_it(release: Release) -> None:
+    release.helm_cluster("install")
+    release.wait_available()
+    said = release.run("helm", "test", "chat", "-n", "default", "--timeout", "90s", "--logs")
+    assert "Phase:          Succeeded" in said
+    assert "answered: 'word" in said
+
+
+def test_upgrades_lose_no_request(release: Release) -> None:
+    uids = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in workers(release)}
+    with Load(release.address()) as load:
+        # The operator's Pod is replaced, and nothing else moves.
+        release.helm_operator("upgrade", "networkPolicy.enabled=true", "operator.resources.requests.memory=260Mi")
+        assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in workers(release)} == uids
+        # Other gateways: every one of them is replaced.
+        before = gateways(release)
+        release.helm_cluster("upgrade", "slo.ttft=20s", "gateway.replicas=2")
+        release.until("all gateways are new", lambda: len(gateways(release)) == 2 and not before & gateways(release))
+        # One worker more; the new one serves before the release counts as upgraded.
+        release.helm_cluster("upgrade", "slo.ttft=20s", "gateway.replicas=2", "pools[0].workers.max=3",
+                             "balance.ratio.decode=2", *POOL)  # fmt: skip
+        release.until("3 workers", lambda: release.read("ic", "chat")["status"].get("ready") == "3/3")
+        answered = load.answered
+        release.until("answers go on", lambda: load.answered > answered + 8)
+    assert load.failures == []
+    assert load.answered > 20
+
+
+def test_rollback_goes_back(release: Release) -> None:
+    with Load(release.address()) as load:
+        release.run("helm", "rollback", "chat", "1", "-n", "default")
+        release.until("2 workers", lambda: len(workers(release)) == 2)
+        release.until("1 gateway", lambda: len(gateways(release)) == 1)
+        answered = load.answered
+        release.until("answers go on", lambda: load.answered > answered + 8)
+    assert load.failures == []
+
+
+def test_uninstall_of_the_cluster_leaves_nothing_of_it(release: Release) -> None:
+    release.run("helm", "uninstall", "chat", "-n", "default", "--wait", "--timeout", "60s")
+    release.until("nothing is left", lambda: left_over(release, "default") == [])
+
+
+def test_uninstall_of_the_operator_keeps_clusters_and_a_new_one_takes_them_over(release: Release) -> None:
+    release.helm_cluster("install")
+    release.wait_available()
+    uids = {pod["metadata"]["uid"] for pod in workers(release)}
+    with Load(release.address()) as load:
+        release.run("helm", "uninstall", "fulcrum", "-n", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s")
+        release.until("nothing is left", lambda: left_over(release, OPERATOR_NAMESPACE) == [])
+        release.helm_operator("install", "crds.keep=false")
+        release.until("an operator leads", lambda: operator_clusters(release) == 1)
+    assert load.failures == []
+    assert {pod["metadata"]["uid"] for pod in workers(release)} == uids
+
+
+def test_uninstall_with_the_crd_removes_clusters_also_when_no_operator_runs(release: Release) -> None:
+    release.kubectl("scale", "deployment/fulcrum-operator", "-n", OPERATOR_NAMESPACE, "--replicas=0")
+    release.until("no operator", lambda: release.read("pods", "-n", OPERATOR_NAMESPACE)["items"] == [])
+    release.run("helm", "uninstall", "fulcrum", "-n", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s")
+    release.until("nothing of the operator", lambda: left_over(release, OPERATOR_NAMESPACE) == [])
+    crds = release.kubectl("get", "crd,clusterrole,clusterrolebinding", "-o", "name")
+    assert "fulcrum" not in crds
+    # Helm deletes no object whose kind is gone, so that its own record is what is left (charts/fulcrum/README.md).
+    release.kubectl("delete", "secret", "-n", "default", "-l", "owner=helm,name=chat")
+    release.until("nothing of the cluster", lambda: left_over(release, "default") == [])
+
+
+POOL = tuple(
+    f"pools[0].{name}"
+    for name in (
+        "name=cpu",
+        "accelerator=cpu",
+        "workers.min=2",
+        "resources.requests.cpu=50m",
+        "resources.requests.memory=64Mi",
+        "template.spec.containers[0].name=worker",
+        f"template.spec.containers[0].command={{{sys.executable},{Path(__file__).with_name('loopback_worker.py')}}}",
+    )
+)
+"""`--set` replaces a list as a whole."""
+
+
+def workers(release: Release) -> list[Any]:
+    return list(release.read("pods", "-l", "app.kubernetes.io/component=worker")["items"])
+
+
+def gateways(release: Release) -> set[str]:
+    """Names of the Pods, ready or not, ending or not."""
+    found = release.read("pods", "-l", "app.kubernetes.io/component=gateway")["items"]
+    return {pod["metadata"]["name"] for pod in found}
+
+
+def operator_clusters(release: Release) -> int:
+    """How many clusters the operator that leads has reconciled; 0 while there is none."""
+    pods = [pod for pod in release.read("pods", "-n", OPERATOR_NAMESPACE)["items"] if pod["status"].get("podIP")]
+    for pod in pods:
+        try:
+            with urllib.request.urlopen(f"http://{pod['status']['podIP']}:8081/metrics", timeout=5) as page:
+                for line in page.read().decode().splitlines():
+                    if line.startswith("fulcrum_operator_clusters "):
+                        return int(float(line.split()[1]))
+        except OSError:
+            continue
+    return 0
+
+
+def left_over(release: Release, namespace: str) -> list[str]:
+    """Names of what is in a namespace beyond what every namespace has; Events end by themselves."""
+    kinds = "pods,services,deployments,replicasets,serviceaccounts,roles,rolebindings,configmaps,secrets,leases"
+    more = ",poddisruptionbudgets.policy,networkpolicies.networking.k8s.io"
+    found = release.kubectl("get", kinds + more, "-n", namespace, "-o", "name").split()
+    return sorted(set(found) - {"serviceaccount/default", "configmap/kube-root-ca.crt"})
