@@ -58,6 +58,13 @@ class Row:
     calls_per_second: float = 0.0
     cores: float = 0.0
     memory_bytes: float = 0.0
+    """Resident, at rest."""
+    peak_bytes: float = 0.0
+    """Resident, the most from start to end."""
+    server_cores: float = 0.0
+    server_bytes: float = 0.0
+    """Of the API server, which is no part of the targets."""
+    churn_cpu_seconds: float = 0.0
     change_seconds: list[float] = field(default_factory=list)
     churned: int = 0
     growth: float = 0.0
@@ -68,8 +75,8 @@ class Row:
             yield f"{self.calls_per_second / self.clusters:.2f} calls/s of an idle cluster"
         if self.cores > CORES:
             yield f"{self.cores:.2f} cores"
-        if self.memory_bytes > MEMORY_BYTES:
-            yield f"{self.memory_bytes / 2**20:.0f} MiB"
+        if self.peak_bytes > MEMORY_BYTES:
+            yield f"{self.peak_bytes / 2**20:.0f} MiB"
         if median(self.change_seconds) > CHANGE_SECONDS:
             yield f"{median(self.change_seconds):.1f} s from a change to its Pods"
         if self.growth > GROWTH:
@@ -175,8 +182,8 @@ async def until(what: str, check: Callable[[], bool], *, seconds: float) -> floa
 
 
 @contextlib.contextmanager
-def api_server(folder: Path) -> Iterator[Path]:
-    """A fresh API server with our CRD; yields its kubeconfig."""
+def api_server(folder: Path) -> Iterator[tuple[Path, psutil.Process]]:
+    """A fresh API server with our CRD; yields its kubeconfig and its process."""
     kubeconfig = folder / "kubeconfig"
     command = [BIN / "fulcrum", "apiserver", "--state-dir", folder / "state", "--kubeconfig-out", kubeconfig]
     with (folder / "apiserver.log").open("wb") as log:
@@ -189,7 +196,7 @@ def api_server(folder: Path) -> Iterator[Path]:
         subprocess.run([*kubectl, "apply", "-f", crd], check=True, capture_output=True)
         wait = ["wait", "--for=condition=Established", "crd/inferenceclusters.fulcrum.dev", "--timeout=60s"]
         subprocess.run([*kubectl, *wait], check=True, capture_output=True)
-        yield kubeconfig
+        yield kubeconfig, psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait(60)
@@ -216,6 +223,13 @@ async def calls(api: Api) -> float:
     return sum(float(count) for labels, count in lines if 'verb="WATCH"' not in labels)
 
 
+def peak_bytes(process: psutil.Process) -> float:
+    """The most memory that was resident so far."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return float(found[1]) * 1024
+
+
 def cpu_seconds(process: psutil.Process) -> float:
     """User and system time so far."""
     spent = process.cpu_times()
@@ -226,7 +240,7 @@ async def measure(count: int, *, idle_seconds: float, changes: int, churn: int, 
     """One fleet from nothing to its end."""
     row = Row(clusters=count)
     names = [f"c{number}" for number in range(count)]
-    with tempfile.TemporaryDirectory(prefix="fleet-") as name, api_server(Path(name)) as kubeconfig:
+    with tempfile.TemporaryDirectory(prefix="fleet-") as name, api_server(Path(name)) as (kubeconfig, server):
         api = Api(kubeconfig, timeout_seconds=60)
         hand = Hand(api)
         playing = asyncio.create_task(hand.run())
@@ -238,9 +252,10 @@ async def measure(count: int, *, idle_seconds: float, changes: int, churn: int, 
                 await until("all Pods", lambda: hand.count() >= count * WORKERS, seconds=patience_seconds)
                 row.ready_seconds = time.monotonic() - began
                 await _settled(api, patience_seconds)
-                await _idle(row, api, process, idle_seconds)
+                await _idle(row, api, process, server, idle_seconds)
                 await _change(row, api, hand, names[:1] * changes if count < changes else names[:changes])
                 await _churn(row, api, hand, names, process, churn=churn)
+                row.peak_bytes = peak_bytes(process)
         finally:
             playing.cancel()
             await asyncio.gather(playing, return_exceptions=True)
@@ -263,13 +278,16 @@ async def _settled(api: Api, patience_seconds: float) -> None:
             return
 
 
-async def _idle(row: Row, api: Api, process: psutil.Process, seconds: float) -> None:
+async def _idle(row: Row, api: Api, process: psutil.Process, server: psutil.Process, seconds: float) -> None:
     calls_before, cpu_before, began = await calls(api), cpu_seconds(process), time.monotonic()
+    server_before = cpu_seconds(server)
     await asyncio.sleep(seconds)
     spent = time.monotonic() - began
     row.calls_per_second = max(0.0, await calls(api) - calls_before - 1) / spent
     row.cores = (cpu_seconds(process) - cpu_before) / spent
     row.memory_bytes = process.memory_info().rss
+    row.server_cores = (cpu_seconds(server) - server_before) / spent
+    row.server_bytes = server.memory_info().rss
 
 
 async def _change(row: Row, api: Api, hand: Hand, names: list[str]) -> None:
@@ -285,6 +303,7 @@ async def _change(row: Row, api: Api, hand: Hand, names: list[str]) -> None:
 async def _churn(row: Row, api: Api, hand: Hand, names: list[str], process: psutil.Process, *, churn: int) -> None:
     """Flip a worker, lose another and see it replaced, in one cluster after the other."""
     memory: list[int] = []
+    cpu_before = cpu_seconds(process)
     for number in range(churn):
         name = names[number * 7 % len(names)]
         made, workers = hand.made[name], hand.workers(name)
@@ -294,6 +313,7 @@ async def _churn(row: Row, api: Api, hand: Hand, names: list[str], process: psut
         await until(f"{name}'s next Pod", lambda name=name, made=made: hand.made[name] > made, seconds=300)
         memory.append(process.memory_info().rss)
     third = len(memory) // 3
+    row.churn_cpu_seconds = cpu_seconds(process) - cpu_before
     row.churned = len(memory)
     if third:
         row.growth = median(memory[-third:]) / median(memory[third : 2 * third]) - 1
@@ -302,14 +322,19 @@ async def _churn(row: Row, api: Api, hand: Hand, names: list[str], process: psut
 def show(rows: list[Row]) -> int:
     """Print the table; 0 when every target holds."""
     print(
-        "\nclusters  Pods   all made s  idle calls/s  per cluster  cores   MiB  change -> Pods s (max)  churn  growth"
+        "\n                                   operator, idle                                                 "
+        "                    API server\n"
+        "clusters  Pods  all made s  calls/s  per cluster  cores   MiB  peak MiB  change -> Pods s (max)  churn  "
+        "CPU ms each  growth   cores   MiB"
     )
     problems = []
     for row in rows:
         print(
-            f"{row.clusters:8d} {row.clusters * WORKERS:5d} {row.ready_seconds:12.1f} {row.calls_per_second:13.2f} "
+            f"{row.clusters:8d} {row.clusters * WORKERS:5d} {row.ready_seconds:11.1f} {row.calls_per_second:8.2f} "
             f"{row.calls_per_second / row.clusters:12.3f} {row.cores:6.2f} {row.memory_bytes / 2**20:5.0f} "
-            f"{median(row.change_seconds):15.2f} ({max(row.change_seconds):5.2f}) {row.churned:6d} {row.growth:7.1%}"
+            f"{row.peak_bytes / 2**20:9.0f} {median(row.change_seconds):14.2f} ({max(row.change_seconds):5.2f}) "
+            f"{row.churned:6d} {1000 * row.churn_cpu_seconds / max(1, row.churned):12.0f} {row.growth:7.1%} "
+            f"{row.server_cores:7.2f} {row.server_bytes / 2**20:5.0f}"
         )
         problems += [f"{row.clusters} clusters: {problem}" for problem in row.problems()]
     print("every target holds" if not problems else "does not hold: " + "; ".join(problems))

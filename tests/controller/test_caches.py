@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +172,30 @@ async def test_bulk_is_not_kept(script: Script) -> None:
         cluster = caches.get(INFERENCE_CLUSTER, "n", "c")
         assert cluster is not None
         assert (cluster["kind"], cluster["apiVersion"]) == ("InferenceCluster", "fulcrum.dev/v1alpha1")
+
+
+async def test_a_thousand_pods_fit_into_8_mb_while_they_are_listed_and_after(script: Script) -> None:
+    """A fleet of 1,000 clusters has 10,000, and 1 GiB: as whole dictionaries they would take half of it."""
+    env = [{"name": f"SETTING_{number}", "value": "x" * 50} for number in range(60)]
+    container = {"name": "worker", "image": "i", "env": env}
+    pods = [{**made(f"p{n}", n + 1), "spec": {"containers": [container]}} for n in range(1000)]
+    script.pods = (2000, pods)
+    async with caching(script.server) as (caches, _, _changed):
+        script.pods = (3000, [{**pod, "metadata": {**pod["metadata"], "resourceVersion": "2500"}} for pod in pods])
+        gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
+        gc.collect()
+        tracemalloc.start()
+        try:
+            script.feed.put_nowait(event("ERROR", gone))
+            await until(lambda: all(pod["metadata"]["resourceVersion"] == "2500" for pod in caches.pods(KEY)))
+            kept = [
+                trace
+                for trace in tracemalloc.take_snapshot().traces
+                if any(part in trace.traceback[0].filename for part in ("fulcrum/kube", "fulcrum/controller"))
+            ]
+        finally:
+            tracemalloc.stop()
+        assert 1e5 < sum(trace.size for trace in kept) < 8e6
 
 
 async def test_a_namespaced_operator_asks_for_its_namespaces_only(script: Script, tmp_path: Path) -> None:

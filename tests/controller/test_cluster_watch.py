@@ -93,6 +93,7 @@ class World:
         self.hangs = False
         self.series: LoadSeries | Unknown = Unknown("not yet")
         self.asked_series = 0
+        self.asked_loads = 0
         self.reports: dict[str, LoadReport | None] = {}
         self.pairs_reports: tuple[PairsReport, ...] = ()
         self.woken = 0
@@ -127,6 +128,7 @@ class World:
         return self
 
     async def loads(self, pod_ips: dict[str, str]) -> dict[str, LoadReport | None]:
+        self.asked_loads += 1
         return {name: self.reports.get(name) for name in pod_ips}
 
     async def pairs(self, gateway_ips: dict[str, str]) -> tuple[PairsReport, ...]:
@@ -323,6 +325,14 @@ async def test_in_manual_a_turn_is_asked_for_when_the_status_should_say_somethin
     world.answer = IDLE
     await world.tick(after_seconds=PUBLISH_SECONDS)
     assert world.woken == 2
+
+
+@pytest.mark.parametrize(("mode", "most"), [("Manual", 4), ("Auto", 16)])
+async def test_agents_are_asked_rarely_where_no_decision_rests_on_them(mode: str, most: int) -> None:
+    world = World(mode)
+    for _ in range(15):
+        await world.tick(after_seconds=7.0)
+    assert most / 2 < world.asked_loads <= most
 
 
 async def test_what_was_learnt_in_manual_is_known_in_auto() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from fulcrum.api.names import Role
@@ -12,6 +13,7 @@ from fulcrum.api.objects import load_inference_cluster
 from fulcrum.balance import Termination, WorkerPhase
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.observe import Observed, make_snapshot, read_worker
+from fulcrum.controller.seen import SeenPod
 
 CLUSTER = {
     "apiVersion": "fulcrum.dev/v1alpha1",
@@ -202,3 +204,42 @@ def test_a_rollout_goes_on_for_the_generation_that_somebody_named(said: str | No
     annotations = {"fulcrum.dev/continue-rollout": said} if said else {}
     snapshot = make_snapshot(*observed(annotations=annotations), frozenset())
     assert snapshot.continues_rollout is goes_on
+
+
+def test_what_caches_keep_is_all_that_a_worker_is_read_from() -> None:
+    """A field that the shape lacks would be absent for every decision."""
+    terminated = {"exitCode": 72, "message": "stalled", "reason": "Error"}
+    whole = pod(
+        phase="Running",
+        podIP="10.0.0.1",
+        conditions=[
+            {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:05:00Z"},
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"},
+        ],
+        containerStatuses=[
+            {
+                "name": "worker",
+                "restartCount": 3,
+                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+                "lastState": {"terminated": terminated},
+            }
+        ],
+    )
+    whole["metadata"]["resourceVersion"] = "1"
+    whole["spec"] = {"nodeName": "n", "containers": [{"name": "worker", "image": "i", "env": [{"name": "A"}]}]}
+    whole["metadata"]["annotations"] = {**whole["metadata"].get("annotations", {}), "fulcrum.dev/replaces": "u0"}
+    kept = msgspec.to_builtins(msgspec.convert(whole, SeenPod))
+    found = read(kept)
+    assert found == read(whole)
+    assert found is not None
+    assert (found.restarts, found.waiting_reason, found.unschedulable, found.node) == (
+        3,
+        "CrashLoopBackOff",
+        "no GPU",
+        "n",
+    )
+    assert found.termination is not None
+    assert (found.termination.exit_code, found.termination.message, found.replaces) == (72, "stalled", "u0")
+    for state in (whole, kept):
+        state["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
+    assert read(msgspec.to_builtins(msgspec.convert(whole, SeenPod))) == read(kept)

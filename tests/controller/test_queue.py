@@ -129,3 +129,19 @@ def test_backoff_grows_to_a_bound_and_is_stretched_by_jitter() -> None:
     assert slow._backoff_seconds(0) == FIRST_BACKOFF_SECONDS
     assert quick._backoff_seconds(0) == FIRST_BACKOFF_SECONDS / 2
     assert slow._backoff_seconds(1000) == LAST_BACKOFF_SECONDS
+
+
+async def test_keys_that_came_together_are_not_due_together_again() -> None:
+    work = Work()
+    work.answer = 300.0
+    shares = iter(range(100))
+    queue: KeyedQueue[str] = KeyedQueue(work, jitter=lambda: next(shares) / 100)
+    task = asyncio.create_task(queue.run())
+    for number in range(100):
+        queue.add(str(number))
+    await until(lambda: len(work.done) == 100 and not work.running)
+    timers = [state.timer.when() for state in queue._states.values() if state.timer is not None]
+    task.cancel()
+    assert len(timers) == 100
+    assert max(timers) - asyncio.get_running_loop().time() <= 300.0
+    assert max(timers) - min(timers) > 25.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -103,6 +104,29 @@ def test_details_are_kept_for_minutes_only() -> None:
     assert len(series(ring, now=9_000)) == 60
 
 
+def test_a_thousand_idle_rings_take_no_room_and_a_thousand_busy_ones_less_than_100_mb() -> None:
+    tracemalloc.start()
+    try:
+        rings = [Ring() for _ in range(1000)]
+        idle_bytes = tracemalloc.get_traced_memory()[0]
+        for ring in rings[:10]:
+            ring.put(piece(86400.0, 86402.0, 6))
+        busy_bytes = (tracemalloc.get_traced_memory()[0] - idle_bytes) * 100
+    finally:
+        tracemalloc.stop()
+    assert idle_bytes < 5e6
+    assert busy_bytes < 100e6
+
+
+def test_intervals_are_made_of_whole_cells() -> None:
+    ring = Ring()
+    assert [seconds for seconds in (5.0, 60.0, 90.0, 300.0) if ring.fits(seconds)] == [60.0, 300.0]
+    for start in range(0, 600, 2):
+        ring.put(piece(start, start + 2, 6))
+    assert series(ring, now=600).rate == pytest.approx([3.0] * 10)
+    assert series(ring.refined(90.0), interval=90.0, now=600).rate == pytest.approx([3.0] * 6)
+
+
 def test_a_ring_can_be_refined() -> None:
     ring = filled(*(piece(start, start + 1, start % 2) for start in range(100)))
     found = series(ring.refined(1.0), interval=1.0, now=100)
@@ -118,7 +142,7 @@ def test_what_was_put_in_comes_out(
     steps: list[tuple[float, int, bool]], interval_seconds: float, begin_seconds: float
 ) -> None:
     """Slices of any length, some lost: rates are never negative or too high, and known ones hold all arrivals."""
-    ring = Ring(cells=2000)
+    ring = Ring(cells=2000, cell_seconds=5.0)
     at = float(round(begin_seconds))
     highest = total = 0.0
     for seconds, arrivals, lost in steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from enum import Enum
 from typing import Any, Final, TypeVar
@@ -44,7 +45,7 @@ def load_inference_cluster(document: dict[str, Any]) -> InferenceCluster:
 def to_dict(value: Any) -> Any:
     """JSON-like values of a typed one, in wire names; fields that are None are left out (unknown is absent)."""
     if isinstance(value, msgspec.Struct):
-        fields = ((field.encode_name, getattr(value, field.name)) for field in msgspec.structs.fields(value))
+        fields = ((field.encode_name, getattr(value, field.name)) for field in _fields(type(value)))
         return {name: to_dict(item) for name, item in fields if item is not None}
     if isinstance(value, dict):
         return {to_dict(key): to_dict(item) for key, item in value.items()}
@@ -61,9 +62,15 @@ def without_defaults(value: Any) -> Any:
         return value.value if isinstance(value, Enum) else value
     return {
         field.encode_name: without_defaults(current)
-        for field in msgspec.structs.fields(value)
+        for field in _fields(type(value))
         if (current := getattr(value, field.name)) != field.default
     }
+
+
+@functools.cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Fields of a type: msgspec evaluates its annotations anew with each call, which took a third of a turn."""
+    return msgspec.structs.fields(kind)
 
 
 def _convert(field: str, document: dict[str, Any], kind: type[_T]) -> _T:

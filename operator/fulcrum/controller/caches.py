@@ -12,13 +12,13 @@ from typing import Final
 from fulcrum.api.names import LABEL_CLUSTER
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, POD, SERVICE
+from fulcrum.controller.seen import SeenObject, SeenPod
 from fulcrum.kube import Api, Key, Resource, Unreachable
 from fulcrum.kube.informer import Informer
 
 BEHIND_SECONDS: Final = 15.0
 """Longest outage of a watch, in seconds, over which decisions are still made: that of a call's deadline."""
 _CHILDREN: Final = (POD, DEPLOYMENT, SERVICE)
-_UNREAD: Final = frozenset({"volumes", "initContainers", "affinity", "tolerations", "topologySpreadConstraints"})
 
 
 class Caches:
@@ -31,12 +31,12 @@ class Caches:
         self._pods: dict[Key, dict[str, Manifest]] = {}
         self._informers: dict[tuple[Resource, str | None], Informer] = {}
         for namespace in namespaces or (None,):
-            clusters = Informer(api, INFERENCE_CLUSTER, namespace=namespace, keep=_without_managers)
+            clusters = Informer(api, INFERENCE_CLUSTER, namespace=namespace, shape=SeenObject)
             clusters.subscribe(self._cluster_changed)
             self._informers[INFERENCE_CLUSTER, namespace] = clusters
             for resource in _CHILDREN:
-                keep = _pod if resource is POD else _without_managers
-                informer = Informer(api, resource, namespace=namespace, labels={LABEL_CLUSTER: ""}, keep=keep)
+                shape = SeenPod if resource is POD else SeenObject
+                informer = Informer(api, resource, namespace=namespace, labels={LABEL_CLUSTER: ""}, shape=shape)
                 informer.subscribe(self._pod_changed if resource is POD else self._child_changed)
                 self._informers[resource, namespace] = informer
 
@@ -64,7 +64,7 @@ class Caches:
         return self._informer(resource, namespace).get((namespace, name))
 
     def pods(self, cluster: Key) -> list[Manifest]:
-        """Return the Pods that carry a cluster's label; of their specs only what `_pod` keeps."""
+        """Return the Pods that carry a cluster's label; of them only what `SeenPod` keeps."""
         return list(self._pods.get(cluster, {}).values())
 
     def record(self, resource: Resource, obj: Manifest) -> None:
@@ -102,14 +102,3 @@ class Caches:
 def _owner_of(child: Manifest) -> Key:
     metadata = child["metadata"]
     return metadata["namespace"], metadata["labels"][LABEL_CLUSTER]
-
-
-def _without_managers(obj: Manifest) -> Manifest:
-    return {**obj, "metadata": {key: value for key, value in obj["metadata"].items() if key != "managedFields"}}
-
-
-def _pod(obj: Manifest) -> Manifest:
-    """Leave out the bulk that no decision reads: 10,000 Pods have to fit."""
-    spec = {key: value for key, value in obj["spec"].items() if key not in _UNREAD}
-    spec["containers"] = [{"name": each["name"], "image": each.get("image", "")} for each in obj["spec"]["containers"]]
-    return {**_without_managers(obj), "spec": spec}

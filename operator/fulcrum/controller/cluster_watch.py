@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import random
 import re
 import time
 from collections import Counter
@@ -40,6 +41,8 @@ SOURCE_SECONDS: Final = 8.0
 FRESH_SECONDS: Final = 15.0
 """Older answers are unknown: one lost answer is bridged, an outage is not."""
 LOAD_FRESH_SECONDS: Final = 3 * TICK_SECONDS
+SHOWN_LOAD_SECONDS: Final = 30.0
+"""How often agents are asked in Manual, where only speeds are learnt from them: a fleet has 10,000 of them."""
 STALE_INTERVALS: Final = 3
 """A forecast may be this many intervals old before it counts for nothing."""
 RETRY_SECONDS: Final = 10.0
@@ -105,6 +108,7 @@ class ClusterWatch:
         self._unknown: str | None = None
         self._loads: dict[str, tuple[float, LoadReport]] = {}
         """By uid of the Pod."""
+        self._loads_asked_at = float("-inf")
         self._pairs: tuple[PairsReport, ...] = ()
         self._speeds = PoolSpeeds()
         self._starts = StartTimes()
@@ -174,6 +178,7 @@ class ClusterWatch:
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
+        share = random.random()  # noqa: S311 - spreads the clusters of a fleet over the time between two ticks
         try:
             while True:
                 began = self._clock()
@@ -183,7 +188,8 @@ class ClusterWatch:
                     # A defect here must not stop what is known from becoming old, nor take the operator along.
                     logger.exception("watch_failed namespace=%s cluster=%s", self.sight.namespace, self.sight.name)
                 every = TICK_SECONDS if decides(self.sight.spec) else pace_of(self.sight.spec).every_seconds
-                await asyncio.sleep(max(0.1, every - (self._clock() - began)))
+                await asyncio.sleep(max(0.1, share * every - (self._clock() - began)))
+                share = 1.0
         finally:
             if self._forecasting is not None:
                 self._forecasting.cancel()
@@ -237,6 +243,9 @@ class ClusterWatch:
         return traffic or Unknown("The source of metrics gave a rate of requests that is no number.")
 
     async def _read_loads(self, sight: Sight) -> None:
+        if not decides(sight.spec) and self._clock() - self._loads_asked_at < SHOWN_LOAD_SECONDS - TICK_SECONDS / 2:
+            return
+        self._loads_asked_at = self._clock()
         asked = {w.name: w for w in sight.workers if w.pod_ip is not None and w.ready and not w.deleting}
         reports = await self._agents.loads({name: worker.pod_ip or "" for name, worker in asked.items()})
         at = self._clock()

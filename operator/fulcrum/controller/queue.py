@@ -14,6 +14,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 FIRST_BACKOFF_SECONDS: Final = 0.2
 LAST_BACKOFF_SECONDS: Final = 15.0
+SPREAD_FROM_SECONDS: Final = 60.0
+SPREAD: Final = 0.1
+"""Long waits are shortened by up to this share: a fleet that was first seen together must not be due together."""
 
 
 @dataclass(slots=True)
@@ -31,7 +34,7 @@ class KeyedQueue(Generic[Key]):
     """Runs `process(key)` for added keys.
 
     `process` returns seconds until the key is due again, or None to forget it. `jitter` returns 0 to 1; back-off is
-    stretched by it so that keys that failed together do not come back together.
+    stretched by it, and long waits are shortened, so that keys do not come back together.
     """
 
     def __init__(
@@ -104,6 +107,8 @@ class KeyedQueue(Generic[Key]):
             elif after_seconds is None:
                 del self._states[key]
             else:
+                if after_seconds >= SPREAD_FROM_SECONDS:
+                    after_seconds *= 1.0 - SPREAD * self._jitter()
                 state.timer = asyncio.get_running_loop().call_later(after_seconds, self.add, key)
 
     def _backoff_seconds(self, failures: int) -> float:

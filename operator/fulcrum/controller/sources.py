@@ -36,8 +36,8 @@ class Pace:
 
 
 _SHOWN_WINDOW_SECONDS: Final = 60.0
-# A scrape must follow the one before within the source's grace; nobody decides by it, so it may be rare.
-_SCRAPED_TO_SHOW: Final = Pace(every_seconds=5.0, window_seconds=_SHOWN_WINDOW_SECONDS)
+# Two scrapes fit into the source's grace, so that a lost one is bridged; no decision rests on them, so they are rare.
+_SCRAPED_TO_SHOW: Final = Pace(every_seconds=7.0, window_seconds=_SHOWN_WINDOW_SECONDS)
 _QUERIED_TO_SHOW: Final = Pace(every_seconds=15.0, window_seconds=_SHOWN_WINDOW_SECONDS)
 QUERIES_EVERY_SECONDS: Final = 5.0
 

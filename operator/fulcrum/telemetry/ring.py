@@ -17,6 +17,9 @@ from fulcrum.telemetry.counts import ARRIVALS, OUTPUT, PROMPT, Counts, Key, add
 _DETAIL_SECONDS: Final = 900.0
 _KNOWN_SHARE: Final = 0.5
 """An interval of which less was measured is a gap."""
+_KEPT_SECONDS: Final = 2 * 86400.0
+_MOST_CELLS: Final = 34_560
+"""Two days of 5 s each: 0.8 MB a cluster."""
 _UNEVEN: Final = 0.25
 """Spans that differ from the usual length by this share are not compared."""
 _KEYS: Final = (
@@ -39,21 +42,28 @@ class Slice:
 
 
 class Ring:
-    """History of one cluster: cells of a few seconds hold five sums and the seconds that were measured.
+    """History of one cluster: cells hold five sums and the seconds that were measured.
 
-    A ring of 34,560 cells (two days of 5 s each) takes 0.8 MB; the counts of the last minutes are kept in full.
+    Cells are as long as the usual interval of forecasts: two days of minutes take 69 kB, and nothing before the first
+    slice, so that a thousand clusters fit. The counts of the last minutes are kept in full.
     """
 
-    def __init__(self, *, cells: int = 34_560, cell_seconds: float = 5.0) -> None:
+    def __init__(self, *, cells: int | None = None, cell_seconds: float = 60.0) -> None:
+        """`cells`: how many; None: as many as two days have, but no more than 34,560."""
         self.cell_seconds = cell_seconds
-        self._cells: NDArray[np.float32] = np.zeros((cells, _COVERED + 1), dtype=np.float32)
+        self._count = min(_MOST_CELLS, math.ceil(_KEPT_SECONDS / cell_seconds)) if cells is None else cells
+        self._cells: NDArray[np.float32] = np.zeros((0, _COVERED + 1), dtype=np.float32)
         self._newest = -1
         """Number of the newest cell: its time divided by the length of a cell."""
         self._slices: deque[Slice] = deque()
 
+    def fits(self, interval_seconds: float) -> bool:
+        """Report whether intervals of this length are made of whole cells."""
+        return interval_seconds % self.cell_seconds == 0
+
     def refined(self, cell_seconds: float) -> Ring:
         """Return a ring with other cells that begins with what is known in detail."""
-        ring = Ring(cells=len(self._cells), cell_seconds=cell_seconds)
+        ring = Ring(cell_seconds=cell_seconds)
         for piece in self._slices:
             ring.put(piece)
         return ring
@@ -67,17 +77,19 @@ class Ring:
         values = np.array([*(piece.counts.get(key, 0.0) for key in _KEYS), seconds])
         first, last = int(piece.start_seconds // self.cell_seconds), int(piece.end_seconds // self.cell_seconds)
         self._advance(last)
-        for cell in range(max(first, last - len(self._cells) + 1), last + 1):
+        for cell in range(max(first, last - self._count + 1), last + 1):
             start = max(piece.start_seconds, cell * self.cell_seconds)
             end = min(piece.end_seconds, (cell + 1) * self.cell_seconds)
             if end > start:
-                self._cells[cell % len(self._cells)] += (values * ((end - start) / seconds)).astype(np.float32)
+                self._cells[cell % self._count] += (values * ((end - start) / seconds)).astype(np.float32)
 
     def _advance(self, cell: int) -> None:
         """Empty the cells that time has reached since the last slice."""
-        first = max(self._newest + 1, cell - len(self._cells) + 1)
+        if not len(self._cells):
+            self._cells = np.zeros((self._count, _COVERED + 1), dtype=np.float32)
+        first = max(self._newest + 1, cell - self._count + 1)
         if first <= cell:
-            self._cells[np.arange(first, cell + 1) % len(self._cells)] = 0.0
+            self._cells[np.arange(first, cell + 1) % self._count] = 0.0
         self._newest = max(self._newest, cell)
 
     def recent(self, *, window_seconds: float, now: float, keys: Collection[Key] | None = None) -> tuple[Counts, float]:
@@ -117,7 +129,7 @@ class Ring:
         Intervals are not shorter than a cell.
         """
         end_seconds = math.floor(now / interval_seconds) * interval_seconds
-        kept = np.arange(max(0, self._newest - len(self._cells) + 1), self._newest + 1)
+        kept = np.arange(max(0, self._newest - self._count + 1), self._newest + 1)
         intervals = int(history_seconds // interval_seconds)
         if not len(kept) or intervals < 1:
             return None
@@ -125,7 +137,7 @@ class Ring:
         places = np.floor((middles - end_seconds) / interval_seconds).astype(np.int64) + intervals
         inside = (places >= 0) & (places < intervals)
         folded = np.zeros((intervals, _COVERED + 1))
-        np.add.at(folded, places[inside], self._cells[kept[inside] % len(self._cells)])
+        np.add.at(folded, places[inside], self._cells[kept[inside] % self._count])
         covered = folded[:, _COVERED]
         known = covered >= _KNOWN_SHARE * interval_seconds
         if not known.any():

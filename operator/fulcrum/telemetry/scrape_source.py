@@ -167,7 +167,7 @@ class ScrapeSource:
         known = self._clusters.get(cluster.key)
         if known is None:
             return self._unknown(cluster, "it has not been scraped yet")
-        if interval_seconds < known.ring.cell_seconds:
+        if not known.ring.fits(interval_seconds):
             known.ring = known.ring.refined(interval_seconds)
         series = known.ring.series(interval_seconds=interval_seconds, history_seconds=history_seconds, now=now)
         if series is None:
