@@ -64,7 +64,7 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
             Panel(
                 title="Conditions",
                 unit="short",
-                about="Degraded, by reason; docs/operations/troubleshooting.md says what to do about each.",
+                about="Degraded, by reason; docs/reference/reasons.md says what to do about each.",
                 queries={CLUSTER_NAME + " {{reason}}": f'{OPERATOR}_condition{{{CLUSTER},condition="Degraded"}} == 1'},
             ),
         ),
@@ -151,6 +151,15 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
                 title="Workers left alone",
                 unit="short",
                 queries={"{{worker}}": f"max by (worker) (fulcrum_gateway_worker_breaker_open{{{CLUSTER}}}) == 1"},
+            ),
+            Panel(
+                title="Pairs between which no KV moves",
+                unit="short",
+                about="Canaries in a row that failed; requests are routed around the pair.",
+                queries={
+                    "{{prefill}} -> {{decode}}": "max by (prefill, decode) "
+                    f"(fulcrum_gateway_kv_pair_failures{{{CLUSTER}}})"
+                },
             ),
         ),
     ),

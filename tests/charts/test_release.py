@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
-import yaml
+from tests.charts.release import OPERATOR_NAMESPACE, Release, left_over, local_release
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(sys.executable).parent
-CHARTS = ROOT / "charts"
-OPERATOR_NAMESPACE = "fulcrum-system"
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 CLUSTER: dict[str, Any] = {
@@ -48,69 +41,6 @@ CLUSTER: dict[str, Any] = {
     "gateway": {"replicas": 1},
     "test": {"timeoutSeconds": 60},
 }
-
-
-class Release:
-    """Helm and kubectl against a local Kubernetes of this test's own."""
-
-    def __init__(self, home: Path) -> None:
-        self._env = {**os.environ, "FULCRUM_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
-        for folder in ("CACHE", "CONFIG", "DATA"):
-            self._env[f"HELM_{folder}_HOME"] = str(home.parent / "helm" / folder.lower())
-        self.values = home.parent / "cluster.yaml"
-        self.values.write_text(yaml.safe_dump(CLUSTER))
-        self.run("fulcrum", "up", "--no-operator")
-        self._env["KUBECONFIG"] = self.run("fulcrum", "kubeconfig", "--path").strip()
-
-    def run(self, *command: str, seconds: float = 180) -> str:
-        done = subprocess.run(
-            command, env=self._env, capture_output=True, text=True, timeout=seconds, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}\n{self._described(command[0])}"
-        return done.stdout
-
-    def _described(self, program: str) -> str:
-        if program not in ("helm", "kubectl"):
-            return ""
-        asked = (
-            ("get", "ic,pods,events", "-A"),
-            ("logs", "-n", OPERATOR_NAMESPACE, "deployment/fulcrum-operator", "--tail=30"),
-        )
-        answers = [
-            subprocess.run(("kubectl", *each), env=self._env, capture_output=True, text=True, check=False)
-            for each in asked
-        ]
-        return "\n".join(answer.stdout + answer.stderr for answer in answers)
-
-    def kubectl(self, *arguments: str) -> str:
-        return self.run("kubectl", *arguments)
-
-    def read(self, *arguments: str) -> Any:
-        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
-
-    def helm_operator(self, verb: str, *settings: str) -> str:
-        values = [word for setting in settings for word in ("--set", setting)]
-        return self.run(
-            "helm", verb, "fulcrum", str(CHARTS / "fulcrum"), "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
-            "--wait", "--timeout", "120s", *values,
-        )  # fmt: skip
-
-    def helm_cluster(self, verb: str, *settings: str) -> str:
-        values = [word for setting in settings for word in ("--set", setting)]
-        chart = str(CHARTS / "fulcrum-cluster")
-        return self.run("helm", verb, "chat", chart, "-n", "default", "-f", str(self.values), *values)
-
-    def wait_available(self) -> None:
-        self.kubectl("wait", "ic/chat", "--for=condition=Available", "--timeout=150s")
-
-    def address(self) -> str:
-        return str(self.read("service", "chat-gateway")["spec"]["clusterIP"])
-
-    def until(self, what: str, check: Callable[[], Any], *, seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
-        while not check():
-            assert time.monotonic() < deadline, f"{what}\n{self._described('kubectl')}"
-            time.sleep(0.1)
 
 
 class Load:
@@ -158,15 +88,8 @@ class Load:
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
-    if not (BIN / "helm").exists() or not (BIN / "kubectl").exists():
-        pytest.skip("helm or kubectl is not installed")
-    home = tmp_path_factory.mktemp("release") / "home"
-    try:
-        yield Release(home)
-    finally:
-        down = ["fulcrum", "down", "--purge"]
-        env = {**os.environ, "FULCRUM_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
-        subprocess.run(down, env=env, check=True, capture_output=True, timeout=120)
+    with local_release(tmp_path_factory.mktemp("release"), CLUSTER) as release:
+        yield release
 
 
 def test_install_brings_the_operator_up_as_a_pod_of_its_deployment(release: Release) -> None:
@@ -293,11 +216,3 @@ def operator_clusters(release: Release) -> int:
         except OSError:
             continue
     return 0
-
-
-def left_over(release: Release, namespace: str) -> list[str]:
-    """Names of what is in a namespace beyond what every namespace has; Events end by themselves."""
-    kinds = "pods,services,deployments,replicasets,serviceaccounts,roles,rolebindings,configmaps,secrets,leases"
-    more = ",poddisruptionbudgets.policy,networkpolicies.networking.k8s.io"
-    found = release.kubectl("get", kinds + more, "-n", namespace, "-o", "name").split()
-    return sorted(set(found) - {"serviceaccount/default", "configmap/kube-root-ca.crt"})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from tests.balance.world import make_spec
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.status import Condition, ConditionStatus, ConditionType, ForecastStatus, RoleCounts
 from fulcrum.api.types import InferenceClusterStatus
+from fulcrum.balance import stopped_status
 from fulcrum.controller.metrics import Metrics
 
 KEY = ("team", "chat")
@@ -48,6 +51,29 @@ def test_what_the_status_says_is_exported() -> None:
         f'fulcrum_operator_cluster_condition{{condition="Available",{LABELS},reason="Ready"}} 1.0',
     ):
         assert line in shown
+
+
+def stopped() -> InferenceClusterStatus:
+    return stopped_status(
+        Reason.INVALID_SPEC, "why", status=InferenceClusterStatus(), generation=2, now=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+
+
+def test_a_cluster_that_cannot_be_decided_says_so_and_keeps_its_promise() -> None:
+    metrics = Metrics()
+    metrics.cluster_states.say(KEY, make_spec(), InferenceClusterStatus())
+    metrics.cluster_states.say_stopped(KEY, stopped())
+    shown = metrics.page().decode()
+    assert f'fulcrum_operator_cluster_condition{{condition="Degraded",{LABELS},reason="InvalidSpec"}} 1.0' in shown
+    assert f"fulcrum_operator_cluster_slo_objective_ratio{{{LABELS}}} 0.95" in shown
+
+
+def test_a_cluster_whose_spec_was_never_read_has_conditions_alone() -> None:
+    metrics = Metrics()
+    metrics.cluster_states.say_stopped(KEY, stopped())
+    shown = metrics.page().decode()
+    assert f'fulcrum_operator_cluster_condition{{condition="Degraded",{LABELS},reason="InvalidSpec"}} 1.0' in shown
+    assert "\nfulcrum_operator_cluster_slo_objective_ratio{" not in shown
 
 
 def test_what_is_not_known_has_no_sample() -> None:

@@ -19,6 +19,7 @@ from this_machine import suited  # noqa: E402
 
 ORDER = (
     "test_chaos",
+    "test_helm",
     "test_parity",
     "test_bad_input",
     "test_flips",
@@ -33,7 +34,7 @@ ORDER = (
     "test_prometheus",
     "test_overload",
 )
-"""The first has clusters of its own, before there is another. Later ones change the cluster for good;
+"""The first two have clusters of their own, before there is another. Later ones change the cluster for good;
 from `test_parity_bf16` on they have others where the first one was."""
 
 

@@ -18,7 +18,7 @@ _PREFIX = "fulcrum_operator_cluster_"
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    spec: InferenceClusterSpec
+    spec: InferenceClusterSpec | None
     status: InferenceClusterStatus
 
 
@@ -31,6 +31,11 @@ class ClusterMetrics(Collector):
     def say(self, key: tuple[str, str], spec: InferenceClusterSpec, status: InferenceClusterStatus) -> None:
         """Remember what is said about the cluster `key` (namespace, name)."""
         self._said[key] = _Said(spec, status)
+
+    def say_stopped(self, key: tuple[str, str], status: InferenceClusterStatus) -> None:
+        """Remember the status of a cluster for which nothing can be decided; its last readable spec stands."""
+        known = self._said.get(key)
+        self._said[key] = _Said(known.spec if known is not None else None, status)
 
     def forget(self, key: tuple[str, str]) -> None:
         """The cluster is gone, and its series with it."""
@@ -47,9 +52,10 @@ class ClusterMetrics(Collector):
         condition = _gauge("condition", "1 while the condition is True, 0 otherwise.", "condition", "reason")
         for key, said in self._said.items():
             spec, status = said.spec, said.status
-            objective.add_metric(key, spec.slo.attainment)
-            promised.add_metric((*key, "ttft"), seconds(spec.slo.ttft))
-            promised.add_metric((*key, "tpot"), seconds(spec.slo.tpot))
+            if spec is not None:
+                objective.add_metric(key, spec.slo.attainment)
+                promised.add_metric((*key, "ttft"), seconds(spec.slo.ttft))
+                promised.add_metric((*key, "tpot"), seconds(spec.slo.tpot))
             if status.attainment is not None:
                 attainment.add_metric(key, status.attainment)
             if status.rejected_ratio is not None:

@@ -140,16 +140,20 @@ class Reconciler:
             cluster = load_inference_cluster(observed.cluster)
         except InvalidValueError as error:
             message = f"The spec cannot be used: {error}"
-            await self._reporter.say_stopped(key[0], observed.cluster, Reason.INVALID_SPEC, message, self._now())
+            await self._say_stopped(key, observed, Reason.INVALID_SPEC, message)
             return RESYNC_SECONDS
         lost = await self._nodes.lost(observed.pods, self._now())
         try:
             turn = await self._decide(key, observed, cluster, memory, lost)
         except Exception as error:
             message = f"Nothing can be decided ({type(error).__name__}: {error}): report it with the operator's log."
-            await self._reporter.say_stopped(key[0], observed.cluster, Reason.PLAN_FAILED, message, self._now())
+            await self._say_stopped(key, observed, Reason.PLAN_FAILED, message)
             raise
         return await self._apply(turn)
+
+    async def _say_stopped(self, key: ClusterKey, observed: Observed, reason: Reason, message: str) -> None:
+        status = await self._reporter.say_stopped(key[0], observed.cluster, reason, message, self._now())
+        self._metrics.cluster_states.say_stopped(key, status)
 
     async def _decide(
         self, key: ClusterKey, observed: Observed, cluster: InferenceCluster, memory: _Memory, lost: frozenset[str]

@@ -56,8 +56,8 @@ class Reporter:
 
     async def say_stopped(
         self, namespace: str, document: Manifest, reason: Reason, message: str, now: datetime
-    ) -> None:
-        """Say in the status that nothing can be decided about the object."""
+    ) -> InferenceClusterStatus:
+        """Say in the status that nothing can be decided about the object; returns that status."""
         try:
             standing = msgspec.convert(document.get("status") or {}, InferenceClusterStatus)
         except msgspec.ValidationError:
@@ -74,6 +74,7 @@ class Reporter:
         )
         owner = Owner(name=metadata["name"], namespace=namespace, uid=metadata["uid"])
         await self.write_status(owner, standing, status)
+        return status
 
     def forget(self, uid: str) -> None:
         """Drop what is remembered of a cluster that is gone."""
