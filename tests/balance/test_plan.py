@@ -142,9 +142,67 @@ def test_a_worker_on_its_way_out_keeps_its_place_in_the_budget() -> None:
     world = settled(make_spec(pool(high=3)))
     world.set("c-p-2", deleting=True)
     world.set("c-p-0", deleting=True)
-    assert kinds(world.plan()) == []
+    assert "CreateWorker" not in kinds(world.plan())
     world.vanish("c-p-0")
-    assert [a.name for a in world.plan().actions] == ["c-p-0"]
+    assert [a.name for a in world.plan().actions if isinstance(a, CreateWorker)] == ["c-p-0"]
+
+
+def eviction(world: World, name: str) -> list[SetRole]:
+    """The flips that follow from an eviction, carried out."""
+    world.set(name, deleting=True)
+    flips = [action for action in world.plan().actions if isinstance(action, SetRole)]
+    for action in flips:
+        world.do(action)
+    assert condition(world.plan(), ConditionType.AVAILABLE).reason is Reason.READY
+    return flips
+
+
+@pytest.mark.parametrize("style", ["Immediate", "Drain"])
+def test_an_eviction_of_the_only_worker_of_a_role_lets_the_last_other_one_do_both(style: str) -> None:
+    world = settled(make_spec(pool(high=2), style=style))
+    (flip,) = eviction(world, "c-p-0")
+    assert (flip.name, flip.role, flip.reason) == ("c-p-1", M, Reason.ROLE_EMPTY)
+    for _ in range(3):  # nothing more is done until its replacement serves
+        assert [a for a in world.plan().actions if not isinstance(a, TellRole)] == []
+    world.vanish("c-p-0")
+    assert play(world) == ["create c-p-0", "decode c-p-1"]
+    assert world.roles() == {P: 1, D: 1}
+
+
+def test_an_eviction_of_the_only_worker_of_a_role_flips_one_of_several_others_for_good() -> None:
+    world = settled(make_spec(pool(high=4), ratio=(1, 3)))
+    (flip,) = eviction(world, "c-p-0")
+    assert (flip.name, flip.role, flip.reason) == ("c-p-3", P, Reason.ROLE_EMPTY)
+    world.vanish("c-p-0")
+    assert play(world) == ["create c-p-0"]
+    assert world.workers["c-p-0"].role is D
+    assert world.roles() == {P: 1, D: 3}
+
+
+def test_a_role_that_is_served_by_others_is_not_taken_over() -> None:
+    world = settled(make_spec(pool(high=4)))
+    assert eviction(world, "c-p-0") == []
+    world.vanish("c-p-0")
+    assert play(world) == ["create c-p-0"]
+
+
+def test_workers_of_one_role_for_good_take_no_other_one_over() -> None:
+    world = settled(make_spec(pool("a", high=1, roles=("prefill",)), pool("b", high=1, roles=("decode",))))
+    world.set("c-a-0", deleting=True)
+    assert world.plan().actions == ()
+
+
+def test_progressing_says_why_a_node_drain_waits() -> None:
+    world = settled(make_spec(pool(high=4)))
+    world.set("c-p-0", deleting=True)
+    world.vanish("c-p-0")
+    for action in world.plan().actions:
+        world.do(action)
+    said = condition(world.plan(), ConditionType.PROGRESSING)
+    assert said.reason is Reason.WORKERS_STARTING
+    assert "a node drain waits for it" in said.message
+    world.settle()
+    assert "drain" not in condition(world.plan(), ConditionType.PROGRESSING).message
 
 
 def test_a_terminating_worker_above_the_new_bound_still_has_its_gpus() -> None:

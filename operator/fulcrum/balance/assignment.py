@@ -10,7 +10,7 @@ import msgspec
 
 from fulcrum.api.names import Role, worker_name
 from fulcrum.balance.rollout import Surge
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import Snapshot, Worker, served_roles
 from fulcrum.balance.target import Target
 
 
@@ -86,10 +86,30 @@ def _with_roles(places: list[tuple[str, int, Worker | None]], target: Target) ->
         if index not in chosen:
             short = sum(1 for role in chosen.values() if role is Role.PREFILL) < wanted[Role.PREFILL]
             chosen[index] = Role.PREFILL if short else Role.DECODE
+    _take_over_empty_role([worker for _, _, worker in places], chosen)
     return tuple(
         Slot(pool=pool, ordinal=ordinal, worker=worker, role=target.fixed.get(pool) or chosen[index])
         for index, (pool, ordinal, worker) in enumerate(places)
     )
+
+
+def _take_over_empty_role(workers: list[Worker | None], chosen: dict[int, Role]) -> None:
+    """Give a role whose worker is gone to a serving worker of the other role, where that has two or more.
+
+    The replacement gets the other role: a flip takes moments, and a start can take minutes. `chosen` is the role
+    of each place that has a choice, by its number among `workers`, and is changed.
+    """
+    served = served_roles(worker for worker in workers if worker is not None)
+    for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+        vacant = [index for index, wanted in chosen.items() if wanted is role and workers[index] is None]
+        able = [
+            index
+            for index, wanted in chosen.items()
+            if wanted is other and (worker := workers[index]) is not None and other in worker.serves
+        ]
+        if role not in served and vacant and len(able) > 1:
+            chosen[max(able)], chosen[vacant[0]] = role, other
+            return
 
 
 def _role_at(places: list[tuple[str, int, Worker | None]], index: int) -> Role | None:

@@ -76,10 +76,15 @@ def available(snapshot: Snapshot) -> Finding:
     return Finding(type=kind, status=True, reason=Reason.READY, message="Prefill and decode are served.")
 
 
-def progressing(snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...], halted: frozenset[str]) -> Finding:
+def progressing(
+    snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...], halted: frozenset[str], *, least_available: int
+) -> Finding:
     """Progressing: the cluster is on its way to what the spec says, or to what the load asks for."""
     finding = _progress(snapshot, choice.assignment, actions, halted)
     reason, notes = _notes(choice)
+    ready = sum(worker.ready and not worker.deleting for worker in snapshot.workers)
+    if finding.reason is Reason.WORKERS_STARTING and 0 < ready <= least_available:
+        notes.append("No further worker may be evicted until the next one is ready: a node drain waits for it.")
     return Finding(
         type=finding.type,
         status=finding.status,

@@ -24,14 +24,14 @@ from fulcrum.api.types import (
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, changes_cluster
 from fulcrum.balance.assignment import assign
 from fulcrum.balance.auto import choose, hold
-from fulcrum.balance.choice import Choice, Insight
+from fulcrum.balance.choice import Choice, Insight, Reasons
 from fulcrum.balance.conditions import Finding, available, degraded, progressing, settle, timestamp
 from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, is_stuck
 from fulcrum.balance.guard import RoleGuard
 from fulcrum.balance.load import DEFAULT_START_SECONDS
 from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.rollout import Surge, halted_pools, surge_of, with_revisions
-from fulcrum.balance.snapshot import Snapshot, Worker, roles_served
+from fulcrum.balance.snapshot import Snapshot, Worker, roles_served, served_roles
 from fulcrum.balance.standing import standing_workers
 from fulcrum.balance.steps import STEPS, Turn
 from fulcrum.balance.target import Target, make_target, ratio_text
@@ -103,13 +103,14 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     seen = replace(snapshot, workers=tuple(w for w in snapshot.workers if w.uid not in surge.uids))
     choice = _with_surge(_choose(seen, now), surge, halted)
     actions = () if snapshot.paused else _actions(snapshot, choice, halted, now)
-    status = _status(snapshot, choice, actions, halted, now)
+    least_available = _least_available(snapshot, choice, now)
+    status = _status(snapshot, choice, actions, halted, now, least_available=least_available)
     return Plan(
         actions=actions,
         status=status,
         events=_events(snapshot, status),
         requeue_after_seconds=_requeue_seconds(snapshot, actions, status),
-        least_available=_least_available(snapshot, choice, now),
+        least_available=least_available,
         target=(choice.proposal or choice).target.counts(),
         insight=choice.insight,
         observed_only=choice.proposal is not None,
@@ -119,7 +120,10 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
 def _choose(snapshot: Snapshot, now: datetime) -> Choice:
     if snapshot.spec.balance.mode is BalanceMode.MANUAL:
         target = make_target(snapshot.spec)
-        return Choice(target=target, assignment=assign(snapshot, target))
+        served = served_roles(snapshot.workers)
+        # What flips while a role is served by nobody takes that role over, whatever else it is for.
+        reasons = Reasons(flip=Reason.ROLE_EMPTY) if len(served) == 1 else Reasons()
+        return Choice(target=target, assignment=assign(snapshot, target), reasons=reasons)
     try:
         return choose(snapshot, now)
     except Exception as error:  # noqa: BLE001 (a defect in the balance must not keep dead workers from being replaced)
@@ -184,12 +188,18 @@ def _least_available(snapshot: Snapshot, choice: Choice, now: datetime) -> int:
 
 
 def _status(
-    snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...], halted: frozenset[str], now: datetime
+    snapshot: Snapshot,
+    choice: Choice,
+    actions: tuple[Action, ...],
+    halted: frozenset[str],
+    now: datetime,
+    *,
+    least_available: int,
 ) -> InferenceClusterStatus:
     target, assignment = choice.target, choice.assignment
     findings = (
         available(snapshot),
-        progressing(snapshot, choice, actions, halted),
+        progressing(snapshot, choice, actions, halted, least_available=least_available),
         degraded(snapshot, choice, halted, now),
     )
     ready = sum(1 for slot in assignment.slots if slot.worker is not None and slot.worker.ready)

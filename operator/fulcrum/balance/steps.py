@@ -18,8 +18,9 @@ from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole,
 from fulcrum.balance.assignment import Assignment, Slot, free_ordinals
 from fulcrum.balance.choice import Reasons
 from fulcrum.balance.guard import RoleGuard
+from fulcrum.balance.layout import only_role
 from fulcrum.balance.rollout import next_to_replace, surge_limit, unavailable_limit
-from fulcrum.balance.snapshot import Snapshot, Worker, WorkerPhase, roles_served
+from fulcrum.balance.snapshot import Snapshot, Worker, WorkerPhase, roles_served, served_roles
 from fulcrum.balance.target import Target
 from fulcrum.balance.transfers import may_restart, transfer_faults
 
@@ -171,6 +172,17 @@ def flip_roles(turn: Turn) -> Iterator[Action]:
         yield from _break_cycle(turn, blocked)
 
 
+def cover_empty_role(turn: Turn) -> Iterator[Action]:
+    """While the only worker of a role is replaced (evicted, or its node is gone), the last other worker does both."""
+    needed = frozenset[Role]().union(*(roles_served(role) for role in turn.assignment.roles))
+    empty = needed - served_roles(turn.snapshot.workers)
+    vacant = any(slot.worker is None and roles_served(slot.role) & empty for slot in turn.assignment.slots)
+    flexible = {pool.name for pool in turn.snapshot.spec.pools if only_role(pool) is None}
+    able = [worker for worker, _ in turn.assignment.kept if worker.serving and worker.pool in flexible]
+    if vacant and able and not any(worker.name in turn.touched for worker in able):
+        yield _flip(able[-1], Role.MIXED, Reason.ROLE_EMPTY)
+
+
 def _break_cycle(turn: Turn, blocked: list[tuple[Worker, Role]]) -> Iterator[Action]:
     """Two workers that wait for each other: one takes both roles for a moment."""
     for worker, role in blocked:
@@ -256,6 +268,7 @@ STEPS: tuple[Step, ...] = (
     replace_stale,
     restart_cut_off,
     flip_roles,
+    cover_empty_role,
     drain_surplus,
     create_missing,
     tell_roles,
