@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -311,6 +311,67 @@ class Cluster:
 
     async def _deployment(self) -> Manifest | None:
         return await self.kube.get(DEPLOYMENT, self.namespace, "c-gateway")
+
+
+class Kubelet:
+    """Brings up every worker, with an agent, and the gateways; no node holds the Pods, so that they end at once."""
+
+    def __init__(self, cluster: Cluster, *, starts_seconds: float = 0.0) -> None:
+        """`starts_seconds`: how long a worker needs until it is ready."""
+        self._cluster = cluster
+        self._starts_seconds = starts_seconds
+        self._stack = AsyncExitStack()
+        self.agents: dict[str, Agent] = {}
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[Kubelet]:
+        async with asyncio.TaskGroup() as starts:
+            task = asyncio.create_task(self._work(starts))
+            try:
+                yield self
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        await self._stack.aclose()
+
+    def set_running(self, count: int) -> None:
+        for agent in self.agents.values():
+            agent.running = count
+
+    async def _work(self, starts: asyncio.TaskGroup) -> None:
+        gateway_is_up = False
+        while True:
+            for name, pod in (await self._cluster.pods()).items():
+                uid = pod["metadata"]["uid"]
+                if "deletionTimestamp" not in pod["metadata"] and uid not in self.agents:
+                    self.agents[uid] = Agent()
+                    starts.create_task(self._start(name, uid))
+            deployment = await self._cluster.kube.get(DEPLOYMENT, self._cluster.namespace, "c-gateway")
+            if deployment is not None and not gateway_is_up:
+                await self._cluster.bring_up_gateway()
+                gateway_is_up = True
+            await asyncio.sleep(0.05)
+
+    async def _start(self, name: str, uid: str) -> None:
+        await asyncio.sleep(self._starts_seconds)
+        if (await self._cluster.pods()).get(name, {"metadata": {"uid": ""}})["metadata"]["uid"] != uid:
+            return  # it was deleted meanwhile
+        await self._cluster.set_pod_status(name)
+        address = (await self._cluster.pods())[name]["status"]["podIP"]
+        await self._stack.enter_async_context(self.agents[uid].serve(address))
+
+
+async def settled(cluster: Cluster, ready: str, ratio: str) -> bool:
+    """Whether the status says that all is as the spec says, with so many workers in these roles."""
+    document = await cluster.get()
+    status = document.get("status") or {}
+    states = {entry["type"]: entry for entry in status["conditions"]}
+    return bool(
+        (status["ready"], status["ratio"]) == (ready, ratio)
+        and states["Available"]["status"] == "True"
+        and states["Progressing"]["status"] == "False"
+        and status["observedGeneration"] == document["metadata"]["generation"]
+    )
 
 
 @contextlib.contextmanager

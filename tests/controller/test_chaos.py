@@ -3,76 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tests.controller.cluster import Agent, ApiServer, Cluster, Operator, client_of, eventually, running_api_server
+from tests.controller.cluster import (
+    ApiServer,
+    Cluster,
+    Kubelet,
+    Operator,
+    client_of,
+    eventually,
+    running_api_server,
+    settled,
+)
 
 from fulcrum.controller.children import Manifest
-from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER
+from fulcrum.controller.kube import INFERENCE_CLUSTER
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 OPERATOR = "system:serviceaccount:fulcrum-system:fulcrum-operator"
 SEEDS = (1, 2, 3)
-
-
-class Kubelet:
-    """Brings up every worker, with an agent, and the gateways; no node holds the Pods, so that they end at once."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._stack = AsyncExitStack()
-        self.agents: dict[str, Agent] = {}
-
-    @contextlib.asynccontextmanager
-    async def run(self) -> AsyncIterator[Kubelet]:
-        task = asyncio.create_task(self._work())
-        try:
-            yield self
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await self._stack.aclose()
-
-    def set_running(self, count: int) -> None:
-        for agent in self.agents.values():
-            agent.running = count
-
-    async def _work(self) -> None:
-        gateway_is_up = False
-        while True:
-            pods = await self._cluster.pods()
-            for name, pod in pods.items():
-                uid = pod["metadata"]["uid"]
-                if "deletionTimestamp" in pod["metadata"] or uid in self.agents:
-                    continue
-                agent = self.agents[uid] = Agent()
-                await self._cluster.set_pod_status(name)
-                address = (await self._cluster.pods())[name]["status"]["podIP"]
-                await self._stack.enter_async_context(agent.serve(address))
-            deployment = await self._cluster.kube.get(DEPLOYMENT, self._cluster.namespace, "c-gateway")
-            if deployment is not None and not gateway_is_up:
-                await self._cluster.bring_up_gateway()
-                gateway_is_up = True
-            await asyncio.sleep(0.05)
-
-
-async def settled(cluster: Cluster, ready: str, ratio: str) -> bool:
-    document = await cluster.get()
-    status = document.get("status") or {}
-    states = {entry["type"]: entry for entry in status["conditions"]}
-    return bool(
-        (status["ready"], status["ratio"]) == (ready, ratio)
-        and states["Available"]["status"] == "True"
-        and states["Progressing"]["status"] == "False"
-        and status["observedGeneration"] == document["metadata"]["generation"]
-    )
 
 
 def revisions(pods: dict[str, Manifest]) -> set[str]:

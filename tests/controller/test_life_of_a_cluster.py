@@ -167,6 +167,74 @@ async def test_a_worker_whose_node_is_gone_is_replaced(cluster: Cluster) -> None
         await eventually(said)
 
 
+@pytest.mark.parametrize(("workers", "ratio"), [(2, {"prefill": 1, "decode": 1}), (4, {"prefill": 1, "decode": 3})])
+async def test_an_eviction_of_the_only_worker_of_a_role_leaves_the_role_served(
+    cluster: Cluster, workers: int, ratio: dict[str, int]
+) -> None:
+    """In Manual, where the roles are set by hand."""
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        await cluster.apply(workers=workers, balance={"mode": "Manual", "ratio": ratio})
+        await cluster.settle(workers)
+        (only,) = [name for name, role in (await cluster.roles()).items() if role == "prefill"]
+        node = f"n-{cluster.namespace}"
+        await make_node(cluster, node)
+        # So that it ends only when its kubelet, which is the test, says so.
+        await bind(cluster, only, node)
+        assert await evict(cluster, only) == 201
+        began = time.monotonic()
+
+        async def served() -> bool:
+            return bool({"prefill", "mixed"} & {role for name, role in (await cluster.roles()).items() if name != only})
+
+        await eventually(served)
+        seconds = time.monotonic() - began
+        print(f"{ratio}: the role is served {seconds:.2f} s after the eviction of its only worker")
+        assert seconds < 5
+        assert (await cluster.condition("Available"))["status"] == "True"
+        for name in sorted((await cluster.roles()).keys() - {only}):
+            assert await evict(cluster, name) == 429
+        uid = (await cluster.pods())[only]["metadata"]["uid"]
+        await cluster.kube.delete(POD, cluster.namespace, only, uid=uid, grace_seconds=0)
+        await replaced(cluster, only, uid)
+
+        async def says_why_evictions_wait() -> bool:
+            return "a node drain waits for it" in (await cluster.condition("Progressing"))["message"]
+
+        await eventually(says_why_evictions_wait)
+        await cluster.set_pod_status(only)
+
+        async def as_wanted() -> bool:
+            return bool((await cluster.status())["ratio"] == f"{ratio['prefill']}P:{ratio['decode']}D")
+
+        await eventually(as_wanted)
+        assert "RoleEmpty" in {reason for reason, _ in await cluster.events()}
+
+
+async def test_two_clusters_that_are_made_at_once_share_no_name(cluster: Cluster) -> None:
+    """Both want the Pods `c-p-x-0` and `c-p-x-1`, at the same instant: each gets two of its own, and all is quiet."""
+    pools = {"c": "p-x", "c-p": "x"}
+    both = [Cluster(cluster.server, cluster.api, cluster.namespace) for _ in pools]
+    for each, name in zip(both, pools, strict=True):
+        each.name = name
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        wanted = [[{"name": pool, "accelerator": "cpu", "workers": {"max": 2}}] for pool in pools.values()]
+        await asyncio.gather(*(each.apply(pools=own) for each, own in zip(both, wanted, strict=True)))
+
+        async def two_each() -> bool:
+            return [len(await each.pods()) for each in both] == [2, 2]
+
+        await eventually(two_each)
+        for each in both:
+            for name in await each.pods():
+                await each.set_pod_status(name)
+        await cluster.server.writes_at_rest(seconds=2, most=4)
+        for each in both:
+            assert (await each.condition("Degraded"))["reason"] != "NameTaken"
+            assert sorted((await each.roles()).values()) == ["decode", "prefill"]
+        names = [name for each in both for name in await each.pods()]
+        assert sorted(names) == [f"c-p-x-{number}" for number in range(4)]
+
+
 async def test_kubectl_drain_of_a_node_with_all_workers_ends(cluster: Cluster) -> None:
     """The test plays kubelet and scheduler; at every instant at least one of the two workers serves."""
     pools = [{"name": "p", "accelerator": "cpu", "workers": {"min": 2, "max": 8}}]

@@ -16,14 +16,11 @@ from typing import Any, Self
 import pytest
 import yaml
 from tests.controller.cluster import REPOSITORY, ApiServer, Cluster, Operator, client_of, eventually, running_api_server
+from tests.previous_release import add_client, previous_release, python_path
 
 from fulcrum.api.objects import load_inference_cluster, to_dict
 from fulcrum.balance import worker_revision
 
-PREVIOUS = "3be06fc"
-"""The last commit before this release."""
-CLIENT = ("lightkube", "lightkube-models", "httpx2", "httpcore2")
-"""What the operator of that commit needs and this one does not."""
 DOCUMENTS = ("examples/quickstart.yaml", "examples/auto.yaml", "examples/overload.yaml",
              "manifests/samples/cpu_minimal.yaml", "manifests/samples/h100_pair.yaml")  # fmt: skip
 REVISIONS = """
@@ -43,12 +40,7 @@ json.dump(found, sys.stdout)
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tree of the release before."""
-    folder = tmp_path_factory.mktemp("previous")
-    archive = subprocess.run(["git", "-C", REPOSITORY, "archive", PREVIOUS], capture_output=True, check=False)
-    if archive.returncode:
-        pytest.skip(f"no git history with {PREVIOUS}: {archive.stderr.decode().strip()}")
-    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-    return folder
+    return previous_release(tmp_path_factory.mktemp("previous"))
 
 
 def revisions_before(previous: Path, documents: list[Any]) -> list[dict[str, Any]]:
@@ -102,7 +94,7 @@ class PreviousOperator(Operator):
                     **os.environ,
                     "KUBECONFIG": str(self._server.operator_kubeconfig),
                     "POD_NAME": self._pod,
-                    "PYTHONPATH": f"{self.tree / 'operator'}{os.pathsep}{self.tree / 'client'}",
+                    "PYTHONPATH": python_path(self.tree),
                 },
                 stdout=log,
                 stderr=log,
@@ -113,11 +105,7 @@ class PreviousOperator(Operator):
 @pytest.fixture(scope="module")
 def with_client(previous: Path) -> Path:
     """The same tree, beside it the Kubernetes client of the release before."""
-    target = previous / "client"
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), *CLIENT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"the client of the release before cannot be installed: {done.stderr.strip()[-300:]}")
+    add_client(previous)
     return previous
 
 

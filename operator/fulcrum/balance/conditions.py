@@ -83,7 +83,7 @@ def progressing(
     finding = _progress(snapshot, choice.assignment, actions, halted)
     reason, notes = _notes(choice)
     ready = sum(worker.ready and not worker.deleting for worker in snapshot.workers)
-    if finding.reason is Reason.WORKERS_STARTING and 0 < ready <= least_available:
+    if finding.status and 0 < ready <= least_available:
         notes.append("No further worker may be evicted until the next one is ready: a node drain waits for it.")
     return Finding(
         type=finding.type,
