@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
+from tests.local.kubelet.conftest import NODE
 
 if TYPE_CHECKING:
     from tests.local.kubelet.conftest import Client
@@ -330,3 +332,40 @@ async def test_logs_with_their_options(client: Client) -> None:
     await client.delete("talk", grace_seconds=1)
     await asyncio.wait_for(follower, 60)
     assert followed == b"0\n1\n2\n3\ne\n"
+
+
+async def test_the_kubelets_own_port_serves_logs_to_those_who_may_use_its_node(client: Client) -> None:
+    await client.make("secretive", python("print('told in confidence'); import time; time.sleep(1e6)"))
+    await client.printed("secretive", "told in confidence\n")
+    status = (await client.api.get(f"/api/v1/nodes/{NODE}"))["status"]
+    address = next(entry["address"] for entry in status["addresses"] if entry["type"] == "InternalIP")
+    port = status["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+    url = f"http://{address}:{port}/containerLogs/default/secretive/main"
+    accounts = "/api/v1/namespaces/default/serviceaccounts"
+    await client.api.create(accounts, {"metadata": {"name": "reader"}})
+    token = (await client.api.create(f"{accounts}/reader/token", {"spec": {}}))["status"]["token"]
+
+    async def ask(authorization: str | None) -> tuple[int, str]:
+        headers = {} if authorization is None else {"Authorization": authorization}
+        async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
+            return response.status, await response.text()
+
+    for wrong in (None, "Bearer", "Bearer ", "Bearer wrong", f"Bearer {token}x", "Basic YWRtaW46YWRtaW4="):
+        code, text = await ask(wrong)
+        assert (code, "confidence" in text) == (401, False), wrong
+    code, text = await ask(f"Bearer {token}")
+    assert (code, "confidence" in text) == (403, False)
+    assert "user=system:serviceaccount:default:reader, verb=get, resource=nodes, subresource=proxy" in text
+    binding = {
+        "metadata": {"name": "reader"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "system:kubelet-api-admin",
+        },
+        "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": "default"}],
+    }
+    await client.api.create("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding)
+    assert await ask(f"Bearer {token}") == (200, "told in confidence\n")
+    assert await client.logs("secretive") == "told in confidence\n"
+    await client.delete("secretive", grace_seconds=1)

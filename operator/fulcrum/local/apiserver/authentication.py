@@ -21,6 +21,7 @@ AUDIENCES: Final = [ISSUER]
 MASTERS: Final = "system:masters"
 AUTHENTICATED: Final = "system:authenticated"
 ANONYMOUS: Final = "system:anonymous"
+_KUBELET_TOKEN_SECONDS: Final = 120
 _MOST_VERIFIED: Final = 4096
 _HEADER: Final = {"alg": "HS256", "typ": "JWT"}
 
@@ -45,6 +46,8 @@ class User:
 
 
 ANONYMOUS_USER: Final = User(name=ANONYMOUS, groups=("system:unauthenticated",))
+KUBELET_CLIENT_USER: Final = User(name="kube-apiserver-kubelet-client", groups=(AUTHENTICATED,))
+"""This server as kubelets see it: it may use their API, and nothing else."""
 ADMIN_USER: Final = User(name="kubernetes-admin", groups=(MASTERS, AUTHENTICATED))
 
 
@@ -82,7 +85,15 @@ class Authenticator:
         if hmac.compare_digest(token.encode(), self.admin_token.encode()):
             return ADMIN_USER
         claims = self._claims(token)
+        if claims is not None and claims["sub"] == KUBELET_CLIENT_USER.name:
+            return KUBELET_CLIENT_USER
         return self._service_account(claims) if claims else None
+
+    def kubelet_token(self) -> str:
+        """A token for a request of this server to a kubelet; it ends soon, as whoever poses as a node gets it."""
+        now = int(time.time())
+        claims = {"aud": AUDIENCES, "exp": now + _KUBELET_TOKEN_SECONDS, "iat": now, "nbf": now, "iss": ISSUER}
+        return self._signed({**claims, "sub": KUBELET_CLIENT_USER.name})
 
     def issue(self, account: Json, spec: Json) -> tuple[str, int]:
         """Token of a ServiceAccount for a TokenRequest's `spec`, and when it expires (Unix seconds)."""
@@ -105,8 +116,11 @@ class Authenticator:
             "kubernetes.io": bound,
             "sub": f"system:serviceaccount:{metadata['namespace']}:{metadata['name']}",
         }
+        return self._signed(claims), now + seconds
+
+    def _signed(self, claims: Json) -> str:
         text = f"{_base64(msgspec.json.encode(_HEADER))}.{_base64(msgspec.json.encode(claims))}"
-        return f"{text}.{self._signature(text)}", now + seconds
+        return f"{text}.{self._signature(text)}"
 
     def _bound_pod(self, namespace: str, reference: Json) -> Json:
         if reference.get("kind") != "Pod":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any, Final
 
-from fulcrum.local.apiserver.authentication import AUTHENTICATED, MASTERS
+from fulcrum.local.apiserver.authentication import AUTHENTICATED, KUBELET_CLIENT_USER, MASTERS
 from fulcrum.local.apiserver.authorization import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES
 from fulcrum.local.apiserver.errors import Json
 from fulcrum.local.apiserver.lifecycles import namespace_children
@@ -58,6 +58,15 @@ def _cluster_roles() -> list[tuple[str, dict[str, str], Json]]:
     edit = [_rule(group, resources, [*_WRITE, *_READ]) for group, resources in _EDITED]
     edit.append(_rule("", ["pods/eviction", "serviceaccounts/token"], ["create"]))
     admin = [_rule(_RBAC, ["roles", "rolebindings"], [*_WRITE, *_READ])]
+    delegated = [
+        _rule("authentication.k8s.io", ["tokenreviews"], ["create"]),
+        _rule("authorization.k8s.io", ["subjectaccessreviews"], ["create"]),
+    ]
+    kubelet = [
+        _rule("", ["nodes"], _READ),
+        _rule("", ["nodes"], ["proxy"]),
+        _rule("", [f"nodes/{part}" for part in ("healthz", "log", "metrics", "proxy", "stats")], ["*"]),
+    ]
     everything: list[Json] = [_rule("*", ["*"], ["*"]), _paths(["*"], ["*"])]
     return [
         ("cluster-admin", {}, {"rules": everything}),
@@ -74,15 +83,19 @@ def _cluster_roles() -> list[tuple[str, dict[str, str], Json]]:
         ("system:basic-user", {}, {"rules": review}),
         ("system:discovery", {}, {"rules": [_paths(_DISCOVERY_PATHS, ["get"])]}),
         ("system:public-info-viewer", {}, {"rules": [_paths(_PUBLIC_PATHS, ["get"])]}),
+        ("system:auth-delegator", {}, {"rules": delegated}),
+        ("system:kubelet-api-admin", {}, {"rules": kubelet}),
     ]
 
 
 _BINDINGS: Final = (
-    ("cluster-admin", (MASTERS,)),
-    ("system:basic-user", (AUTHENTICATED,)),
-    ("system:discovery", (AUTHENTICATED,)),
-    ("system:public-info-viewer", (AUTHENTICATED, "system:unauthenticated")),
+    ("cluster-admin", "Group", (MASTERS,)),
+    ("system:basic-user", "Group", (AUTHENTICATED,)),
+    ("system:discovery", "Group", (AUTHENTICATED,)),
+    ("system:public-info-viewer", "Group", (AUTHENTICATED, "system:unauthenticated")),
+    ("system:kubelet-api-admin", "User", (KUBELET_CLIENT_USER.name,)),
 )
+"""Each a ClusterRole and its binding, with the kind and the names of its subjects."""
 
 
 def new_uid() -> str:
@@ -106,9 +119,9 @@ def bootstrap(store: Store, authority: bytes) -> None:
     for name, labels, body in _cluster_roles():
         if store.get(CLUSTER_ROLES, "", name) is None:
             store.put(CLUSTER_ROLES, _object(f"{_RBAC}/v1", "ClusterRole", name, _bootstrap_labels(labels), body))
-    for name, groups in _BINDINGS:
+    for name, kind, subject_names in _BINDINGS:
         if store.get(CLUSTER_ROLE_BINDINGS, "", name) is None:
-            subjects = [{"kind": "Group", "apiGroup": _RBAC, "name": group} for group in groups]
+            subjects = [{"kind": kind, "apiGroup": _RBAC, "name": subject} for subject in subject_names]
             reference = {"apiGroup": _RBAC, "kind": "ClusterRole", "name": name}
             body = {"roleRef": reference, "subjects": subjects}
             binding = _object(f"{_RBAC}/v1", "ClusterRoleBinding", name, _bootstrap_labels({}), body)

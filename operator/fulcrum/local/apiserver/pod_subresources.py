@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 import aiohttp
@@ -28,8 +29,10 @@ _SUCCESS: Final[Json] = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "
 class PodSubresources:
     """What can be done to a Pod besides reading and writing it."""
 
-    def __init__(self, store: Store, writer: Writer, deleter: Deleter) -> None:
+    def __init__(self, store: Store, writer: Writer, deleter: Deleter, kubelet_token: Callable[[], str]) -> None:
+        """`kubelet_token` returns what this server shows to kubelets."""
         self._store, self._writer, self._deleter = store, writer, deleter
+        self._kubelet_token = kubelet_token
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -54,9 +57,10 @@ class PodSubresources:
         parameters = {name: call.query[name] for name in _LOG_PARAMETERS if name in call.query}
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, connect=10))
+        headers = {"Authorization": f"Bearer {self._kubelet_token()}"}
         try:
             async with self._session.get(
-                f"{url}/containerLogs/{namespace}/{name}/{container}", params=parameters
+                f"{url}/containerLogs/{namespace}/{name}/{container}", params=parameters, headers=headers
             ) as upstream:
                 if upstream.status != 200:
                     raise ApiError(upstream.status, (await upstream.text()).strip() or "the kubelet refused")

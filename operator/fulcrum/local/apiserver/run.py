@@ -129,7 +129,7 @@ async def serving(options: Options) -> AsyncIterator[str]:
         chaos = None if options.chaos_seed is None else Chaos(options.chaos_seed)
         resources = Resources(store, writer, deleter, metrics, chaos)
         serve_definitions(store, registry, resources.end_watches)
-        pods = PodSubresources(store, writer, deleter)
+        pods = PodSubresources(store, writer, deleter, authenticator.kubelet_token)
         api = ApiServer(
             registry=registry,
             authenticator=authenticator,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from fulcrum.kube import Api, Changed, Interrupted, Listed, follow
 from fulcrum.local.kubelet.addresses import AddressPool
+from fulcrum.local.kubelet.callers import Callers
 from fulcrum.local.kubelet.devices import GPU, Devices
 from fulcrum.local.kubelet.environment import base_environment
 from fulcrum.local.kubelet.events import Recorder
@@ -82,7 +83,7 @@ class Kubelet:
 
     async def run(self) -> None:
         """Serve until cancelled. Errors: OSError when the log server cannot listen."""
-        server = LogServer(self._find)
+        server = LogServer(self._find, Callers(self._api, self._config.node_name).check)
         port = await server.start(self._node.address)
         registration = NodeRegistration(self._api, self._config, self._capacity, address=self._node.address, port=port)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -13,13 +13,16 @@ from fulcrum.local.kubelet.pod import PodWorker
 
 Find = Callable[[str, str], PodWorker | None]
 """(namespace, Pod name) -> its worker."""
+Check = Callable[[web.Request], Awaitable[None]]
+"""Raises an HTTP error for a caller that may not use this server."""
 
 
 class LogServer:
-    """Serves `GET /containerLogs/{namespace}/{pod}/{container}` and `GET /healthz`."""
+    """Serves `GET /containerLogs/{namespace}/{pod}/{container}` to whom `check` lets pass, and `GET /healthz`."""
 
-    def __init__(self, find: Find) -> None:
+    def __init__(self, find: Find, check: Check) -> None:
         self._find = find
+        self._check = check
         self._runner: web.AppRunner | None = None
 
     async def start(self, address: str, port: int = 0) -> int:
@@ -43,6 +46,7 @@ class LogServer:
         return web.Response(text="ok")
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
+        await self._check(request)
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
         worker = self._find(namespace, name)
         container = worker.find(request.match_info["container"]) if worker is not None else None
