@@ -103,6 +103,8 @@ def pod_labels(deployment: dict[str, Any]) -> dict[str, str]:
 def test_samples_are_valid(path: Path) -> None:
     schema = StructuralSchema(root_schema())
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        if document["kind"] != "InferenceCluster":
+            continue  # an API server is asked about these: tests/charts/test_manifests_applied.py
         assert schema.unknown_fields(document) == []
         assert [str(error) for error in schema.validate(schema.default(document))] == []
         load_inference_cluster(document)
