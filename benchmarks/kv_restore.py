@@ -1,0 +1,106 @@
+"""Partial recomputation on a real engine: a prefix that left the device comes back over a link of a set speed.
+
+    python benchmarks/kv_restore.py [--factors 0.5 1 2] [--tokens 2016]
+
+Prints the time to the first token for the link at each factor of parity (where loading takes as long as computing):
+all loaded, all recomputed, eight fixed splits, and the split that the engine chose, with what it predicted. The last
+line is a link that becomes 20 times slower once an eighth of the prefix came over it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.worker_image.tiered_engine import BLOCK_TOKENS, TieredEngine, bytes_per_token, tiered_engine
+
+LEARNT_FROM = (100, 150, 400, 800, 1200, 1600, 2000)
+"""Prompts from which the engine learns its speed before anything is measured; the first one is slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One prompt whose KV is in host memory."""
+
+    engine: TieredEngine
+    prompt: list[int]
+    tokens: tuple[int, ...]
+    """Its cold answer."""
+    repeat: int
+
+    @property
+    def matched(self) -> int:
+        """Tokens in whole blocks before the last token."""
+        return (len(self.prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def least(self, *, repeat: int | None = None, **link: Any) -> float:
+        """The least time to the first token of some runs, with nothing on the device before each."""
+        self.engine.set(**link)
+        seconds = []
+        for _ in range(repeat or self.repeat):
+            self.engine.forget()
+            answer = self.engine.ask(self.prompt)
+            if answer.tokens != self.tokens:
+                print(f"  other tokens than the cold answer: {link}", flush=True)
+            seconds.append(answer.ttft_seconds)
+        return min(seconds)
+
+    def at(self, factor: float, rate: float) -> None:
+        """Print one line: the link at `rate` bytes per second."""
+        load = self.least(repeat=1, split="load", bytes_per_second=rate)
+        recompute = self.least(split="none", bytes_per_second=rate)
+        splits = [round(self.matched * part / 9 / BLOCK_TOKENS) * BLOCK_TOKENS for part in range(1, 9)]
+        fixed = {split: self.least(repeat=1, split=split, bytes_per_second=rate) for split in splits}
+        best = min(fixed, key=lambda split: fixed[split])
+        chosen = self.least(split="auto", bytes_per_second=rate)
+        way = self.engine.decision()["way"]
+        predicted = way["predicted_seconds"]
+        print(
+            f"{factor:>4g} x parity: load {load:.2f} s, recompute {recompute:.2f} s, best of 8 splits {fixed[best]:.2f}"
+            f" s (at {best}), chosen {chosen:.2f} s (at {way['recompute_tokens']}): {chosen / min(load, recompute):.2f}"
+            f" of the better of both, {chosen / fixed[best]:.2f} of the best split; predicted {predicted:.2f} s"
+            f" ({predicted / chosen - 1:+.0%})",
+            flush=True,
+        )
+
+    def turns_slow(self, rate: float) -> None:
+        """Print the last line."""
+        recompute = self.least(split="none")
+        self.least(repeat=1, split="load", bytes_per_second=rate)
+        before = self.matched // BLOCK_TOKENS // 8
+        slow = self.least(
+            repeat=1, split="auto", bytes_per_second=rate, then_bytes_per_second=rate / 20, blocks_before=before
+        )
+        print(f"20 times slower in mid-load: {slow:.2f} s, {slow / recompute:.2f} of recomputing ({recompute:.2f} s)")
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--factors", type=float, nargs="+", default=[0.5, 1.0, 2.0])
+    parser.add_argument("--tokens", type=int, default=2016)
+    parser.add_argument(
+        "--repeat", type=int, default=2, help="runs of recomputing and of the chosen split; least counts"
+    )
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, tiered_engine(Path(folder)) as engine:
+        for tokens in LEARNT_FROM:
+            engine.ask(engine.prompt(tokens), max_tokens=1)
+        prompt = engine.prompt(asked.tokens)
+        case = Case(engine=engine, prompt=prompt, tokens=engine.ask(prompt).tokens, repeat=asked.repeat)
+        recompute = case.least(split="none")
+        parity = case.matched * bytes_per_token("bf16") / recompute
+        print(f"{case.matched} tokens recomputed in {recompute:.2f} s: parity at {parity / 1e6:.1f} MB/s", flush=True)
+        for factor in asked.factors:
+            case.at(factor, factor * parity)
+        case.turns_slow(parity)
+
+
+if __name__ == "__main__":
+    main()

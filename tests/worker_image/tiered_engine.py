@@ -1,0 +1,209 @@
+"""One real engine with a host tier, whose link a test slows down; for tests and `benchmarks/kv_restore.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.worker_image.agents import SERVED_NAME, START_SECONDS, free_address, prepared_model, worker_config
+from tests.worker_image.link_file import Link
+
+from fulcrum.api.names import PORT_ENGINE
+from fulcrum.api.worker import KvCacheConfig, OffloadConfig
+from fulcrum_worker.config import PodIdentity
+from fulcrum_worker.engine_command import engine_command
+from fulcrum_worker.kv.policy import vllm_version
+from fulcrum_worker.models import local_model
+
+BLOCK_TOKENS = 32
+ROOM_TOKENS = 2304
+"""Tokens that the device's cache holds, and the longest prompt."""
+_BF16_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 2
+"""SmolLM2-135M: keys and values, layers, KV heads, head size, bytes."""
+_HERE = Path(__file__).resolve().parents[2]
+
+
+def bytes_per_token(dtype: str) -> int:
+    """Bytes of one token's KV in the small model."""
+    return _BF16_BYTES_PER_TOKEN // (2 if dtype == "fp8" else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back for a prompt."""
+
+    ttft_seconds: float
+    tokens: tuple[int, ...]
+    gaps: tuple[float, ...] = ()
+    """Seconds between tokens."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TieredEngine:
+    """vLLM with small KV, so that two prompts drive out what was there."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    folder: Path
+    random: random.Random
+
+    @property
+    def link_file(self) -> Path:
+        return self.folder / "link.json"
+
+    def set(self, **link: Any) -> None:
+        """Set the link and the split from the next load on."""
+        Link(**link).write(self.link_file)
+
+    def decision(self) -> dict[str, Any]:
+        """The last decision of the engine, with what it knew."""
+        lines = self.link_file.with_suffix(".log").read_text().splitlines()
+        return dict(json.loads(lines[-1]))
+
+    def prompt(self, tokens: int) -> list[int]:
+        """A prompt that has not been asked before."""
+        return [self.random.randrange(1000, 40000) for _ in range(tokens)]
+
+    def ask(self, prompt: Sequence[int], *, max_tokens: int = 16, seconds: float = 300.0) -> Answer:
+        """One greedy streamed completion."""
+        body = {
+            "model": SERVED_NAME,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        began, times, tokens = time.monotonic(), [], []
+        with urllib.request.urlopen(request, timeout=seconds) as response:
+            for line in response:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                assert "choices" in event, event
+                times.append(time.monotonic())
+                for choice in event["choices"]:
+                    tokens += choice.get("token_ids") or []
+        gaps = tuple(after - before for before, after in itertools.pairwise(times))
+        return Answer(ttft_seconds=times[0] - began, tokens=tuple(tokens), gaps=gaps)
+
+    def evict(self) -> None:
+        """Drive everything older out of the device's cache."""
+        for _ in range(2):
+            self.ask(self.prompt(ROOM_TOKENS * 5 // 8), max_tokens=1)
+
+    def forget(self) -> None:
+        """Empty the device's cache at once; host memory keeps what it has."""
+        request = urllib.request.Request(f"{self.url}/reset_prefix_cache", b"")
+        with urllib.request.urlopen(request, timeout=60):
+            return
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric of vLLM over the samples with these labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as response:
+            lines = response.read().decode().splitlines()
+        wanted = [f'{label}="{text}"' for label, text in labels.items()]
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.startswith((f"{name}{{", f"{name} ")) and all(each in line for each in wanted)
+        )
+
+    def tail(self) -> str:
+        return "\n".join((self.folder / "engine.log").read_text(errors="replace").splitlines()[-40:])
+
+
+@contextlib.contextmanager
+def tiered_engine(
+    folder: Path,
+    *,
+    dtype: str = "bf16",
+    policy: str = "partialRecompute",
+    host_bytes: int = 256 << 20,
+    tier: bool = True,
+) -> Iterator[TieredEngine]:
+    """Start the engine, wait until it answers, and end it."""
+    prepared_model()
+    kv_bytes = ROOM_TOKENS * bytes_per_token(dtype) * 9 // 8
+    offload = OffloadConfig(host_bytes=host_bytes, policy=policy) if tier else None
+    config = worker_config(
+        max_model_len=ROOM_TOKENS,
+        kv_cache=KvCacheConfig(dtype=dtype, block_size=BLOCK_TOKENS, memory_bytes=kv_bytes, offload=offload),
+    )
+    ip = free_address()
+    command = engine_command(
+        config,
+        PodIdentity(ip=ip, name="tiered", namespace="default"),
+        model=local_model("smollm2"),
+        environment=os.environ,
+        vllm=vllm_version(),
+    )
+    engine = TieredEngine(
+        url=f"http://{ip}:{PORT_ENGINE}",
+        process=_start(_with_slow_link(command.argv, folder / "link.json") if tier else command.argv, command, folder),
+        folder=folder,
+        random=random.Random(1),
+    )
+    try:
+        _wait_up(engine)
+        yield engine
+    finally:
+        engine.process.terminate()
+        try:
+            engine.process.wait(30)
+        except subprocess.TimeoutExpired:
+            engine.process.kill()
+            engine.process.wait()
+
+
+def _start(argv: Sequence[str], command: Any, folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "engine.log").open("wb") as output:
+        return subprocess.Popen(
+            argv,
+            env={**command.environment, "PYTHONPATH": str(_HERE), "VLLM_SERVER_DEV_MODE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _with_slow_link(argv: Sequence[str], link_file: Path) -> list[str]:
+    Link().write(link_file)
+    changed = list(argv)
+    at = changed.index("--kv-transfer-config") + 1
+    transfer = json.loads(changed[at])
+    tier = transfer["kv_connector_extra_config"]["connectors"][1]
+    tier["kv_connector_module_path"] = "tests.worker_image.slow_link"
+    tier["kv_connector_extra_config"] |= {
+        "spec_name": "SlowLinkSpec",
+        "spec_module_path": "tests.worker_image.slow_link",
+        "link_file": str(link_file),
+    }
+    changed[at] = json.dumps(transfer)
+    return changed
+
+
+def _wait_up(engine: TieredEngine) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        assert engine.process.poll() is None, f"vLLM ended:\n{engine.tail()}"
+        assert time.monotonic() < deadline, f"not up in {START_SECONDS:g} s:\n{engine.tail()}"
+        try:
+            with urllib.request.urlopen(f"{engine.url}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.3)

@@ -1,0 +1,41 @@
+"""vLLM's tiered offloading, with a worker for CPUs."""
+
+from __future__ import annotations
+
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from fulcrum_worker.kv.host_worker import HostWorker, Pace
+
+
+class HostTierSpec(TieringOffloadingSpec):
+    """Host memory as a tier: on GPUs vLLM's own worker copies, on CPUs ours."""
+
+    _worker: OffloadingWorker | None
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        """Return the worker that copies between the engine's cache and host memory."""
+        if not current_platform.is_cpu():
+            return super().get_worker(kv_caches)
+        if self._worker is None:
+            region = SharedOffloadRegion(
+                engine_id=self._engine_id,
+                num_chunks=self.num_chunks,
+                rank=self.config.parallel.rank,
+                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+                cpu_page_size=self.cpu_page_size_per_worker,
+            )
+            try:
+                self._worker = HostWorker(
+                    kv_caches, region=region, blocks_per_chunk=self.blocks_per_chunk, pace=self.pace()
+                )
+            except BaseException:
+                region.cleanup()
+                raise
+        return self._worker
+
+    def pace(self) -> Pace | None:
+        """How slow the link is made; None: as quick as it is."""
+        return None
