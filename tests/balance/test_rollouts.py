@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterSpec
 from fulcrum.balance import Action, CreateWorker, DeleteWorker, Plan, StartDrain, TellRole, plan
 from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.revision import STORED_IMAGE
 
 STEP_SECONDS = 3
 START_STEPS = 10
@@ -152,6 +154,28 @@ def test_a_rollout_that_breaks_the_promise_is_halted_and_says_what_to_do() -> No
         goes_on = plan(snapshot, world.now)
         assert [a for a in goes_on.actions if isinstance(a, StartDrain)]
         assert Reason.ROLLOUT_HALTED not in {c.reason for c in goes_on.conditions}
+
+
+@pytest.mark.parametrize(
+    ("release_image", "named", "stale"),
+    [
+        (None, None, False),
+        ("r:2", None, False),
+        (STORED_IMAGE, STORED_IMAGE, False),
+        ("r:2", STORED_IMAGE, True),  # the same revision, and another image all the same
+        (None, STORED_IMAGE, False),
+        ("r:2", "mine:1", True),
+    ],
+)
+def test_a_worker_is_replaced_for_an_image_only_where_the_spec_names_another_one(
+    release_image: str | None, named: str | None, stale: bool
+) -> None:
+    world = World(make_spec(pool()))
+    world.settle()
+    for name in world.workers:
+        world.set(name, release_image=release_image)
+    world.spec = msgspec.structs.replace(world.spec, engine=msgspec.structs.replace(world.spec.engine, image=named))
+    assert any(isinstance(action, StartDrain) for action in world.plan().actions) is stale
 
 
 def test_before_a_new_worker_serves_a_broken_promise_is_not_the_rollouts_fault() -> None:

@@ -70,7 +70,10 @@ def test_the_worker_pod_of_a_cpu_pool() -> None:
             "fulcrum.dev/role": "decode",
             "llm-d.ai/role": "decode",
         },
-        "annotations": {"fulcrum.dev/role-epoch": "0"},
+        "annotations": {
+            "fulcrum.dev/role-epoch": "0",
+            "fulcrum.dev/release-image": Installation().worker_image,
+        },
         "ownerReferences": [
             {
                 "apiVersion": "fulcrum.dev/v1alpha1",

@@ -18,6 +18,7 @@ import yaml
 from tests.controller.cluster import REPOSITORY, ApiServer, Cluster, Operator, client_of, eventually, running_api_server
 from tests.previous_release import add_client, previous_release, python_path
 
+from fulcrum.api.errors import InvalidValueError
 from fulcrum.api.objects import load_inference_cluster, to_dict
 from fulcrum.balance import worker_revision
 
@@ -73,6 +74,36 @@ def test_what_stands_is_of_the_wanted_revision_after_an_upgrade_and_back(previou
     assert revisions_before(previous, [stored_now])[0]["revisions"] == before["revisions"]
 
 
+NEW_FIELDS: dict[str, dict[str, Any]] = {
+    "rollout": {"pools": [{"rollout": {"maxUnavailable": 2, "maxSurge": "50%"}}]},
+    "start timeout": {"engine": {"startTimeout": "45m"}},
+    "prefix cache": {"gateway": {"auth": {"secretName": "keys", "prefixCache": "PerKey"}}},
+    "a field of the next release": {"novel": {"x": 1}, "pools": [{"novel": True}]},
+}
+"""Fields of the spec that the release before does not know, and that are no part of what a worker is made from."""
+
+
+@pytest.mark.parametrize("fields", NEW_FIELDS.values(), ids=NEW_FIELDS)
+def test_what_is_made_now_is_of_the_wanted_revision_after_going_back(previous: Path, fields: dict[str, Any]) -> None:
+    """Also with an image that the spec does not name, and with fields that only one of both knows."""
+    document = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())
+    (extra,) = fields.get("pools", [{}])
+    document["spec"] |= {**fields, "pools": [{**document["spec"]["pools"][0], **extra}]}
+    document["spec"]["engine"] |= {"kvCache": {"dtype": "fp8", "memory": "256Mi"}}
+    assert revisions_before(previous, [document])[0]["revisions"] == revisions(document)
+
+
+def test_a_status_of_another_release_is_read_as_none_and_a_spec_that_is_not_understood_is_refused() -> None:
+    """An operator that goes back holds what stands, and says which field it does not understand."""
+    document = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())
+    at = "2026-01-01T00:00:00Z"
+    novel = {"type": "Degraded", "status": "True", "reason": "NovelReason", "message": "", "lastTransitionTime": at}
+    assert load_inference_cluster({**document, "status": {"conditions": [novel]}}).status.conditions == ()
+    document["spec"]["balance"]["mode"] = "Novel"
+    with pytest.raises(InvalidValueError, match=r"spec\.balance\.mode.*kubectl explain ic\.spec\.balance\.mode"):
+        load_inference_cluster(document)
+
+
 class PreviousOperator(Operator):
     """The operator of the release before."""
 
@@ -119,8 +150,9 @@ def upgraded_server(tmp_path: Path, with_client: Path) -> Iterator[ApiServer]:
 
 @pytest.mark.integration
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("made_by", ["the release before", "this release"])
 async def test_operators_of_two_releases_take_turns_and_restart_no_worker(
-    upgraded_server: ApiServer, with_client: Path
+    upgraded_server: ApiServer, with_client: Path, made_by: str
 ) -> None:
     server = upgraded_server
     server.kubectl("create", "namespace", "t")
@@ -149,12 +181,19 @@ async def test_operators_of_two_releases_take_turns_and_restart_no_worker(
         operator.tree = with_client
         return operator
 
-    with before():
+    def upgrade() -> None:
+        server.kubectl("apply", "-f", str(REPOSITORY / "crds" / "fulcrum.dev_inferenceclusters.yaml"))
+        rights_of(REPOSITORY)
+
+    first = before()
+    if made_by == "this release":
+        upgrade()
+        first = Operator(server, "--namespace", "t")
+    with first:
         await cluster.apply()
         await cluster.settle()
         uids = {name: pod["metadata"]["uid"] for name, pod in (await cluster.pods()).items()}
-    server.kubectl("apply", "-f", str(REPOSITORY / "crds" / "fulcrum.dev_inferenceclusters.yaml"))
-    rights_of(REPOSITORY)
+    upgrade()
     with Operator(server, "--namespace", "t") as operator:
         await reconciled(operator, {"prefill": 3, "decode": 1})
     with before() as operator:
@@ -162,4 +201,33 @@ async def test_operators_of_two_releases_take_turns_and_restart_no_worker(
     rights_of(REPOSITORY)
     with Operator(server, "--namespace", "t") as operator:
         await reconciled(operator, {"prefill": 2, "decode": 2})
+    await api.close()
+
+
+@pytest.mark.integration
+async def test_an_operator_whose_crd_was_not_upgraded_converges_and_rests(
+    upgraded_server: ApiServer, with_client: Path
+) -> None:
+    """Fields that the older CRD does not know are pruned: writing them again and again would never end."""
+    server = upgraded_server
+    server.kubectl("create", "namespace", "t")
+    api = client_of(server)
+    cluster = Cluster(server, api, "t")
+    pools = [{"name": "p", "accelerator": "cpu", "workers": {"max": 4}, "rollout": {"maxUnavailable": 2}}]
+    with Operator(server, "--namespace", "t"):
+        await cluster.apply(pools=pools)
+        assert "rollout" not in (await cluster.get())["spec"]["pools"][0]
+        await cluster.settle()
+        await server.writes_at_rest(seconds=4)
+        uids = {name: pod["metadata"]["uid"] for name, pod in (await cluster.pods()).items()}
+        server.kubectl("apply", "-f", str(REPOSITORY / "crds" / "fulcrum.dev_inferenceclusters.yaml"))
+        await cluster.apply(pools=pools)
+        assert (await cluster.get())["spec"]["pools"][0]["rollout"]["maxUnavailable"] == 2
+        await server.writes_at_rest(seconds=4)
+        # Back to the older CRD: what it does not know is pruned with the next write, and nothing is restarted for it.
+        server.kubectl("apply", "-f", str(with_client / "crds" / "fulcrum.dev_inferenceclusters.yaml"))
+        await cluster.patch({"metadata": {"annotations": {"written": "yes"}}})
+        assert "rollout" not in (await cluster.get())["spec"]["pools"][0]
+        await server.writes_at_rest(seconds=4)
+        assert {name: pod["metadata"]["uid"] for name, pod in (await cluster.pods()).items()} == uids
     await api.close()

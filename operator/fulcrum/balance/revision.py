@@ -62,7 +62,8 @@ def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> 
 
     Role, epoch and timeouts are left out: a running worker takes new ones, or needs none any more. SLO, ratio,
     admission and gateway are no part of a worker. A configuration field that is at its default is left out too, so
-    that an operator that knows more fields does not restart the workers of an older one.
+    that an operator that knows more fields does not restart the workers of an older one. An absent image counts as the
+    one that release 0.1.0 takes for it, so that neither going there nor coming back restarts workers.
     """
     config, usual = worker_config(cluster=cluster, spec=spec, pool=pool, role=Role.MIXED), WorkerConfig(**_REQUIRED)
     made_from = {
@@ -74,7 +75,7 @@ def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> 
                 kv_cache=_as_before(config.kv_cache),
             )
         ),
-        "image": worker_image(spec, pool),
+        "image": worker_image(spec, pool) or STORED_IMAGE,
         "credentials": spec.model.credentials.secret_name if spec.model.credentials else None,
         "cache": spec.model.cache.persistent_volume_claim if spec.model.cache else None,
         "template": pool.template,
@@ -91,5 +92,7 @@ def _as_before(cache: KvCacheConfig) -> KvCacheConfig:
 
 STORED_BLOCK_SIZE: Final = 16
 """Tokens; the default of `engine.kvCache.blockSize` in release 0.1.0, stored in every object of that time."""
+STORED_IMAGE: Final = "ghcr.io/fulcrum/worker:0.1.0"
+"""The default of `engine.image` in release 0.1.0, stored in every object of that time."""
 _POD_FIELDS = ("gpu", "rdma", "resources", "shared_memory", "priority_class_name", "topology")
 _REQUIRED: dict[str, Any] = {"cluster": "", "pool": "", "model": "", "served_name": "", "accelerator": ""}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from fulcrum.api.types import Pool
 from fulcrum.balance.load import deviation, served_share
-from fulcrum.balance.revision import worker_revision
+from fulcrum.balance.revision import worker_image, worker_revision
 from fulcrum.balance.snapshot import Snapshot, Worker
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -38,9 +38,17 @@ def with_revisions(snapshot: Snapshot) -> Snapshot:
         pool.name: worker_revision(cluster=snapshot.name, spec=snapshot.spec, pool=pool) for pool in snapshot.spec.pools
     }
 
+    images = {pool.name: worker_image(snapshot.spec, pool) for pool in snapshot.spec.pools}
+
+    def is_stale(worker: Worker) -> bool:
+        if worker.spec_hash != revisions.get(worker.pool):
+            return True
+        image = images[worker.pool]
+        return image is not None and worker.release_image not in (None, image)
+
     def seen(worker: Worker) -> Worker:
         # Of thousands of workers few change: a copy of each would take a tenth of a plan.
-        stale = worker.pool not in snapshot.refused and worker.spec_hash != revisions.get(worker.pool)
+        stale = worker.pool not in snapshot.refused and is_stale(worker)
         return worker if stale == worker.stale else replace(worker, stale=stale)
 
     workers = tuple(map(seen, snapshot.workers))

@@ -103,6 +103,8 @@ class Worker:
     """Its node is gone and will not report its end; it counts as `deleting`, too."""
     replaces: str | None = None
     """Uid of the worker whose place it takes once it is ready: it was created beyond the wanted number."""
+    release_image: str | None = None
+    """Its image, if the spec named none when it was made: such workers share a revision with those of release 0.1.0."""
     stale: bool = False
     """Made from another spec; set by `plan`."""
     role_told: bool = False

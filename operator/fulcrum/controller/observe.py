@@ -10,6 +10,7 @@ from typing import Any, Final
 from fulcrum.api.names import (
     ANNOTATION_CONTINUE_ROLLOUT,
     ANNOTATION_PAUSED,
+    ANNOTATION_RELEASE_IMAGE,
     ANNOTATION_REPLACES,
     ANNOTATION_RESTART,
     ANNOTATION_ROLE_EPOCH,
@@ -177,6 +178,7 @@ def read_worker(
         lost=uid in lost,
         node=(pod.get("spec") or {}).get("nodeName"),
         replaces=annotations.get(ANNOTATION_REPLACES),
+        release_image=annotations.get(ANNOTATION_RELEASE_IMAGE),
         pod_ip=status.get("podIP") or None,
         restarts=restarts,
         waiting_reason=waiting.get("reason"),

@@ -9,6 +9,7 @@ import msgspec
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import (
+    ANNOTATION_RELEASE_IMAGE,
     ANNOTATION_ROLE_EPOCH,
     ANNOTATION_SPEC_HASH,
     ENV_WORKER_CONFIG,
@@ -63,6 +64,8 @@ def worker_pod(
         ANNOTATION_ROLE_EPOCH: "0",
         ANNOTATION_SPEC_HASH: worker_revision(cluster=owner.name, spec=spec, pool=pool),
     }
+    if worker_image(spec, pool) is None:
+        metadata["annotations"][ANNOTATION_RELEASE_IMAGE] = image
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(owner, spec, pool, role, image)}
     template = {key: value for key, value in pool.template.items() if key in ("metadata", "spec")}
     merged = overlay(pod, template)

@@ -1,0 +1,101 @@
+"""The operator of the release before and this one in turn, with real engines under load: nobody notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+from answers import Question
+from load import SteadyLoad
+from local_cluster import REPOSITORY, Cluster, wait_until
+from processes import engine_core, processes
+from tests.previous_release import add_client, previous_release, python_path
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+
+NAMESPACE = "fulcrum-system"
+
+
+@pytest.fixture(scope="module")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = previous_release(tmp_path_factory.mktemp("previous"))
+    add_client(tree)
+    return tree
+
+
+@pytest.fixture
+def restored(whole: Cluster) -> Iterator[Cluster]:
+    """The same cluster; whatever happens, this release's operator is back afterwards."""
+    yield whole
+    install(whole, None)
+
+
+def install(cluster: Cluster, tree: Path | None) -> None:
+    """Replace the operator and its rights by those of another release (None: this one); the CRD only moves forward."""
+    rights = (tree or REPOSITORY) / "manifests" / "rbac"
+    cluster.kubectl("-n", NAMESPACE, "apply", "-k", str(rights), "--server-side", "--force-conflicts")
+    variable = "PYTHONPATH-" if tree is None else f"PYTHONPATH={python_path(tree)}"
+    cluster.kubectl("-n", NAMESPACE, "set", "env", "deployment/fulcrum-operator", variable)
+    cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/fulcrum-operator", "--timeout=120s")
+    wait_until("one operator, of that release", partial(acts, cluster, tree), seconds=120)
+
+
+def acts(cluster: Cluster, tree: Path | None) -> bool:
+    """Whether the only operator is of this release, and holds the Lease."""
+    pods = cluster.read("pods", "-n", NAMESPACE)["items"]
+    if len(pods) != 1:
+        return False
+    name = pods[0]["metadata"]["name"]
+    holder = cluster.read("lease", "fulcrum-operator", "-n", NAMESPACE)["spec"].get("holderIdentity") or ""
+    environment = processes(cluster, pod=name)[0].environ()
+    return name in holder and environment.get("PYTHONPATH") == (python_path(tree) if tree is not None else None)
+
+
+def everything_of(cluster: Cluster) -> dict[str, tuple[str, str, int, psutil.Process, psutil.Process]]:
+    """What an upgrade must leave as it is: of each worker its Pod, container, restarts, agent and engine."""
+    found = {}
+    for pod in cluster.pods("worker"):
+        (container,) = pod["status"]["containerStatuses"]
+        agent = processes(cluster, pod=pod["metadata"]["name"])[0]
+        found[pod["metadata"]["name"]] = (
+            pod["metadata"]["uid"], container["containerID"], container["restartCount"], agent, engine_core(agent),
+        )  # fmt: skip
+    return found
+
+
+def has_roles(cluster: Cluster, prefill: int, decode: int) -> bool:
+    return cluster.roles() == {"prefill": prefill, "decode": decode}
+
+
+def gateways_are_rolled_out(cluster: Cluster) -> bool:
+    gateway = cluster.read("deployment", f"{cluster.name}-gateway")
+    status = gateway["status"]
+    return (
+        status.get("observedGeneration") == gateway["metadata"]["generation"]
+        and status.get("replicas") == status.get("updatedReplicas") == status.get("readyReplicas") == 2
+    )
+
+
+def test_operators_of_two_releases_take_turns_under_load(
+    restored: Cluster, previous: Path, questions: list[Question]
+) -> None:
+    cluster = restored
+    before = everything_of(cluster)
+    assert len(before) == 4
+    with SteadyLoad(cluster.endpoint(), questions, rate=2) as load:
+        wait_until("answers before", partial(load.has, 8), seconds=120)
+        for tree, ratio in ((previous, (3, 1)), (None, (1, 3)), (previous, (2, 2)), (None, (3, 1))):
+            install(cluster, tree)
+            # It looks after the cluster: a change is acted upon.
+            cluster.patch_ratio(*ratio)
+            wait_until(f"{ratio} by {'the one before' if tree else 'this one'}", partial(has_roles, cluster, *ratio),
+                       seconds=120)  # fmt: skip
+            wait_until("the gateways as it wants them", partial(gateways_are_rolled_out, cluster), seconds=120)
+            wait_until("answers", partial(load.has, len(load.answered) + 8), seconds=120)
+    assert everything_of(cluster) == before
+    assert all(answered.right for answered in load.answered), load.summary()
+    assert cluster.condition("Available") == "True"
+    print(f"4 changes of the operator's release: {len(load.answered)} answers, all right; no worker was restarted")
