@@ -88,6 +88,8 @@ class ClusterModel:
     crowding: float = 0.0
     """How much longer the steps of a worker take for each other one that computes at the same time, as a fraction: as
     where all of them share one machine's memory, caches and cores. 0: each is on its own."""
+    gateways: int = 1
+    """Replicas of the gateway. Each sees its own requests, and the others' in the workers' load reports."""
     flip_seconds: float = 0.1
     """From the write of a role label until gateways route by it."""
     stop_seconds: float = 1.0
@@ -106,6 +108,8 @@ class ClusterModel:
             raise ValueError("pools: at least one, with unique names")
         if self.crowding < 0:
             raise ValueError(f"crowding must be at least 0, got {self.crowding}")
+        if self.gateways < 1:
+            raise ValueError(f"gateways must be at least 1, got {self.gateways}")
         if 512 % self.block_tokens:
             raise ValueError(f"block_tokens must divide 512, got {self.block_tokens}")
 

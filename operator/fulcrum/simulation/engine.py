@@ -11,6 +11,7 @@ from fulcrum.balance.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, Kill, Pulling
 from fulcrum.simulation.crowd import Crowd
 from fulcrum.simulation.fleet import Fleet, Pod
+from fulcrum.simulation.gateways import POLL_SECONDS, Gateways
 from fulcrum.simulation.job import jobs_of
 from fulcrum.simulation.journey import Journeys
 from fulcrum.simulation.outcome import Ledger
@@ -84,7 +85,7 @@ class Simulation:
         self._journeys = Journeys(
             cluster=cluster,
             policy=policy,
-            door=policy.front_door(cluster, slo),
+            door=self._gateways(slo),
             view=self._view,
             ledger=self._ledger,
             timeline=self._timeline,
@@ -92,6 +93,7 @@ class Simulation:
         door = self._journeys.door
         self._ranks = door.ranks(workload.classes) if door is not None else None
         self._tick_alarm = _Alarm(self._tick)
+        self._poll_alarm = _Alarm(self._poll)
         self._engines: list[Worker] = []
         self._events = 0
 
@@ -101,6 +103,8 @@ class Simulation:
         for kill in self._kills:
             self._timeline.plan(kill.at_seconds, _Alarm(partial(self._fleet.kill, kill.worker)))
         self._tick(0.0)
+        if self._journeys.door is not None and self._journeys.door.several:
+            self._poll(0.0)
         queue, view, live, arrive = self._timeline.queue, self._view, self._journeys.live, self._journeys.arrive
         deadline = self._workload.duration_seconds + self._tail_seconds
         arrivals = jobs_of(self._workload, due=self._journeys.hop_over)
@@ -126,6 +130,18 @@ class Simulation:
                 target.fire(now)
         self._events = events
         return self._result()
+
+    def _gateways(self, slo: Slo) -> Gateways | None:
+        """One gateway for each replica; None where the policy routes by itself."""
+        doors = [self._policy.front_door(self._cluster, slo) for _ in range(self._cluster.gateways)]
+        found = [door for door in doors if door is not None]
+        return Gateways(found) if found else None
+
+    def _poll(self, now: float) -> None:
+        """Gateways read the load of workers."""
+        assert self._journeys.door is not None
+        self._journeys.door.report(self._view.pods, now)
+        self._timeline.plan(now + POLL_SECONDS, self._poll_alarm)
 
     def _make_worker(self, pod: Pod) -> Worker:
         worker = Worker(

@@ -43,8 +43,11 @@ class FrontDoor:
         policy: AdmissionPolicy = AdmissionPolicy.OFF,
         classes: Sequence[QosClass] = (),
         two_legs: bool = False,
+        gateways: int = 1,
     ) -> None:
         """`speeds` by pool are what agents report; a pool without one is unknown to the router.
+
+        `gateways`: replicas that share the traffic evenly, of which this is one.
 
         `two_legs`: no request is ever served by one worker alone.
         """
@@ -55,6 +58,7 @@ class FrontDoor:
             ttft_seconds=slo.ttft_seconds,
             tpot_seconds=slo.tpot_seconds,
             attainment=slo.attainment,
+            gateways=gateways,
         )
         memory = AffinityMemory(_AFFINITY_KEYS, token_ends(PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS))
         self.view = self.admission.new_view(memory, units_per_token=1.0)

@@ -7,7 +7,8 @@ from typing import Final
 from fulcrum.admission import AGAIN_SECONDS
 from fulcrum.api.reasons import Reason
 from fulcrum.simulation.cluster import ClusterModel, FirstToken
-from fulcrum.simulation.front_door import Chosen, FrontDoor
+from fulcrum.simulation.front_door import Chosen
+from fulcrum.simulation.gateways import Gateways
 from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.leases import Leases
 from fulcrum.simulation.outcome import Ledger, Outcome
@@ -28,7 +29,7 @@ class Journeys:
         *,
         cluster: ClusterModel,
         policy: Policy,
-        door: FrontDoor | None,
+        door: Gateways | None,
         view: View,
         ledger: Ledger,
         timeline: Timeline,

@@ -46,7 +46,7 @@ class Policy(ABC):
 
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor | None:
         """Return the gateway; the default routes as production does and turns nobody away."""
-        return FrontDoor(slo=slo, speeds=known_speeds(cluster))
+        return FrontDoor(slo=slo, speeds=known_speeds(cluster), gateways=cluster.gateways)
 
     def on_tick(self, view: View) -> Turn:
         """Decide about roles and workers; called at second 0 and whenever the last turn asked for it."""

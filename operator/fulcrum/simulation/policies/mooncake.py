@@ -52,7 +52,7 @@ class Mooncake(Schedule):
         self._under_way: dict[int, Job] = {}
 
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        return FrontDoor(slo=slo, speeds=known_speeds(cluster), two_legs=True)
+        return FrontDoor(slo=slo, speeds=known_speeds(cluster), two_legs=True, gateways=cluster.gateways)
 
     def admit(self, request: Job, view: View) -> Reason | None:
         prefills = [worker for worker in view.workers if worker.role in (Role.PREFILL, Role.MIXED)]

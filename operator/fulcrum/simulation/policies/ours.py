@@ -12,7 +12,6 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.balance import CreateWorker, GatewayState, Snapshot, WorkerPhase, plan, worker_revision
 from fulcrum.balance import Worker as PlannedWorker
 from fulcrum.balance.demand import Slo
@@ -26,9 +25,9 @@ from fulcrum.forecast.series import LoadSeries
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import CLUSTER, Pod
 from fulcrum.simulation.front_door import FrontDoor
+from fulcrum.simulation.load_report import load_report
 from fulcrum.simulation.policy import Policy, Turn, known_speeds
 from fulcrum.simulation.view import View
-from fulcrum.simulation.worker import Worker
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """Wall-clock time of second 0."""
@@ -96,7 +95,11 @@ class Ours(Policy):
 
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
         return FrontDoor(
-            slo=slo, speeds=known_speeds(cluster), policy=self._admission, classes=self._spec.admission.classes
+            slo=slo,
+            speeds=known_speeds(cluster),
+            policy=self._admission,
+            classes=self._spec.admission.classes,
+            gateways=cluster.gateways,
         )
 
     def on_tick(self, view: View) -> Turn:
@@ -180,36 +183,6 @@ class Ours(Policy):
             load=load_report(pod, worker) if worker is not None else None,
             role_told=True,
         )
-
-
-def load_report(pod: Pod, worker: Worker) -> LoadReport:
-    """Return what the agent of a ready worker would answer to `GET /load`."""
-    speed = worker.speed
-    coefficients = getattr(speed, "coefficients", None)
-    return LoadReport(
-        role=pod.role,
-        role_epoch=pod.epoch,
-        ready=True,
-        draining=pod.role is Role.DRAINING,
-        running=worker.running,
-        waiting=len(worker.waiting) + worker.loading,
-        queued_prompt_tokens=worker.queued_tokens,
-        kv_usage=worker.kv_usage,
-        kv_held_for_peers=worker.held_blocks / worker.kv_capacity_blocks,
-        kv_capacity_tokens=speed.kv_capacity_tokens,
-        speed=coefficients if isinstance(coefficients, SpeedCoefficients) else None,
-        work=WorkCounters(
-            prompts=worker.work.prompts,
-            prompt_tokens=worker.work.prompt_tokens,
-            cached_tokens=worker.work.cached_tokens,
-            prefill_seconds=worker.work.prefill_seconds,
-            decode_tokens=worker.work.decode_tokens,
-            decode_seconds=worker.work.decode_seconds,
-            computed_tokens=worker.work.prompt_tokens - worker.work.cached_tokens,
-        ),
-        max_batch=speed.max_batch,
-        max_batched_tokens=speed.max_batched_tokens,
-    )
 
 
 def _time(virtual_seconds: float) -> datetime:

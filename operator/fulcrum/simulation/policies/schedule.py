@@ -56,7 +56,13 @@ class Schedule(Policy):
         return [(self._pool, role) for role in self.splits[0][1].roles()]
 
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        return FrontDoor(slo=slo, speeds=known_speeds(cluster), policy=self._admission, classes=self._classes)
+        return FrontDoor(
+            slo=slo,
+            speeds=known_speeds(cluster),
+            policy=self._admission,
+            classes=self._classes,
+            gateways=cluster.gateways,
+        )
 
     def on_tick(self, view: View) -> Turn:
         actions: list[Action] = []

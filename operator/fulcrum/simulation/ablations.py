@@ -1,0 +1,147 @@
+"""Rules and tuning constants of the decision core, each with the value at which it does nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from math import inf
+from typing import Any, Final
+
+import msgspec
+
+from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.api.types import InferenceClusterSpec
+
+
+class CompiledError(RuntimeError):
+    """The core is compiled, so that its constants are built in. Says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A module's constant and its neutral value."""
+
+    module: str
+    """Below `fulcrum`."""
+    name: str
+    neutral: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ablation:
+    """One rule or tuning entry."""
+
+    name: str
+    says: str
+    """What is without it."""
+    constants: tuple[Constant, ...] = ()
+    observe: bool = False
+    """The planner changes nothing."""
+    admits_all: bool = False
+
+    def spec(self, spec: InferenceClusterSpec) -> InferenceClusterSpec:
+        """Return the spec without the rule, where the rule can be switched off there."""
+        if self.observe:
+            spec = _with(spec, "balance", mode="Observe")
+        if self.admits_all:
+            spec = _with(spec, "admission", policy=AdmissionPolicy.OFF)
+        return spec
+
+
+@contextmanager
+def switched_off(ablation: Ablation) -> Iterator[None]:
+    """Switch a rule off in this process.
+
+    Raises:
+        CompiledError: the core is compiled.
+        LookupError: there is no such constant any more.
+    """
+    changed: list[tuple[Any, str, Any]] = []
+    try:
+        for constant in ablation.constants:
+            home = import_module(f"fulcrum.{constant.module}")
+            if not str(home.__file__).endswith(".py"):
+                raise CompiledError(f"{home.__name__} is compiled: run the ablation from a checkout without libraries")
+            if not hasattr(home, constant.name):
+                raise LookupError(
+                    f"{home.__name__} has no {constant.name}: take it out of ABLATIONS, or rename it there"
+                )
+            old = getattr(home, constant.name)
+            for module in [home, *_importers(constant.name, old)]:
+                changed.append((module, constant.name, old))
+                setattr(module, constant.name, constant.neutral)
+        yield
+    finally:
+        for module, name, old in changed:
+            setattr(module, name, old)
+
+
+def _importers(name: str, value: object) -> list[Any]:
+    """Modules that have taken a public constant over by its name."""
+    if name.startswith("_"):
+        return []
+    modules = [module for path, module in sys.modules.items() if path.startswith("fulcrum.")]
+    return [module for module in modules if getattr(module, name, None) is value]
+
+
+def _with(spec: InferenceClusterSpec, part: str, **fields: Any) -> InferenceClusterSpec:
+    document = msgspec.to_builtins(spec)
+    document.setdefault(part, {}).update(fields)
+    return msgspec.convert(document, InferenceClusterSpec)
+
+
+def _one(room: str, name: str, neutral: Any, says: str) -> Ablation:
+    """One constant; `room` is its module."""
+    return Ablation(name=f"{room}.{name}", says=says, constants=(Constant(module=room, name=name, neutral=neutral),))
+
+
+ABLATIONS: Final = (
+    Ablation(name="planner", says="The layout that a new cluster begins with stays.", observe=True),
+    Ablation(name="admission", says="No request is turned away.", admits_all=True),
+    Ablation(
+        name="margins",
+        says="Predictions are believed as they are.",
+        constants=(
+            Constant(module="admission.predict", name="_HIGHEST_MARGIN", neutral=1.0),
+            Constant(module="admission.predict", name="_FIRST_MARGIN", neutral=1.0),
+        ),
+    ),
+    _one("admission.late", "_PREFILL", 0.0, "No request is let in that is late by its hand-over alone."),
+    _one("admission.spare", "_OF_IDLE", 0.0, "Idle prefill time is not spent on requests that are late."),
+    _one("admission.postpone", "_MOST", 0, "Long prompts do not wait at the gateway for their gap."),
+    _one("admission.postpone", "_SET_ASIDE", 0.0, "No prefill time is set aside for long prompts."),
+    _one("admission.turns", "_MOST", 0, "Requests of lower classes do not wait at the gateway for their turn."),
+    _one("admission.neighbours", "_LEAST", inf, "Workers that share hardware are taken to have their own."),
+    _one("admission.decide", "_MOST_HARMED", 1.0, "A deflected request may make one other late."),
+    _one("admission.decide", "_FAR", 0.0, "Every request that is held up counts, however early it is."),
+    _one("admission.decide", "_HOPELESS", inf, "Idle workers serve a request however late it is."),
+    _one("admission.limits", "_KV_FULL", 1.0, "The whole KV cache may be planned with."),
+    _one("admission.shares", "_SLOT", 1.0, "A class below its reserve has no room for a prefill of its own size."),
+    _one("admission.predict", "SMALL_SHARE", 0.0, "Ratios of latencies are compared as they are."),
+    _one("routing.route", "_SLACK", 1.0, "Deflection up to the TPOT promise itself."),
+    _one("routing.route", "_STAYING", 1.0, "Decoding on prefill workers up to the TPOT promise itself."),
+    _one("routing.route", "_NEARLY", 1.0, "The better score wins, however little better."),
+    _one("routing.search", "_WORK_WEIGHT", 0.0, "Prefill time taken from others costs nothing."),
+    _one("routing.search", "_MISS", 0.0, "A promise that is missed weighs no more than one that is kept."),
+    _one("routing.search", "_ALONE", 0.0, "A prompt never waits to spare an answer on a prefill worker."),
+    _one("routing.search", "_EARLY", 1.0, "It waits up to its TTFT promise itself."),
+    _one("routing.search", "_TAKEN", 1.0, "Prefill workers' time is counted in full."),
+    _one("routing.worker", "LEAST_LEFT", 0.001, "Answers end when they are expected to."),
+    _one("routing.affinity", "_RESIDENT", 1.0, "Prefixes are believed to fill the whole KV cache."),
+    _one("balance.flips", "IMMEDIATE_COST", 0.0, "A flip costs nothing."),
+    _one("balance.flips", "ESTIMATE_ERROR", 0.0, "Estimates of a change of kind are believed as they are."),
+    _one("balance.flips", "SPLIT_ERROR", 0.0, "Estimates of splits are believed as they are."),
+    _one("balance.flips", "LAST_ERROR", 0.0, "The last worker of a role flips as any other."),
+    _one("balance.load", "NOISE_SIGMAS", 0.0, "What is measured is taken for the truth."),
+    _one("balance.lengths", "_CLEARLY", inf, "A new mix of lengths is seen only when the window is full of it."),
+    _one("balance.bursts", "_SIGMAS", 0.0, "Bursts are what was measured of them."),
+    _one("balance.correction", "MOST_CORRECTION", 1.0, "The model is not corrected by the attainment that is seen."),
+    _one("balance.service", "_NEARLY_ALL", 1.0, "Each role always sees what the other turns away."),
+    _one("balance.queueing.prefill", "_SHORTEST_FIRST", 0.0, "Early rejection is estimated as if by chance."),
+    _one("balance.scaling", "_SPARED", 0.0, "Workers are given back as soon as the others suffice."),
+    _one("balance.scaling", "_BESIDE", 0.0, "Queues may add nothing to misses that no worker can help."),
+)
+"""Every entry has to buy something over random scenarios (`benchmarks/ablation.py`)."""

@@ -1,0 +1,66 @@
+"""The gateways of a cluster: each decides about its own part of the requests by what it has seen itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from fulcrum.api.reasons import Reason
+from fulcrum.simulation.fleet import Pod
+from fulcrum.simulation.front_door import Chosen, FrontDoor
+from fulcrum.simulation.job import Job
+from fulcrum.simulation.load_report import load_report
+
+POLL_SECONDS: Final = 1.0
+"""How often several gateways read the load of every worker, as in `gateway.load_poll`."""
+_KNUTH: Final = 2_654_435_761
+"""Multiplier of a multiplicative hash (Knuth, The Art of Computer Programming, volume 3, section 6.4)."""
+
+
+class Gateways:
+    """Has the methods of one gateway. Requests are spread by a hash of their number, as connections are."""
+
+    def __init__(self, doors: Sequence[FrontDoor]) -> None:
+        """At least one gateway."""
+        self._doors = tuple(doors)
+
+    @property
+    def several(self) -> bool:
+        """Report whether there is more than one: only then load reports say anything that is not known."""
+        return len(self._doors) > 1
+
+    def changed(self, pod: Pod) -> None:
+        """A worker came, went, or has another role: every gateway watches Pods."""
+        for door in self._doors:
+            door.changed(pod)
+
+    def report(self, pods: Iterable[Pod], now: float) -> None:
+        """Tell every gateway the load of every ready worker."""
+        for pod in pods:
+            if pod.worker is not None and not pod.deleting:
+                load = load_report(pod, pod.worker)
+                for door in self._doors:
+                    door.view.report(pod.name, load, now)
+
+    def ranks(self, names: Iterable[str | None]) -> dict[str | None, int] | None:
+        """Return in which order engines serve requests of each of these classes; None when all of them are alike."""
+        return self._doors[0].ranks(names)
+
+    def choose(self, job: Job, now: float) -> Chosen | Reason | None:
+        """Decide about a request, and take it for started; None: it is postponed, and to be asked about `again`."""
+        return self._of(job).choose(job, now)
+
+    def again(self, job: Job, now: float) -> Chosen | Reason | None:
+        """Decide about a postponed request; None: not yet."""
+        return self._of(job).again(job, now)
+
+    def prefilled(self, job: Job, now: float) -> None:
+        """The prefill leg was answered, or the first token of a whole request came."""
+        self._of(job).prefilled(job, now)
+
+    def ended(self, job: Job, now: float, *, served: bool) -> None:
+        """An attempt is over."""
+        self._of(job).ended(job, now, served=served)
+
+    def _of(self, job: Job) -> FrontDoor:
+        return self._doors[(job.index * _KNUTH >> 16) % len(self._doors)]

@@ -1,0 +1,120 @@
+"""Ours against every other way to run the same scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from fulcrum.api.names import Role
+from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.simulation.ablations import Ablation, switched_off
+from fulcrum.simulation.cluster import ClusterModel
+from fulcrum.simulation.engine import simulate
+from fulcrum.simulation.policies import Mooncake, Ours, Rejection, Split, Threshold
+from fulcrum.simulation.policies.fixed import Fixed, layout_name
+from fulcrum.simulation.policy import Policy
+from fulcrum.simulation.result import Summary
+from fulcrum.simulation.scenarios import Scenario, layouts
+from fulcrum.simulation.workload import Workload
+
+TURN_SECONDS: Final = 2.0
+"""Shortest time between two turns of the planner, as its tick is."""
+UTILISATIONS: Final = (0.4, 0.55, 0.7, 0.85)
+"""What the threshold autoscaler is run with; the cheapest of those that serve as many as ours counts."""
+SAME: Final = 0.005
+"""Attainments that are nearer than that are the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What a scenario came to. Attainments are shares of all requests, 0 to 1."""
+
+    scenario: Scenario
+    ours: Summary
+    best: str
+    """The rival that ours is compared with."""
+    best_attainment: float
+    best_gpu_hours: float
+    best_static_attainment: float
+    """Of all rivals whose workers keep their roles and that turn nobody away or use our admission."""
+    ratio: float
+    """Higher is better. Fixed workers: ours over the best rival's attainment. Moving workers: GPU-hours of the cheapest
+    rival with the same attainment over ours; where none has it, 1 and how much ours attains more."""
+
+
+def judged(scenario: Scenario) -> Judged:
+    """Run ours and its rivals."""
+    ours = run_ours(scenario)
+    return _of_moving(scenario, ours) if scenario.moving else _of_fixed(scenario, ours)
+
+
+def run_ours(scenario: Scenario, *, without: Ablation | None = None) -> Summary:
+    """Run the production planner, router and admission alone; all of it, or without one rule."""
+    load, cluster, spec = scenario.workload(), scenario.cluster(), scenario.spec()
+    if without is None:
+        return _run(scenario, load, cluster, Ours(spec, least_turn_seconds=TURN_SECONDS))
+    with switched_off(without):
+        return _run(scenario, load, cluster, Ours(without.spec(spec), least_turn_seconds=TURN_SECONDS))
+
+
+def rivals(scenario: Scenario) -> Iterator[tuple[str, Callable[[], Policy], bool]]:
+    """Yield name, maker, and whether it is a static layout: every one with and without admission, and Mooncake's rule.
+
+    Mooncake's rule knows clusters of one pool only, with prefill and decode apart.
+    """
+    pool, classes = scenario.pools[0].name, scenario.spec().admission.classes
+    for workers in layouts(scenario):
+        name = layout_name(workers)
+        for rule in (AdmissionPolicy.OFF, AdmissionPolicy.PREDICTIVE):
+            yield f"{name} {rule.value}", partial(Fixed, workers, admission=rule, classes=classes), True
+        split = Split(*(sum(role is wanted for _, role in workers) for wanted in (Role.PREFILL, Role.DECODE)))
+        if len(scenario.pools) == 1 and split.prefill and split.decode:
+            make = partial(Mooncake, pool=pool, splits=[(0.0, split)], rule=Rejection.PREDICTIVE)
+            yield f"{name} Mooncake", make, False
+
+
+def _of_fixed(scenario: Scenario, ours: Summary) -> Judged:
+    load, cluster = scenario.workload(), scenario.cluster()
+    found = [(name, static, _run(scenario, load, cluster, make())) for name, make, static in rivals(scenario)]
+    best, _, summary = max(found, key=lambda each: each[2].attainment)
+    return Judged(
+        scenario=scenario,
+        ours=ours,
+        best=best,
+        best_attainment=summary.attainment,
+        best_gpu_hours=summary.gpu_hours,
+        best_static_attainment=max(one.attainment for _, static, one in found if static),
+        ratio=ours.attainment / summary.attainment if summary.attainment else 1.0,
+    )
+
+
+def _of_moving(scenario: Scenario, ours: Summary) -> Judged:
+    load, cluster, pool = scenario.workload(), scenario.cluster(), scenario.pools[0]
+    half = max(1, min(2, scenario.workers) // 2)
+    found = [
+        _run(
+            scenario,
+            load,
+            cluster,
+            Threshold(pool=pool.name, prefill=half, decode=half, most_workers=pool.workers, utilisation=utilisation),
+        )
+        for utilisation in UTILISATIONS
+    ]
+    equal = [one for one in found if one.attainment >= ours.attainment - SAME]
+    rival = min(equal, key=lambda one: one.gpu_hours) if equal else max(found, key=lambda one: one.attainment)
+    return Judged(
+        scenario=scenario,
+        ours=ours,
+        best=rival.policy,
+        best_attainment=rival.attainment,
+        best_gpu_hours=rival.gpu_hours,
+        best_static_attainment=0.0,
+        ratio=rival.gpu_hours / ours.gpu_hours if equal else 1 + ours.attainment - rival.attainment,
+    )
+
+
+def _run(scenario: Scenario, load: Workload, cluster: ClusterModel, policy: Policy) -> Summary:
+    slo = scenario.slo()
+    return simulate(load, cluster, policy, slo=slo).summary(slo)

@@ -1,0 +1,68 @@
+"""Several gateways, of which each sees its own requests and the others' in load reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from tests.simulation.worlds import SLO, make_cluster, make_speed, poisson
+
+from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.balance.demand import Slo
+from fulcrum.simulation.cluster import ClusterModel
+from fulcrum.simulation.engine import simulate
+from fulcrum.simulation.front_door import Chosen, FrontDoor
+from fulcrum.simulation.job import Job
+from fulcrum.simulation.outcome import Outcome
+from fulcrum.simulation.policies import Split
+from fulcrum.simulation.policies.schedule import Schedule
+
+SPEED = make_speed(kv_capacity_tokens=400_000)
+
+
+class Watched(Schedule):
+    """Counts the requests of each gateway, and what it was told that others have."""
+
+    def __init__(self) -> None:
+        super().__init__(pool="p", splits=[(0.0, Split(2, 2))], admission=AdmissionPolicy.PREDICTIVE)
+        self.doors: list[CountingDoor] = []
+
+    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
+        plain = super().front_door(cluster, slo)
+        assert plain.admission._shares._gateways == cluster.gateways
+        door = CountingDoor(slo=slo, speeds={"p": SPEED}, policy=AdmissionPolicy.PREDICTIVE, gateways=cluster.gateways)
+        self.doors.append(door)
+        return door
+
+
+class CountingDoor(FrontDoor):
+    """A gateway that counts."""
+
+    asked = 0
+    foreign = 0
+
+    def choose(self, job: Job, now: float) -> Chosen | object | None:  # type: ignore[override]
+        self.asked += 1
+        self.foreign += any(worker.foreign for worker in self.view.workers.values())
+        return super().choose(job, now)
+
+
+@pytest.mark.parametrize("gateways", [1, 3])
+def test_every_request_is_decided_by_one_gateway_and_only_several_hear_of_others(gateways: int) -> None:
+    policy = Watched()
+    load = poisson(rate=6, count=900, prompt=1500, output=60, seed=1)
+    result = simulate(load, make_cluster(SPEED, gateways=gateways), policy, slo=SLO)
+    asked = [door.asked for door in policy.doors]
+    assert len(asked) == gateways
+    assert sum(asked) == len(load)
+    assert min(asked) > 0.8 * len(load) / gateways
+    assert all((door.foreign > 0) == (gateways > 1) for door in policy.doors)
+    assert Counter(result.outcome.tolist())[Outcome.PENDING] == 0
+    again = simulate(load, make_cluster(SPEED, gateways=gateways), Watched(), slo=SLO)
+    assert np.array_equal(result.end_seconds, again.end_seconds)
+
+
+def test_a_cluster_has_a_gateway() -> None:
+    with pytest.raises(ValueError, match="gateways must be at least 1"):
+        make_cluster(SPEED, gateways=0)

@@ -1,0 +1,72 @@
+"""The judge: ours and its rivals on the same scenario, the same every time, and rules that can be switched off."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.balance import flips
+from fulcrum.simulation.ablations import ABLATIONS, Ablation, Constant, switched_off
+from fulcrum.simulation.judge import judged, rivals, run_ours
+from fulcrum.simulation.scenarios import Scenario, draw, layouts
+
+
+def smallest(*, moving: bool) -> Scenario:
+    """The scenario with the fewest requests on few workers."""
+    found = [one for one in (draw(1, number) for number in range(60)) if one.moving is moving and one.workers <= 3]
+    return min(found, key=lambda one: one.expected_requests())
+
+
+def test_fixed_workers_are_judged_against_the_best_of_all_rivals() -> None:
+    scenario = smallest(moving=False)
+    one = judged(scenario)
+    assert one == judged(scenario)
+    names = [name for name, _, _ in rivals(scenario)]
+    assert one.best in names
+    assert len(names) == len(set(names)) >= 2 * len(layouts(scenario))
+    assert one.best_attainment >= one.best_static_attainment > 0
+    assert one.ratio == pytest.approx(one.ours.attainment / one.best_attainment)
+    assert one.ours == run_ours(scenario)
+
+
+def test_moving_workers_are_judged_by_gpu_hours_for_the_same_attainment() -> None:
+    one = judged(smallest(moving=True))
+    assert one.best.startswith("threshold")
+    if one.best_attainment >= one.ours.attainment - 0.005:
+        assert one.ratio == pytest.approx(one.best_gpu_hours / one.ours.gpu_hours)
+    else:
+        assert one.ratio > 1
+
+
+def test_every_constant_that_is_switched_off_is_there_and_comes_back() -> None:
+    assert len({one.name for one in ABLATIONS}) == len(ABLATIONS)
+    for entry in ABLATIONS:
+        before = [getattr(import_module(f"fulcrum.{each.module}"), each.name) for each in entry.constants]
+        with switched_off(entry):
+            for constant, value in zip(entry.constants, before, strict=True):
+                assert getattr(import_module(f"fulcrum.{constant.module}"), constant.name) == constant.neutral != value
+        assert [getattr(import_module(f"fulcrum.{each.module}"), each.name) for each in entry.constants] == before
+
+
+def test_what_others_have_imported_is_switched_off_too() -> None:
+    entry = Ablation(name="x", says="", constants=(Constant(module="balance.load", name="NOISE_SIGMAS", neutral=0.0),))
+    with switched_off(entry):
+        taken = [import_module(f"fulcrum.balance.{name}") for name in ("load", "rejecting", "lengths", "flips")]
+        assert {getattr(module, "NOISE_SIGMAS", 0.0) for module in taken} == {0.0}
+
+
+def test_a_constant_that_is_gone_is_named() -> None:
+    entry = Ablation(name="x", says="", constants=(Constant(module="balance.flips", name="GONE", neutral=0.0),))
+    with pytest.raises(LookupError, match=r"fulcrum\.balance\.flips has no GONE"), switched_off(entry):
+        pass
+    assert flips.SPLIT_ERROR > 0
+
+
+def test_the_planner_and_admission_are_switched_off_in_the_spec() -> None:
+    spec = smallest(moving=False).spec()
+    planner, admission = (next(one for one in ABLATIONS if one.name == name) for name in ("planner", "admission"))
+    assert planner.spec(spec).balance.mode.value == "Observe"
+    assert admission.spec(spec).admission.policy is AdmissionPolicy.OFF
+    assert planner.spec(spec).pools == spec.pools
