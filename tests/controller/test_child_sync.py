@@ -32,6 +32,11 @@ from fulcrum.controller.children import Manifest, Owner, children
         ({"a": [{"x": 1}]}, {"a": [{"x": 1, "y": 2}]}, True),
         ({"a": [{"x": 1}]}, {"a": [{"x": 1}, {"x": 2}]}, False),
         ({"a": True}, {"a": False}, False),
+        # The server writes amounts in its own notation.
+        ({"limits": {"cpu": "0.5", "memory": "1024Mi"}}, {"limits": {"cpu": "500m", "memory": "1Gi"}}, True),
+        ({"limits": {"cpu": "0.5"}}, {"limits": {"cpu": "5m"}}, False),
+        ({"requests": {"rdma/ib": 1}}, {"requests": {"rdma/ib": "1"}}, True),
+        ({"requests": {"cpu": "1"}}, {"requests": {}}, False),
     ],
 )
 def test_everything_wanted_is_there_and_defaults_do_not_count(wanted: Any, live: Any, same: bool) -> None:

@@ -7,12 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from fulcrum.api.gateway import GatewayConfig, GatewayPool
-from fulcrum.api.names import Role
+from fulcrum.api.errors import InvalidValueError
+from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool
+from fulcrum.api.names import API_VERSION, KIND, Role
+from fulcrum.api.objects import load_inference_cluster, to_dict
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import WorkerConfig
 from fulcrum.controller.children import Manifest, Owner, children, worker_pod
 from fulcrum.controller.children.overlay import overlay
+from fulcrum.controller.children.pod_security import violations
 from fulcrum.controller.installation import Installation
 
 OWNER = Owner(name="chat", namespace="ml", uid="u-1")
@@ -287,7 +290,7 @@ def test_the_gateway_knows_policy_classes_and_what_pools_admit() -> None:
     config = msgspec.json.decode(document, type=GatewayConfig)
     assert config.admission == spec.admission
     assert [(pool.name, pool.admits) for pool in config.pools] == [("gpu", None), ("cpu", spec.pools[1].admits)]
-    assert (config.replicas, config.slo_attainment) == (3, 0.9)
+    assert config.slo_attainment == 0.9
 
 
 def test_api_keys_are_mounted_and_need_no_right_to_read_secrets() -> None:
@@ -299,6 +302,101 @@ def test_api_keys_are_mounted_and_need_no_right_to_read_secrets() -> None:
     (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == volume["name"])
     config = msgspec.json.decode(pod["containers"][0]["env"][0]["value"], type=GatewayConfig)
     assert (mount["mountPath"], mount["readOnly"]) == (config.api_keys_directory, True)
+
+
+PLACED = {
+    "requestTimeout": "90s",
+    "maxBodySize": "128Mi",
+    "resources": {"limits": {"cpu": "2"}},
+    "imagePullSecrets": [{"name": "registry"}],
+    "nodeSelector": {"edge": ""},
+    "tolerations": [
+        {"key": "dedicated", "value": "edge"},
+        {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
+    ],
+    "priorityClassName": "edge",
+}
+
+
+def gateway_children(gateway: dict[str, Any]) -> tuple[Manifest, Manifest]:
+    """Deployment and Service of the gateways."""
+    made = {child["kind"]: child for child in children(OWNER, make_spec(gateway=gateway))}
+    return made["Deployment"], made["Service"]
+
+
+def gateway_limits(gateway: dict[str, Any]) -> GatewayLimits:
+    (container,) = gateway_children(gateway)[0]["spec"]["template"]["spec"]["containers"]
+    return msgspec.json.decode(container["env"][0]["value"], type=GatewayConfig).limits
+
+
+def test_gateway_pods_are_placed_as_the_spec_says_and_stay_restricted() -> None:
+    pod = gateway_children(PLACED)[0]["spec"]["template"]["spec"]
+    assert list(violations(pod)) == []
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["nodeSelector"] == {"edge": ""}
+    assert pod["tolerations"] == [
+        {"key": "dedicated", "value": "edge"},
+        {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
+    ]
+    assert pod["priorityClassName"] == "edge"
+    # Without a request Kubernetes reserves as much as the limit: a default of ours might be above it.
+    assert pod["containers"][0]["resources"] == {"requests": {"memory": "256Mi"}, "limits": {"cpu": "2"}}
+
+
+def test_requests_of_a_gateway_are_limited_as_the_spec_says() -> None:
+    limits = gateway_limits(PLACED)
+    assert (limits.request_timeout_seconds, limits.max_body_bytes) == (90.0, 128 * 2**20)
+    assert limits.body_timeout_seconds == 128  # a mebibyte a second
+    # 16,384 tokens at twice the default TPOT; small bodies have their minute.
+    assert gateway_limits({}).request_timeout_seconds > 16_384 * 0.2
+    assert gateway_limits({}) == gateway_limits({"maxBodySize": "8Mi"}) == GatewayLimits()
+
+
+def test_more_gateways_restart_none() -> None:
+    two, three = (gateway_children({"replicas": replicas})[0]["spec"] for replicas in (2, 3))
+    assert (two.pop("replicas"), three.pop("replicas")) == (2, 3)
+    assert two == three
+
+
+def test_a_spec_that_says_nothing_of_them_leaves_gateway_pods_as_they_are() -> None:
+    pod = gateway_children({})[0]["spec"]["template"]["spec"]
+    assert pod.keys() & {"nodeSelector", "tolerations", "imagePullSecrets", "priorityClassName"} == set()
+    assert pod["containers"][0]["resources"] == {"requests": {"cpu": "500m", "memory": "256Mi"}}
+    assert list(violations(pod)) == []
+
+
+def test_the_service_is_of_the_type_that_the_spec_says() -> None:
+    service = gateway_children({})[1]
+    assert service["spec"]["type"] == "ClusterIP"
+    assert "annotations" not in service["metadata"]
+    service = gateway_children(
+        {
+            "service": {
+                "type": "LoadBalancer",
+                "annotations": {"example.com/scheme": "internal"},
+                "nodePort": 30080,
+                "loadBalancerClass": "example.com/nlb",
+                "loadBalancerSourceRanges": ["203.0.113.0/24"],
+                "externalTrafficPolicy": "Local",
+            }
+        }
+    )[1]
+    assert service["metadata"]["annotations"] == {"example.com/scheme": "internal"}
+    assert service["spec"] == {
+        "type": "LoadBalancer",
+        "selector": OWNER.selector("gateway"),
+        "ports": [{"name": "http", "port": 8080, "targetPort": 8080, "protocol": "TCP", "nodePort": 30080}],
+        "loadBalancerClass": "example.com/nlb",
+        "loadBalancerSourceRanges": ["203.0.113.0/24"],
+        "externalTrafficPolicy": "Local",
+    }
+
+
+def test_a_label_that_kubernetes_would_refuse_is_an_error_that_names_it() -> None:
+    spec = to_dict(make_spec()) | {"gateway": {"nodeSelector": {"no label": "x"}}}
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "c"}, "spec": spec}
+    with pytest.raises(InvalidValueError, match=r"spec\.gateway\.nodeSelector"):
+        load_inference_cluster(document)
 
 
 def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
@@ -331,7 +429,6 @@ def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
         slo_tpot_seconds=0.1,
         slo_attainment=0.95,
         pools=(GatewayPool(name="cpu"),),
-        replicas=2,
     )
     assert pod["terminationGracePeriodSeconds"] == 135
     assert pod["containers"][0]["command"] == ["fulcrum", "gateway"]

@@ -127,12 +127,64 @@ def test_limits(tmp_path: Path, limits: dict[str, float], tokens: float, let_in:
 
 
 def test_gateways_share_a_limit_and_estimates_are_corrected(tmp_path: Path) -> None:
-    key = KeyRing(write(tmp_path, one={"key": "secret-one", "tokensPerMinute": 200}), gateways=2).keys[0]
+    ring = KeyRing(write(tmp_path, one={"key": "secret-one", "tokensPerMinute": 200}))
+    ring.share(2, 0.0)
+    key = ring.keys[0]
     key.charge(100, 0.0)
     with pytest.raises(RequestError):
         key.charge(50, 0.0)
     key.correct(-60)  # it came to 40 only
     key.charge(50, 0.0)
+
+
+def let_in(ring: KeyRing, now: float) -> int:
+    """Requests of one token that are let in until one is not."""
+    for number in range(10_000):
+        try:
+            ring.find("Bearer secret-one").charge(1, now)
+        except RequestError:
+            return number
+    raise AssertionError("no limit")
+
+
+@pytest.mark.parametrize("limit", [{"requestsPerMinute": 600}, {"tokensPerMinute": 600}])
+def test_a_limit_holds_for_the_sum_while_gateways_come_and_go(tmp_path: Path, limit: dict[str, float]) -> None:
+    folder = write(tmp_path, one={"key": "secret-one", **limit})
+    first, second, third = KeyRing(folder), KeyRing(folder), KeyRing(folder)
+    # Two from the start: together a minute's worth.
+    first.share(2, 0.0)
+    second.share(2, 0.0)
+    assert (let_in(first, 0.0), let_in(second, 0.0)) == (300, 300)
+    # A third comes with its own part, full; in the minutes after, all three together get the limit.
+    for ring in (first, second, third):
+        ring.share(3, 0.0)
+    assert [let_in(ring, 0.0) for ring in (first, second, third)] == [0, 0, 200]
+    assert sum(let_in(ring, 60.0) for ring in (first, second, third)) == 600
+    # Two go: the last one earns the whole limit from now on, and nothing for what they had left.
+    first.share(1, 60.0)
+    assert let_in(first, 60.0) == 0
+    assert let_in(first, 90.0) == 300
+    assert let_in(first, 150.0) == 600
+
+
+def test_what_is_left_shrinks_with_more_gateways_and_is_not_given_back(tmp_path: Path) -> None:
+    ring = KeyRing(write(tmp_path, one={"key": "secret-one", "tokensPerMinute": 600}))
+    for gateways in (2, 1, 2, 1):  # one whose readiness flaps
+        ring.share(gateways, 0.0)
+    assert let_in(ring, 0.0) == 150
+    # What was overdrawn is owed, however many there are.
+    ring.keys[0].correct(300)
+    ring.share(2, 0.0)
+    assert let_in(ring, 59.0) == 0
+    assert let_in(ring, 61.0) >= 1
+
+
+def test_a_key_that_is_added_later_is_shared_too(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path)
+    ring.share(4, 0.0)
+    write(tmp_path, one={"key": "secret-one", "requestsPerMinute": 8})
+    ring.refresh()
+    assert let_in(ring, 0.0) == 2
 
 
 async def test_keys_over_the_wire(make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

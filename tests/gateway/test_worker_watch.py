@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
+import socket
 import statistics
 import sys
 from collections.abc import AsyncIterator
@@ -158,15 +161,25 @@ class ApiServer:
             await self._process.wait()
 
 
+def gateway_pod(name: str, **status: Any) -> Pod:
+    given = pod(name, role=None, **status)
+    given.metadata.labels = {names.LABEL_CLUSTER: "c", names.LABEL_COMPONENT: names.COMPONENT_GATEWAY}
+    return given
+
+
 class Follower:
     """A gateway's view without its server."""
 
     def __init__(self) -> None:
         config = GatewayConfig(cluster="c", served_name="m", model="m")
-        self.settings = Settings(config=config, host="127.0.0.1", namespace="default")
+        self.settings = Settings(config=config, host="127.0.0.1", namespace="default", pod_name="g0")
         self.metrics = Metrics()
         self.view = WorkerView(self.metrics)
         self.watch_connected = False
+        self.gateways = 0
+
+    def share(self, gateways: int) -> None:
+        self.gateways = gateways
 
     def roles(self) -> dict[str, str]:
         return {worker.name: worker.role.value for worker in self.view.workers}
@@ -229,6 +242,80 @@ async def test_the_view_follows_the_pods(server: ApiServer, follower: Follower) 
 
     await client.delete(f"{PODS}/w1")
     await eventually(lambda: follower.roles() == {"w0": "prefill"})
+    await client.close()
+
+
+@pytest.mark.integration
+async def test_ready_gateways_are_counted(server: ApiServer, follower: Follower) -> None:
+    client = await server.start()
+    await eventually(lambda: follower.gateways == 1)  # itself, whatever its Pod says
+    for name in ("g0", "g1", "g2"):
+        await make_pod(client, gateway_pod(name))
+    await eventually(lambda: follower.gateways == 3)
+    await set_status(client, gateway_pod("g2", conditions=[Condition(type="Ready", status="False")]))
+    await eventually(lambda: follower.gateways == 2)
+    await client.delete(f"{PODS}/g1")
+    await eventually(lambda: follower.gateways == 1)
+    await set_status(client, gateway_pod("g0", conditions=[Condition(type="Ready", status="False")]))
+    await set_status(client, gateway_pod("g2"))
+    await eventually(lambda: follower.gateways == 2)
+    assert follower.roles() == {}
+    await client.close()
+
+
+async def start_gateway(stack: contextlib.AsyncExitStack, name: str, config: GatewayConfig) -> int:
+    """A gateway process that has the Pod `name`; its port, once it is ready."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    document = msgspec.json.encode(config).decode()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1", "--port", str(port),
+        "--metrics-port", "0", "--lame-duck-seconds", "0", "--config", document, stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, names.ENV_POD_NAME: name, names.ENV_POD_NAMESPACE: "default"},
+    )  # fmt: skip
+    stack.push_async_callback(process.wait)
+    stack.callback(process.terminate)
+    async with asyncio.timeout(60):
+        while await status_of(port, "GET", "/ready") != 200:  # noqa: ASYNC110  (another process)
+            await asyncio.sleep(0.05)
+    return port
+
+
+async def status_of(port: int, method: str, path: str, body: bytes = b"") -> int:
+    """Status of one request with the key; 0 where nobody listens."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return 0
+    head = (
+        f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret-one\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    answer = await reader.read()
+    writer.close()
+    return int(answer.split(b" ", 2)[1])
+
+
+@pytest.mark.integration
+async def test_two_gateways_hold_a_keys_limit_together(server: ApiServer, tmp_path: Path) -> None:
+    """Without a worker: a key is charged first (429), and only then is there nobody to serve the request (503)."""
+    client = await server.start()
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "one").write_text('{"key": "secret-one", "requestsPerMinute": 12}')
+    config = GatewayConfig(cluster="c", served_name="m", model="m", api_keys_directory=str(keys))
+    for name in ("g0", "g1"):
+        await make_pod(client, gateway_pod(name))
+    body = b'{"model": "m", "prompt": [1, 2, 3], "max_tokens": 1}'
+    async with contextlib.AsyncExitStack() as stack:
+        ports = [await start_gateway(stack, name, config) for name in ("g0", "g1")]
+        began_at = asyncio.get_running_loop().time()
+        statuses = [await status_of(port, "POST", "/v1/completions", body) for _ in range(12) for port in ports]
+        seconds = asyncio.get_running_loop().time() - began_at
+        assert set(statuses) == {503, 429}
+        let_in = statuses.count(503)
+        assert 12 <= let_in <= 12 + seconds * 12 / 60
     await client.close()
 
 

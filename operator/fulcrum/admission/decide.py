@@ -98,6 +98,10 @@ class Admission:
         self._steps: defaultdict[str, Peaks] = defaultdict(Peaks)
         """Decode steps with which requests were let in, by pool."""
 
+    def share(self, gateways: int) -> None:
+        """So many gateways share the traffic evenly from now on."""
+        self._shares.gateways = self._postpone.gateways = self._turns.gateways = gateways
+
     def new_view(self, affinity: AffinityMemory | None = None, units_per_token: float = 4.0) -> ClusterView:
         """A view that speaks of the same classes and promises."""
         view = ClusterView(

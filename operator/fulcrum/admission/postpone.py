@@ -65,13 +65,13 @@ class PostponeRoom:
     """Who may wait, and what is set aside for those who do."""
 
     __slots__ = (
-        "_asked", "_faded_at", "_gateways", "_let_in", "_saved_seconds", "_short", "_spare", "_work_seconds", "waiting",
+        "_asked", "_faded_at", "_let_in", "_saved_seconds", "_short", "_spare", "_work_seconds", "gateways", "waiting",
     )  # fmt: skip
 
     def __init__(self, gateways: int = 1) -> None:
         """`gateways`: replicas that share the traffic evenly."""
         self.waiting: dict[Postponed, None] = {}
-        self._gateways = gateways
+        self.gateways = gateways
         self._spare = SpareTime()
         self._saved_seconds = 0.0
         # Of late: requests that could be in time on an idle worker, those of them that could not be let in, and those
@@ -84,7 +84,7 @@ class PostponeRoom:
 
     def asked(self, view: ClusterView, now_seconds: float, *, room: bool) -> None:
         """A request came that an idle worker would serve in time; whether there was room for it."""
-        self._spare.passed(view.prefill_workers / self._gateways, view.ttft_seconds, now_seconds)
+        self._spare.passed(view.prefill_workers / self.gateways, view.ttft_seconds, now_seconds)
         if now_seconds > self._faded_at:
             fade = exp((self._faded_at - now_seconds) / _MEMORY_SECONDS)
             self._asked *= fade

@@ -54,7 +54,7 @@ class Shares:
 
     def __init__(self, table: ClassTable, *, gateways: int = 1) -> None:
         self._table = table
-        self._gateways = gateways
+        self.gateways = gateways
         """Gateways that split the traffic evenly: what one sees is its part of the whole."""
         self._demands = [_Demand() for _ in table.names]
         # By class: others that it may have to leave room for, their demand and reserve, and how far they rank above it.
@@ -91,7 +91,7 @@ class Shares:
         rivals = [rival for rival in self._rivals[qos] if rival[1].requests >= asleep]
         if not rivals:
             return 1.0, 1.0
-        gateways = self._gateways
+        gateways = self.gateways
         reserve = self._table.reserved[qos]
         rate = self._rate(weight, now_seconds)
 
@@ -128,12 +128,12 @@ class Shares:
     def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
         reserved = self._table.reserved[qos]
-        room = view.prefill_workers * view.ttft_seconds / self._gateways
+        room = view.prefill_workers * view.ttft_seconds / self.gateways
         return reserved <= 0 or view.prefill_use[qos] - less_seconds >= reserved * room
 
     def _rate(self, weight: float, now_seconds: float) -> float:
         """What the sums have to be multiplied with, to be per second and of all gateways."""
-        return self._gateways / (weight * min(_MEMORY_SECONDS, max(now_seconds - self._began, 1.0)))
+        return self.gateways / (weight * min(_MEMORY_SECONDS, max(now_seconds - self._began, 1.0)))
 
     def _weight(self, now_seconds: float) -> float:
         # Instead of fading all sums with time, newer ones are written larger.

@@ -41,12 +41,12 @@ class InLine(Postponed):
 class Turns:
     """Who waits, by rank and arrival, and how far the prediction of their turns can be believed."""
 
-    __slots__ = ("_gateways", "_lines", "_safety", "waiting")
+    __slots__ = ("_lines", "_safety", "gateways", "waiting")
 
     def __init__(self, ranks: int, gateways: int = 1) -> None:
         """`gateways`: replicas that share the traffic evenly, and so what is left for these classes."""
         self._lines: list[dict[InLine, None]] = [{} for _ in range(ranks)]
-        self._gateways = gateways
+        self.gateways = gateways
         self._safety = _SAFETY
         self.waiting = 0
 
@@ -60,7 +60,7 @@ class Turns:
         for line in self._lines[: rank + 1]:
             for one in line:
                 seconds += one.work_seconds
-        return found.wait_seconds + seconds * self._gateways / view.prefill_workers
+        return found.wait_seconds + seconds * self.gateways / view.prefill_workers
 
     def take(
         self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float, *, above: float, until: float

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from fulcrum.api import engine_args
-from fulcrum.api.base import ApiStruct, Image, PositiveDuration, Quantity
+from fulcrum.api.base import ApiStruct, Image, PositiveDuration, Quantity, Rules, rule
 
 
 class OffloadPolicy(StrEnum):
@@ -105,7 +105,7 @@ class Engine(ApiStruct, frozen=True, kw_only=True):
         PositiveDuration,
         Meta(
             description="How long an engine may take to start, the download of its weights included, before its worker "
-            "is restarted. Changing it restarts none."
+            "is restarted; at most 24h. Changing it restarts none."
         ),
     ] = "30m"
     args: Annotated[
@@ -123,6 +123,10 @@ class Engine(ApiStruct, frozen=True, kw_only=True):
             "pools of unlike NVIDIA GPUs exchange KV, one that all of them have (FLASHINFER)."
         ),
     ] = None
+
+    rules: ClassVar[Rules] = (
+        rule("duration(self.startTimeout) <= duration('24h')", "startTimeout must not be longer than 24h"),
+    )
 
 
 class PoolEngine(ApiStruct, frozen=True, kw_only=True):

@@ -12,13 +12,13 @@ from fulcrum.api.serving_types import Admission
 
 
 class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Bounds on what one client may ask of a gateway."""
+    """Bounds on what one client may ask of a gateway. Defaults are those of `spec.gateway`."""
 
     max_body_bytes: int = 8 * 1024 * 1024
     max_header_bytes: int = 32 * 1024
     header_timeout_seconds: float = 10.0
     body_timeout_seconds: float = 60.0
-    request_timeout_seconds: float = 600.0
+    request_timeout_seconds: float = 3600.0
     idle_timeout_seconds: float = 75.0
 
 
@@ -45,7 +45,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     admission: Admission = Admission()
     pools: tuple[GatewayPool, ...] = ()
     replicas: int = 1
-    """Gateways that share the traffic; each sees its part of the whole."""
+    """Gateways that share the traffic, until they are counted: those that are ready, by the Pod watch."""
     api_keys_directory: str | None = None
     """Where the Secret with API keys is mounted; None: anybody may ask."""
     salt_prefixes: bool = False

@@ -15,7 +15,7 @@ from fulcrum.api.types import InferenceCluster, InferenceClusterSpec, InferenceC
 
 _T = TypeVar("_T")
 
-_WHERE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
+_WHERE: Final = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _INDEX: Final = re.compile(r"\[[^]]*\]")
 _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 

@@ -8,11 +8,11 @@ from msgspec import Meta
 
 from fulcrum.api.base import ApiStruct, CpuQuantity, ObjectName, Quantity, Rules, rule
 
-_LABEL_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+LABEL_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _DOMAIN = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
-ResourceName = Annotated[str, Meta(min_length=3, max_length=253, pattern=rf"^{_DOMAIN}/{_LABEL_PART}$")]
+ResourceName = Annotated[str, Meta(min_length=3, max_length=253, pattern=rf"^{_DOMAIN}/{LABEL_PART}$")]
 """Extended resource, such as nvidia.com/gpu."""
-LabelKey = Annotated[str, Meta(min_length=1, max_length=253, pattern=rf"^({_DOMAIN}/)?{_LABEL_PART}$")]
+LabelKey = Annotated[str, Meta(min_length=1, max_length=253, pattern=rf"^({_DOMAIN}/)?{LABEL_PART}$")]
 
 
 class GpuRequest(ApiStruct, frozen=True, kw_only=True):

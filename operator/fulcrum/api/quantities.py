@@ -1,4 +1,4 @@
-"""Amounts of memory as Kubernetes writes them: `64Gi`, `512Mi`, `1.5G`."""
+"""Amounts as Kubernetes writes them: memory (`64Gi`, `512Mi`, `1.5G`), and CPU (`2`, `500m`)."""
 
 from __future__ import annotations
 
@@ -37,3 +37,27 @@ def number_of_bytes(text: str) -> int:
     parts = _SPLIT.fullmatch(text)
     assert parts is not None
     return ceil(Fraction(parts[1]) * _BYTES_PER_UNIT[parts[2]])
+
+
+_SMALLER_UNITS: Final[dict[str, Fraction | int]] = {
+    "m": Fraction(1, 10**3),
+    "u": Fraction(1, 10**6),
+    "n": Fraction(1, 10**9),
+}
+
+
+def same_amount(one: object, other: object) -> bool:
+    """Whether two quantities are equal, however they are written: an API server stores `1024Mi` as `1Gi`."""
+    return one == other or (
+        isinstance(one, str | int) and isinstance(other, str | int) and _amount(str(one)) == _amount(str(other))
+    )
+
+
+def _amount(text: str) -> Fraction | str:
+    """The number; the text itself where it is none."""
+    parts = _SPLIT.fullmatch(text)
+    unit = None if parts is None else _SMALLER_UNITS.get(parts[2], _BYTES_PER_UNIT.get(parts[2]))
+    try:
+        return text if parts is None or unit is None else Fraction(parts[1]) * unit
+    except ValueError:
+        return text

@@ -1,4 +1,4 @@
-"""Spec, the part about what is served and how requests come in: model, SLO, admission, gateway, metrics."""
+"""Spec, the part about what is served, and to whom: model, SLO, admission, metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from fulcrum.api.base import ApiStruct, Image, Name, ObjectName, PositiveDuration, Rules, rule
+from fulcrum.api.base import ApiStruct, Name, ObjectName, PositiveDuration, Rules, rule
 
 MAX_CLASSES = 32
 
@@ -140,44 +140,6 @@ class Admission(ApiStruct, frozen=True, kw_only=True):
             "classes: two classes match the same header and value",
         ),
     )
-
-
-class PrefixCacheScope(StrEnum):
-    SHARED = "Shared"
-    PER_KEY = "PerKey"
-
-
-class GatewayAuth(ApiStruct, frozen=True, kw_only=True):
-    """Authentication of clients."""
-
-    secret_name: Annotated[
-        ObjectName,
-        Meta(
-            description="Secret in the same namespace; each of its values is an API key of at least 8 characters, or "
-            'JSON: {"key": ..., "class": ..., "requestsPerMinute": ..., "tokensPerMinute": ...}.'
-        ),
-    ]
-    prefix_cache: Annotated[
-        PrefixCacheScope,
-        Meta(
-            description="Whose prompts share the engines' prefix caches. Shared: those of all keys. PerKey: each key "
-            "has its own (vLLM's cache_salt), so that no client learns another's prompts from the time to first token; "
-            "equal system prompts of several keys are then computed once for each."
-        ),
-    ] = PrefixCacheScope.SHARED
-
-
-class Gateway(ApiStruct, frozen=True, kw_only=True):
-    """The OpenAI-compatible endpoint."""
-
-    replicas: Annotated[int, Meta(ge=1, le=100, description="Gateway replicas; two survive the loss of one.")] = 2
-    image: Annotated[Image | None, Meta(description="Gateway image; default: that of the operator's own release.")] = (
-        None
-    )
-    auth: Annotated[
-        GatewayAuth | None,
-        Meta(description="API keys; absent: no authentication."),
-    ] = None
 
 
 class Prometheus(ApiStruct, frozen=True, kw_only=True):

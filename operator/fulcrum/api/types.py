@@ -34,6 +34,7 @@ from fulcrum.api.engine_types import (
     PoolEngine,
     Transfer,
 )
+from fulcrum.api.gateway_types import Gateway, GatewayAuth
 from fulcrum.api.names import API_VERSION, KIND
 from fulcrum.api.pool_types import Parallelism, Pool, PoolAdmits, WorkerCount
 from fulcrum.api.serving_types import (
@@ -41,8 +42,6 @@ from fulcrum.api.serving_types import (
     AdmissionPolicy,
     ClassMatch,
     Credentials,
-    Gateway,
-    GatewayAuth,
     Metrics,
     Model,
     ModelCache,

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from fulcrum.api.names import GROUP
+from fulcrum.api.quantities import same_amount
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import CHILD_RESOURCES, Kube
 from fulcrum.controller.observe import is_of_namesake, is_owned
@@ -20,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 ANNOTATION_APPLIED_HASH: Final = f"{GROUP}/applied-hash"
 """Hash of what was applied last: tells that a field is no longer wanted, which a comparison cannot see."""
+
+_AMOUNTS: Final = frozenset(("requests", "limits"))
+"""Maps whose values an API server stores in its own notation."""
 
 ChildKey = tuple[str, str]
 """Kind and name."""
@@ -42,7 +46,9 @@ def is_as_wanted(wanted: Any, live: Any) -> bool:
     """Report whether `live` has everything that `wanted` says; what the server added does not count."""
     if isinstance(wanted, dict):
         return isinstance(live, dict) and all(
-            key in live and is_as_wanted(value, live[key]) if not _is_empty(value) else _is_empty(live.get(key))
+            key in live and (_are_amounts_as_wanted if key in _AMOUNTS else is_as_wanted)(value, live[key])
+            if not _is_empty(value)
+            else _is_empty(live.get(key))
             for key, value in wanted.items()
         )
     if isinstance(wanted, list):
@@ -52,6 +58,10 @@ def is_as_wanted(wanted: Any, live: Any) -> bool:
             and all(is_as_wanted(*pair) for pair in zip(wanted, live, strict=True))
         )
     return bool(wanted == live)
+
+
+def _are_amounts_as_wanted(wanted: Any, live: Any) -> bool:
+    return isinstance(live, dict) and all(same_amount(amount, live.get(name)) for name, amount in wanted.items())
 
 
 def _is_empty(value: Any) -> bool:

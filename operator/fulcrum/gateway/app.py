@@ -51,6 +51,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
+        self._loop = loop
         self.limits = settings.config.limits
         self.max_connections = settings.max_connections
         self.connections: set[ClientConnection] = set()
@@ -66,7 +67,10 @@ class Gateway:
             class_names=self.door.classes.names,
         )
         self.view = WorkerView(self.metrics, self.door.cluster, self.answers)
-        self.poller = LoadPoller(self.view, self.metrics, alone=settings.config.replicas == 1)
+        self.poller = LoadPoller(self.view, self.metrics)
+        self.gateways = 0
+        """Gateways that share the traffic, this one included."""
+        self.share(settings.config.replicas)
         self._routes = Routes(
             settings.config,
             door=self.door,
@@ -84,7 +88,6 @@ class Gateway:
                 "/kv-pairs": lambda: (b"application/json", msgspec.json.encode(self.prewarmer.report())),
             }
         )
-        self._loop = loop
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self._stop = asyncio.Event()
@@ -136,11 +139,23 @@ class Gateway:
         self._watch_connected = connected
         self._knows_workers = self._knows_workers or connected
 
+    def share(self, gateways: int) -> None:
+        """So many gateways, this one included, share the traffic and the limits of keys."""
+        if gateways != self.gateways:
+            logger.info("gateways_counted ready=%d before=%d", gateways, self.gateways)
+        self.gateways = gateways
+        self.poller.alone = gateways == 1
+        self.door.share(gateways, self._loop.time())
+
     def _gauges(self) -> Iterator[Metric]:
         workers = self.view.workers
         by_role = [((role.value,), float(sum(worker.role is role for worker in workers))) for role in Role]
         info = ((self.settings.config.served_name, self.settings.pod_name), 1.0)
         yield gauge("info", "1 for each gateway that is scraped.", ("model", "pod"), [info])
+        yield gauge(
+            "sharing", "Gateways that share the traffic and the limits of keys, as this one counts them.", (),
+            [((), float(self.gateways))],
+        )  # fmt: skip
         yield gauge("workers", "Usable workers.", ("role",), by_role)
         in_flight = [((worker.name, worker.role.value), float(worker.in_flight)) for worker in workers]
         yield gauge("worker_in_flight", "Legs under way on each worker.", ("worker", "role"), in_flight)
@@ -232,6 +247,7 @@ class Gateway:
         while True:
             await asyncio.sleep(RELOAD_SECONDS)
             await asyncio.to_thread(keys.refresh)  # it reads a file for each key
+            keys.share(self.gateways, self._loop.time())
 
     async def _sweep(self) -> None:
         limits = self.limits

@@ -43,11 +43,10 @@ class FrontDoor:
             ttft_seconds=config.slo_ttft_seconds or DEFAULT_TTFT_SECONDS,
             tpot_seconds=config.slo_tpot_seconds or DEFAULT_TPOT_SECONDS,
             attainment=config.slo_attainment,
-            gateways=config.replicas,
             limits=_NO_LIMITS if spec.policy is _PREDICTIVE else None,
         )
         directory = config.api_keys_directory
-        self.keys = None if directory is None else KeyRing(Path(directory), gateways=config.replicas)
+        self.keys = None if directory is None else KeyRing(Path(directory))
         """None: anybody may ask."""
         self.cluster = self.admission.new_view()
         self.cluster.set_pools({pool.name: pool.admits for pool in config.pools})
@@ -69,6 +68,12 @@ class FrontDoor:
         self._predicts = spec.policy is _PREDICTIVE
         self._prompts = {CHAT_PATH: PromptEstimate(), COMPLETIONS_PATH: PromptEstimate()}
         self._max_model_len = config.max_model_len or _UNBOUNDED_TOKENS
+
+    def share(self, gateways: int, now: float) -> None:
+        """So many gateways share the traffic and the limits of keys from now on."""
+        self.admission.share(gateways)
+        if self.keys is not None:
+            self.keys.share(gateways, now)
 
     def enter(self, headers: Mapping[str, str]) -> ApiKey | None:
         """The key of a request; None where none is needed. Raises RequestError (401)."""

@@ -44,6 +44,8 @@ _MOST_ATTEMPTS: Final = 6
 _OK: Final = 200
 _READ_USAGE_BYTES: Final = 256 * 1024
 _LONGEST_GUESS_SECONDS: Final = 600.0
+_LONGEST_PREFILL_SECONDS: Final = 600.0
+"""A million tokens take minutes on one GPU node. A prefill worker of unknown speed that takes longer hangs."""
 CLIENT_CLOSED: Final = 499
 """Code in metrics and logs of a request whose client left."""
 
@@ -63,6 +65,8 @@ class Inference:
     ) -> None:
         self._served_name = config.served_name
         self._request_timeout_seconds = config.limits.request_timeout_seconds
+        # A third, so that a prefill worker that hangs leaves time for two more attempts.
+        self._prefill_timeout_seconds = min(self._request_timeout_seconds / 3, _LONGEST_PREFILL_SECONDS)
         self._salts_prefixes = config.salt_prefixes
         self._door = door
         self._classes = door.classes
@@ -226,8 +230,7 @@ class Inference:
         call.path = f"{prefill.name},{decode.name}"
         reply = call.reply
         started_at = self._loop.time()
-        # A third, so that a prefill worker that hangs leaves time for two more attempts.
-        deadline = min(call.deadline, started_at + self._request_timeout_seconds / 3)
+        deadline = min(call.deadline, started_at + self._prefill_timeout_seconds)
         answer = await self._legs.run(
             "prefill", prefill, job.path, reply.request_id, job.prefill_body(), deadline=deadline,
             patience=started_at + self._patience.first_answer_seconds(call),

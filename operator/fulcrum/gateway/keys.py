@@ -36,21 +36,44 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbi
 
 
 class _Bucket:
-    """Fills up at `per_minute`, to a minute's worth; may be overdrawn by what was only known afterwards."""
+    """One gateway's part of a limit.
 
-    __slots__ = ("_at", "_left", "_per_second")
+    Fills up at its part of `per_minute`, to a minute's worth; may be overdrawn by what was only known afterwards.
+    """
 
-    def __init__(self, per_minute: float) -> None:
-        self._per_second = per_minute / _MINUTE_SECONDS
-        self._left = max(per_minute, 1.0)
+    __slots__ = ("_at", "_gateways", "_left", "_per_minute")
+
+    def __init__(self, per_minute: float, gateways: int) -> None:
+        self._per_minute = per_minute
+        self._gateways = gateways
+        self._left = self._full
         self._at = 0.0
+
+    @property
+    def _full(self) -> float:
+        return max(self._per_minute / self._gateways, 1.0)
+
+    @property
+    def _per_second(self) -> float:
+        return self._per_minute / self._gateways / _MINUTE_SECONDS
+
+    def share(self, gateways: int, now: float) -> None:
+        """So many gateways share the limit from now on.
+
+        A gateway that comes brings a part of its own, so what is left here shrinks; what one that goes had left is not
+        known here, so nothing is added. What is owed stays.
+        """
+        self.wait_seconds(0.0, now)
+        if gateways > self._gateways and self._left > 0:
+            self._left *= self._gateways / gateways
+        self._gateways = gateways
 
     def wait_seconds(self, amount: float, now: float) -> float:
         """Time until `amount` may be taken; 0: now. What is more than a minute's worth may be taken from a full one."""
-        full = max(self._per_second * _MINUTE_SECONDS, 1.0)
-        self._left = min(self._left + self._per_second * max(now - self._at, 0.0), full)
+        full, per_second = self._full, self._per_second
+        self._left = min(self._left + per_second * max(now - self._at, 0.0), full)
         self._at = now
-        return max(min(amount, full) - self._left, 0.0) / self._per_second
+        return max(min(amount, full) - self._left, 0.0) / per_second
 
     def take(self, amount: float) -> None:
         """Take `amount`; a negative one is given back."""
@@ -71,8 +94,14 @@ class ApiKey:
         """Classes that its requests may name in a header."""
         self._document = document
         requests, tokens = document.requests_per_minute, document.tokens_per_minute
-        self._requests = None if requests is None else _Bucket(requests / gateways)
-        self._tokens = None if tokens is None else _Bucket(tokens / gateways)
+        self._requests = None if requests is None else _Bucket(requests, gateways)
+        self._tokens = None if tokens is None else _Bucket(tokens, gateways)
+
+    def share(self, gateways: int, now: float) -> None:
+        """So many gateways share its limits from now on."""
+        for bucket in (self._requests, self._tokens):
+            if bucket is not None:
+                bucket.share(gateways, now)
 
     def cache_salt(self, wanted: bytes) -> bytes:
         """A JSON string with which an engine's prefix cache tells this key's prompts from those of other keys.
@@ -139,6 +168,12 @@ class KeyRing:
         if len(self._by_digest) < len(self.keys):
             logger.warning("api_keys_repeated keys=%d distinct=%d", len(self.keys), len(self._by_digest))
         logger.info("api_keys_loaded keys=%d", len(self.keys))
+
+    def share(self, gateways: int, now: float) -> None:
+        """So many gateways share the limits from now on. Say so again after `refresh`, which may run in a thread."""
+        self._gateways = gateways
+        for key in self.keys:
+            key.share(gateways, now)
 
     def find(self, authorization: str | None) -> ApiKey:
         """The key of an `Authorization` header. Raises RequestError (401)."""

@@ -28,11 +28,11 @@ _decoder: Final = msgspec.json.Decoder(LoadReport)
 class LoadPoller:
     """Keeps speeds, and the work that other gateways have started, up to date in `view`."""
 
-    def __init__(self, view: WorkerView, metrics: Metrics, *, alone: bool) -> None:
-        """`alone`: no other gateway sends requests to these workers."""
+    def __init__(self, view: WorkerView, metrics: Metrics) -> None:
         self._view = view
         self._metrics = metrics
-        self._alone = alone
+        self.alone = True
+        """No other gateway sends requests to these workers."""
         self._speeds = LearnedSpeeds()
         self._transfers: dict[Worker, TransferCounters] = {}
         self.suspected: Callable[[Worker], None] = lambda _worker: None
@@ -62,7 +62,7 @@ class LoadPoller:
             speed = self._speeds.speed(pool, pool_speed(measured))
             if speed is not None:
                 self._view.cluster.set_speed(pool, speed)
-        if self._alone:
+        if self.alone:
             return
         for worker in self._view.workers:
             if worker.report is not None:

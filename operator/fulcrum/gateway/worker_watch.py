@@ -1,4 +1,7 @@
-"""Follows worker Pods: list, then watch, for ever; what was last known stays while the API server is away."""
+"""Follows the cluster's Pods: list, then watch, for ever; what was last known stays while the API server is away.
+
+Workers become the view that requests are routed by. Gateways are counted: they share what is promised once.
+"""
 
 from __future__ import annotations
 
@@ -93,22 +96,21 @@ _PODS: Final = kube.Resource(api_version="v1", kind="Pod", plural="pods")
 
 
 class Follower(Protocol):
-    """Whose view is kept."""
+    """Whose view of workers, and whose count of gateways, is kept."""
 
     settings: Settings
     view: WorkerView
     metrics: Metrics
     watch_connected: bool
 
+    def share(self, gateways: int) -> None:
+        """So many gateways, this one included, share the traffic."""
+
 
 def record_of(pod: Pod) -> WorkerRecord | None:
     """The worker that a Pod is; None while no request may go to it."""
     metadata, status = pod.metadata, pod.status
-    if metadata.deletionTimestamp is not None:
-        return None
-    if status.phase != "Running" or not status.podIP:
-        return None
-    if not any(condition.type == "Ready" and condition.status == "True" for condition in status.conditions or ()):
+    if not _is(pod, names.COMPONENT_WORKER) or not _ready(pod) or not status.podIP:
         return None
     try:
         role = Role((metadata.labels or {}).get(names.LABEL_ROLE, ""))
@@ -130,6 +132,17 @@ def record_of(pod: Pod) -> WorkerRecord | None:
     )
 
 
+def _is(pod: Pod, component: str) -> bool:
+    return (pod.metadata.labels or {}).get(names.LABEL_COMPONENT) == component
+
+
+def _ready(pod: Pod) -> bool:
+    if pod.metadata.deletionTimestamp is not None or pod.status.phase != "Running":
+        return False
+    conditions = pod.status.conditions or ()
+    return any(condition.type == "Ready" and condition.status == "True" for condition in conditions)
+
+
 def _revision(pod: Pod) -> str:
     """What the format of a worker's KV depends on. The hash on the Pod will not do: each pool has its own."""
     for container in pod.spec.containers:
@@ -149,28 +162,40 @@ def _kv_format(image: str, document: str) -> str:
 
 
 async def watch_workers(follower: Follower) -> None:
-    """Keep `follower.view` equal to the usable worker Pods of its cluster; returns only when cancelled."""
-    selectors = kube.selector(
-        {names.LABEL_CLUSTER: follower.settings.config.cluster, names.LABEL_COMPONENT: names.COMPONENT_WORKER}
-    )
+    """Keep `follower.view` equal to the usable worker Pods of its cluster, and count its gateways.
+
+    Returns only when cancelled.
+    """
+    # One watch for both: what is known of one is as old as what is known of the other.
+    selectors = kube.selector({names.LABEL_CLUSTER: follower.settings.config.cluster})
+    others: set[str] = set()
     path = _PODS.collection(follower.settings.namespace)
     api = kube.Api()
     try:
         async for event in kube.follow(api, path, Pod, selectors=selectors, relist_seconds=_RESYNC_SECONDS):
             try:
-                _take(follower, event)
+                _take(follower, event, others)
             except Exception:  # the edge: whatever the API server sends, the gateway must go on following it
                 logger.exception("watch_failed")
     finally:
         await api.close()
 
 
-def _take(follower: Follower, event: kube.Event[Pod]) -> None:
+def _take(follower: Follower, event: kube.Event[Pod], others: set[str]) -> None:
+    """`others`: the ready gateways beside this one, kept up to date."""
     view = follower.view
     match event:
         case kube.Listed(items=pods):
             records = [record_of(pod) for pod in pods]
             view.replace(record for record in records if record is not None)
+            others.clear()
+            others.update(pod.metadata.name for pod in pods if _shares(pod, follower))
+            follower.share(len(others) + 1)
+        case kube.Changed(kind=kind, object=pod) if _is(pod, names.COMPONENT_GATEWAY):
+            shares = kind != "DELETED" and _shares(pod, follower)
+            if shares != (pod.metadata.name in others):
+                (others.add if shares else others.discard)(pod.metadata.name)
+                follower.share(len(others) + 1)
         case kube.Changed(kind=kind, object=pod):
             record = None if kind == "DELETED" else record_of(pod)
             if record is not None:
@@ -186,6 +211,11 @@ def _take(follower: Follower, event: kube.Event[Pod]) -> None:
             logger.warning("watch_broken cause=%s workers_kept=%d error=%s", cause, len(view.workers), error)
         case kube.Bookmark():
             pass
+
+
+def _shares(pod: Pod, follower: Follower) -> bool:
+    """Whether a Pod is another gateway to which clients are sent."""
+    return _is(pod, names.COMPONENT_GATEWAY) and _ready(pod) and pod.metadata.name != follower.settings.pod_name
 
 
 def _cause(error: kube.ApiFailure) -> str:

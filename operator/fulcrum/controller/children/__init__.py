@@ -28,7 +28,7 @@ def children(
         gateway_service_account(owner),
         gateway_role(owner),
         gateway_role_binding(owner),
-        gateway_service(owner),
+        gateway_service(owner, spec.gateway.service),
         # Before the Pods that they are about.
         gateway_policy(owner, installation),
         workers_policy(owner, installation),

@@ -8,10 +8,12 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.durations import seconds
-from fulcrum.api.gateway import GatewayConfig, GatewayPool
+from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool
+from fulcrum.api.gateway_types import Gateway, PrefixCacheScope
 from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, PORT_GATEWAY_INSIDE, VOLUME_API_KEYS, gateway_name
 from fulcrum.api.objects import without_defaults
-from fulcrum.api.serving_types import PrefixCacheScope
+from fulcrum.api.pod_types import ResourceAmounts
+from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.children.owner import (
     CONTAINER_SECURITY,
@@ -28,10 +30,16 @@ CONTAINER: Final = "gateway"
 API_KEYS_DIRECTORY: Final = "/etc/fulcrum/api-keys"
 GRACE_MARGIN_SECONDS: Final = 15
 """Beyond the streams' grace: endpoints forget the Pod first, and the process ends after."""
+DEFAULT_REQUESTS: Final = {"cpu": "500m", "memory": "256Mi"}
+SLOWEST_BODY_BYTES_PER_SECOND: Final = 1024 * 1024
+"""A client that sends the largest body more slowly is cut off; small bodies have a minute."""
 
 
 def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
-    """Return the configuration of the cluster's gateways."""
+    """Return the configuration of the cluster's gateways.
+
+    How many there are is not in it, or a change of `replicas` would restart them all; they count themselves.
+    """
     return GatewayConfig(
         cluster=owner.name,
         served_name=spec.model.served_name or owner.name,
@@ -42,10 +50,54 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         slo_attainment=spec.slo.attainment,
         admission=spec.admission,
         pools=tuple(GatewayPool(name=pool.name, admits=pool.admits) for pool in spec.pools),
-        replicas=spec.gateway.replicas,
         salt_prefixes=spec.gateway.auth is not None and spec.gateway.auth.prefix_cache is PrefixCacheScope.PER_KEY,
         api_keys_directory=API_KEYS_DIRECTORY if spec.gateway.auth is not None else None,
+        limits=_limits(spec.gateway),
     )
+
+
+def _limits(gateway: Gateway) -> GatewayLimits:
+    body_bytes = number_of_bytes(gateway.max_body_size)
+    return GatewayLimits(
+        max_body_bytes=body_bytes,
+        body_timeout_seconds=max(GatewayLimits().body_timeout_seconds, body_bytes / SLOWEST_BODY_BYTES_PER_SECOND),
+        request_timeout_seconds=seconds(gateway.request_timeout),
+    )
+
+
+def _resources(gateway: Gateway) -> Manifest:
+    """Never BestEffort; what has a limit and no request is requested by Kubernetes as much as its limit."""
+    limits = _amounts(gateway.resources.limits)
+    defaults = {name: amount for name, amount in DEFAULT_REQUESTS.items() if name not in limits}
+    requests = defaults | _amounts(gateway.resources.requests)
+    return {kind: amounts for kind, amounts in (("requests", requests), ("limits", limits)) if amounts}
+
+
+def _amounts(amounts: ResourceAmounts) -> dict[str, str]:
+    return {name: amount for name, amount in msgspec.structs.asdict(amounts).items() if amount is not None}
+
+
+def _placement(gateway: Gateway, selector: dict[str, str]) -> Manifest:
+    """The fields of the Pod's spec that choose its node, and how its image is had. None of them gives it a right."""
+    chosen: Manifest = {
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": selector},
+            }
+        ]
+    }
+    if gateway.node_selector:
+        chosen["nodeSelector"] = dict(gateway.node_selector)
+    if gateway.tolerations:
+        chosen["tolerations"] = [without_defaults(toleration) for toleration in gateway.tolerations]
+    if gateway.image_pull_secrets:
+        chosen["imagePullSecrets"] = [{"name": secret.name} for secret in gateway.image_pull_secrets]
+    if gateway.priority_class_name is not None:
+        chosen["priorityClassName"] = gateway.priority_class_name
+    return chosen
 
 
 def gateway_deployment(owner: Owner, spec: InferenceClusterSpec, installation: Installation) -> Manifest:
@@ -73,16 +125,10 @@ def gateway_deployment(owner: Owner, spec: InferenceClusterSpec, installation: I
         "readinessProbe": http_probe("/ready", port=PORT_GATEWAY, period_seconds=1, failures=3),
         "livenessProbe": http_probe("/health", port=PORT_GATEWAY, period_seconds=10, failures=3),
         "startupProbe": http_probe("/health", port=PORT_GATEWAY, period_seconds=1, failures=60),
-        "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}},
+        "resources": _resources(spec.gateway),
         "securityContext": dict(CONTAINER_SECURITY),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
-    }
-    spread = {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector},
     }
     return {
         "apiVersion": "apps/v1",
@@ -100,7 +146,7 @@ def gateway_deployment(owner: Owner, spec: InferenceClusterSpec, installation: I
                     "enableServiceLinks": False,
                     "terminationGracePeriodSeconds": math.ceil(config.shutdown_grace_seconds) + GRACE_MARGIN_SECONDS,
                     "securityContext": dict(POD_SECURITY),
-                    "topologySpreadConstraints": [spread],
+                    **_placement(spec.gateway, selector),
                     "containers": [container],
                     "volumes": volumes,
                 },
