@@ -156,6 +156,23 @@ async def test_a_refused_token_is_read_again_from_its_file(server: Server, monke
     await api.close()
 
 
+async def test_a_server_that_moved_is_found_where_the_kubeconfig_says(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fulcrum.kube.connection._REFRESH_SECONDS", 0.0)
+    text = server.kubeconfig.read_text()
+    server.write_kubeconfig(1, "first")
+    api = Api(server.kubeconfig)
+    with pytest.raises(Unreachable):
+        await api.get("/api/v1/pods")
+    server.kubeconfig.write_text(text)
+    with pytest.raises(Unreachable):
+        await api.get("/api/v1/pods")
+    with pytest.raises(ApiError):  # it answers: 404
+        await api.get("/api/v1/pods")
+    await api.close()
+
+
 @pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", "clusters: 3", "apiVersion: v1\ncurrent-context: x"])
 async def test_a_kubeconfig_that_cannot_be_used_is_said_so(content: str | None, tmp_path: Path) -> None:
     file = tmp_path / "kubeconfig"

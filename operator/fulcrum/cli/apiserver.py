@@ -42,7 +42,8 @@ def command(
 
     import uvloop
 
-    from fulcrum.local.apiserver.run import AlreadyRunningError, Options, run
+    from fulcrum.local.apiserver.run import AlreadyRunningError, Options, PortTakenError, run
+    from fulcrum.local.home import EXIT_PORT_TAKEN
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options = Options(
@@ -55,5 +56,9 @@ def command(
     )
     try:
         uvloop.run(run(options))
+    except PortTakenError as error:
+        failure = click.ClickException(error.strerror)
+        failure.exit_code = EXIT_PORT_TAKEN
+        raise failure from None
     except (AlreadyRunningError, OSError) as error:
         raise click.ClickException(str(error)) from None

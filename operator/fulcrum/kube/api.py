@@ -164,7 +164,8 @@ class Api:
     async def _unreachable(self, error: Exception) -> Unreachable:
         import aiohttp
 
-        if isinstance(error, aiohttp.ClientSSLError) and self._connection is not None:
+        nobody_there = aiohttp.ClientSSLError | aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+        if isinstance(error, nobody_there) and self._connection is not None:
             with contextlib.suppress(OSError):
                 await self._connection.refresh()
         return Unreachable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)

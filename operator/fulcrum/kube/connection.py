@@ -64,7 +64,10 @@ class Connection:
         await self.client.close()
 
     async def refresh(self) -> bool:
-        """Read the configuration again after credentials were refused; False when that was done just now."""
+        """Read the configuration again: credentials were refused, or nobody answered and the API server may have moved.
+
+        False when that was done just now.
+        """
         async with self._lock:
             if time.monotonic() - self._loaded_at < _REFRESH_SECONDS:
                 return False
@@ -73,6 +76,7 @@ class Connection:
                 loaded = await load(self._kubeconfig)
             except ConfigError:  # half written; what was refused is reported
                 return False
+            self.configuration.host = loaded.host
             self.configuration.api_key = loaded.api_key
             self.configuration.refresh_api_key_hook = loaded.refresh_api_key_hook
             if loaded.ssl_ca_cert:

@@ -11,6 +11,9 @@ from typing import Final
 MARK_HOME: Final = "FULCRUM_LOCAL_HOME"
 """Environment of every process that `fulcrum up` starts: which state folder it belongs to."""
 
+EXIT_PORT_TAKEN: Final = 98
+"""Exit code of an API server that cannot have its port (the number of EADDRINUSE)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
@@ -31,6 +34,11 @@ class Home:
     def apiserver(self) -> Path:
         """The API server's state: database, certificates, tokens."""
         return self.root / "apiserver"
+
+    @property
+    def apiserver_port(self) -> Path:
+        """The port of the API server's last run, which kubeconfigs name."""
+        return self.apiserver / "port"
 
     @property
     def kubelet(self) -> Path:

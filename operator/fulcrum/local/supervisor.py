@@ -1,7 +1,8 @@
 """The parent of local mode's processes: API server, controllers, kubelet.
 
-Run as `python -m fulcrum.local.supervisor ROOT [CHAOS_SEED]`. It restarts what dies. When it is told to stop, or is
-killed, its children end too; the Pods' processes go on until `fulcrum down`, or until the next kubelet takes them over.
+Run as `python -m fulcrum.local.supervisor ROOT [CHAOS_SEED]`. It restarts what dies; when the API server cannot have
+its port any more, it gets another one, and everything is started anew. When the supervisor is told to stop, or is
+killed, its children end too; the Pods' processes go on until `fulcrum down`, or until the next kubelet takes over.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from fulcrum.local.home import MARK_HOME, Home
+from fulcrum.local.home import EXIT_PORT_TAKEN, MARK_HOME, Home
 from fulcrum.local.kubelet.processes import Identity, become_subreaper, reap_orphans, wait_gone, write_private
 from fulcrum.local.log_format import log_to_stderr
 
 logger = logging.getLogger(__name__)
 
 NODE_NAME: Final = "local"
+SERVER: Final = "apiserver"
 _PASSED_ON: Final = (
     "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE",
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
@@ -66,7 +68,7 @@ def programs(home: Home, chaos_seed: int | None = None) -> tuple[Program, ...]:
         *((f"--extended-resource=nvidia.com/gpu={gpus}",) if gpus else ()),
     )  # fmt: skip
     return (
-        Program(name="apiserver", argv=server),
+        Program(name=SERVER, argv=server),
         Program(name="controllers", argv=(sys.executable, "-m", "fulcrum.local.controlling", kubeconfig)),
         Program(name="kubelet", argv=kubelet),
     )
@@ -85,6 +87,7 @@ class Supervisor:
         self._home = home
         self._programs = programs(home, chaos_seed)
         self._children: dict[str, Identity] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -107,18 +110,20 @@ class Supervisor:
 
     async def _keep(self, program: Program) -> None:
         delay_seconds = _FIRST_DELAY_SECONDS
-        if program.name != "apiserver":
-            while not self._home.kubeconfig.exists():  # noqa: ASYNC110 - a file tells nobody
-                await asyncio.sleep(0.05)
         while True:
+            while program.name != SERVER and not self._home.kubeconfig.exists():  # noqa: ASYNC110 - a file tells nobody
+                await asyncio.sleep(0.05)
             begun = time.monotonic()
             child = start(program, self._home)
+            self._running[program.name] = child
             self._record(program.name, Identity.of(child.pid))
             logger.info("program_started name=%s pid=%d", program.name, child.pid)
             try:
                 await self._ended(child)
             finally:
                 self._record(program.name, None)
+            if program.name == SERVER and child.returncode == EXIT_PORT_TAKEN:
+                self._leave_port()
             if time.monotonic() - begun > _GOOD_RUN_SECONDS:
                 delay_seconds = _FIRST_DELAY_SECONDS
             logger.warning(
@@ -129,6 +134,15 @@ class Supervisor:
             )
             await asyncio.sleep(delay_seconds)
             delay_seconds = min(2 * delay_seconds, _LAST_DELAY_SECONDS)
+
+    def _leave_port(self) -> None:
+        """Let the API server take another port; the others read their kubeconfig, which names it, when they start."""
+        logger.warning("port_taken all programs are started anew with another port; see apiserver.log")
+        self._home.kubeconfig.unlink(missing_ok=True)
+        self._home.apiserver_port.unlink(missing_ok=True)
+        for name, child in self._running.items():
+            if name != SERVER and child.returncode is None:
+                child.terminate()
 
     async def _ended(self, child: subprocess.Popen[bytes]) -> None:
         """Wait for the child; when cancelled, end it first."""

@@ -86,7 +86,7 @@ def _is_established(api: Http, name: str) -> bool:
 
 def _install(api: Http, crd: Json) -> None:
     name = crd["metadata"]["name"]
-    _ok(api.post(CRDS, json=crd), 201)
+    assert _ok(api.post(CRDS, json=crd), 201)["status"]["conditions"] is None, "null, not absent"
     wait_for(lambda: _is_established(api, name), "established")
     version = crd["spec"]["versions"][0]["name"]
     path = f"/apis/{crd['spec']['group']}/{version}/{crd['spec']['names']['plural']}"

@@ -140,7 +140,7 @@ def test_scale_of_a_deployment(api: Http, namespace: str) -> None:
     _ok(api.post(path, json=deployment("one", replicas=0)), 201)
     scale = _ok(api.get(f"{path}/one/scale"))
     assert (scale["apiVersion"], scale["kind"], scale["spec"]) == ("autoscaling/v1", "Scale", {"replicas": 0})
-    assert scale["status"]["selector"] == "app=one"
+    assert scale["status"] == {"selector": "app=one"}, "no Pods: their number is left out"
     scaled = _ok(api.patch(f"{path}/one/scale", json={"spec": {"replicas": 1}}, headers=MERGE))
     assert scaled["spec"]["replicas"] == 1
     obj = _ok(api.get(f"{path}/one"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -10,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fulcrum.local.apiserver import run
 from fulcrum.local.apiserver.run import Options, serving
+from fulcrum.local.home import EXIT_PORT_TAKEN
 
 
 async def port_of_a_run(state_dir: Path) -> int:
@@ -34,10 +36,20 @@ async def test_it_is_waited_for(tmp_path: Path) -> None:
     assert await port_of_a_run(tmp_path) == port
 
 
-async def test_a_port_that_stays_taken_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_TAKEN_SECONDS", 0.2)
+@pytest.mark.integration
+async def test_a_port_that_stays_taken_ends_the_process_with_what_to_do(tmp_path: Path) -> None:
     port = await port_of_a_run(tmp_path)
     with closing(somebody_on(port)):
-        second = await port_of_a_run(tmp_path)
-    assert second != port
-    assert await port_of_a_run(tmp_path) == second
+        for arguments, parts in (
+            ((), (f"127.0.0.1:{port}", "in use", f"remove {tmp_path / 'port'}")),
+            (("--port", str(port)), (f"127.0.0.1:{port}", "in use", "choose another --port")),
+        ):
+            server = [sys.executable, "-m", "fulcrum.cli.app", "apiserver", "--state-dir", str(tmp_path), *arguments]
+            process = await asyncio.create_subprocess_exec(*server, stderr=asyncio.subprocess.PIPE)
+            _, output = await asyncio.wait_for(process.communicate(), 120)
+            said = output.decode()
+            assert (process.returncode, said.count("\n")) == (EXIT_PORT_TAKEN, 1), said
+            for part in parts:
+                assert part in said
+        (tmp_path / "port").unlink()
+        assert await port_of_a_run(tmp_path) != port

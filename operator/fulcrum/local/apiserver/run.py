@@ -50,6 +50,10 @@ class AlreadyRunningError(RuntimeError):
     """Another API server uses the state folder."""
 
 
+class PortTakenError(OSError):
+    """Another process has the port; the message says what to do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Where the server keeps its state and where it listens; port 0 picks the port of the last run, or a free one."""
@@ -78,26 +82,33 @@ def _locked(state_dir: Path) -> Iterator[None]:
 
 
 def _listen(options: Options) -> socket.socket:
-    """The listening socket; with port 0 the last run's port is preferred, so that kubeconfigs stay valid."""
+    """The listening socket; with port 0 that of the last run's port, which kubeconfigs name. Errors: PortTakenError."""
     remembered = options.state_dir / "port"
-    listener = None
-    if not options.port and remembered.exists():
-        listener = _bound_soon(options.bind, int(remembered.read_text()))
-    listener = listener or _bound(options.bind, options.port)
+    if options.port or not remembered.exists():
+        try:
+            listener = _bound(options.bind, options.port)
+        except OSError as error:
+            text = f"cannot listen on {options.bind}:{options.port} ({error.strerror}): choose another --port or --bind"
+            raise PortTakenError(error.errno, text) from error
+    else:
+        listener = _bound_soon(options.bind, int(remembered.read_text()), remembered)
     remembered.write_text(str(listener.getsockname()[1]))
     return listener
 
 
-def _bound_soon(address: str, port: int) -> socket.socket | None:
-    """The socket, even if somebody's outgoing connection has the port at the moment; None when it stays taken."""
+def _bound_soon(address: str, port: int, remembered: Path) -> socket.socket:
+    """The socket, even if somebody's outgoing connection has the port at the moment."""
     deadline = time.monotonic() + _TAKEN_SECONDS
     while True:
         try:
             return _bound(address, port)
         except OSError as error:
             if time.monotonic() > deadline:
-                logger.warning("port_taken port=%d error=%s: kubeconfigs of the last run are stale", port, error)
-                return None
+                text = (
+                    f"cannot listen on {address}:{port}, the port of the last run ({error.strerror}). End what uses it "
+                    f"or remove {remembered} to get another one: kubeconfigs that name the old one are stale then"
+                )
+                raise PortTakenError(error.errno, text) from error
             time.sleep(0.1)
 
 
@@ -114,7 +125,7 @@ def _bound(address: str, port: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def serving(options: Options) -> AsyncIterator[str]:
-    """Serve inside the context; yields the URL. Raises AlreadyRunningError, OSError when the port is taken."""
+    """Serve inside the context; yields the URL. Raises AlreadyRunningError, PortTakenError."""
     with _locked(options.state_dir), _listen(options) as listener:
         port = listener.getsockname()[1]
         url = f"https://{options.bind}:{port}"
