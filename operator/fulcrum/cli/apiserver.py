@@ -6,6 +6,12 @@ from pathlib import Path
 
 import click
 
+from fulcrum.local.home import EXIT_PORT_TAKEN
+
+
+class _PortTaken(click.ClickException):
+    exit_code = EXIT_PORT_TAKEN
+
 
 @click.command("apiserver")
 @click.option(
@@ -43,7 +49,6 @@ def command(
     import uvloop
 
     from fulcrum.local.apiserver.run import AlreadyRunningError, Options, PortTakenError, run
-    from fulcrum.local.home import EXIT_PORT_TAKEN
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options = Options(
@@ -57,8 +62,6 @@ def command(
     try:
         uvloop.run(run(options))
     except PortTakenError as error:
-        failure = click.ClickException(error.strerror)
-        failure.exit_code = EXIT_PORT_TAKEN
-        raise failure from None
+        raise _PortTaken(str(error)) from None
     except (AlreadyRunningError, OSError) as error:
         raise click.ClickException(str(error)) from None

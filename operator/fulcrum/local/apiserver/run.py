@@ -50,7 +50,7 @@ class AlreadyRunningError(RuntimeError):
     """Another API server uses the state folder."""
 
 
-class PortTakenError(OSError):
+class PortTakenError(RuntimeError):
     """Another process has the port; the message says what to do."""
 
 
@@ -89,7 +89,7 @@ def _listen(options: Options) -> socket.socket:
             listener = _bound(options.bind, options.port)
         except OSError as error:
             text = f"cannot listen on {options.bind}:{options.port} ({error.strerror}): choose another --port or --bind"
-            raise PortTakenError(error.errno, text) from error
+            raise PortTakenError(text) from error
     else:
         listener = _bound_soon(options.bind, int(remembered.read_text()), remembered)
     remembered.write_text(str(listener.getsockname()[1]))
@@ -108,7 +108,7 @@ def _bound_soon(address: str, port: int, remembered: Path) -> socket.socket:
                     f"cannot listen on {address}:{port}, the port of the last run ({error.strerror}). End what uses it "
                     f"or remove {remembered} to get another one: kubeconfigs that name the old one are stale then"
                 )
-                raise PortTakenError(error.errno, text) from error
+                raise PortTakenError(text) from error
             time.sleep(0.1)
 
 
