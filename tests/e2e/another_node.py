@@ -48,11 +48,14 @@ class AnotherNode:
         self._kill_pods()
 
     def close(self) -> None:
-        """End what is left of it."""
+        """End what is left of it, also in the API server: nobody else would report that its Pods have ended."""
         if self._kubelet.poll() is None:
             self._kubelet.send_signal(signal.SIGTERM)
             self._kubelet.wait(60)
         self._kill_pods()
+        self._cluster.kubectl("delete", "node", self.name, "--ignore-not-found")
+        of_node = ("--field-selector", f"spec.nodeName={self.name}")
+        self._cluster.kubectl("delete", "pods", "-A", *of_node, "--force", "--grace-period=0", "--ignore-not-found")
 
     def _kill_pods(self) -> None:
         mains: list[psutil.Process] = []

@@ -1,8 +1,9 @@
-"""Nodes that are lost, with real engines under load."""
+"""Nodes that are lost, and nodes that are drained, with real engines under load."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 from another_node import AnotherNode, another_node
 from answers import Question
 from load import SteadyLoad
-from local_cluster import Cluster, wait_until
+from local_cluster import BIN, Cluster, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -103,3 +104,55 @@ def replaced(cluster: Cluster, name: str, uid: str) -> bool:
         sum(worker.ready and not worker.deleting for worker in workers) == 3
         and next(worker.uid for worker in workers if worker.name == name) != uid
     )
+
+
+def test_kubectl_drain_under_load_in_auto(cluster: Cluster, second: AnotherNode, questions: list[Question]) -> None:
+    """Operator, gateways and both workers of `min 2, max 8` leave their node one by one: nothing is lost."""
+    shape(cluster, {"min": 2, "max": 2}, ratio=(1, 1))
+    wait_until("1P:1D", partial(settled, cluster, {"prefill": 1, "decode": 1}), seconds=240)
+    shape(cluster, {"min": 2, "max": 8}, ratio=(1, 1))
+    cluster.patch({"balance": {"mode": "Auto"}})
+    before = {worker.uid for worker in cluster.workers()}
+    with SteadyLoad(cluster.endpoint(), questions, rate=2) as load:
+        wait_until("answers before", partial(load.has, 8), seconds=120)
+        began = time.monotonic()
+        options = ("--force", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=400s")
+        drained = subprocess.run(
+            [BIN / "kubectl", "drain", FIRST, *options], env=cluster.env, capture_output=True, text=True, check=False
+        )
+        drain_seconds = time.monotonic() - began
+        assert drained.returncode == 0, drained.stderr
+        wait_until("the workers", lambda: sum(w.ready and not w.deleting for w in cluster.workers()) >= 2, seconds=240)
+        wait_until("answers after", partial(load.has, len(load.answered) + 8), seconds=120)
+    assert all(answered.right for answered in load.answered), load.summary()
+    assert not before & {worker.uid for worker in cluster.workers()}
+    on_first = cluster.read("pods", "-A", "--field-selector", f"spec.nodeName={FIRST}")["items"]
+    assert on_first == []
+    print(f"kubectl drain of 2 workers, 2 gateways and the operator: {drain_seconds:.1f} s; "
+          f"{len(load.answered)} answers, all right")  # fmt: skip
+
+
+def test_a_rollout_with_a_surge_under_load(cluster: Cluster, second: AnotherNode, questions: list[Question]) -> None:
+    """Both replacements start beside what serves, which then drains: nothing is lost, and two workers serve always."""
+    assert len(second.pods()) >= 4
+    shape(cluster, {"min": 2, "max": 4}, ratio=(1, 1), rollout={"maxUnavailable": 0, "maxSurge": 2})
+    wait_until("1P:1D", partial(settled, cluster, {"prefill": 1, "decode": 1}), seconds=240)
+    before = {worker.uid for worker in cluster.workers()}
+    fewest = 2
+    with SteadyLoad(cluster.endpoint(), questions, rate=2) as load:
+        wait_until("answers before", partial(load.has, 8), seconds=120)
+        began = time.monotonic()
+        cluster.patch({"engine": {"args": ["--max-num-seqs=64"]}})
+
+        def rolled_out() -> bool:
+            nonlocal fewest
+            workers = cluster.workers()
+            fewest = min(fewest, sum(w.ready and not w.deleting and w.role != "draining" for w in workers))
+            return not before & {worker.uid for worker in workers} and settled(cluster, {"prefill": 1, "decode": 1})
+
+        wait_until("the rollout", rolled_out, seconds=400)
+        seconds = time.monotonic() - began
+        wait_until("answers after", partial(load.has, len(load.answered) + 8), seconds=120)
+    assert all(answered.right for answered in load.answered), load.summary()
+    assert fewest == 2
+    print(f"rollout of 2 workers with a surge of 2: {seconds:.1f} s; {len(load.answered)} answers, all right")
