@@ -87,7 +87,7 @@ def test_operators_of_two_releases_take_turns_under_load(
     assert len(before) == 4
     with SteadyLoad(cluster.endpoint(), questions, rate=2) as load:
         wait_until("answers before", partial(load.has, 8), seconds=120)
-        for tree, ratio in ((previous, (3, 1)), (None, (1, 3)), (previous, (2, 2)), (None, (3, 1))):
+        for tree, ratio in ((previous, (3, 1)), (None, (1, 3))):
             install(cluster, tree)
             # It looks after the cluster: a change is acted upon.
             cluster.patch_ratio(*ratio)
@@ -98,4 +98,4 @@ def test_operators_of_two_releases_take_turns_under_load(
     assert everything_of(cluster) == before
     assert all(answered.right for answered in load.answered), load.summary()
     assert cluster.condition("Available") == "True"
-    print(f"4 changes of the operator's release: {len(load.answered)} answers, all right; no worker was restarted")
+    print(f"the release before and back: {len(load.answered)} answers, all right; no worker was restarted")
