@@ -7,12 +7,12 @@ import json
 import math
 import threading
 import time
-import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import aiohttp
+from local_cluster import Cluster
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
@@ -101,15 +101,15 @@ class Stream:
         return [event["choices"][0] for event in self.events if event["choices"]]
 
 
-def questions_of(engine_url: str, model: str, count: int) -> list[Question]:
+def questions_of(cluster: Cluster, count: int) -> list[Question]:
     """The first `count` questions, as many of each kind as can be, whose every greedy step wins by `MIN_MARGIN`."""
     found: dict[str, list[Question]] = {TEXT: [], CHAT: []}
     for path, asked in _candidates():
         if len(found[path]) >= (count + 1) // 2:
             continue
-        body = {"model": model, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True, **asked}
+        body = {"model": cluster.name, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True, **asked}
         logprobs = {"logprobs": True, "top_logprobs": 2} if path == CHAT else {"logprobs": 2}
-        answer = post(engine_url + path, {**body, **logprobs, "return_token_ids": True})
+        answer = cluster.ask_engine(path, {**body, **logprobs, "return_token_ids": True})
         choice = answer["choices"][0]
         if path == CHAT:
             steps = [[top["logprob"] for top in step["top_logprobs"]] for step in choice["logprobs"]["content"]]
@@ -146,12 +146,6 @@ def _candidates() -> Iterable[tuple[str, dict[str, Any]]]:
         counted = ", ".join(str(n) for n in range(1, 60 + number))
         count = [{"role": "user", "content": "Count from 1."}, {"role": "assistant", "content": counted}]
         yield CHAT, {"messages": [*count, {"role": "user", "content": "Count from 1 once more."}]}
-
-
-def post(url: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.load(response)
 
 
 def _margin(logprobs: Iterable[float]) -> float:

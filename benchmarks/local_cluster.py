@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -72,6 +73,19 @@ class Cluster:
 
     def patch_ratio(self, prefill: int, decode: int) -> None:
         self.patch({"balance": {"ratio": {"prefill": prefill, "decode": decode}}})
+
+    def token(self) -> str:
+        """What its workers ask for."""
+        secret = self.read("secret", f"{self.name}-internal")
+        return base64.b64decode(secret["data"]["token"]).decode()
+
+    def ask_engine(self, path: str, body: dict[str, Any], *, of: Worker | None = None) -> Any:
+        """What one engine answers by itself, the first one unless `of` names another."""
+        worker = of or self.workers()[0]
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token()}"}
+        request = urllib.request.Request(f"http://{worker.ip}:8000{path}", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return json.load(response)
 
     def endpoint(self) -> str:
         return str(self.cluster()["status"]["endpoint"])

@@ -101,7 +101,7 @@ def run(cluster: Cluster, kills: int, results: Path | None) -> int:
     """Kill so often; the number of streams that were not as they should be."""
     cluster.patch_ratio(2, 2)
     wait_until("2P:2D", lambda: cluster.roles() == {"prefill": 2, "decode": 2}, seconds=120)
-    questions = questions_of(f"http://{cluster.workers()[0].ip}:8000", cluster.name, 12)
+    questions = questions_of(cluster, 12)
     print(f"{len(questions)} questions with {len(questions[0].ids)} tokens each", flush=True)
     wrong = cut_in_all = 0
     gaps: list[float] = []

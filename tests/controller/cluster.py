@@ -184,6 +184,7 @@ class Agent:
     def __init__(self) -> None:
         self.running: int | None = 0
         self.told: list[RoleRequest] = []
+        self.authorizations: list[str] = []
 
     async def load(self, _: web.Request) -> web.Response:
         last = self.told[-1] if self.told else RoleRequest(role="mixed", role_epoch=0)  # type: ignore[arg-type]
@@ -199,6 +200,7 @@ class Agent:
         return web.Response(body=msgspec.json.encode(report))
 
     async def role(self, request: web.Request) -> web.Response:
+        self.authorizations.append(request.headers.get("Authorization", ""))
         self.told.append(msgspec.json.decode(await request.read(), type=RoleRequest))
         return web.Response()
 

@@ -51,7 +51,7 @@ def test_the_stamp_changes_with_the_content_and_only_then() -> None:
             "gateway": {"replicas": replicas},
         }
         spec = msgspec.convert(document, InferenceClusterSpec)
-        each = children(Owner(name="c", namespace="ns", uid="u"), spec)
+        each = children(Owner(name="c", namespace="ns", uid="u"), spec, token_fingerprint="f1")
         return [stamped(child)["metadata"]["annotations"][ANNOTATION_APPLIED_HASH] for child in each]
 
     assert stamps(2) == stamps(2)
@@ -76,7 +76,7 @@ class Api:
 def made() -> tuple[Manifest, ...]:
     document = {"model": {"name": "m"}, "pools": [{"name": "p", "accelerator": "cpu", "workers": {"max": 2}}]}
     spec = msgspec.convert(document, InferenceClusterSpec)
-    return children(Owner(name="c", namespace="ns", uid="u"), spec)
+    return children(Owner(name="c", namespace="ns", uid="u"), spec, token_fingerprint="f1")
 
 
 @pytest.mark.parametrize(

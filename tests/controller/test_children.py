@@ -14,6 +14,7 @@ from fulcrum.api.objects import load_inference_cluster, to_dict
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import WorkerConfig
 from fulcrum.controller.children import Manifest, Owner, children, worker_pod
+from fulcrum.controller.children.internal_secret import internal_secret, token_of
 from fulcrum.controller.children.overlay import overlay
 from fulcrum.controller.children.pod_security import violations
 from fulcrum.controller.installation import Installation
@@ -41,8 +42,12 @@ def gpu_spec(template: dict[str, Any] | None = None, **changes: Any) -> Inferenc
     return make_spec(pools=[pool], **changes)
 
 
-def pod_of(spec: InferenceClusterSpec, *, ordinal: int = 0, role: Role = Role.DECODE) -> Manifest:
-    return worker_pod(OWNER, spec, spec.pools[0], ordinal=ordinal, role=role, image=Installation().worker_image)
+def pod_of(
+    spec: InferenceClusterSpec, *, ordinal: int = 0, role: Role = Role.DECODE, token_fingerprint: str | None = None
+) -> Manifest:
+    image = Installation().worker_image
+    pool = spec.pools[0]
+    return worker_pod(OWNER, spec, pool, ordinal=ordinal, role=role, image=image, token_fingerprint=token_fingerprint)
 
 
 def container(pod: Manifest) -> Manifest:
@@ -176,10 +181,14 @@ def test_the_worker_pod_of_a_cpu_pool() -> None:
 def test_images_are_those_of_the_operators_release_unless_the_spec_names_others() -> None:
     installation = Installation(gateway_image="registry/g:2")
     spec = make_spec()
-    (deployment,) = (child for child in children(OWNER, spec, installation) if child["kind"] == "Deployment")
+    (deployment,) = (
+        child for child in children(OWNER, spec, installation, token_fingerprint="f1") if child["kind"] == "Deployment"
+    )
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "registry/g:2"
     named = make_spec(engine={"image": "mine:1"}, gateway={"image": "mine:2"})
-    (deployment,) = (child for child in children(OWNER, named, installation) if child["kind"] == "Deployment")
+    (deployment,) = (
+        child for child in children(OWNER, named, installation, token_fingerprint="f1") if child["kind"] == "Deployment"
+    )
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "mine:2"
     assert container(pod_of(named))["image"] == "mine:1"
 
@@ -251,6 +260,59 @@ def test_a_pools_template_is_laid_over_and_identity_stays() -> None:
     assert {"name": "cache", "hostPath": {"path": "/nvme"}} in pod["spec"]["volumes"]
 
 
+@pytest.mark.parametrize("entry", [None, {"name": "VLLM_API_KEY", "value": "mine"}])
+def test_a_worker_asks_for_its_clusters_token_whatever_its_template_says(entry: Manifest | None) -> None:
+    template = (
+        {"spec": {"containers": [{"name": "worker", "env": [entry]}, {"name": "s", "image": "i"}]}} if entry else {}
+    )
+    pod = pod_of(gpu_spec(template), token_fingerprint="f1")
+    assert env(pod)["VLLM_API_KEY"] == {
+        "name": "VLLM_API_KEY",
+        "valueFrom": {"secretKeyRef": {"name": "chat-internal", "key": "token"}},
+    }
+    assert pod["metadata"]["annotations"]["fulcrum.dev/internal-token"] == "f1"
+    assert "api-key" not in str(container(pod)["command"])
+
+
+def test_the_token_belongs_to_no_revision_so_that_an_upgrade_restarts_nobody() -> None:
+    spec = make_spec()
+    with_token, without = pod_of(spec, token_fingerprint="f1"), pod_of(spec)
+    hashes = [each["metadata"]["annotations"]["fulcrum.dev/spec-hash"] for each in (with_token, without)]
+    assert hashes[0] == hashes[1]
+    assert "VLLM_API_KEY" not in env(without)
+    assert "fulcrum.dev/internal-token" not in without["metadata"]["annotations"]
+
+
+def test_gateways_get_the_token_from_the_secret_and_are_replaced_with_it() -> None:
+    def template(fingerprint: str) -> Manifest:
+        made = children(OWNER, make_spec(), token_fingerprint=fingerprint)
+        return next(child for child in made if child["kind"] == "Deployment")["spec"]["template"]
+
+    (container,) = template("f1")["spec"]["containers"]
+    reference = {"secretKeyRef": {"name": "chat-internal", "key": "token"}}
+    assert {"name": "FULCRUM_INTERNAL_TOKEN", "valueFrom": reference} in container["env"]
+    assert template("f1") == template("f1")
+    assert template("f1") != template("f2")
+
+
+def test_the_secret_cannot_be_changed_and_goes_with_its_cluster() -> None:
+    secret = internal_secret(OWNER, "abc")
+    assert (secret["metadata"]["name"], secret["immutable"], secret["data"]) == (
+        "chat-internal",
+        True,
+        {"token": "YWJj"},
+    )
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+    assert token_of(secret) == "abc"
+
+
+@pytest.mark.parametrize(
+    "data", [None, {}, {"other": "YWJj"}, {"token": ""}, {"token": "Y"}, {"token": "YQ0K"}, {"token": "/w=="}]
+)
+def test_a_secret_without_a_usable_token(data: Manifest | None) -> None:
+    assert token_of({"data": data}) is None
+
+
 @pytest.mark.parametrize(
     ("base", "patch", "merged"),
     [
@@ -285,7 +347,7 @@ def test_the_gateway_knows_policy_classes_and_what_pools_admit() -> None:
         {"name": "cpu", "accelerator": "cpu", "workers": {"max": 2}, "admits": {"classes": ["rest"]}},
     ]
     spec = make_spec(admission=admission, pools=pools, gateway={"replicas": 3}, slo={"attainment": 0.9})
-    (deployment,) = (child for child in children(OWNER, spec) if child["kind"] == "Deployment")
+    (deployment,) = (child for child in children(OWNER, spec, token_fingerprint="f1") if child["kind"] == "Deployment")
     document = deployment["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"]
     config = msgspec.json.decode(document, type=GatewayConfig)
     assert config.admission == spec.admission
@@ -294,7 +356,10 @@ def test_the_gateway_knows_policy_classes_and_what_pools_admit() -> None:
 
 
 def test_api_keys_are_mounted_and_need_no_right_to_read_secrets() -> None:
-    made = {child["kind"]: child for child in children(OWNER, make_spec(gateway={"auth": {"secretName": "keys"}}))}
+    made = {
+        child["kind"]: child
+        for child in children(OWNER, make_spec(gateway={"auth": {"secretName": "keys"}}), token_fingerprint="f1")
+    }
     assert all("secrets" not in rule["resources"] for rule in made["Role"]["rules"])
     pod = made["Deployment"]["spec"]["template"]["spec"]
     (volume,) = (each for each in pod["volumes"] if "secret" in each)
@@ -400,7 +465,7 @@ def test_a_label_that_kubernetes_would_refuse_is_an_error_that_names_it() -> Non
 
 
 def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
-    wanted = children(OWNER, make_spec(), least_available=3)
+    wanted = children(OWNER, make_spec(), token_fingerprint="f1", least_available=3)
     made = {(child["kind"], child["metadata"]["name"]): child for child in wanted}
     assert list(made) == [
         ("ServiceAccount", "chat-gateway"),
@@ -445,7 +510,11 @@ def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
 
 def ingress(name: str) -> dict[int | None, list[Manifest] | None]:
     """Who may connect, by port; None is every port, or everyone."""
-    made = {c["metadata"]["name"]: c for c in children(OWNER, make_spec()) if c["kind"] == "NetworkPolicy"}
+    made = {
+        c["metadata"]["name"]: c
+        for c in children(OWNER, make_spec(), token_fingerprint="f1")
+        if c["kind"] == "NetworkPolicy"
+    }
     assert made[name]["spec"]["policyTypes"] == ["Ingress"]
     rules = made[name]["spec"]["ingress"]
     return {
@@ -485,6 +554,8 @@ def test_workers_let_in_gateways_the_operator_prometheus_and_each_other_only() -
     ],
 )
 def test_a_prefix_cache_for_each_key_is_an_option(gateway: dict[str, Any], salted: bool) -> None:
-    (deployment,) = (c for c in children(OWNER, make_spec(gateway=gateway)) if c["kind"] == "Deployment")
+    (deployment,) = (
+        c for c in children(OWNER, make_spec(gateway=gateway), token_fingerprint="f1") if c["kind"] == "Deployment"
+    )
     document = deployment["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"]
     assert msgspec.json.decode(document, type=GatewayConfig).salt_prefixes is salted

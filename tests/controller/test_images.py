@@ -59,7 +59,13 @@ async def test_workers_of_one_revision_run_one_image(
     observed = Observed(cluster={}, pods=pods, deployment=None, service=None)
     recorder = Recorder()
     applier = Applier(
-        cast("Kube", recorder), Metrics(), OWNER, wanted, images=running_images(observed), installation=Installation()
+        cast("Kube", recorder),
+        Metrics(),
+        OWNER,
+        wanted,
+        images=running_images(observed),
+        installation=Installation(),
+        token_fingerprint="f1",
     )
     create = CreateWorker(pool="p", ordinal=1, name="c-p-1", role=Role.PREFILL, reason=Reason.WORKER_CREATED)
     await applier.carry_out([create], now=datetime.now(UTC), changed=lambda _: None)

@@ -12,7 +12,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.balance import Termination, WorkerPhase
 from fulcrum.controller.children import Manifest
-from fulcrum.controller.observe import Observed, make_snapshot, read_worker
+from fulcrum.controller.observe import Observed, gateways_send_token, make_snapshot, read_worker
 from fulcrum.controller.seen import SeenPod
 
 CLUSTER = {
@@ -243,3 +243,39 @@ def test_what_caches_keep_is_all_that_a_worker_is_read_from() -> None:
     for state in (whole, kept):
         state["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
     assert read(msgspec.to_builtins(msgspec.convert(whole, SeenPod))) == read(kept)
+
+
+def with_token(manifest: Manifest, fingerprint: str | None) -> Manifest:
+    if fingerprint is not None:
+        manifest["metadata"].setdefault("annotations", {})["fulcrum.dev/internal-token"] = fingerprint
+    return manifest
+
+
+@pytest.mark.parametrize(
+    ("of_pod", "of_cluster", "spec_hash"),
+    [
+        ("f1", "f1", "h"),
+        ("f1", None, "h"),  # nobody knows the token now: nothing is replaced for that
+        (None, "f1", "h"),  # made by an operator of the release before: asks for none
+        ("f0", "f1", ""),  # of no revision: replaced
+    ],
+)
+def test_a_worker_that_asks_for_another_token_is_replaced(
+    of_pod: str | None, of_cluster: str | None, spec_hash: str
+) -> None:
+    observed = Observed(cluster={}, pods=(with_token(pod(), of_pod),), deployment=None, service=None)
+    cluster = load_inference_cluster(CLUSTER)
+    (worker,) = make_snapshot(observed, cluster, frozenset(), token_fingerprint=of_cluster).workers
+    assert worker.spec_hash == spec_hash
+
+
+def test_new_workers_ask_for_the_token_once_every_gateway_sends_it() -> None:
+    def sends(*gateways: Manifest) -> bool:
+        return gateways_send_token(Observed(cluster={}, pods=(), deployment=None, service=None, gateways=gateways))
+
+    old, new = {"metadata": {"name": "g0"}}, with_token({"metadata": {"name": "g1"}}, "f1")
+    leaving = {"metadata": {"name": "g2", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert sends()
+    assert sends(new)
+    assert not sends(old, new)
+    assert sends(new, leaving)

@@ -74,7 +74,7 @@ def test_workers_are_as_published(pool: dict[str, Any]) -> None:
 
 
 def test_children_are_as_published() -> None:
-    made = children(OWNER, spec_of({}))
+    made = children(OWNER, spec_of({}), token_fingerprint="f1")
     assert {child["kind"] for child in made} >= {"NetworkPolicy", "Deployment", "Service", "PodDisruptionBudget"}
     assert [problem for child in made for problem in of(child)] == []
 

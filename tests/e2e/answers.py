@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from local_cluster import Cluster
 from this_machine import FP8
 
 OUTPUT_TOKENS = 12
@@ -38,19 +39,19 @@ class Question:
     answer: str
 
 
-def questions_of(engine_url: str, model: str) -> list[Question]:
+def questions_of(cluster: Cluster) -> list[Question]:
     """The first questions whose every greedy step wins by `MIN_MARGIN`, with the engine's answers."""
     found: list[Question] = []
     for number, topic in enumerate(_TOPICS):
         for form in _FORMS:
             body = {
-                "model": model,
+                "model": cluster.name,
                 "prompt": form.format(n=20 + number, t=topic),
                 "max_tokens": OUTPUT_TOKENS,
                 "temperature": 0,
                 "ignore_eos": True,
             }
-            choice = post(f"{engine_url}/v1/completions", {**body, "logprobs": 2})["choices"][0]
+            choice = cluster.ask_engine("/v1/completions", {**body, "logprobs": 2})["choices"][0]
             if min(margin(top.values()) for top in choice["logprobs"]["top_logprobs"]) >= MIN_MARGIN:
                 found.append(Question(body=body, answer=choice["text"]))
             if len(found) == WANTED:

@@ -22,6 +22,7 @@ ORDER = (
     "test_helm",
     "test_parity",
     "test_bad_input",
+    "test_access",
     "test_flips",
     "test_resume",
     "test_kills",
@@ -122,4 +123,4 @@ def whole(quickstart: Cluster) -> Cluster:
 @pytest.fixture(scope="session")
 def questions(quickstart: Cluster) -> list[Question]:
     """Questions whose greedy answers are known, from one engine alone."""
-    return questions_of(f"http://{quickstart.workers()[0].ip}:8000", quickstart.name)
+    return questions_of(quickstart)

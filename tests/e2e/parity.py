@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from answers import MIN_MARGIN, margin, post
-from local_cluster import Cluster
+from answers import MIN_MARGIN, margin
+from local_cluster import Cluster, Worker
 
 PROMPT_WORDS = (5, 20, 120, 1100, 2200)
 """Less than one KV block, more than one, more than a thousand tokens, and more than one prefill step."""
@@ -62,7 +62,7 @@ def _assert_parity(cluster: Cluster, path: str, body: dict[str, Any], *, stream:
         "return_token_ids": True,
     }
     engine = cluster.workers()[0]
-    one_engine = _alone(f"http://{engine.ip}:8000{path}", json.dumps(body))
+    one_engine = _alone(cluster, engine, path, json.dumps(body))
     if one_engine is None:
         return False
     # The salt keeps the engines from reusing the KV of one way for the other: it would not be moved, nor computed.
@@ -86,14 +86,16 @@ def _assert_parity(cluster: Cluster, path: str, body: dict[str, Any], *, stream:
 
 
 @cache
-def _alone(url: str, body: str) -> Answer | None:
+def _alone(cluster: Cluster, engine: Worker, path: str, body: str) -> Answer | None:
     """What one engine alone answers to this JSON; None when it is nearly undecided at some step.
 
     It is asked once, for whole and for streamed answers: a long prompt takes a slow CPU many seconds.
     """
     asked = {**json.loads(body), "cache_salt": f"alone {time.monotonic_ns()}"}
     chat = "messages" in asked
-    done = post(url, asked | ({"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}))
+    done = cluster.ask_engine(
+        path, asked | ({"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}), of=engine
+    )
     logprobs = done["choices"][0]["logprobs"]
     if chat:
         steps = [[top["logprob"] for top in step["top_logprobs"]] for step in logprobs["content"]]

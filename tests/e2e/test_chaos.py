@@ -67,7 +67,7 @@ def operator_counts(cluster: Cluster) -> dict[str, int]:
 
 
 def test_nothing_is_lost(chaotic: Cluster) -> None:
-    questions = questions_of(f"http://{chaotic.workers()[0].ip}:8000", chaotic.name)
+    questions = questions_of(chaotic)
     with SteadyLoad(chaotic.endpoint(), questions, rate=2) as load:
         wait_until("answers", partial(load.has, 8), seconds=120)
         for prefill, decode in RATIOS:

@@ -16,7 +16,7 @@ MOST_KILLS = 6
 
 
 def test_streams_survive_their_decode_worker(whole: Cluster) -> None:
-    questions = questions_of(f"http://{whole.workers()[0].ip}:8000", whole.name, 6)
+    questions = questions_of(whole, 6)
     assert {question.path for question in questions} == {CHAT, TEXT}
     cut: list[Stream] = []
     with everybody_let_in(whole), Streams(whole.endpoint(), questions, STREAMS) as streams:

@@ -26,6 +26,7 @@ PAIRS = PairsReport(failing=(FailingPair(prefill="a", decode="b", failures=2, se
 class FakeAgent:
     def __init__(self) -> None:
         self.asked: list[RoleRequest] = []
+        self.authorizations: list[str | None] = []
         self.answer = "report"
         self.pod_name = ""
         self.connections: set[object] = set()
@@ -49,6 +50,9 @@ class FakeAgent:
     async def role(self, request: web.Request) -> web.Response:
         asked = msgspec.json.decode(await request.read(), type=RoleRequest)
         self.asked.append(asked)
+        self.authorizations.append(request.headers.get("Authorization"))
+        if self.answer == "refused":
+            return web.Response(status=401)
         return web.Response(status=409 if asked.role_epoch < 4 else 200)
 
 
@@ -97,6 +101,20 @@ async def test_a_role_is_told(agent: FakeAgent) -> None:
         assert await agents.tell_role("127.0.0.1", Role.PREFILL, 1)  # it knows a newer one
         assert not await agents.tell_role("127.99.99.99", Role.PREFILL, 5)
     assert agent.asked[0] == RoleRequest(role=Role.PREFILL, role_epoch=5)
+
+
+async def test_the_token_goes_to_agents_and_not_into_the_log(
+    agent: FakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    async with Agents(port=agent.port, deadline_seconds=PATIENT) as agents:
+        assert await agents.tell_role("127.0.0.1", Role.PREFILL, 5, token="abc")
+        assert await agents.tell_role("127.0.0.1", Role.PREFILL, 5)
+        agent.answer = "refused"
+        assert not await agents.tell_role("127.0.0.1", Role.PREFILL, 5, token="abc")
+    assert agent.authorizations == ["Bearer abc", None, "Bearer abc"]
+    assert "role_refused" in caplog.text
+    assert "abc" not in caplog.text
 
 
 async def test_an_answer_of_another_pod_is_unknown(agent: FakeAgent) -> None:

@@ -41,6 +41,8 @@ def cuda(**changes: Any) -> WorkerConfig:
         (cuda(), "--served-model-name", "chat"),
         (cuda(), "--host", "10.1.2.3"),
         (cuda(), "--port", "8000"),
+        (cuda(), "--middleware", "fulcrum_worker.engine_access.EngineGuard"),
+        (cuda(), "--api-key", None),  # arguments can be read by everyone on the machine
         (cuda(), "--kv-cache-dtype", "fp8"),
         (cuda(kv_cache=KvCacheConfig(dtype="bf16")), "--kv-cache-dtype", "bfloat16"),
         (cuda(kv_cache=KvCacheConfig(dtype="auto")), "--kv-cache-dtype", "auto"),
@@ -164,3 +166,9 @@ def test_what_the_pod_sets_wins_unless_it_breaks_the_contract() -> None:
     assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment, "it would override the configured KV size"
     assert "FULCRUM_WORKER_CONFIG" not in environment
+
+
+def test_the_token_reaches_the_engine_by_its_environment_alone() -> None:
+    command = engine_command(cuda(), POD, model=MODEL, environment={"VLLM_API_KEY": "the-token"})
+    assert command.environment["VLLM_API_KEY"] == "the-token"
+    assert "the-token" not in " ".join(command.argv)

@@ -11,6 +11,7 @@ from fulcrum.api.worker import EXIT_BAD_CONFIG
 from fulcrum.capacity.cpu import CPUINFO
 from fulcrum_worker.agent import run_agent
 from fulcrum_worker.config import BadConfigError, check_machine, read_config
+from fulcrum_worker.engine_access import token_from
 from fulcrum_worker.engine_command import engine_command
 from fulcrum_worker.kv.policy import vllm_version
 from fulcrum_worker.models import local_model
@@ -36,7 +37,7 @@ def main() -> int:
             model or config.model,
         )
         command = engine_command(config, pod, model=model, environment=os.environ, vllm=vllm_version())
-        return asyncio.run(run_agent(config, pod, command))
+        return asyncio.run(run_agent(config, pod, command, token=token_from(os.environ)))
     except BadConfigError as error:
         print(f"the worker's configuration cannot be used: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG

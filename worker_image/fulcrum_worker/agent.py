@@ -18,6 +18,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_STALLED, WorkerConfig
 from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.drain import wait_until_idle
+from fulcrum_worker.engine_access import headers_of
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand
 from fulcrum_worker.engine_process import EngineProcess
 from fulcrum_worker.readiness import not_ready_reason
@@ -34,8 +35,11 @@ _STALLED_GRACE_SECONDS: Final = 1.0
 """An engine that hangs finishes nothing more, and its requests go on elsewhere once its connections break."""
 
 
-async def run_agent(config: WorkerConfig, pod: PodIdentity, command: EngineCommand) -> int:
-    """Runs the worker until it is told to stop (SIGTERM, SIGINT) or vLLM ends; returns the process's exit code."""
+async def run_agent(config: WorkerConfig, pod: PodIdentity, command: EngineCommand, *, token: str | None = None) -> int:
+    """Runs the worker until it is told to stop (SIGTERM, SIGINT) or vLLM ends; returns the process's exit code.
+
+    `token` is what the engine asks for, and what the agent asks of those who would change something.
+    """
     stop = asyncio.Event()
     hurry = asyncio.Event()
 
@@ -46,13 +50,14 @@ async def run_agent(config: WorkerConfig, pod: PodIdentity, command: EngineComma
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers=headers_of(token)) as session:  # it speaks to its own engine only
         state = WorkerState(
             session=session,
             engine_url=f"http://{pod.url_host}:{PORT_ENGINE}",
             side_channel=(pod.ip, PORT_NIXL),
             role=WorkerRole(role=config.role, epoch=config.role_epoch),
             pod_name=pod.name,
+            token=token,
         )
         async with _serving(config, pod, state):
             return await _Life(config, state, EngineProcess(command), stop, hurry).run()

@@ -16,6 +16,7 @@ from fulcrum.api.names import ENV_WORKER_CONFIG, PORT_ENGINE, PORT_NIXL
 from fulcrum.api.types import OffloadPolicy
 from fulcrum.api.worker import WorkerConfig
 from fulcrum_worker.config import CPU, KV_CACHE_DTYPES, PodIdentity
+from fulcrum_worker.engine_access import GUARD
 from fulcrum_worker.kv.policy import FRONT, FRONT_SCHEDULER, effective_policy
 from fulcrum_worker.kv.registration import CONNECTOR_MODULE, TIER_CONNECTOR
 from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS
@@ -103,6 +104,7 @@ def _argv(config: WorkerConfig, pod: PodIdentity, model: Path | None, vllm: str 
     argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_SECONDS), "--disable-uvicorn-access-log"]
     if restored is OffloadPolicy.PARTIAL_RECOMPUTE:
         argv += ["--scheduler-cls", FRONT_SCHEDULER]
+    argv += ["--middleware", GUARD]
     if on_cpu:
         # Compiling takes longer than small models on CPUs gain by it; without it and with an explicit KV size vLLM
         # skips its warm-up run, too.

@@ -9,9 +9,13 @@ from typing import Final
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
+from fulcrum.api.internal_token import HEADER as AUTHORIZATION
+from fulcrum.api.internal_token import is_authorized
 from fulcrum.api.names import HEADER_POD
 from fulcrum.api.worker import RoleRequest, WorkerConfig
+from fulcrum_worker.engine_access import REFUSAL
 from fulcrum_worker.metrics_page import CONTENT_TYPE, metrics_page
 from fulcrum_worker.roles import RoleOutcome
 from fulcrum_worker.state import WorkerState
@@ -19,6 +23,7 @@ from fulcrum_worker.state import WorkerState
 logger = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES: Final = 64 * 1024
+_READING: Final = frozenset(("GET", "HEAD"))
 _OUTCOME_STATUS: Final = {
     RoleOutcome.CHANGED: 200,
     RoleOutcome.UNCHANGED: 200,
@@ -30,7 +35,7 @@ _OUTCOME_STATUS: Final = {
 def make_app(config: WorkerConfig, state: WorkerState) -> web.Application:
     """The agent's routes over its state."""
     routes = _Routes(config, state)
-    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
+    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json, _guard(state.token)])
     app.add_routes(
         [
             web.get("/healthz", routes.healthz),
@@ -63,6 +68,26 @@ async def _errors_as_json(
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
+
+
+def _guard(token: str | None) -> Middleware:
+    """Only those that know the cluster's token may change something; anybody who reaches the agent may look."""
+
+    @web.middleware
+    async def guard(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if token is None or request.method in _READING:
+            return await handler(request)
+        given = request.headers.getall(AUTHORIZATION, [])
+        if len(given) != 1 or not is_authorized(given[0], token):
+            logger.warning("call_refused path=%r reason=token", request.path)
+            response = _error(HTTPStatus.UNAUTHORIZED, REFUSAL)
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
+        return await handler(request)
+
+    return guard
 
 
 class _Routes:

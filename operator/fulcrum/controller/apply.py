@@ -57,8 +57,9 @@ class Applier:
         *,
         images: Mapping[tuple[str, str], str],
         installation: Installation,
+        token_fingerprint: str | None,
     ) -> None:
-        """`images` is what the workers of each (pool, revision) run."""
+        """`images` is what the workers of each (pool, revision) run; `token_fingerprint` as in `worker_pod`."""
         self._kube = kube
         self._metrics = metrics
         self._owner = owner
@@ -66,6 +67,7 @@ class Applier:
         self._taken_names: set[str] = set()
         self._images = images
         self._installation = installation
+        self._token_fingerprint = token_fingerprint
 
     async def carry_out(
         self, actions: Iterable[Action], *, now: datetime, changed: Callable[[Action], None]
@@ -114,7 +116,10 @@ class Applier:
                 # Workers of one revision run one image: an operator of another release adds none that differ.
                 revision = worker_revision(cluster=self._owner.name, spec=self._spec, pool=pool)
                 image = self._images.get((pool.name, revision), self._installation.worker_image)
-                pod = worker_pod(self._owner, self._spec, pool, ordinal=action.ordinal, role=action.role, image=image)
+                pod = worker_pod(
+                    self._owner, self._spec, pool, ordinal=action.ordinal, role=action.role, image=image,
+                    token_fingerprint=self._token_fingerprint,
+                )  # fmt: skip
                 if action.replaces is not None:
                     pod["metadata"]["annotations"][ANNOTATION_REPLACES] = action.replaces
                 created = await self._kube.create(POD, pod)

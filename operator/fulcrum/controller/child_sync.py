@@ -94,7 +94,7 @@ class ChildSync:
             key = key_of(child)
             now = standing[key]
             if now is not None and not is_owned(now["metadata"], child["metadata"]["ownerReferences"][0]["uid"]):
-                taken.append(_why_taken(now, child))
+                taken.append(why_taken(now, child))
                 continue
             if now is not None and is_as_wanted(child, now):
                 continue
@@ -112,7 +112,8 @@ class ChildSync:
         return written
 
 
-def _why_taken(live: Manifest, child: Manifest) -> str:
+def why_taken(live: Manifest, child: Manifest) -> str:
+    """Return whose the object with the name of `child` is, and what to do."""
     kind, name = key_of(child)
     owner = child["metadata"]["ownerReferences"][0]["name"]
     if is_of_namesake(live["metadata"], owner):

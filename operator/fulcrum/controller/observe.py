@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
+from fulcrum.api.internal_token import ANNOTATION_TOKEN
 from fulcrum.api.names import (
     ANNOTATION_CONTINUE_ROLLOUT,
     ANNOTATION_PAUSED,
@@ -108,11 +109,13 @@ def make_snapshot(
     *,
     lost: frozenset[str] = frozenset(),
     taken: frozenset[str] = frozenset(),
+    token_fingerprint: str | None = None,
 ) -> Snapshot:
     """Return the snapshot of what was observed.
 
     `told` says which (uid, restarts, epoch) an agent is known to know, `lost` are the uids of Pods whose node is gone,
-    `taken` names of Pods that were found to be somebody else's.
+    `taken` names of Pods that were found to be somebody else's. Workers that ask for another token than the one with
+    `token_fingerprint` are of no revision, so that they are replaced; None: nobody knows the token.
     """
     workers = []
     foreign = {pod["metadata"]["name"] for pod in observed.pods if not _is_ours(pod["metadata"], cluster)}
@@ -123,7 +126,7 @@ def make_snapshot(
         if worker is None:
             logger.warning("pod_ignored pod=%s reason=labels_do_not_name_a_worker", pod["metadata"]["name"])
         else:
-            workers.append(worker)
+            workers.append(worker if _asks_for(pod, token_fingerprint) else replace(worker, spec_hash=""))
     return Snapshot(
         name=cluster.metadata.name,
         generation=cluster.metadata.generation,
@@ -131,13 +134,31 @@ def make_snapshot(
         workers=tuple(sorted(workers, key=lambda w: (w.pool, w.ordinal))),
         gateway=_gateway(observed),
         status=cluster.status,
-        paused=ANNOTATION_PAUSED in cluster.metadata.annotations
-        and cluster.metadata.annotations[ANNOTATION_PAUSED].lower() != "false",
+        paused=is_paused(cluster),
         continues_rollout=(
             cluster.metadata.annotations.get(ANNOTATION_CONTINUE_ROLLOUT) == str(cluster.metadata.generation)
         ),
         taken_names=taken | foreign,
     )
+
+
+def is_paused(cluster: InferenceCluster) -> bool:
+    """Report whether nothing of the cluster is to be changed."""
+    return cluster.metadata.annotations.get(ANNOTATION_PAUSED, "false").lower() != "false"
+
+
+def _asks_for(pod: Manifest, token_fingerprint: str | None) -> bool:
+    """Whether a worker can be spoken to with the token; one without the annotation asks for none."""
+    return token_fingerprint is None or _token(pod) in (None, token_fingerprint)
+
+
+def _token(pod: Manifest) -> str | None:
+    return (pod["metadata"].get("annotations") or {}).get(ANNOTATION_TOKEN)
+
+
+def gateways_send_token(observed: Observed) -> bool:
+    """Report whether no gateway of the release before takes requests: a new worker would refuse what it sends."""
+    return all(_token(pod) is not None for pod in observed.gateways if "deletionTimestamp" not in pod["metadata"])
 
 
 def read_worker(

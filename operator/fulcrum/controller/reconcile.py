@@ -12,6 +12,7 @@ from datetime import datetime
 import msgspec
 
 from fulcrum.api.errors import InvalidValueError
+from fulcrum.api.internal_token import fingerprint
 from fulcrum.api.names import Role, gateway_name
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
@@ -19,6 +20,7 @@ from fulcrum.api.types import InferenceCluster, InferenceClusterStatus
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import (
     Action,
+    CreateWorker,
     Plan,
     SetRole,
     Snapshot,
@@ -35,10 +37,19 @@ from fulcrum.controller.child_sync import ChildSync, NameTakenError
 from fulcrum.controller.children import Owner, children, refused_templates
 from fulcrum.controller.cluster_watch import Sight
 from fulcrum.controller.installation import Installation
+from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
 from fulcrum.controller.kube import ApiFailure, Kube
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.nodes import Nodes
-from fulcrum.controller.observe import Observed, gateway_addresses, make_snapshot, observe, running_images
+from fulcrum.controller.observe import (
+    Observed,
+    gateway_addresses,
+    gateways_send_token,
+    is_paused,
+    make_snapshot,
+    observe,
+    running_images,
+)
 from fulcrum.controller.outlook import ClusterKey, OutlookKeeper
 from fulcrum.controller.published import keeping_measurements, with_measurements
 from fulcrum.controller.reporting import Reporter
@@ -74,6 +85,18 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Token:
+    """The cluster's token, or why there is none."""
+
+    text: str | None = field(default=None, repr=False)
+    failure: Failure | None = None
+
+    @property
+    def fingerprint(self) -> str | None:
+        return None if self.text is None else fingerprint(self.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Turn:
     """What one turn has found and decided."""
 
@@ -83,6 +106,7 @@ class _Turn:
     snapshot: Snapshot
     plan: Plan
     memory: _Memory
+    token: _Token
     now: datetime
     settled: bool
     """Whether unknown figures are more than not yet known."""
@@ -113,6 +137,7 @@ class Reconciler:
         self._installation = installation
         self._child_sync = ChildSync(kube)
         self._nodes = Nodes(kube)
+        self._internal_secrets = InternalSecrets(kube, resync_seconds=RESYNC_SECONDS)
         self._memories: dict[ClusterKey, _Memory] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -143,8 +168,9 @@ class Reconciler:
             await self._say_stopped(key, observed, Reason.INVALID_SPEC, message)
             return RESYNC_SECONDS
         lost = await self._nodes.lost(observed.pods, self._now())
+        token = await self._token(Owner(name=key[1], namespace=key[0], uid=memory.uid), cluster)
         try:
-            turn = await self._decide(key, observed, cluster, memory, lost)
+            turn = await self._decide(key, observed, cluster, memory, lost=lost, token=token)
         except Exception as error:
             message = f"Nothing can be decided ({type(error).__name__}: {error}): report it with the operator's log."
             await self._say_stopped(key, observed, Reason.PLAN_FAILED, message)
@@ -155,13 +181,30 @@ class Reconciler:
         status = await self._reporter.say_stopped(key[0], observed.cluster, reason, message, self._now())
         self._metrics.cluster_states.say_stopped(key, status)
 
+    async def _token(self, owner: Owner, cluster: InferenceCluster) -> _Token:
+        try:
+            return _Token(text=await self._internal_secrets.token(owner, may_make=not is_paused(cluster)))
+        except NameTakenError as error:
+            return _Token(failure=Failure(message=str(error), reason=Reason.NAME_TAKEN))
+        except (ApiFailure, NoTokenError) as error:
+            return _Token(failure=Failure(message=str(error)))
+
     async def _decide(
-        self, key: ClusterKey, observed: Observed, cluster: InferenceCluster, memory: _Memory, lost: frozenset[str]
+        self,
+        key: ClusterKey,
+        observed: Observed,
+        cluster: InferenceCluster,
+        memory: _Memory,
+        *,
+        lost: frozenset[str],
+        token: _Token,
     ) -> _Turn:
         owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
         taken = frozenset(memory.taken_names)
         snapshot = replace(
-            make_snapshot(observed, cluster, frozenset(memory.told), lost=lost, taken=taken),
+            make_snapshot(
+                observed, cluster, frozenset(memory.told), lost=lost, taken=taken, token_fingerprint=token.fingerprint
+            ),
             refused=refused_templates(owner, cluster.spec, self._installation),
         )
         sight = Sight(
@@ -186,6 +229,7 @@ class Reconciler:
             snapshot=snapshot,
             plan=decided,
             memory=memory,
+            token=token,
             now=now,
             settled=settled,
         )
@@ -202,6 +246,7 @@ class Reconciler:
         memory = self._memories.pop(key, None)
         if memory is not None:
             self._reporter.forget(memory.uid)
+            self._internal_secrets.forget(*key)
         self._outlooks.forget(key)
         self._metrics.cluster_states.forget(key)
 
@@ -213,7 +258,7 @@ class Reconciler:
             if isinstance(action, SetRole | StartDrain | TellRole):
                 worker = workers[action.uid]
                 role = Role.DRAINING if isinstance(action, StartDrain) else action.role
-                self._tell_later(turn.memory, worker, role, action.epoch)
+                self._tell_later(turn, worker, role, action.epoch)
 
         for action in turn.plan.actions:
             if isinstance(action, TellRole):
@@ -225,11 +270,17 @@ class Reconciler:
             turn.cluster.spec,
             images=running_images(turn.observed),
             installation=self._installation,
+            token_fingerprint=turn.token.fingerprint if gateways_send_token(turn.observed) else None,
         )
-        outcome = await applier.carry_out(turn.plan.actions, now=turn.now, changed=tell)
+        has_token = turn.token.text is not None
+        # A worker would wait for the Secret, or be open to everyone.
+        actions = [action for action in turn.plan.actions if has_token or not isinstance(action, CreateWorker)]
+        outcome = await applier.carry_out(actions, now=turn.now, changed=tell)
         turn.memory.taken_names |= outcome.taken_names
         failures = [Failure(message=message) for message in outcome.failures]
-        if not turn.snapshot.paused:
+        if turn.token.failure is not None:
+            failures.append(turn.token.failure)
+        elif has_token and not turn.snapshot.paused:
             failures += await self._sync_children(turn)
         if outcome.done:
             self._metrics.decision(turn.cluster.spec.balance.mode.value, outcome.done[0].action.reason.value)
@@ -261,10 +312,11 @@ class Reconciler:
         memory.told = {entry for entry in memory.told if entry[0] in living}
         return snapshot.with_loads({**known, **loads}, frozenset(memory.told))
 
-    def _tell_later(self, memory: _Memory, worker: Worker, role: Role, epoch: int) -> None:
+    def _tell_later(self, turn: _Turn, worker: Worker, role: Role, epoch: int) -> None:
         async def tell(pod_ip: str) -> None:
-            if await self._agents.tell_role(pod_ip, role, epoch, pod_name=worker.name):
-                memory.told.add((worker.uid, worker.restarts, epoch))
+            token = turn.token.text
+            if await self._agents.tell_role(pod_ip, role, epoch, pod_name=worker.name, token=token):
+                turn.memory.told.add((worker.uid, worker.restarts, epoch))
 
         if worker.pod_ip is not None:
             task = asyncio.create_task(tell(worker.pod_ip), name=f"tell-{worker.name}")
@@ -274,7 +326,13 @@ class Reconciler:
     async def _sync_children(self, turn: _Turn) -> list[Failure]:
         """Compare what was read anyway each time, and the rest when the spec changed or after a while."""
         owner, observed, cluster, memory = turn.owner, turn.observed, turn.cluster, turn.memory
-        wanted = children(owner, cluster.spec, self._installation, least_available=turn.plan.least_available)
+        wanted = children(
+            owner,
+            cluster.spec,
+            self._installation,
+            token_fingerprint=turn.token.fingerprint or "",
+            least_available=turn.plan.least_available,
+        )
         name = gateway_name(owner.name)
         watched = {("Deployment", name): observed.deployment, ("Service", name): observed.service}
         # Before a missing one is made it is read: what has its name may be without our label, and so not be watched.

@@ -21,6 +21,8 @@ class Failure(StrEnum):
     TIMEOUT = "timeout"
     PROTOCOL = "protocol"
     ERROR_STATUS = "error_status"
+    REFUSED = "refused"
+    """The worker asks for another token than this gateway has."""
     STALL = "stall"
     TRUNCATED = "truncated"
     """A stream ended without its end mark."""

@@ -66,7 +66,7 @@ class Gateway:
             labels={"fulcrum_cluster": settings.config.cluster, "fulcrum_namespace": settings.namespace},
             class_names=self.door.classes.names,
         )
-        self.view = WorkerView(self.metrics, self.door.cluster, self.answers)
+        self.view = WorkerView(self.metrics, self.door.cluster, self.answers, token=settings.token)
         self.poller = LoadPoller(self.view, self.metrics)
         self.gateways = 0
         """Gateways that share the traffic, this one included."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
@@ -13,6 +13,7 @@ import msgspec
 
 from fulcrum.api import names
 from fulcrum.api.gateway import GatewayConfig
+from fulcrum.api.internal_token import ENV_GATEWAY
 from fulcrum.api.names import Role
 from fulcrum.gateway.worker_record import WorkerRecord
 
@@ -33,6 +34,8 @@ class Settings:
     port: int = names.PORT_GATEWAY
     inside_port: int = 0
     """For metrics and the operator; 0 takes a free one."""
+    token: str | None = field(default=None, repr=False)
+    """What workers of the cluster ask for; None: nothing."""
     namespace: str = "default"
     pod_name: str = ""
     static_workers: tuple[WorkerRecord, ...] = ()
@@ -80,6 +83,7 @@ def read_settings(
         host=host or _listen_address(environment.get(names.ENV_POD_IP)),
         port=names.PORT_GATEWAY if port is None else port,
         inside_port=(0 if static_workers else names.PORT_GATEWAY_INSIDE) if inside_port is None else inside_port,
+        token=_token(environment.get(ENV_GATEWAY)),
         namespace=namespace or environment.get(names.ENV_POD_NAMESPACE) or "default",
         pod_name=environment.get(names.ENV_POD_NAME, ""),
         static_workers=tuple(static_worker(text, number) for number, text in enumerate(static_workers)),
@@ -88,6 +92,15 @@ def read_settings(
         access_log=access_log,
         prewarm=prewarm,
     )
+
+
+def _token(text: str | None) -> str | None:
+    """The cluster's token. Raises ConfigError."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isprintable()) or " " in text:
+        raise ConfigError(f"{ENV_GATEWAY}: cannot be sent in a header; write printable ASCII without blanks")
+    return text
 
 
 def _listen_address(pod_ip: str | None) -> str:

@@ -11,6 +11,7 @@ from fulcrum.gateway.workers import Worker, WorkerView
 
 # A plain number: looking up a member of HTTPStatus costs half a microsecond.
 _SERVER_ERRORS = 500
+_UNAUTHORIZED = 401
 
 
 DOUBTFUL = frozenset((Failure.ERROR_STATUS, Failure.PROTOCOL, Failure.TRUNCATED))
@@ -66,6 +67,8 @@ class Legs:
             # One that answers others meanwhile is late, and no more than that.
             late = failure in (Failure.STALL, Failure.TIMEOUT) and worker.answers != answers
             raise self._failed(worker, leg, failure, blame=not late) from error
+        if answer.status == _UNAUTHORIZED:  # the client's own key was looked at here, and not sent on
+            raise self._failed(worker, leg, Failure.REFUSED)
         if answer.status >= _SERVER_ERRORS:
             raise self._failed(worker, leg, Failure.ERROR_STATUS)
         self._view.worked(worker)

@@ -6,6 +6,8 @@ import asyncio
 import socket
 from typing import Final
 
+from fulcrum.api.internal_token import HEADER as AUTHORIZATION
+from fulcrum.api.internal_token import authorization
 from fulcrum.gateway.answer import Answer, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.answer_room import AnswerRoom
 from fulcrum.gateway.upstream import UpstreamConnection
@@ -28,7 +30,7 @@ _OPTIONS: Final = (
 class Pool:
     """Connections to `host:port`, used last in, first out, so that surplus ones idle out."""
 
-    def __init__(self, host: str, port: int, room: AnswerRoom) -> None:
+    def __init__(self, host: str, port: int, room: AnswerRoom, token: str | None = None) -> None:
         self.host = host
         self.port = port
         self._room = room
@@ -36,10 +38,15 @@ class Pool:
         self._open: set[UpstreamConnection] = set()
         self._closed = False
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._fixed_head = f" HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\nx-request-id: ".encode()
+        own = "" if token is None else f"{AUTHORIZATION.lower()}: {authorization(token)}\r\n"
+        head = f" HTTP/1.1\r\nhost: {address}\r\n{own}content-type: application/json\r\nx-request-id: "
+        self._fixed_head = head.encode("ascii")
 
     def request(self, path: str, request_id: bytes, body: bytes) -> bytes:
-        """A POST with a JSON body; it has no header of the client's but its request id."""
+        """A POST with a JSON body; it has no header of the client's but its request id.
+
+        Its Authorization is the cluster's own.
+        """
         length = str(len(body)).encode()
         return b"".join(
             (b"POST ", path.encode(), self._fixed_head, request_id, b"\r\ncontent-length: ", length, b"\r\n\r\n", body)

@@ -34,12 +34,14 @@ class Worker:
         "state",
     )
 
-    def __init__(self, record: WorkerRecord, state: routing.WorkerView, room: AnswerRoom) -> None:
+    def __init__(
+        self, record: WorkerRecord, state: routing.WorkerView, room: AnswerRoom, token: str | None = None
+    ) -> None:
         self.record = record
         self.name = record.name
         self.role = record.role
-        self.pool = Pool(record.host, record.port, room)
-        self.agent = Pool(record.host, record.agent_port, room) if record.agent_port is not None else None
+        self.pool = Pool(record.host, record.port, room, token)
+        self.agent = Pool(record.host, record.agent_port, room, token) if record.agent_port is not None else None
         self.state = state
         """What routing knows of it."""
         self.report: LoadReport | None = None
@@ -65,8 +67,17 @@ class Worker:
 class WorkerView:
     """All usable workers. `replace`, `put` and `remove` take effect for the next request."""
 
-    def __init__(self, metrics: Metrics, cluster: ClusterView | None = None, room: AnswerRoom | None = None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        cluster: ClusterView | None = None,
+        room: AnswerRoom | None = None,
+        *,
+        token: str | None = None,
+    ) -> None:
+        """`token` is what workers of this cluster ask for."""
         self._metrics = metrics
+        self._token = token
         self.cluster = cluster or ClusterView()
         """The same workers as routing sees them."""
         self._room = room or AnswerRoom()
@@ -94,7 +105,7 @@ class WorkerView:
             return
         if worker is not None:
             self._leave(worker)
-        worker = self._workers[record.name] = Worker(record, state, self._room)
+        worker = self._workers[record.name] = Worker(record, state, self._room, self._token)
         self.workers = list(self._workers.values())
         logger.info("worker_joined worker=%s role=%s epoch=%d", record.name, record.role, record.role_epoch)
         self.joined(worker)

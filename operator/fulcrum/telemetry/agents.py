@@ -13,6 +13,8 @@ import aiohttp
 import msgspec
 
 from fulcrum.api.gateway import PairsReport
+from fulcrum.api.internal_token import HEADER as AUTHORIZATION
+from fulcrum.api.internal_token import authorization
 from fulcrum.api.names import HEADER_POD, PORT_AGENT, PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.worker import LoadReport, RoleRequest
 
@@ -87,17 +89,23 @@ class Agents:
             logger.debug("pairs_unknown url=%s error=%r", url, error)
             return None
 
-    async def tell_role(self, pod_ip: str, role: Role, epoch: int, *, pod_name: str | None = None) -> bool:
+    async def tell_role(
+        self, pod_ip: str, role: Role, epoch: int, *, pod_name: str | None = None, token: str | None = None
+    ) -> bool:
         """Tell an agent its role; report whether it knows it now (409 means it knows a newer one).
 
-        With `pod_name`, an agent of another Pod refuses.
+        With `pod_name`, an agent of another Pod refuses; `token` is the cluster's.
         """
         body = msgspec.json.encode(RoleRequest(role=role, role_epoch=epoch))
         headers = {"Content-Type": "application/json"}
         if pod_name is not None:
             headers[HEADER_POD] = pod_name
+        if token is not None:
+            headers[AUTHORIZATION] = authorization(token)
         try:
             async with self._turns, self._open.post(self._url(pod_ip, "role"), data=body, headers=headers) as response:
+                if response.status == HTTPStatus.UNAUTHORIZED:
+                    logger.warning("role_refused pod_ip=%s reason=token", pod_ip)
                 return response.status in (200, 409)
         except _FAILURES as error:
             logger.debug("role_not_told pod_ip=%s error=%r", pod_ip, error)

@@ -18,11 +18,17 @@ _DEFAULTS = Installation()
 
 
 def children(
-    owner: Owner, spec: InferenceClusterSpec, installation: Installation = _DEFAULTS, *, least_available: int = 0
+    owner: Owner,
+    spec: InferenceClusterSpec,
+    installation: Installation = _DEFAULTS,
+    *,
+    token_fingerprint: str,
+    least_available: int = 0,
 ) -> tuple[Manifest, ...]:
-    """Return every child but the workers, in an order in which each finds what it needs.
+    """Return every child but the workers and the Secret of the token, in an order in which each finds what it needs.
 
-    `least_available` is how many workers the eviction of Pods must leave.
+    `token_fingerprint` is that of the token in the Secret; `least_available` is how many workers the eviction of Pods
+    must leave.
     """
     return (
         gateway_service_account(owner),
@@ -32,7 +38,7 @@ def children(
         # Before the Pods that they are about.
         gateway_policy(owner, installation),
         workers_policy(owner, installation),
-        gateway_deployment(owner, spec, installation),
+        gateway_deployment(owner, spec, installation, token_fingerprint=token_fingerprint),
         gateway_budget(owner),
         workers_budget(owner, least_available),
     )

@@ -10,11 +10,13 @@ import msgspec
 from fulcrum.api.durations import seconds
 from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool
 from fulcrum.api.gateway_types import Gateway, PrefixCacheScope
+from fulcrum.api.internal_token import ANNOTATION_TOKEN, ENV_GATEWAY
 from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, PORT_GATEWAY_INSIDE, VOLUME_API_KEYS, gateway_name
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.pod_types import ResourceAmounts
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.owner import (
     CONTAINER_SECURITY,
     GATEWAY,
@@ -100,8 +102,13 @@ def _placement(gateway: Gateway, selector: dict[str, str]) -> Manifest:
     return chosen
 
 
-def gateway_deployment(owner: Owner, spec: InferenceClusterSpec, installation: Installation) -> Manifest:
-    """Return the gateway Deployment: a new Pod is ready before an old one goes."""
+def gateway_deployment(
+    owner: Owner, spec: InferenceClusterSpec, installation: Installation, *, token_fingerprint: str
+) -> Manifest:
+    """Return the gateway Deployment: a new Pod is ready before an old one goes.
+
+    Another token, and so another `token_fingerprint`, replaces the Pods.
+    """
     config = gateway_config(owner, spec)
     mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 (a mount)
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
@@ -117,6 +124,7 @@ def gateway_deployment(owner: Owner, spec: InferenceClusterSpec, installation: I
         "env": [
             {"name": ENV_GATEWAY_CONFIG, "value": msgspec.json.encode(without_defaults(config)).decode()},
             *pod_identity_env(),
+            token_env(ENV_GATEWAY, owner.name),
         ],
         "ports": [
             {"name": "http", "containerPort": PORT_GATEWAY, "protocol": "TCP"},
@@ -140,7 +148,10 @@ def gateway_deployment(owner: Owner, spec: InferenceClusterSpec, installation: I
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "template": {
-                "metadata": {"labels": owner.labels(GATEWAY)},
+                "metadata": {
+                    "labels": owner.labels(GATEWAY),
+                    "annotations": {ANNOTATION_TOKEN: token_fingerprint},
+                },
                 "spec": {
                     "serviceAccountName": gateway_name(owner.name),
                     "enableServiceLinks": False,

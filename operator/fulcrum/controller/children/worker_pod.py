@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.durations import seconds
+from fulcrum.api.internal_token import ANNOTATION_TOKEN, ENV_WORKER
 from fulcrum.api.names import (
     ANNOTATION_RELEASE_IMAGE,
     ANNOTATION_ROLE_EPOCH,
@@ -26,6 +27,7 @@ from fulcrum.api.names import (
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.balance import worker_config, worker_image, worker_revision
+from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.overlay import overlay
 from fulcrum.controller.children.owner import (
     POD_SECURITY,
@@ -51,11 +53,19 @@ START_MARGIN_SECONDS: Final = 120
 
 
 def worker_pod(
-    owner: Owner, spec: InferenceClusterSpec, pool: Pool, *, ordinal: int, role: Role, image: str
+    owner: Owner,
+    spec: InferenceClusterSpec,
+    pool: Pool,
+    *,
+    ordinal: int,
+    role: Role,
+    image: str,
+    token_fingerprint: str | None = None,
 ) -> Manifest:
     """Return the Pod of worker `ordinal` of `pool`, created in `role` at epoch 0.
 
-    `image` is used where the spec names none.
+    `image` is used where the spec names none. With `token_fingerprint` the worker asks for the cluster's token, which
+    has this fingerprint; without it the worker asks for none.
     """
     name = worker_name(owner.name, pool.name, ordinal)
     metadata = owner.metadata(name, WORKER)
@@ -66,12 +76,24 @@ def worker_pod(
     }
     if worker_image(spec, pool) is None:
         metadata["annotations"][ANNOTATION_RELEASE_IMAGE] = image
+    if token_fingerprint is not None:
+        metadata["annotations"][ANNOTATION_TOKEN] = token_fingerprint
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(owner, spec, pool, role, image)}
     template = {key: value for key, value in pool.template.items() if key in ("metadata", "spec")}
     merged = overlay(pod, template)
     # A template may add labels, but who the Pod is stays ours.
     merged["metadata"] = overlay(merged["metadata"], metadata)
+    if token_fingerprint is not None:
+        _ask_for_token(merged, owner)
     return merged
+
+
+def _ask_for_token(pod: Manifest, owner: Owner) -> None:
+    """Give the worker its token, whatever the template says: with another one no gateway could speak to it."""
+    for container in pod["spec"]["containers"]:
+        if container["name"] == CONTAINER:
+            others = [entry for entry in container["env"] if entry["name"] != ENV_WORKER]
+            container["env"] = [*others, token_env(ENV_WORKER, owner.name)]
 
 
 def role_labels(role: Role) -> dict[str, str]:
