@@ -119,8 +119,15 @@ async def test_while_secrets_cannot_be_read_the_known_token_holds() -> None:
     token = await secrets.token(OWNER, may_make=True)
     api.refuses, clock.now = ApiError(403, "Forbidden", "no"), RESYNC
     assert await secrets.token(OWNER, may_make=True) == token
-    with pytest.raises(ApiError):
+    with pytest.raises(NoTokenError, match="apply the roles of this release"):
         await secrets_of(api, clock).token(OWNER, may_make=True)
+
+
+async def test_other_errors_are_told_as_they_are() -> None:
+    api = Api()
+    api.refuses = ApiError(500, "InternalError", "broken")
+    with pytest.raises(ApiError, match="broken"):
+        await secrets_of(api, Clock()).token(OWNER, may_make=True)
 
 
 async def stored(cluster: Cluster) -> str:

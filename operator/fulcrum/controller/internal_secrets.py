@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final
 
 from fulcrum.api.internal_token import SECRET_KEY, internal_secret_name
@@ -15,6 +16,7 @@ from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.children.internal_secret import internal_secret, token_of
 from fulcrum.controller.kube import SECRET, ApiFailure, Kube
 from fulcrum.controller.observe import is_owned
+from fulcrum.kube import ApiError
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +67,15 @@ class InternalSecrets:
             token = await self._read(owner)
             if token is None and may_make:
                 token = await self._make(owner, known.token if known is not None else _new_token())
-        except ApiFailure:
-            if known is None:
-                raise
-            return known.token  # what it was a while ago
+        except ApiFailure as error:
+            if known is not None:
+                return known.token  # what it was a while ago
+            if isinstance(error, ApiError) and error.code == HTTPStatus.FORBIDDEN:
+                raise NoTokenError(
+                    f"The operator may not keep the cluster's token ({error}): apply the roles of this release "
+                    "(docs/operations/security.md)."
+                ) from error
+            raise
         if token is not None:
             self._known[key] = _Known(uid=owner.uid, token=token, read_at=now)
         return token

@@ -140,8 +140,8 @@ class Sources:
             secret = await self._read_secret(namespace, name)
         except ApiFailure as error:
             return (
-                f"{where} cannot be read ({error}); let the operator's service account get it with a Role "
-                "(docs/operations/security.md)."
+                f"{where} cannot be read ({error}); let the operator's service account get it: apply the roles of this "
+                "release (docs/operations/security.md)."
             )
         if secret is None:
             return f"{where} does not exist; create it with the keys token and ca.crt, or one of them."
