@@ -20,6 +20,7 @@ from this_machine import suited  # noqa: E402
 ORDER = (
     "test_chaos",
     "test_helm",
+    "test_watchdog",
     "test_parity",
     "test_bad_input",
     "test_access",
