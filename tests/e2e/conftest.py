@@ -38,7 +38,7 @@ ORDER = (
     "test_prometheus",
     "test_overload",
 )
-"""The first two have clusters of their own, before there is another. Later ones change the cluster for good;
+"""The first three have clusters of their own, before there is another. Later ones change the cluster for good;
 from `test_parity_bf16` on they have others where the first one was."""
 
 
