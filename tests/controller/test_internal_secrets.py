@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -130,6 +131,13 @@ async def test_other_errors_are_told_as_they_are() -> None:
         await secrets_of(api, Clock()).token(OWNER, may_make=True)
 
 
+async def replacing(cluster: Cluster, before: dict[str, str]) -> bool:
+    """Whether a worker drains for its successor, or has one."""
+    now = await cluster.pods()
+    drains = [pod for pod in now.values() if pod["metadata"]["labels"]["fulcrum.dev/role"] == "draining"]
+    return bool(drains) or any(pod["metadata"]["uid"] != before.get(name) for name, pod in now.items())
+
+
 async def stored(cluster: Cluster) -> str:
     secret = await cluster.kube.get(SECRET, cluster.namespace, "c-internal")
     assert secret is not None
@@ -161,14 +169,18 @@ async def test_the_operator_makes_the_secret_and_sends_the_token_to_agents(clust
     cluster.server.kubectl("-n", cluster.namespace, "delete", "secret", "c-internal")
     before = {name: pod["metadata"]["uid"] for name, pod in (await cluster.pods()).items()}
     with Operator(cluster.server, "--namespace", cluster.namespace):
-
-        async def begins() -> bool:
-            now = await cluster.pods()
-            drains = [pod for pod in now.values() if pod["metadata"]["labels"]["fulcrum.dev/role"] == "draining"]
-            return bool(drains) or any(pod["metadata"]["uid"] != before.get(name) for name, pod in now.items())
-
-        await eventually(begins)
+        await eventually(partial(replacing, cluster, before))
     assert await stored(cluster) != token
+
+
+@pytest.mark.integration
+async def test_before_going_back_workers_are_replaced_by_open_ones(cluster: Cluster) -> None:
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        await cluster.apply()
+        await cluster.settle()
+    before = {name: pod["metadata"]["uid"] for name, pod in (await cluster.pods()).items()}
+    with Operator(cluster.server, "--namespace", cluster.namespace, "--open-workers"):
+        await eventually(partial(replacing, cluster, before))
 
 
 @pytest.mark.integration

@@ -258,6 +258,8 @@ def with_token(manifest: Manifest, fingerprint: str | None) -> Manifest:
         ("f1", None, "h"),  # nobody knows the token now: nothing is replaced for that
         (None, "f1", "h"),  # made by an operator of the release before: asks for none
         ("f0", "f1", ""),  # of no revision: replaced
+        ("f1", "", ""),  # before going back to a release whose gateways send none
+        (None, "", "h"),
     ],
 )
 def test_a_worker_that_asks_for_another_token_is_replaced(

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from local_cluster import Cluster
+from local_cluster import Cluster, Worker
 from this_machine import FP8
 
 OUTPUT_TOKENS = 12
@@ -39,7 +39,7 @@ class Question:
     answer: str
 
 
-def questions_of(cluster: Cluster) -> list[Question]:
+def questions_of(cluster: Cluster, *, of: Worker | None = None) -> list[Question]:
     """The first questions whose every greedy step wins by `MIN_MARGIN`, with the engine's answers."""
     found: list[Question] = []
     for number, topic in enumerate(_TOPICS):
@@ -51,7 +51,7 @@ def questions_of(cluster: Cluster) -> list[Question]:
                 "temperature": 0,
                 "ignore_eos": True,
             }
-            choice = cluster.ask_engine("/v1/completions", {**body, "logprobs": 2})["choices"][0]
+            choice = cluster.ask_engine("/v1/completions", {**body, "logprobs": 2}, of=of)["choices"][0]
             if min(margin(top.values()) for top in choice["logprobs"]["top_logprobs"]) >= MIN_MARGIN:
                 found.append(Question(body=body, answer=choice["text"]))
             if len(found) == WANTED:

@@ -44,7 +44,7 @@ def test_a_release_from_install_to_nothing_left(release: Release) -> None:
     cluster = Cluster(kubeconfig=release.kubeconfig, name="chat")
     prefill, decode = sorted(cluster.workers(), key=lambda worker: worker.role, reverse=True)
     assert (prefill.role, decode.role) == ("prefill", "decode")
-    known = questions_of(f"http://{decode.ip}:8000", "chat")
+    known = questions_of(cluster, of=decode)
     moved = cluster.kv_bytes_moved()
     with SteadyLoad(f"http://{release.address()}:8080", known, rate=2) as load:
         gateways = {pod["metadata"]["name"] for pod in cluster.pods("gateway")}

@@ -28,9 +28,18 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def restored(whole: Cluster) -> Iterator[Cluster]:
-    """The same cluster; whatever happens, this release's operator is back afterwards."""
+    """The same cluster with workers that serve any gateway; whatever happens, this release's operator is back."""
+    # Gateways of the release before do not send the token: the documented step before going back to it.
+    whole.kubectl("-n", NAMESPACE, "set", "env", "deployment/fulcrum-operator", "FULCRUM_OPEN_WORKERS=true")
+    wait_until("open workers", partial(all_are_open, whole), seconds=480)
     yield whole
+    whole.kubectl("-n", NAMESPACE, "set", "env", "deployment/fulcrum-operator", "FULCRUM_OPEN_WORKERS-")
     install(whole, None)
+
+
+def all_are_open(cluster: Cluster) -> bool:
+    asks = [pod for pod in cluster.pods("worker") if "fulcrum.dev/internal-token" in pod["metadata"]["annotations"]]
+    return not asks and cluster.roles() == {"prefill": 2, "decode": 2}
 
 
 def install(cluster: Cluster, tree: Path | None) -> None:

@@ -60,6 +60,13 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Let the Pod templates of pools exceed the Pod Security level restricted (hostPath, privileged ...).",
 )
+@click.option(
+    "--open-workers",
+    is_flag=True,
+    envvar="FULCRUM_OPEN_WORKERS",
+    help="Replace workers by ones that ask for no token, before going back to a release without.  "
+    "[also $FULCRUM_OPEN_WORKERS]",
+)
 @click.option("--verbose", is_flag=True, help="Log more.")
 def command(
     *,
@@ -74,6 +81,7 @@ def command(
     worker_image: str | None,
     gateway_image: str | None,
     allow_privileged_templates: bool,
+    open_workers: bool,
     verbose: bool,
 ) -> None:
     """Run the operator against a Kubernetes API server.
@@ -122,6 +130,7 @@ def command(
     }
     installation = Installation(
         allow_privileged_templates=allow_privileged_templates,
+        open_workers=open_workers,
         **{name: value for name, value in told.items() if value},
     )
     election = _election(identity, lease, lease_duration, renew_deadline, retry_period) if leader_election else None

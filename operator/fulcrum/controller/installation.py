@@ -18,3 +18,5 @@ class Installation:
     """Namespace of the operator's own Pod."""
     allow_privileged_templates: bool = False
     """Pod templates of pools may exceed the Pod Security level `restricted`."""
+    open_workers: bool = False
+    """Workers ask for no token: before going back to a release whose gateways have none. Those that ask are replaced."""

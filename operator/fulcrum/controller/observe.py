@@ -115,7 +115,8 @@ def make_snapshot(
 
     `told` says which (uid, restarts, epoch) an agent is known to know, `lost` are the uids of Pods whose node is gone,
     `taken` names of Pods that were found to be somebody else's. Workers that ask for another token than the one with
-    `token_fingerprint` are of no revision, so that they are replaced; None: nobody knows the token.
+    `token_fingerprint` are of no revision, so that they are replaced. None: nobody knows the token; empty: workers are
+    to ask for none.
     """
     workers = []
     foreign = {pod["metadata"]["name"] for pod in observed.pods if not _is_ours(pod["metadata"], cluster)}

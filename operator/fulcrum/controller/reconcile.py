@@ -189,6 +189,10 @@ class Reconciler:
         except (ApiFailure, NoTokenError) as error:
             return _Token(failure=Failure(message=str(error)))
 
+    def _asked_for(self, token: _Token) -> str | None:
+        """Fingerprint of what workers are to ask for: empty, nothing; None, it is not known."""
+        return "" if self._installation.open_workers else token.fingerprint
+
     async def _decide(
         self,
         key: ClusterKey,
@@ -203,7 +207,12 @@ class Reconciler:
         taken = frozenset(memory.taken_names)
         snapshot = replace(
             make_snapshot(
-                observed, cluster, frozenset(memory.told), lost=lost, taken=taken, token_fingerprint=token.fingerprint
+                observed,
+                cluster,
+                frozenset(memory.told),
+                lost=lost,
+                taken=taken,
+                token_fingerprint=self._asked_for(token),
             ),
             refused=refused_templates(owner, cluster.spec, self._installation),
         )
@@ -270,7 +279,7 @@ class Reconciler:
             turn.cluster.spec,
             images=running_images(turn.observed),
             installation=self._installation,
-            token_fingerprint=turn.token.fingerprint if gateways_send_token(turn.observed) else None,
+            token_fingerprint=(self._asked_for(turn.token) or None) if gateways_send_token(turn.observed) else None,
         )
         has_token = turn.token.text is not None
         # A worker would wait for the Secret, or be open to everyone.
