@@ -19,4 +19,4 @@ class Installation:
     allow_privileged_templates: bool = False
     """Pod templates of pools may exceed the Pod Security level `restricted`."""
     open_workers: bool = False
-    """Workers ask for no token: before going back to a release whose gateways have none. Those that ask are replaced."""
+    """Replace workers that ask for a token by ones that ask for none: before going back to a release without it."""
