@@ -385,7 +385,7 @@ PLACED = {
 
 def gateway_children(gateway: dict[str, Any]) -> tuple[Manifest, Manifest]:
     """Deployment and Service of the gateways."""
-    made = {child["kind"]: child for child in children(OWNER, make_spec(gateway=gateway))}
+    made = {child["kind"]: child for child in children(OWNER, make_spec(gateway=gateway), token_fingerprint="f1")}
     return made["Deployment"], made["Service"]
 
 
