@@ -30,8 +30,8 @@ class Case:
 
     engine: TieredEngine
     prompt: list[int]
-    tokens: tuple[int, ...]
-    """Its cold answer."""
+    answers: set[tuple[int, ...]]
+    """Its cold answer, and that with its prefix on the device: other chunks round otherwise, so they may differ."""
     repeat: int
 
     @property
@@ -46,8 +46,8 @@ class Case:
         for _ in range(repeat or self.repeat):
             self.engine.forget()
             answer = self.engine.ask(self.prompt)
-            if answer.tokens != self.tokens:
-                print(f"  other tokens than the cold answer: {link}", flush=True)
+            if answer.tokens not in self.answers:
+                print(f"  other tokens than cold, or with the prefix on the device: {link}", flush=True)
             seconds.append(answer.ttft_seconds)
         return min(seconds)
 
@@ -93,7 +93,8 @@ def main() -> None:
         for tokens in LEARNT_FROM:
             engine.ask(engine.prompt(tokens), max_tokens=1)
         prompt = engine.prompt(asked.tokens)
-        case = Case(engine=engine, prompt=prompt, tokens=engine.ask(prompt).tokens, repeat=asked.repeat)
+        answers = {engine.ask(prompt).tokens for _ in range(2)}
+        case = Case(engine=engine, prompt=prompt, answers=answers, repeat=asked.repeat)
         recompute = case.least(split="none")
         parity = case.matched * bytes_per_token("bf16") / recompute
         print(f"{case.matched} tokens recomputed in {recompute:.2f} s: parity at {parity / 1e6:.1f} MB/s", flush=True)

@@ -160,3 +160,41 @@ def test_what_changes_the_pod_is_another_revision(change: dict[str, Any]) -> Non
 def test_fields_that_say_what_is_so_anyway_restart_no_worker() -> None:
     same = {"gpu": {"resource": "nvidia.com/gpu"}, "resources": {}, "topology": {}, "engine": {}}
     assert revision(spec_of({**H100, **same})) == revision(spec_of(H100))
+
+
+OFFLOAD: dict[str, Any] = {"engine": {"kvCache": {"offload": {"hostMemory": "24Gi"}}}}
+
+
+@pytest.mark.parametrize(
+    ("pool", "engine", "memory", "shm"),
+    [
+        (H100, {}, "8Gi", "4Gi"),
+        (H100, OFFLOAD, "32768Mi", "28672Mi"),
+        ({**H100, "sharedMemory": "1Gi"}, OFFLOAD, "32768Mi", "25600Mi"),
+        ({"name": "p", "accelerator": "cpu", "workers": {"max": 1}}, {}, "2048Mi", None),
+        ({"name": "p", "accelerator": "cpu", "workers": {"max": 1}}, OFFLOAD, "26624Mi", "24640Mi"),
+    ],
+)
+def test_a_host_tier_has_its_memory(pool: dict[str, Any], engine: dict[str, Any], memory: str, shm: str | None) -> None:
+    pod = pod_of(spec_of(pool, **engine))
+    assert worker(pod)["resources"]["requests"]["memory"] == memory
+    sizes = [volume["emptyDir"]["sizeLimit"] for volume in pod["spec"]["volumes"] if volume["name"] == "shm"]
+    assert sizes == ([shm] if shm is not None else [])
+    mounts = [mount["mountPath"] for mount in worker(pod)["volumeMounts"]]
+    assert ("/dev/shm" in mounts) == (shm is not None)
+
+
+def test_a_worker_is_told_of_its_host_tier() -> None:
+    offload = {"hostMemory": "24Gi", "policy": "load", "eviction": "arc"}
+    told = config_of(spec_of(H100, engine={"kvCache": {"offload": offload}})).kv_cache.offload
+    assert told is not None
+    assert (told.host_bytes, told.policy, told.eviction) == (24 << 30, "load", "arc")
+    assert config_of(spec_of(H100)).kv_cache.offload is None
+
+
+def test_a_host_tier_makes_a_revision_and_its_absence_none() -> None:
+    without, tiered = revision(spec_of(H100)), revision(spec_of(H100, **OFFLOAD))
+    assert without == revision(spec_of(H100, engine={"kvCache": {}}))
+    assert without != tiered
+    other = {"engine": {"kvCache": {"offload": {"hostMemory": "24Gi", "eviction": "arc"}}}}
+    assert revision(spec_of(H100, **other)) != tiered

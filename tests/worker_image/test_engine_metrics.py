@@ -8,7 +8,7 @@ from aiohttp import ClientSession
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulcrum.api.worker import EngineProgress, TransferCounters, WorkCounters
+from fulcrum.api.worker import EngineProgress, OffloadReport, TransferCounters, WorkCounters
 from fulcrum_worker.engine_metrics import EngineMetrics, parse_engine_metrics, scrape_engine
 
 LABELS = '{engine="0",model_name="chat"}'
@@ -64,6 +64,15 @@ vllm:generation_tokens_total{LABELS} 95.0
 TRANSFERS = TransferCounters(
     pulled_tokens=250, computed_tokens=400, failed_transfers=3, failed_notifications=1, expired_requests=2
 )
+TIER = f"""
+fulcrum_engine_kv_host_used_ratio{LABELS} 0.25
+vllm:kv_offload_load_bytes_total{LABELS} 4.6e+07
+vllm:kv_offload_load_time_total{LABELS} 0.5
+vllm:kv_offload_store_bytes_total{LABELS} 9.2e+07
+vllm:prompt_tokens_by_source_total{{source="local_compute"}} 400.0
+vllm:prompt_tokens_by_source_total{{source="local_cache_hit"}} 150.0
+vllm:prompt_tokens_by_source_total{{source="external_kv_transfer"}} 250.0
+"""
 OLDER = msgspec.structs.replace(DONE, computed_tokens=None)
 
 
@@ -98,6 +107,17 @@ OLDER = msgspec.structs.replace(DONE, computed_tokens=None)
             'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 4\n'
             'vllm:kv_cache_usage_perc{engine="0"} 0.1\nvllm:kv_cache_usage_perc{engine="1"} 0.3\n',
             EngineMetrics(running=5, kv_usage=0.2),
+        ),
+        (
+            TIER,
+            EngineMetrics(
+                host_used=0.25,
+                loaded_bytes=46_000_000,
+                load_seconds=0.5,
+                stored_bytes=92_000_000,
+                device_hit_tokens=150,
+                external_hit_tokens=250,
+            ),
         ),
         ("", EngineMetrics()),
         ("<html>not metrics</html>", EngineMetrics()),
@@ -146,3 +166,11 @@ async def test_a_failed_scrape_leaves_everything_unknown(unused_tcp_port: int) -
     async with ClientSession() as session:
         url = f"http://127.0.0.1:{unused_tcp_port}"
         assert await scrape_engine(session, url, timeout_seconds=1) == EngineMetrics()
+
+
+def test_a_host_tier_is_reported_with_its_setting_and_its_rate() -> None:
+    setting = OffloadReport(policy="load", reason="not on this runner", host_bytes=1 << 30)
+    report = parse_engine_metrics(TIER).with_counts(setting)
+    assert (report.policy, report.reason, report.host_bytes) == ("load", "not on this runner", 1 << 30)
+    assert report.bytes_per_second == 92e6
+    assert EngineMetrics().with_counts(setting).bytes_per_second is None

@@ -81,7 +81,8 @@ def test_speed_is_unknown_before_two_lengths() -> None:
         speed.learn(start=0, end=1000, seconds=1.0)
     assert speed.coefficients() is None
     speed.learn(start=0, end=20, seconds=0.1)
-    assert speed.coefficients() is None, "a step this short says nothing of prompts"
+    speed.learn(start=1000, end=1001, seconds=0.1)
+    assert speed.coefficients() is None, "steps this short say nothing of prompts"
 
 
 def test_speed_is_found_from_chunks() -> None:
@@ -92,3 +93,14 @@ def test_speed_is_found_from_chunks() -> None:
     fitted = speed.coefficients()
     assert fitted is not None
     assert (fitted.prefill_a, fitted.prefill_b, fitted.prefill_c) == pytest.approx((0.02, 0.001, 5e-7), rel=0.02)
+
+
+def test_single_tokens_tell_what_a_step_takes_by_itself() -> None:
+    speed = StepSpeed()
+    for end, noise in ((1500, 1.15), (1600, 0.9), (2000, 1.0)):
+        speed.learn(start=0, end=end, seconds=noise * (0.02 + 0.001 * end))
+    for _ in range(5):
+        speed.learn(start=2000, end=2001, seconds=0.021)
+    fitted = speed.coefficients()
+    assert fitted is not None
+    assert fitted.prefill_a < 0.03

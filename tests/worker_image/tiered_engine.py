@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.worker_image.agents import SERVED_NAME, START_SECONDS, free_address, prepared_model, worker_config
+from tests.worker_image.agents import (
+    SERVED_NAME,
+    START_SECONDS,
+    free_address,
+    post_json,
+    prepared_model,
+    worker_config,
+)
 from tests.worker_image.link_file import Link
 
 from fulcrum.api.names import PORT_ENGINE
@@ -30,6 +37,11 @@ ROOM_TOKENS = 2304
 """Tokens that the device's cache holds, and the longest prompt."""
 _BF16_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 2
 """SmolLM2-135M: keys and values, layers, KV heads, head size, bytes."""
+_STORY = (
+    ("schooner", "brig", "cutter", "steamer", "tug", "lugger"),
+    ("Bergen", "Lisbon", "Genoa", "Riga", "Cork", "Havana", "Boston"),
+    ("barrels of oil", "crates of tea", "bales of wool", "sacks of salt", "casks of wine"),
+)
 _HERE = Path(__file__).resolve().parents[2]
 
 
@@ -71,8 +83,18 @@ class TieredEngine:
         return dict(json.loads(lines[-1]))
 
     def prompt(self, tokens: int) -> list[int]:
-        """A prompt that has not been asked before."""
-        return [self.random.randrange(1000, 40000) for _ in range(tokens)]
+        """A prompt that has not been asked before: text, for the model is sure of how it goes on.
+
+        Of random tokens it is not, and rounding decides what it says.
+        """
+        words = [f"Report {self.random.randrange(10**9)}."]
+        while len(words) < tokens // 5:
+            ship, place, cargo = (self.random.choice(each) for each in _STORY)
+            count = self.random.randrange(99)
+            words.append(f"On day {len(words)} the {ship} sailed from {place} with {count} {cargo}.")
+        made = post_json(f"{self.url}/tokenize", {"model": SERVED_NAME, "prompt": " ".join(words)})["tokens"]
+        assert len(made) >= tokens, "the sentences are shorter than expected"
+        return [int(token) for token in made[:tokens]]
 
     def ask(self, prompt: Sequence[int], *, max_tokens: int = 16, seconds: float = 300.0) -> Answer:
         """One greedy streamed completion."""

@@ -10,10 +10,11 @@ import sys
 from fulcrum.api.worker import EXIT_BAD_CONFIG
 from fulcrum.capacity.cpu import CPUINFO
 from fulcrum_worker.agent import run_agent
-from fulcrum_worker.config import BadConfigError, check_machine, read_config
+from fulcrum_worker.config import BadConfigError, check_host_memory, check_machine, read_config
 from fulcrum_worker.engine_access import token_from
 from fulcrum_worker.engine_command import engine_command
-from fulcrum_worker.kv.policy import vllm_version
+from fulcrum_worker.kv.policy import offload_setting, vllm_version
+from fulcrum_worker.memory import memory_limit_bytes, shm_bytes
 from fulcrum_worker.models import local_model
 
 
@@ -25,6 +26,9 @@ def main() -> int:
     try:
         config, pod = read_config(os.environ)
         check_machine(config, CPUINFO.read_text(errors="replace") if CPUINFO.is_file() else "")
+        check_host_memory(config, shm_bytes=shm_bytes(), limit_bytes=memory_limit_bytes())
+        if (tier := offload_setting(config, vllm_version())) is not None and tier.reason is not None:
+            logging.getLogger(__name__).warning("offload_policy runs=%s reason=%r", tier.policy, tier.reason)
         model = local_model(config.model)
         logging.getLogger(__name__).info(
             "agent_started pod=%s/%s ip=%s cluster=%s pool=%s accelerator=%s model=%s",

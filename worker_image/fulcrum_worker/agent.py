@@ -21,6 +21,8 @@ from fulcrum_worker.drain import wait_until_idle
 from fulcrum_worker.engine_access import headers_of
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand
 from fulcrum_worker.engine_process import EngineProcess
+from fulcrum_worker.kv.orphans import remove_orphans
+from fulcrum_worker.kv.policy import offload_setting, vllm_version
 from fulcrum_worker.readiness import not_ready_reason
 from fulcrum_worker.roles import WorkerRole
 from fulcrum_worker.server import make_app
@@ -58,6 +60,7 @@ async def run_agent(config: WorkerConfig, pod: PodIdentity, command: EngineComma
             role=WorkerRole(role=config.role, epoch=config.role_epoch),
             pod_name=pod.name,
             token=token,
+            offload=offload_setting(config, vllm_version()),
         )
         async with _serving(config, pod, state):
             return await _Life(config, state, EngineProcess(command), stop, hurry).run()
@@ -89,6 +92,7 @@ class _Life:
 
     async def run(self) -> int:
         started = time.monotonic()
+        remove_orphans()  # of an engine that was killed together with its agent
         try:
             await self._engine.start()
         except OSError as error:
@@ -99,6 +103,7 @@ class _Life:
             return await self._watch(started)
         finally:
             await self._engine.stop(grace_seconds=_STOP_GRACE_SECONDS)
+            remove_orphans()
 
     async def _watch(self, started: float) -> int:
         ended = asyncio.create_task(self._engine.wait())

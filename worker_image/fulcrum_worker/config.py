@@ -11,7 +11,8 @@ import msgspec
 
 from fulcrum.api.engine_args import check_engine_args
 from fulcrum.api.names import ENV_POD_IP, ENV_POD_NAME, ENV_POD_NAMESPACE, ENV_WORKER_CONFIG, Role
-from fulcrum.api.worker import WorkerConfig
+from fulcrum.api.types import OffloadEviction, OffloadPolicy
+from fulcrum.api.worker import OffloadConfig, WorkerConfig
 from fulcrum.capacity.cpu import NO_FP8_KV, refuses_fp8_kv
 
 CPU: Final = "cpu"
@@ -50,6 +51,27 @@ def check_machine(config: WorkerConfig, cpuinfo: str) -> None:
         raise BadConfigError(f"{ENV_WORKER_CONFIG}: kvCache.dtype (spec.engine.kvCache.dtype): {NO_FP8_KV}")
 
 
+def check_host_memory(config: WorkerConfig, *, shm_bytes: int | None, limit_bytes: int | None) -> None:
+    """Raises BadConfigError where the host tier does not fit in /dev/shm or under the container's memory limit.
+
+    None is unknown. vLLM would fill the memory at its start, and the kernel would end it without a word.
+    """
+    offload = config.kv_cache.offload
+    if offload is None:
+        return
+    asked = f"{ENV_WORKER_CONFIG}: kvCache.offload (spec.engine.kvCache.offload.hostMemory): {offload.host_bytes} bytes"
+    if shm_bytes is not None and offload.host_bytes > shm_bytes:
+        raise BadConfigError(
+            f"{asked} are more than /dev/shm holds ({shm_bytes}): lower hostMemory, or "
+            "take the volume for /dev/shm out of spec.pools[].template, so that the operator sets it"
+        )
+    if limit_bytes is not None and offload.host_bytes >= limit_bytes:
+        raise BadConfigError(
+            f"{asked} do not fit under the container's memory limit ({limit_bytes}): lower hostMemory, or raise "
+            "spec.pools[].resources.limits.memory"
+        )
+
+
 def _read_pod_identity(environment: Mapping[str, str]) -> PodIdentity:
     ip = environment.get(ENV_POD_IP, "")
     try:
@@ -78,6 +100,25 @@ def _read_worker_config(environment: Mapping[str, str]) -> WorkerConfig:
     return config
 
 
+def _offload_checks(offload: OffloadConfig | None) -> tuple[tuple[str, bool, str], ...]:
+    if offload is None:
+        return ()
+    policies, evictions = (tuple(each.value for each in kind) for kind in (OffloadPolicy, OffloadEviction))
+    return (
+        ("kvCache.offload.hostBytes", offload.host_bytes > 0, "must be positive"),
+        (
+            "kvCache.offload.policy",
+            offload.policy in policies,
+            f"{offload.policy!r} is not one of {', '.join(policies)}",
+        ),
+        (
+            "kvCache.offload.eviction",
+            offload.eviction in evictions,
+            f"{offload.eviction!r} is not one of {', '.join(evictions)}",
+        ),
+    )
+
+
 def _problems(config: WorkerConfig) -> list[tuple[str, str]]:
     """Each field that no engine can be started with, and why. Paths are written as in the JSON document."""
     checks = (
@@ -102,6 +143,7 @@ def _problems(config: WorkerConfig) -> list[tuple[str, str]]:
             config.kv_cache.memory_bytes is None or config.kv_cache.memory_bytes > 0,
             "must be positive",
         ),
+        *_offload_checks(config.kv_cache.offload),
         (
             "transfer.connector",
             config.transfer.connector in _CONNECTORS,

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from fulcrum.api.worker import EngineProgress, TransferCounters, WorkCounters
+from fulcrum.api.worker import EngineProgress, OffloadReport, TransferCounters, WorkCounters
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
+from fulcrum_worker.kv.registration import HOST_USED
 
 _RUNNING: Final = "vllm:num_requests_running"
 _WAITING: Final = "vllm:num_requests_waiting"
@@ -29,6 +31,9 @@ _BETWEEN_TOKENS: Final = ("vllm:inter_token_latency_seconds", "vllm:time_per_out
 _FAILED_TRANSFERS: Final = "vllm:nixl_num_failed_transfers_total"
 _FAILED_NOTIFICATIONS: Final = "vllm:nixl_num_failed_notifications_total"
 _EXPIRED: Final = "vllm:nixl_num_kv_expired_reqs_total"
+_LOADED: Final = "vllm:kv_offload_load_bytes_total"
+_LOAD_SECONDS: Final = "vllm:kv_offload_load_time_total"
+_STORED: Final = "vllm:kv_offload_store_bytes_total"
 _STEPS: Final = "vllm:iteration_tokens_total_count"
 _TOKENS: Final = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 _TOTALS: Final = tuple(
@@ -38,6 +43,7 @@ _COUNTERS: Final = (_FAILED_TRANSFERS, _FAILED_NOTIFICATIONS, _EXPIRED, _STEPS, 
 _WANTED: Final = (
     *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, MAX_BATCH, MAX_BATCHED_TOKENS),
     *(*_TOTALS, _BY_SOURCE, *_COUNTERS),
+    *(HOST_USED, _LOADED, _LOAD_SECONDS, _STORED),
 )
 
 
@@ -55,6 +61,25 @@ class EngineMetrics:
     max_batched_tokens: int | None = None
     transfers: TransferCounters | None = None
     progress: EngineProgress | None = None
+    host_used: float | None = None
+    """Fraction of the host tier's memory that holds KV."""
+    loaded_bytes: int | None = None
+    load_seconds: float | None = None
+    stored_bytes: int | None = None
+    device_hit_tokens: int | None = None
+    external_hit_tokens: int | None = None
+
+    def with_counts(self, offload: OffloadReport) -> OffloadReport:
+        """Return the report of the host tier with what this scrape knows of it."""
+        return msgspec.structs.replace(
+            offload,
+            host_used=self.host_used,
+            device_hit_tokens=self.device_hit_tokens,
+            external_hit_tokens=self.external_hit_tokens,
+            loaded_bytes=self.loaded_bytes,
+            load_seconds=self.load_seconds,
+            stored_bytes=self.stored_bytes,
+        )
 
     @property
     def kv_held_for_peers(self) -> float | None:
@@ -80,6 +105,7 @@ class EngineMetrics:
 def parse_engine_metrics(text: str) -> EngineMetrics:
     """Reads Prometheus text of vLLM; raises ValueError when it is none. Counts of several engines are added up."""
     samples = _samples(text, _WANTED)
+    tiered = HOST_USED in samples
     usage = next((samples[name] for name in _KV_USAGE if name in samples), [])
     return EngineMetrics(
         running=_total(samples.get(_RUNNING)),
@@ -94,6 +120,12 @@ def parse_engine_metrics(text: str) -> EngineMetrics:
         progress=_progress(samples),
         max_batch=_largest(samples.get(MAX_BATCH)),
         max_batched_tokens=_largest(samples.get(MAX_BATCHED_TOKENS)),
+        host_used=max((sample.value for sample in samples.get(HOST_USED, [])), default=None),
+        loaded_bytes=_total(samples.get(_LOADED)),
+        load_seconds=sum(sample.value for sample in samples[_LOAD_SECONDS]) if _LOAD_SECONDS in samples else None,
+        stored_bytes=_total(samples.get(_STORED)),
+        device_hit_tokens=_from_source(samples.get(_BY_SOURCE, []), "local_cache_hit") if tiered else None,
+        external_hit_tokens=_from_source(samples.get(_BY_SOURCE, []), "external_kv_transfer") if tiered else None,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from fulcrum.api.worker import LoadReport, SpeedCoefficients
+from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients
 from fulcrum_worker.engine_metrics import EngineMetrics, scrape_engine
 from fulcrum_worker.readiness import not_ready_reason
 from fulcrum_worker.roles import WorkerRole
@@ -38,6 +38,8 @@ class WorkerState:
     warm: bool = False
     """True once the engine has come up and has been measured (or not: measuring has a budget)."""
     drains: int = 0
+    offload: OffloadReport | None = None
+    """The host tier as it is set up; None without one."""
     _scraped: tuple[float, EngineMetrics] = field(default=(float("-inf"), EngineMetrics()))
     _probed: tuple[float, str | None] = field(default=(float("-inf"), None))
 
@@ -88,4 +90,5 @@ class WorkerState:
             max_batched_tokens=metrics.max_batched_tokens,
             transfers=metrics.transfers,
             progress=metrics.progress,
+            offload=metrics.with_counts(self.offload) if self.offload is not None else None,
         )

@@ -16,17 +16,32 @@ class OffloadPolicy(StrEnum):
     LOAD = "load"
 
 
+class OffloadEviction(StrEnum):
+    LRU = "lru"
+    ARC = "arc"
+
+
 class KvOffload(ApiStruct, frozen=True, kw_only=True):
     """KV offload to host memory."""
 
-    host_memory: Annotated[Quantity, Meta(description="Host memory per worker for KV that left the accelerator.")]
+    host_memory: Annotated[
+        Quantity,
+        Meta(description="Host memory per worker for KV that left the accelerator; its memory request grows by it."),
+    ]
     policy: Annotated[
         OffloadPolicy,
         Meta(
-            description="How KV comes back. partialRecompute: part is recomputed while the rest is on the bus. "
-            "load: all of it is copied back."
+            description="How KV comes back. partialRecompute: part is recomputed while the rest is on the bus, where "
+            "that is quicker; on CPU workers of parallelism 1, elsewhere as load. load: all of it is copied back."
         ),
     ] = OffloadPolicy.PARTIAL_RECOMPUTE
+    eviction: Annotated[
+        OffloadEviction,
+        Meta(
+            description="What leaves host memory first: lru, what was used longest ago; arc, which also keeps what is "
+            "used often."
+        ),
+    ] = OffloadEviction.LRU
 
 
 class KvCacheDtype(StrEnum):
@@ -52,9 +67,7 @@ class KvCache(ApiStruct, frozen=True, kw_only=True):
     memory: Annotated[
         Quantity | None, Meta(description="KV cache per worker; default: what the accelerator has left (cpu: 1Gi).")
     ] = None
-    offload: Annotated[
-        KvOffload | None, Meta(description="KV offload to host memory; absent: none. Not acted on in this release.")
-    ] = None
+    offload: Annotated[KvOffload | None, Meta(description="KV offload to host memory; absent: none.")] = None
 
 
 class LoadFailurePolicy(StrEnum):

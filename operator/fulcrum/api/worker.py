@@ -139,6 +139,31 @@ class EngineProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Prompt tokens taken in, and tokens made."""
 
 
+class OffloadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The host tier of one engine. Counters begin again at 0 with the engine; None is unknown."""
+
+    policy: str
+    """How KV comes back: `partialRecompute` or `load`."""
+    reason: str | None = None
+    """Why that is not the policy of the spec; None: it is."""
+    host_bytes: int
+    host_used: float | None = None
+    """Fraction of the host memory that holds KV, 0 to 1; what is there may be evicted for other KV."""
+    device_hit_tokens: int | None = None
+    """Prompt tokens whose KV was on the device."""
+    external_hit_tokens: int | None = None
+    """Prompt tokens whose KV came from host memory or from a peer."""
+    loaded_bytes: int | None = None
+    load_seconds: float | None = None
+    """Time that the link was busy with `loaded_bytes`."""
+    stored_bytes: int | None = None
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Rate of the loads so far; None before the first."""
+        return self.loaded_bytes / self.load_seconds if self.loaded_bytes and self.load_seconds else None
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero."""
 
@@ -165,6 +190,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Token budget of one engine step (vLLM's `max_num_batched_tokens`)."""
     transfers: TransferCounters | None = None
     progress: EngineProgress | None = None
+    offload: OffloadReport | None = None
+    """None without a host tier."""
 
     @property
     def idle(self) -> bool:

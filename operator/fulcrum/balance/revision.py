@@ -12,8 +12,8 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.quantities import number_of_bytes
-from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.api.worker import KvCacheConfig, TransferConfig, WorkerConfig
+from fulcrum.api.types import InferenceClusterSpec, KvCache, Pool
+from fulcrum.api.worker import KvCacheConfig, OffloadConfig, TransferConfig, WorkerConfig
 
 
 def worker_config(
@@ -34,6 +34,7 @@ def worker_config(
             dtype=cache.dtype.value,
             block_size=cache.block_size,
             memory_bytes=number_of_bytes(cache.memory) if cache.memory is not None else None,
+            offload=_offload(cache),
         ),
         transfer=TransferConfig(
             connector=transfer.connector,
@@ -48,6 +49,17 @@ def worker_config(
         role_epoch=role_epoch,
         start_timeout_seconds=seconds(spec.engine.start_timeout),
         drain_timeout_seconds=seconds(spec.balance.flip.drain_timeout),
+    )
+
+
+def _offload(cache: KvCache) -> OffloadConfig | None:
+    offload = cache.offload
+    if offload is None:
+        return None
+    return OffloadConfig(
+        host_bytes=number_of_bytes(offload.host_memory),
+        policy=offload.policy.value,
+        eviction=offload.eviction.value,
     )
 
 

@@ -17,6 +17,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     TransferJob,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+    _TransferMetricName,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
@@ -29,6 +33,7 @@ from fulcrum.kv import How, LinkRate, Restore, Waits, restore
 from fulcrum_worker.kv.front import Front
 from fulcrum_worker.kv.host_worker import HostWorker, LoadProgress
 from fulcrum_worker.kv.policy import FRONT
+from fulcrum_worker.kv.registration import HOST_USED
 from fulcrum_worker.kv.speed import StepSpeed
 
 _PRIOR_BYTES_PER_SECOND: Final = 5e9
@@ -249,6 +254,9 @@ class TierScheduler(OffloadingConnectorScheduler):
         if not progress.finished:
             return
         loading.finished = True
+        self._connector_stats.increase_counter(_TransferMetricName.LOAD_BYTES, progress.size)
+        self._connector_stats.increase_counter(_TransferMetricName.LOAD_TIME, progress.seconds)
+        self._connector_stats.observe_histogram(_TransferMetricName.LOAD_SIZE, progress.size)
         if loading.keys:
             self.manager.complete_load(loading.keys, loading.context)
             if self._chunks_being_loaded is not None:
@@ -256,6 +264,14 @@ class TierScheduler(OffloadingConnectorScheduler):
             loading.keys = set()
         if self._ending.pop(job_id, None) is not None and loading.blocks:
             self._released.append(loading.blocks)
+
+    def get_stats(self) -> Any:
+        """What vLLM exports, and how full host memory is."""
+        stats = super().get_stats() or OffloadingConnectorStats()
+        primary = self.manager.primary_tier
+        held = primary._num_allocated_chunks - len(primary._free_list)  # noqa: SLF001 - it has no name for it
+        stats.set_gauge(HOST_USED, held / primary._num_chunks if primary._num_chunks else 0.0)  # noqa: SLF001
+        return stats
 
     def has_pending_push_work(self) -> bool:
         """Whether the engine must go on stepping."""

@@ -56,6 +56,10 @@ class LoadProgress:
     """Blocks that are in the cache, counted from the end."""
     finished: bool
     """Nothing more will be written."""
+    size: int
+    """Bytes."""
+    seconds: float
+    """Time that the link was busy with them."""
 
 
 class _Direction:
@@ -179,7 +183,8 @@ class HostWorker(OffloadingWorker):
         """How far each load from the end has come; finished ones are told of once."""
         with self._changed:
             told = {
-                job_id: LoadProgress(blocks=job.done, finished=job.finished) for job_id, job in self._from_end.items()
+                job_id: LoadProgress(blocks=job.done, finished=job.finished, size=job.size, seconds=job.seconds)
+                for job_id, job in self._from_end.items()
             }
         for job_id, each in told.items():
             if each.finished:

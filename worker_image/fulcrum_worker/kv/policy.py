@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Final
 
 from fulcrum.api.types import OffloadPolicy
-from fulcrum.api.worker import WorkerConfig
+from fulcrum.api.worker import OffloadReport, WorkerConfig
 
 FRONT: Final = "front_recomputation"
 """Key of the connector's configuration: whether fronts may be computed while the rest is loaded."""
@@ -48,3 +48,12 @@ def effective_policy(config: WorkerConfig, version: str | None) -> OffloadPolicy
         return None
     asked = OffloadPolicy(offload.policy)
     return OffloadPolicy.LOAD if why_only_load(config, version) is not None else asked
+
+
+def offload_setting(config: WorkerConfig, version: str | None) -> OffloadReport | None:
+    """Return what `/load` tells of the host tier before any figure is known; None without one."""
+    offload, policy = config.kv_cache.offload, effective_policy(config, version)
+    if offload is None or policy is None:
+        return None
+    reason = why_only_load(config, version) if policy != offload.policy else None
+    return OffloadReport(policy=policy.value, reason=reason, host_bytes=offload.host_bytes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final
 
+HOST_USED: Final = "fulcrum_engine_kv_host_used_ratio"
+"""Gauge on vLLM's own `/metrics`: the fraction of host memory that holds KV. vLLM's gauges tell of what is in use."""
 TIER_CONNECTOR: Final = "TierConnector"
 CONNECTOR_MODULE: Final = "fulcrum_worker.kv.connector"
 

@@ -71,13 +71,14 @@ class FrontScheduler(Scheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Learn from the step how fast prompts are computed."""
         now = time.monotonic()
-        prompts = [
+        counts = scheduler_output.num_scheduled_tokens
+        telling = [
             (request.num_computed_tokens - count, request.num_computed_tokens)
-            for request_id, count in scheduler_output.num_scheduled_tokens.items()
-            if count >= LEAST_TOKENS and (request := self.requests.get(request_id)) is not None
+            for request_id, count in counts.items()
+            if (count >= LEAST_TOKENS or len(counts) == 1) and (request := self.requests.get(request_id)) is not None
         ]
-        if len(prompts) == 1:
-            start, end = prompts[0]
+        if len(telling) == 1:
+            start, end = telling[0]
             self._tier.speed.learn(start=start, end=end, seconds=now - max(self._step_began, self._step_ended))
         self._step_ended = now
         return super().update_from_output(scheduler_output, model_runner_output)

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.platforms import current_platform
-from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCaches,
+    OffloadingGaugeMetadata,
+    OffloadingMetricMetadata,
+    OffloadingWorker,
+)
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from fulcrum_worker.kv.host_worker import HostWorker, Pace
+from fulcrum_worker.kv.registration import HOST_USED
 
 
 class HostTierSpec(TieringOffloadingSpec):
     """Host memory as a tier: on GPUs vLLM's own worker copies, on CPUs ours."""
 
     _worker: OffloadingWorker | None
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
+        """vLLM's metrics and ours."""
+        used = OffloadingGaugeMetadata(documentation="Fraction of the host tier's memory that holds KV.")
+        return {**super().build_metric_definitions(extra_config), HOST_USED: used}
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """Return the worker that copies between the engine's cache and host memory."""

@@ -20,6 +20,8 @@ GPU_MEMORY_GIBIBYTES: Final = 8
 """Memory requested for each GPU: processes, pinned buffers and shared memory. Weights pass through the page cache."""
 GPU_SHARED_MEMORY_GIBIBYTES: Final = 4
 """Bound of /dev/shm for each GPU: NCCL's buffers and vLLM's queues between ranks take less."""
+CPU_SHARED_MEMORY: Final = "64Mi"
+"""What a container has by default; a CPU engine of one process needs no more beside what it offloads."""
 CPU_REQUEST: Final = "250m"
 CPU_ENGINE_BYTES: Final = 1 << 30
 """Memory of an engine on CPUs beside weights and KV cache."""
@@ -63,10 +65,22 @@ def _amounts(amounts: msgspec.Struct) -> dict[str, str]:
 def _default_requests(spec: InferenceClusterSpec, pool: Pool) -> dict[str, str]:
     count = gpus(pool)
     if count:
-        return {"cpu": str(GPU_CPU_CORES * count), "memory": f"{GPU_MEMORY_GIBIBYTES * count}Gi"}
+        return {"cpu": str(GPU_CPU_CORES * count), "memory": _and_offload(spec, f"{GPU_MEMORY_GIBIBYTES * count}Gi")}
     cache = spec.engine.kv_cache.memory
-    needed = CPU_ENGINE_BYTES + (CPU_KV_BYTES if cache is None else number_of_bytes(cache)) + _weight_bytes(spec)
+    kv_bytes = CPU_KV_BYTES if cache is None else number_of_bytes(cache)
+    needed = CPU_ENGINE_BYTES + kv_bytes + _offload_bytes(spec) + _weight_bytes(spec)
     return {"cpu": CPU_REQUEST, "memory": f"{-(-needed // _MEBIBYTE)}Mi"}
+
+
+def _offload_bytes(spec: InferenceClusterSpec) -> int:
+    offload = spec.engine.kv_cache.offload
+    return number_of_bytes(offload.host_memory) if offload is not None else 0
+
+
+def _and_offload(spec: InferenceClusterSpec, amount: str) -> str:
+    """Return the amount of memory and the host tier's; the amount as it was written where there is none."""
+    more = _offload_bytes(spec)
+    return f"{-(-(number_of_bytes(amount) + more) // _MEBIBYTE)}Mi" if more else amount
 
 
 def _weight_bytes(spec: InferenceClusterSpec) -> int:
@@ -97,11 +111,12 @@ def container_security(pool: Pool) -> Manifest:
     return {**CONTAINER_SECURITY, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
 
 
-def shared_memory(pool: Pool) -> Manifest | None:
-    """Return the volume for /dev/shm. Ranks talk through it, and the container default of 64 MiB is too little."""
-    if not on_gpu(pool):
+def shared_memory(spec: InferenceClusterSpec, pool: Pool) -> Manifest | None:
+    """Return the volume for /dev/shm. Ranks talk through it and KV is offloaded to it; containers have 64 MiB."""
+    if not on_gpu(pool) and not _offload_bytes(spec):
         return None
-    size = pool.shared_memory or f"{GPU_SHARED_MEMORY_GIBIBYTES * gpus(pool)}Gi"
+    own = f"{GPU_SHARED_MEMORY_GIBIBYTES * gpus(pool)}Gi" if on_gpu(pool) else CPU_SHARED_MEMORY
+    size = _and_offload(spec, pool.shared_memory or own)
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
 
 

@@ -106,7 +106,7 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role, 
     container["image"] = worker_image(spec, pool) or image
     volumes: list[Manifest] = [{"name": "cache", **_cache_source(spec)}, {"name": "tmp", "emptyDir": {}}]
     mounts: list[Manifest] = [{"name": "cache", "mountPath": CACHE_PATH}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 (a mount)
-    if (shm := shared_memory(pool)) is not None:
+    if (shm := shared_memory(spec, pool)) is not None:
         volumes.append(shm)
         mounts.append({"name": shm["name"], "mountPath": "/dev/shm"})  # noqa: S108 (a mount)
     container["volumeMounts"] = mounts
