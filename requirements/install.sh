@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 venv=${VENV:-.venv}
 torch=torch==2.13.0
-want=$(cat requirements/*.lock requirements/install.sh pyproject.toml | cksum)
+want=$(cat requirements/engine-cpu.lock requirements/fulcrum.lock requirements/install.sh pyproject.toml | cksum)
 stamp=$venv/.fulcrum-installed
 [ "$(cat "$stamp" 2>/dev/null || true)" = "$want" ] && exit 0
 

@@ -1,0 +1,52 @@
+"""What a release consists of has one version, and its workflow runs commands that are there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+from tests.charts.conftest import CHARTS
+
+ROOT = CHARTS.parent
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+TARGETS = set(re.findall(r"^([a-z0-9]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+WORKFLOW: dict[Any, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())
+
+
+@pytest.mark.parametrize("chart", sorted(CHARTS.glob("*/Chart.yaml")), ids=lambda path: path.parent.name)
+def test_charts_have_the_version_of_the_package(chart: Any) -> None:
+    document = yaml.safe_load(chart.read_text())
+    assert (document["version"], document["appVersion"]) == (VERSION, VERSION)
+    images = re.findall(r"ghcr\.io/fulcrum/\w+:(\S+)", chart.read_text() + (chart.parent / "values.yaml").read_text())
+    assert set(images) <= {VERSION}
+
+
+def test_the_manifests_run_the_version_of_the_package() -> None:
+    deployment = yaml.safe_load((ROOT / "manifests/operator/deployment.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"].endswith(f":{VERSION}")
+
+
+def test_the_workflow_runs_make_targets_that_exist() -> None:
+    commands = [step["run"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "run" in step]
+    matrix = WORKFLOW["jobs"]["test"]["strategy"]["matrix"]["target"]
+    run = {word for command in commands for word in re.findall(r"^make (\w+)", command)} | set(matrix)
+    assert run == {"check", "unit", "integration", "scan", "e2e", "release"}
+    assert run <= TARGETS
+
+
+def test_tests_may_not_write_to_the_repository() -> None:
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    assert {name for name, job in WORKFLOW["jobs"].items() if "permissions" in job} == {"release"}
+
+
+def test_every_tool_in_an_environment_of_its_own_is_pinned() -> None:
+    for name in re.findall(
+        r"tool\.sh (\w+)", (ROOT / "Makefile").read_text() + (ROOT / "requirements/release.sh").read_text()
+    ):
+        pins = (ROOT / f"requirements/{name}.lock").read_text().split()
+        assert pins
+        assert all("==" in pin for pin in pins)
