@@ -118,6 +118,37 @@ def test_a_thousand_idle_rings_take_no_room_and_a_thousand_busy_ones_less_than_1
     assert busy_bytes < 100e6
 
 
+def test_the_detail_of_a_busy_cluster_takes_less_than_1_mb() -> None:
+    """A gateway exports more than a hundred counters, and Auto reads them every 2 s."""
+    totals = {f'b_{number}"': float(number) for number in range(150)}
+    ring = Ring()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for start in range(0, 900, 2):
+            # As a page is read: names and numbers are new objects each time.
+            read = {Key("".join(name), str(start)[:0]): total * (start + 1.5) for name, total in totals.items()}
+            ring.put(Slice(start_seconds=start, end_seconds=start + 2, counts=counts(3.0) | read))
+            del read
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < 1e6
+    found, covered_seconds = ring.recent(window_seconds=100, now=900)
+    assert covered_seconds == 100.0
+    assert found[Key("arrivals_total")] == pytest.approx(150.0)
+    assert found[Key('b_10"')] == pytest.approx(sum(10 * (start + 1.5) for start in range(800, 900, 2)))
+
+
+def test_counters_that_come_and_go_are_kept_apart() -> None:
+    ring = Ring()
+    ring.put(Slice(start_seconds=0, end_seconds=2, counts={Key("a"): 1.0, Key("b"): 2.0}))
+    ring.put(Slice(start_seconds=2, end_seconds=4, counts={Key("b"): 4.0, Key("a"): 3.0}))
+    ring.put(Slice(start_seconds=4, end_seconds=6, counts={Key("b"): 8.0, Key("c"): 5.0}))
+    assert ring.recent(window_seconds=6, now=6)[0] == {Key("a"): 4.0, Key("b"): 14.0, Key("c"): 5.0}
+    assert ring.recent(window_seconds=6, now=6, keys=(Key("c"), Key("d")))[0] == {Key("c"): 5.0}
+
+
 def test_intervals_are_made_of_whole_cells() -> None:
     ring = Ring()
     assert [seconds for seconds in (5.0, 60.0, 90.0, 300.0) if ring.fits(seconds)] == [60.0, 300.0]

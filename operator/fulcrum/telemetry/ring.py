@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +42,22 @@ class Slice:
     counts: Counts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A slice in little room: numbers in a row, and where each counter is; slices of the same counters share that."""
+
+    start_seconds: float
+    end_seconds: float
+    places: Mapping[Key, int]
+    values: array[float]
+
+    def counts(self, keys: Collection[Key] | None = None) -> Counts:
+        """All counts, or those of `keys` that there are."""
+        if keys is None:
+            return dict(zip(self.places, self.values, strict=True))
+        return {key: self.values[self.places[key]] for key in keys if key in self.places}
+
+
 class Ring:
     """History of one cluster: cells hold five sums and the seconds that were measured.
 
@@ -55,7 +72,7 @@ class Ring:
         self._cells: NDArray[np.float32] = np.zeros((0, _COVERED + 1), dtype=np.float32)
         self._newest = -1
         """Number of the newest cell: its time divided by the length of a cell."""
-        self._slices: deque[Slice] = deque()
+        self._slices: deque[_Kept] = deque()
 
     def fits(self, interval_seconds: float) -> bool:
         """Report whether intervals of this length are made of whole cells."""
@@ -64,13 +81,13 @@ class Ring:
     def refined(self, cell_seconds: float) -> Ring:
         """Return a ring with other cells that begins with what is known in detail."""
         ring = Ring(cell_seconds=cell_seconds)
-        for piece in self._slices:
-            ring.put(piece)
+        for kept in self._slices:
+            ring.put(Slice(start_seconds=kept.start_seconds, end_seconds=kept.end_seconds, counts=kept.counts()))
         return ring
 
     def put(self, piece: Slice) -> None:
         """Add a slice; they come in the order of time and do not overlap."""
-        self._slices.append(piece)
+        self._slices.append(self._kept(piece))
         while self._slices[0].end_seconds < piece.end_seconds - _DETAIL_SECONDS:
             self._slices.popleft()
         seconds = piece.end_seconds - piece.start_seconds
@@ -82,6 +99,17 @@ class Ring:
             end = min(piece.end_seconds, (cell + 1) * self.cell_seconds)
             if end > start:
                 self._cells[cell % self._count] += (values * ((end - start) / seconds)).astype(np.float32)
+
+    def _kept(self, piece: Slice) -> _Kept:
+        places: Mapping[Key, int] = self._slices[-1].places if self._slices else {}
+        if list(places) != list(piece.counts):
+            places = {key: place for place, key in enumerate(piece.counts)}
+        return _Kept(
+            start_seconds=piece.start_seconds,
+            end_seconds=piece.end_seconds,
+            places=places,
+            values=array("d", piece.counts.values()),
+        )
 
     def _advance(self, cell: int) -> None:
         """Empty the cells that time has reached since the last slice."""
@@ -106,10 +134,7 @@ class Ring:
             start, end = max(begin, piece.start_seconds), min(now, piece.end_seconds)
             if end > start:
                 share = (end - start) / (piece.end_seconds - piece.start_seconds)
-                counts = piece.counts
-                if keys is not None:
-                    counts = {key: counts[key] for key in keys if key in counts}
-                parts.append({key: value * share for key, value in counts.items()})
+                parts.append({key: value * share for key, value in piece.counts(keys).items()})
                 covered_seconds += end - start
         return add(parts), covered_seconds
 
@@ -119,8 +144,11 @@ class Ring:
         lengths = [piece.end_seconds - piece.start_seconds for piece in pieces]
         usual = float(np.median(lengths)) if lengths else 0.0
         alike = zip(pieces, lengths, strict=True)
+        arrivals = Key(ARRIVALS)
         return [
-            piece.counts.get(Key(ARRIVALS), 0.0) for piece, length in alike if abs(length - usual) <= _UNEVEN * usual
+            piece.counts((arrivals,)).get(arrivals, 0.0)
+            for piece, length in alike
+            if abs(length - usual) <= _UNEVEN * usual
         ]
 
     def series(self, *, interval_seconds: float, history_seconds: float, now: float) -> LoadSeries | None:
