@@ -28,6 +28,7 @@ from statistics import median
 
 import psutil
 
+from fulcrum.controller.seen import SeenPod
 from fulcrum.kube import APPLY, MERGE, Api, ApiFailure, Json, Resource, key_of
 from fulcrum.kube.informer import Informer
 
@@ -88,7 +89,7 @@ class Hand:
 
     def __init__(self, api: Api) -> None:
         self.api = api
-        self.pods = Informer(api, POD)
+        self.pods = Informer(api, POD, shape=SeenPod)
         self.deployments = Informer(api, DEPLOYMENT)
         self.made: dict[str, int] = {}
         """Pods that each cluster has been given so far."""
