@@ -201,6 +201,28 @@ async def test_a_pair_whose_kv_is_recomputed_is_routed_around_and_comes_back(
     await eventually(lambda: not cluster.site.gateway.view.cluster.broken)
 
 
+async def test_a_worker_that_drains_is_left_alone_until_it_serves_again(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a canary leaves at a prefill worker is held for its peer, and the drain would wait for that."""
+    monkeypatch.setattr("fulcrum.routing.pairs.FIRST_RETEST_SECONDS", 0.05)
+    monkeypatch.setattr("fulcrum.routing.pairs.LONGEST_RETEST_SECONDS", 0.1)
+    cluster = await make_cluster({"d0": {"p0"}})
+    await eventually(lambda: cluster.failing() == {("p0", "d0")})
+    gateway, p0 = cluster.site.gateway, cluster.site.engines["p0"]
+    gateway.view.put(msgspec.structs.replace(p0.record(), role=Role.DRAINING, role_epoch=1))
+    await eventually(lambda: gateway.prewarmer.pending == 0 and not gateway.prewarmer.running)
+    before = len(legs(p0))
+    other_legs = len(legs(cluster.site.engines["p1"]))
+    p1 = next(worker for worker in gateway.view.workers if worker.name == "p1")
+    gateway.prewarmer.joined(p1)  # others are tried meanwhile, for longer than a retest takes
+    await eventually(lambda: len(legs(cluster.site.engines["p1"])) >= other_legs + 2)
+    assert len(legs(p0)) == before
+    assert cluster.failing() == {("p0", "d0")}
+    gateway.view.put(msgspec.structs.replace(p0.record(), role=Role.PREFILL, role_epoch=2))
+    await eventually(lambda: len(legs(p0)) > before)
+
+
 async def test_failures_that_an_engine_counts_raise_suspicion(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

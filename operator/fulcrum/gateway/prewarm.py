@@ -69,6 +69,11 @@ class _Canary(NamedTuple):
         return self.prefill.name, self.decode.name
 
     @property
+    def drains(self) -> bool:
+        """One of the two finishes its work: KV that a canary leaves there would be waited for."""
+        return Role.DRAINING in (self.prefill.role, self.decode.role)
+
+    @property
     def in_use(self) -> bool:
         return (self.prefill.role, self.decode.role) == (Role.PREFILL, Role.DECODE)
 
@@ -94,6 +99,11 @@ class Prewarmer:
     def pending(self) -> int:
         """Pairs still to try."""
         return len(self._urgent) + len(self._later)
+
+    @property
+    def running(self) -> int:
+        """Pairs that are tried now."""
+        return len(self._running)
 
     def joined(self, worker: Worker) -> None:
         """A new engine process: every pair with it, pairs that requests use in the present roles first."""
@@ -175,7 +185,7 @@ class Prewarmer:
             for _ in range(len(queue)):
                 canary = queue.popleft()
                 there = canary.prefill in self._view.workers and canary.decode in self._view.workers
-                if not there or now > canary.until:
+                if not there or canary.drains or now > canary.until:
                     self._queued.discard(canary.pair)
                     self._metrics.prewarms["dropped"] += there
                 elif canary.prefill in self._busy or canary.decode in self._busy:
@@ -201,7 +211,9 @@ class Prewarmer:
         task.add_done_callback(ended)
 
     def _add(self, canary: _Canary) -> None:
-        if canary.pair in self._queued or not self._view.cluster.may_pair(canary.prefill.state, canary.decode.state):
+        if canary.pair in self._queued or canary.drains:
+            return
+        if not self._view.cluster.may_pair(canary.prefill.state, canary.decode.state):
             return
         if self.pending >= _MAX_PENDING:
             self._metrics.prewarms["dropped"] += 1
