@@ -56,7 +56,9 @@ class Answer:
 
     ttft_seconds: float
     tokens: tuple[int, ...]
-    gaps: tuple[float, ...] = ()
+    logprobs: tuple[float, ...]
+    """Of each token."""
+    gaps: tuple[float, ...]
     """Seconds between tokens."""
 
 
@@ -83,15 +85,17 @@ class TieredEngine:
         return dict(json.loads(lines[-1]))
 
     def prompt(self, tokens: int) -> list[int]:
-        """A prompt that has not been asked before: text, for the model is sure of how it goes on.
+        """A prompt that was not asked before: a few sentences again and again, so that the model is sure of the next.
 
-        Of random tokens it is not, and rounding decides what it says.
+        Where it is not, as with random tokens, rounding decides what it says.
         """
         words = [f"Report {self.random.randrange(10**9)}."]
-        while len(words) < tokens // 5:
+        sentences = []
+        for _ in range(4):
             ship, place, cargo = (self.random.choice(each) for each in _STORY)
-            count = self.random.randrange(99)
-            words.append(f"On day {len(words)} the {ship} sailed from {place} with {count} {cargo}.")
+            sentences.append(f"The {ship} sailed from {place} with {self.random.randrange(99)} {cargo}.")
+        while len(words) < tokens // 8:
+            words += sentences
         made = post_json(f"{self.url}/tokenize", {"model": SERVED_NAME, "prompt": " ".join(words)})["tokens"]
         assert len(made) >= tokens, "the sentences are shorter than expected"
         return [int(token) for token in made[:tokens]]
@@ -106,11 +110,12 @@ class TieredEngine:
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,
+            "logprobs": 0,
         }
         request = urllib.request.Request(
             f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        began, times, tokens = time.monotonic(), [], []
+        began, times, tokens, logprobs = time.monotonic(), [], [], []
         with urllib.request.urlopen(request, timeout=seconds) as response:
             for line in response:
                 if not line.startswith(b"data: {"):
@@ -120,8 +125,9 @@ class TieredEngine:
                 times.append(time.monotonic())
                 for choice in event["choices"]:
                     tokens += choice.get("token_ids") or []
+                    logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
         gaps = tuple(after - before for before, after in itertools.pairwise(times))
-        return Answer(ttft_seconds=times[0] - began, tokens=tuple(tokens), gaps=gaps)
+        return Answer(ttft_seconds=times[0] - began, tokens=tuple(tokens), logprobs=tuple(logprobs), gaps=gaps)
 
     def evict(self) -> None:
         """Drive everything older out of the device's cache."""

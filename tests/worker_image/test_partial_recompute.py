@@ -1,0 +1,108 @@
+"""A real engine computes the front of a prefix while the rest of it is loaded. Figures: `benchmarks/kv_restore.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from tests.worker_image.agents import SERVED_NAME, wait_until
+from tests.worker_image.tiered_engine import BLOCK_TOKENS, TieredEngine, bytes_per_token, tiered_engine
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+
+MATCHED = 1984
+ROUNDING = 0.15
+"""Difference of log probabilities in bf16."""
+PROMPT = MATCHED + BLOCK_TOKENS
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TieredEngine]:
+    with tiered_engine(tmp_path_factory.mktemp("tiered")) as started:
+        for tokens in (100, 400, 1200, 2000):
+            started.ask(started.prompt(tokens), max_tokens=4)
+        yield started
+
+
+def again(engine: TieredEngine, prompt: list[int], **link: float | str | None) -> tuple[float, tuple[int, ...]]:
+    engine.set(**link)
+    engine.forget()
+    answer = engine.ask(prompt)
+    return answer.ttft_seconds, answer.tokens
+
+
+def test_tokens_are_those_of_a_cold_prompt_at_every_split(engine: TieredEngine) -> None:
+    for split in (BLOCK_TOKENS, 448, 992, 1536, MATCHED - BLOCK_TOKENS):
+        prompt = engine.prompt(PROMPT)
+        cold = engine.ask(prompt)
+        before = engine.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
+        engine.set(split=split)
+        engine.forget()
+        restored = engine.ask(prompt)
+        loaded = engine.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") - before
+        assert loaded == MATCHED - split, f"the rest behind {split} came over the link"
+        assert restored.tokens == cold.tokens, f"split at {split}"
+        # Other chunks round otherwise; KV of another place would be far off.
+        assert restored.logprobs == pytest.approx(cold.logprobs, abs=ROUNDING), f"split at {split}"
+
+
+def test_both_at_once_are_quicker_than_either(engine: TieredEngine) -> None:
+    prompt = engine.prompt(PROMPT)
+    cold = engine.ask(prompt)
+    recompute, _ = again(engine, prompt, split="none")
+    parity = MATCHED * bytes_per_token("bf16") / recompute
+    load, _ = again(engine, prompt, split="load", bytes_per_second=parity)
+    seconds, tokens = again(engine, prompt, split="auto", bytes_per_second=parity)
+    recompute = min(recompute, again(engine, prompt, split="none")[0])
+    assert tokens == cold.tokens
+    assert seconds <= 0.85 * min(load, recompute), (seconds, load, recompute, engine.decision())
+
+
+def test_a_link_that_turns_slow_costs_little_more_than_computing(engine: TieredEngine) -> None:
+    prompt = engine.prompt(PROMPT)
+    cold = engine.ask(prompt)
+    recompute, _ = again(engine, prompt, split="none")
+    parity = MATCHED * bytes_per_token("bf16") / recompute
+    seconds, tokens = again(
+        engine, prompt, split="auto", bytes_per_second=parity, then_bytes_per_second=parity / 20, blocks_before=8
+    )
+    recompute = max(recompute, again(engine, prompt, split="none")[0])
+    assert tokens == cold.tokens
+    assert seconds <= 1.3 * recompute, "20 times slower; loading alone would take 17 times as long"
+
+
+def test_a_request_that_goes_in_mid_load_leaves_nothing_behind(engine: TieredEngine) -> None:
+    prompt = engine.prompt(PROMPT)
+    cold = engine.ask(prompt)
+    engine.set(split=992, bytes_per_second=2e6)
+    engine.forget()
+    with contextlib.suppress(TimeoutError), _asked(engine, prompt, seconds=1.0) as response:
+        response.read()
+        raise AssertionError("the load takes longer than this request waits")
+    engine.set()
+    wait_until(
+        lambda: engine.metric("vllm:num_requests_running") + engine.metric("vllm:num_requests_waiting") == 0,
+        seconds=60,
+        what="the request has gone",
+    )
+    _, tokens = again(engine, prompt, split="auto")
+    assert tokens == cold.tokens
+    wait_until(lambda: engine.metric("vllm:kv_cache_usage_perc") == 0, seconds=60, what="all blocks are free")
+
+
+@contextlib.contextmanager
+def _asked(engine: TieredEngine, prompt: list[int], *, seconds: float) -> Iterator[urllib.request.addinfourl]:
+    body = {"model": SERVED_NAME, "prompt": prompt, "max_tokens": 8}
+    request = urllib.request.Request(
+        f"{engine.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=seconds) as response:
+        yield response
+
+
+def test_the_engine_tells_how_full_host_memory_is(engine: TieredEngine) -> None:
+    assert 0 < engine.metric("fulcrum_engine_kv_host_used_ratio") <= 1
+    assert engine.metric("vllm:kv_offload_load_bytes_total") > 0
