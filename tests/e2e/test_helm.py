@@ -59,8 +59,9 @@ def test_a_release_from_install_to_nothing_left(release: Release) -> None:
         answered = len(load.answered)
         release.until("answers go on", lambda: load.has(answered + 10))
     assert all(each.right for each in load.answered), load.summary()
-    assert cluster.kv_bytes_moved() > moved
-    assert {worker.uid for worker in cluster.workers()} == {prefill.uid, decode.uid}
+    after = cluster.workers()
+    assert {worker.uid: worker.restarts for worker in after} == {prefill.uid: 0, decode.uid: 0}, cluster.described()
+    assert cluster.kv_bytes_moved() > moved, cluster.described()
 
     release.run("helm", "uninstall", "chat", "-n", "default", "--wait", "--timeout", "60s")
     release.run("helm", "uninstall", "fulcrum", "-n", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s")
