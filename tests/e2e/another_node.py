@@ -55,7 +55,8 @@ class AnotherNode:
         self._kill_pods()
         self._cluster.kubectl("delete", "node", self.name, "--ignore-not-found")
         of_node = ("--field-selector", f"spec.nodeName={self.name}")
-        self._cluster.kubectl("delete", "pods", "-A", *of_node, "--force", "--grace-period=0", "--ignore-not-found")
+        for namespace in (self._cluster.namespace, "fulcrum-system"):
+            self._cluster.kubectl("-n", namespace, "delete", "pods", *of_node, "--force", "--grace-period=0")
 
     def _kill_pods(self) -> None:
         mains: list[psutil.Process] = []
