@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -171,3 +172,36 @@ def test_counts_are_read_as_the_engine_reads_them(written: str, read: int) -> No
     job = read_job(COMPLETIONS_PATH, f'{{"prompt":"x","max_tokens":{written}}}'.encode(), "m")
     assert job.max_tokens == read
     assert bytes(job.fields["max_tokens"]) == written.encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({f"f{number}": 1 for number in range(600_000)} | {"prompt": "a"}),
+        '{"prompt":' + '"a","prompt":' * 600_000 + '"a"}',
+    ],
+    ids=["many", "repeated"],
+)
+def test_more_fields_than_any_api_has_are_refused_before_they_are_read(text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(RequestError, match="more than 1024 fields"):
+        read_job(COMPLETIONS_PATH, text.encode(), "m")
+    assert time.process_time() - began < 0.5
+
+
+def test_colons_in_texts_and_tools_are_no_fields() -> None:
+    messages = [{"role": "user", "content": "a: b"}] * 2000
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": {"type": "string"}}}}] * 500
+    made = job({"messages": messages, "tools": tools, "stop": ["a:"] * 2000, "seed": 1}, CHAT_PATH)
+    assert len(made.fields) == 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "whole"),
+    [([[1, 2]], False), (["a"], False), ([[1], [2]], True), (["a", "b"], True), ([[1]] * 1_000_000, True)],
+)
+def test_a_batch_is_told_by_its_second_prompt(prompt: list[Any], whole: bool) -> None:
+    text = json.dumps({"prompt": prompt}).encode()
+    began = time.process_time()
+    assert read_job(COMPLETIONS_PATH, text, "m").whole is whole
+    assert time.process_time() - began < 0.4

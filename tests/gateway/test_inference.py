@@ -191,6 +191,39 @@ async def test_failure_before_the_first_byte_is_retried_elsewhere(
         assert len(site.engines["p"].seen) == 4 + len(bad.seen)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_decode_worker_that_was_never_reached_costs_no_second_prefill(
+    make_site: MakeSite, stream: bool
+) -> None:
+    gone = d("gone")
+    site = await make_site(p(), Engine("p2", Role.PREFILL), gone, d())
+    await gone.stop()
+    for _ in range(6):
+        answer = await site.post({**BODY, "stream": stream})
+        assert answer.status == 200
+        assert answer.complete
+        # The one that holds the KV is the one that it is pulled from.
+        pulled = site.engines["d"].seen[-1].body["kv_transfer_params"]["from"]
+        assert answer.headers["x-fulcrum-path"] == f"{pulled},d"
+    assert await site.metric('fulcrum_gateway_legs_total{leg="decode",outcome="connect"}') >= 1
+    assert await site.metric('fulcrum_gateway_legs_total{leg="prefill",outcome="held"}') >= 1
+    assert len(site.engines["p"].seen) + len(site.engines["p2"].seen) == 6
+
+
+async def test_a_prefill_that_is_held_no_longer_is_done_again(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fulcrum.gateway.held_prefill.USABLE_SECONDS", 0.0)
+    gone = d("gone")
+    site = await make_site(p(), gone, d())
+    await gone.stop()
+    for _ in range(4):
+        assert (await site.post(BODY)).status == 200
+    failed = await site.metric('fulcrum_gateway_legs_total{leg="decode",outcome="connect"}')
+    assert failed >= 1
+    assert len(site.engines["p"].seen) == 4 + failed
+
+
 async def test_a_dead_worker_is_avoided_for_a_moment(make_site: MakeSite) -> None:
     site = await make_site(p(), d("dead"), d())
     await site.engines["dead"].stop()

@@ -11,6 +11,7 @@ from fulcrum.gateway.answer import StreamSink
 from fulcrum.gateway.class_metrics import ClassMetrics
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.held_prefill import HeldPrefill
 from fulcrum.gateway.job import Job, Usage
 from fulcrum.gateway.keys import ApiKey
 from fulcrum.gateway.leg import LegFailedError
@@ -35,9 +36,9 @@ class Call:
     """One request on its way, and what is known of it when it ends."""
 
     __slots__ = (
-        "accused", "attempts", "deadline", "expected_tokens", "first_token_at", "flight", "fruitless", "incoming",
-        "job", "key", "lost_at", "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class", "reply", "route",
-        "sent", "sink", "started_at", "tokens_before",
+        "accused", "attempts", "deadline", "expected_tokens", "first_token_at", "flight", "fruitless", "held",
+        "incoming", "job", "key", "lost_at", "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class",
+        "reply", "route", "sent", "sink", "started_at", "tokens_before",
     )  # fmt: skip
 
     def __init__(self, *, route: str, reply: Reply, started_at: float, deadline: float, qos_class: str) -> None:
@@ -55,6 +56,8 @@ class Call:
         self.attempts = 0
         self.accused: list[LegFailedError] = []
         """Failures that may be its own fault, until another worker serves it."""
+        self.held: HeldPrefill | None = None
+        """Its KV, while the prefill worker holds it for whoever pulls it first."""
         self.sink: StreamSink | None = None
         """Who takes its stream; None: its answer comes as one."""
         self.sent: SentStream | None = None

@@ -17,7 +17,7 @@ from fulcrum.gateway.errors import RequestError, bad_request, never_fits, no_wor
 from fulcrum.gateway.job import CHAT_PATH, COMPLETIONS_PATH, Job
 from fulcrum.gateway.keys import AUTHORIZATION, ApiKey, KeyRing
 from fulcrum.gateway.prompt_estimate import PromptEstimate
-from fulcrum.routing import Incoming, Route, prefix_keys, route
+from fulcrum.routing import Incoming, Route, WorkerView, decode_elsewhere, prefix_keys, route
 from fulcrum.routing.view import DEFAULT_TPOT_SECONDS, DEFAULT_TTFT_SECONDS
 
 TTFT_HEADER: Final = "x-llm-d-slo-ttft-ms"
@@ -151,6 +151,12 @@ class FrontDoor:
         """Another path for a request that was let in before and lost its worker; None: there is none."""
         found = route(msgspec.structs.replace(incoming, exclude=exclude), self.cluster, now)
         return found if isinstance(found, Route) else None
+
+    def decode_elsewhere(
+        self, incoming: Incoming, prefill: WorkerView, exclude: frozenset[str], now: float
+    ) -> Route | None:
+        """Another decode worker for a request whose KV `prefill` holds; None: there is none."""
+        return decode_elsewhere(msgspec.structs.replace(incoming, exclude=exclude), prefill, self.cluster, now)
 
     def _refusal(self, decided: Reject) -> RequestError:
         if decided.reason is Reason.NO_WORKER:

@@ -21,6 +21,7 @@ from fulcrum.gateway.crashes import where
 from fulcrum.gateway.errors import SERVER_ERROR, RequestError, rejected, upstream_failed
 from fulcrum.gateway.first_tokens import FirstTokens
 from fulcrum.gateway.front_door import FrontDoor
+from fulcrum.gateway.held_prefill import HeldPrefill
 from fulcrum.gateway.job import Job
 from fulcrum.gateway.leg import DOUBTFUL, LegFailedError, Legs
 from fulcrum.gateway.metrics import Metrics
@@ -32,7 +33,7 @@ from fulcrum.gateway.resume import follow
 from fulcrum.gateway.sent import PiecesBudget
 from fulcrum.gateway.stream_usage import ask_for_usage
 from fulcrum.gateway.workers import Worker, WorkerView
-from fulcrum.routing import Flight, Incoming
+from fulcrum.routing import Flight, Incoming, Route
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,16 @@ class Inference:
                 now = self._loop.time()
                 self.first_tokens.pass_time(now)
                 self._cluster.finish(flight, now)
-            found = await self._recovery.detour(call, incoming, tried, slow)
+            found = self._another_decode(call, incoming, tried) or await self._recovery.detour(
+                call, incoming, tried, slow
+            )
+
+    def _another_decode(self, call: Call, incoming: Incoming, tried: frozenset[str]) -> Route | None:
+        """A path that goes on from the prefill that is held; None: a new prefill is needed."""
+        held, now = call.held, self._loop.time()
+        if held is None or not held.usable(now) or held.worker not in self._view.workers:
+            return None
+        return self._door.decode_elsewhere(incoming, held.worker.state, tried, now)
 
     async def _kept(self, postponed: Postponed) -> Admit | Preempt:
         """Keep a request until it may go. Raises RequestError (429 or 503)."""
@@ -218,6 +228,8 @@ class Inference:
         """Raises RequestError unless another attempt may be made."""
         logger.warning("leg_failed id=%s attempt=%d cause=%s", call.reply.request_id.decode(), call.attempts, failed)
         call.fruitless += 1
+        if failed.failure is not Failure.CONNECT or failed.leg != "decode":
+            call.held = None  # the worker may have begun to pull, and what is pulled is freed
         if failed.failure in DOUBTFUL:
             call.accused.append(failed)
         if failed.failure is Failure.STALL:
@@ -229,6 +241,14 @@ class Inference:
     async def _two_legs(self, call: Call, job: Job, flight: Flight, prefill: Worker, decode: Worker) -> None:
         call.path = f"{prefill.name},{decode.name}"
         reply = call.reply
+        held = call.held
+        if held is not None and held.worker is prefill and held.usable(self._loop.time()):
+            if not job.stream:
+                call.first_token_at = held.done_at
+            self._cluster.prefill_done(flight, self._loop.time(), prompt_tokens=call.prompt_tokens)
+            self._metrics.legs["prefill", "held"] += 1
+            await self._last_leg(call, job, decode, "decode", job.decode_body(held.kv))
+            return
         started_at = self._loop.time()
         deadline = min(call.deadline, started_at + self._prefill_timeout_seconds)
         answer = await self._legs.run(
@@ -252,6 +272,8 @@ class Inference:
         self._cluster.prefill_done(flight, prefilled_at, prompt_tokens=call.prompt_tokens)
         if kv is None:
             self._metrics.legs["prefill", "no_kv"] += 1
+        elif not reply.started:
+            call.held = HeldPrefill(worker=prefill, kv=kv, done_at=prefilled_at)
         await self._last_leg(call, job, decode, "decode", job.decode_body(kv))
 
     async def _one_leg(self, call: Call, job: Job, flight: Flight, worker: Worker) -> None:

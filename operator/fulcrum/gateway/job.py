@@ -83,6 +83,28 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return _encoder.encode({**self.fields, "kv_transfer_params": kv_transfer_params})
 
 
+class LargeFields(msgspec.Struct, frozen=True):
+    """The fields of a request that may be large, each undecoded; what else it has is skipped."""
+
+    messages: Raw = _EMPTY
+    prompt: Raw = _EMPTY
+    tools: Raw = _EMPTY
+    functions: Raw = _EMPTY
+    documents: Raw = _EMPTY
+    response_format: Raw = _EMPTY
+    structured_outputs: Raw = _EMPTY
+    guided_json: Raw = _EMPTY
+    guided_grammar: Raw = _EMPTY
+    logit_bias: Raw = _EMPTY
+    chat_template: Raw = _EMPTY
+    chat_template_kwargs: Raw = _EMPTY
+    mm_processor_kwargs: Raw = _EMPTY
+    metadata: Raw = _EMPTY
+    suffix: Raw = _EMPTY
+    stop: Raw = _EMPTY
+    bad_words: Raw = _EMPTY
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts that an engine reports."""
 

@@ -65,15 +65,22 @@ class Pool:
 
     async def exchange(self, request: bytes, *, sink: StreamSink | None, deadline: float) -> Answer:
         """Send a request on an idle or a new connection. Raises UpstreamError; cancelling closes the connection."""
+        sent = False
         while True:
             reused = bool(self._idle)
-            connection = self._idle.pop() if reused else await self._connect()
+            try:
+                connection = self._idle.pop() if reused else await self._connect()
+            except UpstreamError as error:
+                if sent:  # it may have died of the request, so this is not one that it never saw
+                    raise UpstreamError(Failure.RESET, str(error)) from error
+                raise
             try:
                 return await connection.exchange(request, sink, deadline)
             except UpstreamError as error:
                 # STALE: the engine closed it while it was idle, and has not seen the request.
                 if not reused or error.failure is not Failure.STALE:
                     raise
+                sent = True
             except asyncio.CancelledError:
                 connection.abort()
                 raise

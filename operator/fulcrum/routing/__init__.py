@@ -7,7 +7,7 @@ from fulcrum.routing.outcome import NobodyFits, NobodyThere, NoPool
 from fulcrum.routing.outliers import OutlierEjector, OutlierRule
 from fulcrum.routing.pairs import Pair, PairHealth
 from fulcrum.routing.path import HandOver, Incoming, Route
-from fulcrum.routing.route import route
+from fulcrum.routing.route import decode_elsewhere, route
 from fulcrum.routing.view import ClusterView, decode_share
 from fulcrum.routing.worker import WorkerView
 
@@ -29,6 +29,7 @@ __all__ = [
     "PairHealth",
     "Route",
     "WorkerView",
+    "decode_elsewhere",
     "decode_share",
     "prefix_keys",
     "route",

@@ -49,6 +49,22 @@ def route(incoming: Incoming, view: ClusterView, now_seconds: float) -> Route | 
     return _nobody(incoming, view)
 
 
+def decode_elsewhere(incoming: Incoming, prefill: WorkerView, view: ClusterView, now_seconds: float) -> Route | None:
+    """Best decode worker for a request whose KV is held at `prefill`; None: no worker can pull it."""
+    search = Search(incoming, view, now_seconds)
+    done = Prefill(prefill, incoming.prompt_tokens, 0.0, 0.0, 0.0, 0.0, 0.0)
+    for lanes in (view.lanes, view.fallback_lanes):
+        best: Route | None = None
+        for lane in lanes:
+            if any(prefill in group.members for group in lane.prefill):
+                path = search.pair(done, lane)
+                if path is not None and (best is None or path.score < best.score):
+                    best = path
+        if best is not None:
+            return best
+    return None
+
+
 def _paths(search: Search, lane: Lane) -> list[Route]:
     paths: list[Route] = []
     if lane.decode and lane.prefill and not search.incoming.whole:
