@@ -11,7 +11,10 @@ class Connection(asyncio.Protocol, ABC):
     """Calls `requested` for each request. Base of the engines here."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._pieces: list[bytes] = []
+        self._head = b""
+        self._missing = 0
+        """Bytes of the body that have not come, once the head has."""
         self.transport: asyncio.Transport | None = None
 
     @abstractmethod
@@ -25,17 +28,22 @@ class Connection(asyncio.Protocol, ABC):
         self.transport = None
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0 or self.transport is None:
+        if not self._head:
+            received = b"".join((*self._pieces, data))
+            end = received.find(b"\r\n\r\n")
+            if end < 0:
+                self._pieces = [received]
+                return
+            self._head = received[:end].lower()
+            at = self._head.find(b"content-length:")
+            self._missing = int(self._head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+            self._pieces, data = [], received[end + 4 :]
+        self._pieces.append(data)
+        self._missing -= len(data)
+        if self._missing > 0 or self.transport is None:
             return
-        head = self._buffer[:end].lower()
-        at = head.find(b"content-length:")
-        length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-        body = self._buffer[end + 4 :]
-        if len(body) < length:
-            return
-        self._buffer = b""
+        head, body = self._head, b"".join(self._pieces)
+        self._head, self._pieces = b"", []
         self.requested(self.transport, head, body)
 
 

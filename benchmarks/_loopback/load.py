@@ -86,6 +86,11 @@ class Connection(asyncio.Protocol):
         self._received = b""
         self._total = -1
 
+    @property
+    def closed(self) -> bool:
+        """The other side has ended it."""
+        return self._transport is None or self._transport.is_closing()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
