@@ -30,7 +30,7 @@ class Watched(Schedule):
 
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
         plain = super().front_door(cluster, slo)
-        assert plain.admission._shares._gateways == cluster.gateways
+        assert plain.admission._shares.gateways == cluster.gateways
         door = CountingDoor(slo=slo, speeds={"p": SPEED}, policy=AdmissionPolicy.PREDICTIVE, gateways=cluster.gateways)
         self.doors.append(door)
         return door
