@@ -8,7 +8,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from fulcrum.controller.queue import FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS, KeyedQueue
+from fulcrum.controller.queue import (
+    EVENTS_IN_A_ROW,
+    FIRST_BACKOFF_SECONDS,
+    KEPT_FOR_EVENTS,
+    LAST_BACKOFF_SECONDS,
+    KeyedQueue,
+    Wake,
+)
 
 
 class Work:
@@ -145,3 +152,103 @@ async def test_keys_that_came_together_are_not_due_together_again() -> None:
     assert len(timers) == 100
     assert max(timers) - asyncio.get_running_loop().time() <= 300.0
     assert max(timers) - min(timers) > 25.0
+
+
+async def begun_in_order(*added: tuple[str, Wake], workers: int = 1) -> list[str]:
+    """The order in which keys are begun that were added one after the other before the first turn."""
+    work = Work()
+    queue: KeyedQueue[str] = KeyedQueue(work, jitter=lambda: 0.0, workers=workers)
+    for key, wake in added:
+        queue.add(key, wake)
+    task = asyncio.create_task(queue.run())
+    await until(lambda: not queue.keys())
+    queue.stop()
+    await asyncio.wait_for(task, 5)
+    return work.done
+
+
+async def test_changes_go_before_timers_each_in_the_order_they_came() -> None:
+    done = await begun_in_order(("t1", Wake.TIMER), ("t2", Wake.TIMER), ("e1", Wake.EVENT), ("e2", Wake.EVENT))
+    assert done == ["e1", "e2", "t1", "t2"]
+
+
+async def test_a_key_that_waits_for_a_timers_turn_moves_up_when_it_changes_and_never_down() -> None:
+    added = [("a", Wake.TIMER), ("b", Wake.TIMER), ("c", Wake.EVENT), ("b", Wake.EVENT), ("c", Wake.TIMER)]
+    assert await begun_in_order(*added) == ["c", "b", "a"]
+
+
+async def test_a_change_during_a_turn_goes_first_too_and_a_timer_does_not() -> None:
+    for wake, expected in ((Wake.EVENT, ["a", "a", "t"]), (Wake.TIMER, ["a", "t", "a"])):
+        work = Work()
+        work.gate.clear()
+        async with running(work, workers=1) as queue:
+            queue.add("a")
+            await until(lambda work=work: work.running == {"a"})
+            queue.add("t", Wake.TIMER)
+            queue.add("a", wake)
+            queue.add("a", Wake.TIMER)
+            work.gate.set()
+            await until(lambda queue=queue: not queue.keys())
+        assert work.done == expected
+
+
+async def test_timers_are_not_starved_by_changes_without_end() -> None:
+    done: list[str] = []
+
+    async def process(key: str) -> float | None:
+        done.append(key)
+        if key.startswith("e") and len(done) < 100:
+            queue.add(key)  # it always changes again
+        return None
+
+    queue: KeyedQueue[str] = KeyedQueue(process, jitter=lambda: 0.0, workers=1)
+    for key in ("e1", "e2"):
+        queue.add(key)
+    for key in ("t1", "t2", "t3"):
+        queue.add(key, Wake.TIMER)
+    task = asyncio.create_task(queue.run())
+    await until(lambda: not queue.keys())
+    queue.stop()
+    await asyncio.wait_for(task, 5)
+    places = [place for place, key in enumerate(done) if key.startswith("t")]
+    assert places == [EVENTS_IN_A_ROW, 2 * EVENTS_IN_A_ROW + 1, 3 * EVENTS_IN_A_ROW + 2]
+
+
+async def test_slow_turns_of_timers_leave_workers_for_a_change() -> None:
+    work = Work()
+    work.gate.clear()
+    async with running(work, workers=4) as queue:
+        for number in range(10):
+            queue.add(f"t{number}", Wake.TIMER)
+        await until(lambda: len(work.running) == 4 - KEPT_FOR_EVENTS)
+        for number in range(10):
+            queue.add(f"e{number}")
+        await until(lambda: len(work.running) == 4)
+        assert {"e0", "e1"} < work.running, "at most four together, and changes among them"
+        queue.add("e0")
+        queue.add("t0", Wake.EVENT)
+        work.gate.set()
+        await until(lambda: not queue.keys())
+    assert work.done.count("e0") == 2
+    assert work.done.count("t0") == 2
+    assert len(work.done) == 22
+
+
+async def test_a_change_in_a_fleet_does_not_wait_for_the_turns_of_the_others() -> None:
+    begun: list[int] = []
+
+    async def process(key: int) -> float | None:
+        begun.append(key)
+        await asyncio.sleep(0)
+        return 0.0  # due again at once: the lane of timers is never empty
+
+    queue: KeyedQueue[int] = KeyedQueue(process, jitter=lambda: 0.0)
+    for key in range(1000):
+        queue.add(key, Wake.TIMER)
+    task = asyncio.create_task(queue.run())
+    await until(lambda: len(begun) >= 1500)
+    last, before = begun[-1], len(begun)
+    queue.add(last - 100, Wake.EVENT)  # it had a turn just now, so its next is far
+    await until(lambda: last - 100 in begun[before:])
+    task.cancel()
+    assert begun[before:].index(last - 100) < 8

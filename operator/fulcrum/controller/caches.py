@@ -51,6 +51,11 @@ class Caches:
         for informer in self._informers.values():
             await informer.synced.wait()
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of it has been read once."""
+        return all(informer.synced.is_set() for informer in self._informers.values())
+
     def check(self) -> None:
         """Raise Unreachable when something has been out of date for too long to act on."""
         now = asyncio.get_running_loop().time()

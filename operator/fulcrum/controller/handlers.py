@@ -10,6 +10,7 @@ import kopf
 
 from fulcrum.api.names import GROUP, PLURAL, VERSION
 from fulcrum.controller.outlook import ClusterKey
+from fulcrum.controller.queue import Wake
 
 
 class _Retries:
@@ -37,13 +38,14 @@ def make_settings(*, all_namespaces: bool) -> kopf.OperatorSettings:
     return settings
 
 
-def make_registry(enqueue: Callable[[ClusterKey], None]) -> kopf.OperatorRegistry:
-    """Return handlers that call `enqueue` with the key of the cluster that an event is about."""
+def make_registry(enqueue: Callable[[ClusterKey, Wake], None]) -> kopf.OperatorRegistry:
+    """Return handlers that call `enqueue` with the cluster that an event is about, and whether it changed."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def on_cluster(name: str, namespace: str | None, **_: Any) -> None:
-        enqueue((namespace or "", name))
+    async def on_cluster(type: str | None, name: str, namespace: str | None, **_: Any) -> None:  # noqa: A002 - kopf's
+        # Without a type it stands in a list, which kopf reads again now and then: the whole fleet, all at once.
+        enqueue((namespace or "", name), Wake.TIMER if type is None else Wake.EVENT)
 
     @kopf.on.login(registry=registry)
     def on_login(**kwargs: Any) -> kopf.ConnectionInfo | None:

@@ -1,11 +1,16 @@
-"""A queue of keys: each key at most once in it, at most once in work, again later on demand, slower after failures."""
+"""A queue of keys: each key at most once in it, at most once in work, again later on demand, slower after failures.
+
+A change is worked on before what is due by the clock, and neither keeps the other waiting for ever.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final, Generic, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -19,13 +24,28 @@ SPREAD: Final = 0.1
 """Long waits are shortened by up to this share: a fleet that was first seen together must not be due together."""
 
 
+EVENTS_IN_A_ROW: Final = 4
+"""Turns for changes that begin before one turn by the clock does, while both wait."""
+KEPT_FOR_EVENTS: Final = 2
+"""Workers that take no turn by the clock: a change then does not wait until slow answers to such turns are in."""
+
+
+class Wake(IntEnum):
+    """What made a key due; the lower one goes first."""
+
+    EVENT = 0
+    """Something changed."""
+    TIMER = 1
+    """Time passed: a resync, a retry, a poll, a measurement, an object in a list that need not have changed."""
+
+
 @dataclass(slots=True)
 class _State:
-    waiting: bool = False
-    """In the queue."""
+    waiting: Wake | None = None
+    """The lane it waits in."""
     running: bool = False
-    again: bool = False
-    """Added while it was in work."""
+    again: Wake | None = None
+    """What was added while it was in work."""
     failures: int = 0
     timer: asyncio.TimerHandle | None = None
 
@@ -34,7 +54,8 @@ class KeyedQueue(Generic[Key]):
     """Runs `process(key)` for added keys.
 
     `process` returns seconds until the key is due again, or None to forget it. `jitter` returns 0 to 1; back-off is
-    stretched by it, and long waits are shortened, so that keys do not come back together.
+    stretched by it, and long waits are shortened, so that keys do not come back together. At most `workers` keys are in
+    work at once.
     """
 
     def __init__(
@@ -48,20 +69,27 @@ class KeyedQueue(Generic[Key]):
         self._jitter = jitter
         self._workers = workers
         self._states: dict[Key, _State] = {}
-        self._ready: asyncio.Queue[Key | None] = asyncio.Queue()
+        self._lanes: dict[Wake, OrderedDict[Key, None]] = {wake: OrderedDict() for wake in Wake}
+        self._in_work = dict.fromkeys(Wake, 0)
+        self._events_in_a_row = 0
+        self._news = asyncio.Event()
+        """Something may begin now, or `run` is to end."""
         self._stopping = False
 
-    def add(self, key: Key) -> None:
-        """Make a key due now; nothing happens if it is due already."""
+    def add(self, key: Key, wake: Wake = Wake.EVENT) -> None:
+        """Make a key due now. One that is due already keeps its place, but a change moves it up."""
         state = self._states.setdefault(key, _State())
         if state.timer is not None:
             state.timer.cancel()
             state.timer = None
         if state.running:
-            state.again = True
-        elif not state.waiting:
-            state.waiting = True
-            self._ready.put_nowait(key)
+            state.again = wake if state.again is None else min(state.again, wake)
+        elif state.waiting is None or wake < state.waiting:
+            if state.waiting is not None:
+                del self._lanes[state.waiting][key]
+            state.waiting = wake
+            self._lanes[wake][key] = None
+            self._news.set()
 
     def keys(self) -> tuple[Key, ...]:
         """Every key that is due, in work, or to come."""
@@ -70,46 +98,63 @@ class KeyedQueue(Generic[Key]):
     def stop(self) -> None:
         """Begin nothing more; `run` returns when what is in work is done."""
         self._stopping = True
-        for _ in range(self._workers):
-            self._ready.put_nowait(None)
+        self._news.set()
 
     async def run(self) -> None:
         """Work until stopped or cancelled."""
         async with asyncio.TaskGroup() as group:
-            for number in range(self._workers):
-                group.create_task(self._work(), name=f"queue-worker-{number}")
+            while not self._stopping:
+                self._news.clear()
+                while (wake := self._next_lane()) is not None:
+                    self._begin(group, wake)
+                await self._news.wait()
 
-    async def _work(self) -> None:
-        while True:
-            key = await self._ready.get()
-            if self._stopping or key is None:
-                return
-            state = self._states[key]
-            state.waiting, state.running, state.again = False, True, False
-            after_seconds: float | None
-            try:
-                after_seconds = await self._process(key)
-                state.failures = 0
-            except Exception as error:  # noqa: BLE001 (one cluster's failure must not stop the others)
-                after_seconds = self._backoff_seconds(state.failures)
-                state.failures += 1
-                logger.warning(
-                    "reconcile_failed key=%s failures=%d retry_seconds=%.1f error=%r",
-                    key,
-                    state.failures,
-                    after_seconds,
-                    error,
-                )
-            finally:
-                state.running = False
-            if state.again:
-                self.add(key)
-            elif after_seconds is None:
-                del self._states[key]
-            else:
-                if after_seconds >= SPREAD_FROM_SECONDS:
-                    after_seconds *= 1.0 - SPREAD * self._jitter()
-                state.timer = asyncio.get_running_loop().call_later(after_seconds, self.add, key)
+    def _next_lane(self) -> Wake | None:
+        """Return the lane whose first key is to begin now, None when nothing waits or nothing may begin."""
+        if sum(self._in_work.values()) >= self._workers:
+            return None
+        may_take_timer = self._in_work[Wake.TIMER] < max(1, self._workers - KEPT_FOR_EVENTS)
+        if self._lanes[Wake.TIMER] and may_take_timer:
+            passed_over = self._events_in_a_row >= EVENTS_IN_A_ROW
+            return Wake.EVENT if self._lanes[Wake.EVENT] and not passed_over else Wake.TIMER
+        return Wake.EVENT if self._lanes[Wake.EVENT] else None
+
+    def _begin(self, group: asyncio.TaskGroup, wake: Wake) -> None:
+        key, _ = self._lanes[wake].popitem(last=False)
+        state = self._states[key]
+        state.waiting, state.running, state.again = None, True, None
+        self._in_work[wake] += 1
+        self._events_in_a_row = self._events_in_a_row + 1 if wake is Wake.EVENT else 0
+        group.create_task(self._work(key, state, wake), name=f"turn-{key}")
+
+    async def _work(self, key: Key, state: _State, wake: Wake) -> None:
+        after_seconds: float | None
+        try:
+            after_seconds = await self._process(key)
+            state.failures = 0
+        except Exception as error:  # noqa: BLE001 (one cluster's failure must not stop the others)
+            after_seconds = self._backoff_seconds(state.failures)
+            state.failures += 1
+            logger.warning(
+                "reconcile_failed key=%s failures=%d retry_seconds=%.1f error=%r",
+                key,
+                state.failures,
+                after_seconds,
+                error,
+            )
+        finally:
+            state.running = False
+            self._in_work[wake] -= 1
+            self._news.set()
+        if state.again is not None:
+            self.add(key, state.again)
+        elif after_seconds is None:
+            del self._states[key]
+        else:
+            if after_seconds >= SPREAD_FROM_SECONDS:
+                after_seconds *= 1.0 - SPREAD * self._jitter()
+            loop = asyncio.get_running_loop()
+            state.timer = loop.call_later(after_seconds, self.add, key, Wake.TIMER)
 
     def _backoff_seconds(self, failures: int) -> float:
         base: float = min(LAST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** min(failures, 16))

@@ -21,7 +21,7 @@ from fulcrum.controller.kube import SECRET, Kube
 from fulcrum.controller.leader import Election, Leadership
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.outlook import ClusterKey, OutlookKeeper
-from fulcrum.controller.queue import KeyedQueue
+from fulcrum.controller.queue import KeyedQueue, Wake
 from fulcrum.controller.reconcile import Reconciler
 from fulcrum.telemetry import Agents
 
@@ -103,16 +103,20 @@ class _Acting:
         namespaces: Sequence[str],
     ) -> None:
         self._namespaces = list(namespaces)
-        self._outlooks = OutlookKeeper(agents, metrics, partial(kube.get, SECRET), wake=self._wake)
-        self._caches = Caches(kube.api, self._namespaces, changed=self._wake)
+        self._outlooks = OutlookKeeper(agents, metrics, partial(kube.get, SECRET), wake=self._measured)
+        self._caches = Caches(kube.api, self._namespaces, changed=self._changed)
         kube.note, kube.note_deletion = self._caches.record, self._caches.record_deletion
         self._reconciler = Reconciler(
             kube, self._caches, agents, self._outlooks, metrics, identity=identity, installation=installation, now=_now
         )
         self._queue: KeyedQueue[ClusterKey] = KeyedQueue(self._reconcile, jitter=random.random)
 
-    def _wake(self, key: ClusterKey) -> None:
-        self._queue.add(key)
+    def _changed(self, key: ClusterKey) -> None:
+        # What the first lists name need not have changed: a change must not wait behind a whole fleet.
+        self._queue.add(key, Wake.EVENT if self._caches.complete else Wake.TIMER)
+
+    def _measured(self, key: ClusterKey) -> None:
+        self._queue.add(key, Wake.TIMER)
 
     async def _reconcile(self, key: ClusterKey) -> float | None:
         # Half a view would make again what is there already.
