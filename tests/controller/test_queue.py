@@ -177,19 +177,19 @@ async def test_a_key_that_waits_for_a_timers_turn_moves_up_when_it_changes_and_n
     assert await begun_in_order(*added) == ["c", "b", "a"]
 
 
-async def test_a_change_during_a_turn_goes_first_too_and_a_timer_does_not() -> None:
-    for wake, expected in ((Wake.EVENT, ["a", "a", "t"]), (Wake.TIMER, ["a", "t", "a"])):
-        work = Work()
-        work.gate.clear()
-        async with running(work, workers=1) as queue:
-            queue.add("a")
-            await until(lambda work=work: work.running == {"a"})
-            queue.add("t", Wake.TIMER)
-            queue.add("a", wake)
-            queue.add("a", Wake.TIMER)
-            work.gate.set()
-            await until(lambda queue=queue: not queue.keys())
-        assert work.done == expected
+@pytest.mark.parametrize(("wake", "expected"), [(Wake.EVENT, ["a", "a", "t"]), (Wake.TIMER, ["a", "t", "a"])])
+async def test_a_change_during_a_turn_goes_first_too_and_a_timer_does_not(wake: Wake, expected: list[str]) -> None:
+    work = Work()
+    work.gate.clear()
+    async with running(work, workers=1) as queue:
+        queue.add("a")
+        await until(lambda: work.running == {"a"})
+        queue.add("t", Wake.TIMER)
+        queue.add("a", wake)
+        queue.add("a", Wake.TIMER)
+        work.gate.set()
+        await until(lambda: not queue.keys())
+    assert work.done == expected
 
 
 async def test_timers_are_not_starved_by_changes_without_end() -> None:
