@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PYTEST := $(BIN)/python -m pytest
 SOURCES := operator worker_image tests benchmarks charts
 
-.PHONY: help install demo test check format unit integration scan e2e compare bench generate lock release clean
+.PHONY: help install demo test check format unit integration scan e2e compare bench generate lock images release clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ format: install  ## Format the code
 
 lock:  ## Resolve the lock files again (needs uv)
 	sh requirements/lock.sh
+
+images:  ## Images of the control plane and the worker, with docker or podman (IMAGES, TAG)
+	@sh requirements/images.sh
 
 release: install  ## Wheel, sdist, charts, bill of materials and checksums, in dist/
 	@sh requirements/release.sh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.client import models
 
 from fulcrum.api.objects import load_inference_cluster
+from fulcrum.controller.children import Owner, children
 
 CHART = Path(__file__).resolve().parents[2] / "charts/fulcrum-cluster"
 CLUSTER = ("InferenceCluster", "release")
@@ -61,6 +64,43 @@ def test_routes_lead_to_the_gateway(render: Render) -> None:
     assert path["backend"]["service"] == {"name": "chat-gateway", "port": {"number": 8080}}
 
 
+def unknown_fields(value: Any, kind: str) -> list[str]:
+    """Fields of an object that the model of that name in the official client does not have."""
+    inside = re.fullmatch(r"list\[(\w+)\]", kind)
+    if inside:
+        return [name for each in value for name in unknown_fields(each, inside[1])]
+    model = getattr(models, kind, None)
+    if model is None:
+        return []
+    types = {model.attribute_map[field]: each for field, each in model.openapi_types.items()}
+    found = [name for name in value if name not in types]
+    return found + [each for name in value.keys() & types for each in unknown_fields(value[name], types[name])]
+
+
+def test_an_autoscaler_of_gateways_scales_what_the_operator_leaves_alone(render: Render) -> None:
+    objects = render("fulcrum-cluster", *LEAST, "name=chat", "gatewayAutoscaling.enabled=true", "gateway.image=i")
+    scaler = objects["HorizontalPodAutoscaler", "chat-gateway"]
+    assert unknown_fields(scaler, "V2HorizontalPodAutoscaler") == []
+    made = objects["InferenceCluster", "chat"]
+    cluster = load_inference_cluster({**made, "metadata": {**made["metadata"], "uid": "u"}})
+    assert made["spec"]["gateway"] == {"scaling": "External", "replicas": 2, "image": "i"}
+    owner = Owner(name="chat", namespace="ml", uid="u")
+    deployment = next(
+        child
+        for child in children(owner, cluster.spec, token_fingerprint="f", live_gateways=7)
+        if child["kind"] == "Deployment"
+    )
+    target = scaler["spec"]["scaleTargetRef"]
+    assert target == {key: deployment[key] for key in ("apiVersion", "kind")} | {"name": deployment["metadata"]["name"]}
+    assert deployment["spec"]["replicas"] == 7
+
+
+def test_without_an_autoscaler_the_cluster_says_how_many_gateways(render: Render) -> None:
+    objects = render("fulcrum-cluster", *LEAST, "gateway.replicas=3")
+    assert objects[CLUSTER]["spec"]["gateway"] == {"replicas": 3}
+    assert not [kind for kind, _ in objects if kind == "HorizontalPodAutoscaler"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -72,6 +112,8 @@ def test_routes_lead_to_the_gateway(render: Render) -> None:
         ((*LEAST, "httpRoute.enabled=true"), "httpRoute.parentRefs: name the Gateway"),
         ((*LEAST, "ingress.enabled=true", "ingress.tlsSecretName=x"), "ingress.host: TLS needs the host"),
         ((*LEAST, "name=Chat"), "/name"),
+        ((*LEAST, "gatewayAutoscaling.enabled=true", "gateway.scaling=Fixed"), "leave gateway.scaling out"),
+        ((*LEAST, "gatewayAutoscaling.enabled=true", "gatewayAutoscaling.minReplicas=11"), "minReplicas must not be"),
     ],
 )
 def test_wrong_values_are_refused_with_a_message(helm: Helm, settings: tuple[str, ...], message: str) -> None:

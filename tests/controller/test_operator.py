@@ -263,6 +263,38 @@ async def test_drift_of_a_child_is_put_right(cluster: Cluster) -> None:
         await eventually(restored)
 
 
+async def test_gateways_that_others_scale_keep_their_number(cluster: Cluster) -> None:
+    async def gateways(number: int) -> None:
+        async def there() -> bool:
+            deployment = await cluster.kube.get(DEPLOYMENT, cluster.namespace, "c-gateway")
+            return deployment is not None and deployment["spec"]["replicas"] == number
+
+        await eventually(there)
+
+    async def priority(name: str) -> None:
+        """Change another field of the Deployment, and wait until the operator has written it."""
+        await cluster.patch({"spec": {"gateway": {"priorityClassName": name}}})
+
+        async def written() -> bool:
+            deployment = await cluster.kube.get(DEPLOYMENT, cluster.namespace, "c-gateway")
+            return deployment is not None and deployment["spec"]["template"]["spec"].get("priorityClassName") == name
+
+        await eventually(written)
+
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        await cluster.apply()
+        await cluster.settle()
+        # Handing them over changes nothing.
+        await cluster.patch({"spec": {"gateway": {"scaling": "External"}}})
+        await priority("one")
+        await gateways(2)
+        cluster.server.kubectl("-n", cluster.namespace, "scale", "deployment/c-gateway", "--replicas=5")
+        await priority("two")
+        await gateways(5)
+        await cluster.patch({"spec": {"gateway": {"scaling": "Fixed"}}})
+        await gateways(2)
+
+
 async def test_a_cluster_that_is_being_deleted_gets_nothing_new(cluster: Cluster) -> None:
     with Operator(cluster.server, "--namespace", cluster.namespace):
         await cluster.apply()

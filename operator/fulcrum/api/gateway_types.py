@@ -27,6 +27,11 @@ class PrefixCacheScope(StrEnum):
     PER_KEY = "PerKey"
 
 
+class GatewayScaling(StrEnum):
+    FIXED = "Fixed"
+    EXTERNAL = "External"
+
+
 class GatewayAuth(ApiStruct, frozen=True, kw_only=True):
     """Authentication of clients."""
 
@@ -200,6 +205,13 @@ class Gateway(ApiStruct, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=100, description="Gateway replicas; two survive the loss of one. Changing it restarts none."),
     ] = 2
+    scaling: Annotated[
+        GatewayScaling,
+        Meta(
+            description="What sets the number of gateways. Fixed: replicas. External: a HorizontalPodAutoscaler or "
+            "KEDA that scales Deployment <name>-gateway, beginning with replicas; the operator keeps what it finds."
+        ),
+    ] = GatewayScaling.FIXED
     image: Annotated[Image | None, Meta(description="Gateway image; default: that of the operator's own release.")] = (
         None
     )

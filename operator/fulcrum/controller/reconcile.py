@@ -341,6 +341,7 @@ class Reconciler:
             self._installation,
             token_fingerprint=turn.token.fingerprint or "",
             least_available=turn.plan.least_available,
+            live_gateways=None if observed.deployment is None else turn.snapshot.gateway.desired,
         )
         name = gateway_name(owner.name)
         watched = {("Deployment", name): observed.deployment, ("Service", name): observed.service}

@@ -24,11 +24,12 @@ def children(
     *,
     token_fingerprint: str,
     least_available: int = 0,
+    live_gateways: int | None = None,
 ) -> tuple[Manifest, ...]:
     """Return every child but the workers and the Secret of the token, in an order in which each finds what it needs.
 
     `token_fingerprint` is that of the token in the Secret; `least_available` is how many workers the eviction of Pods
-    must leave.
+    must leave; `live_gateways` is the count in the gateway Deployment, None where there is none.
     """
     return (
         gateway_service_account(owner),
@@ -38,7 +39,7 @@ def children(
         # Before the Pods that they are about.
         gateway_policy(owner, installation),
         workers_policy(owner, installation),
-        gateway_deployment(owner, spec, installation, token_fingerprint=token_fingerprint),
+        gateway_deployment(owner, spec, installation, token_fingerprint=token_fingerprint, live_replicas=live_gateways),
         gateway_budget(owner),
         workers_budget(owner, least_available),
     )

@@ -9,7 +9,7 @@ import msgspec
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool
-from fulcrum.api.gateway_types import Gateway, PrefixCacheScope
+from fulcrum.api.gateway_types import Gateway, GatewayScaling, PrefixCacheScope
 from fulcrum.api.internal_token import ANNOTATION_TOKEN, ENV_GATEWAY
 from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, PORT_GATEWAY_INSIDE, VOLUME_API_KEYS, gateway_name
 from fulcrum.api.objects import without_defaults
@@ -102,12 +102,25 @@ def _placement(gateway: Gateway, selector: dict[str, str]) -> Manifest:
     return chosen
 
 
+def _replicas(gateway: Gateway, live_replicas: int | None) -> int:
+    """Leaving the field out would hand it over, too, but resets it to 1 where nothing else has written it yet."""
+    if gateway.scaling is GatewayScaling.FIXED or live_replicas is None:
+        return gateway.replicas
+    return live_replicas
+
+
 def gateway_deployment(
-    owner: Owner, spec: InferenceClusterSpec, installation: Installation, *, token_fingerprint: str
+    owner: Owner,
+    spec: InferenceClusterSpec,
+    installation: Installation,
+    *,
+    token_fingerprint: str,
+    live_replicas: int | None = None,
 ) -> Manifest:
     """Return the gateway Deployment: a new Pod is ready before an old one goes.
 
-    Another token, and so another `token_fingerprint`, replaces the Pods.
+    Another token, and so another `token_fingerprint`, replaces the Pods. `live_replicas` is the count that the
+    Deployment has now (None: there is no Deployment); with `gateway.scaling: External` it stays.
     """
     config = gateway_config(owner, spec)
     mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 (a mount)
@@ -143,7 +156,7 @@ def gateway_deployment(
         "kind": "Deployment",
         "metadata": owner.metadata(gateway_name(owner.name), GATEWAY),
         "spec": {
-            "replicas": spec.gateway.replicas,
+            "replicas": _replicas(spec.gateway, live_replicas),
             "revisionHistoryLimit": 2,
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
