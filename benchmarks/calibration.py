@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed
+from fulcrum.load.demand import Slo
 from fulcrum.replay import Client, Endpoint, Outcome, Record, discover, replay
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate

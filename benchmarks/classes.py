@@ -24,12 +24,12 @@ from admission import CLASSES
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.arrivals import constant
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate

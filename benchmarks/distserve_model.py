@@ -11,8 +11,8 @@ from typing import Any
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.profile import PiecewiseSpeed, distserve_speed
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Links, PoolModel, Pulling
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.front_door import Chosen, FrontDoor

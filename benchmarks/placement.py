@@ -31,11 +31,11 @@ from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.demand import Demand, Slo
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.cli.plan.estimates import QueueingEstimates
+from fulcrum.load.demand import Demand, Slo
 from fulcrum.placement.deploy import inference_cluster
 from fulcrum.placement.errors import PlacementError
 from fulcrum.placement.inventory import Inventory, inventory_from

@@ -33,8 +33,8 @@ from distserve import synthetic
 from distserve_model import REFERENCE, STEP_TOKENS, Fits, ShortestQueue, mean_gap
 
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.profile import PiecewiseSpeed, ProfileError, distserve_speed
+from fulcrum.load.demand import Slo
 from fulcrum.placement.homogeneous import Found, Pairing, Phase, best_per_gpu, pairings, phases, replicated
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, PoolModel
 from fulcrum.simulation.engine import simulate

@@ -24,11 +24,12 @@ from fulcrum.api.types import ForecastMethod, InferenceClusterSpec
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.balance import GatewayState, Plan, Snapshot, Worker, WorkerPhase, plan, worker_revision
 from fulcrum.balance.actions import changes_cluster
-from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.peak import Busiest, Peak
 from fulcrum.balance.plan import ratio_text
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
+from fulcrum.load.traffic import Traffic
 
 SIZES = (10, 100, 1000, 5000)
 LIMIT_WORKERS = 1000

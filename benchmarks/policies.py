@@ -42,11 +42,11 @@ import msgspec
 import fulcrum
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.demand import promised
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
+from fulcrum.load.demand import promised
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.contest import NAMES, Arena, Contest, Entry, checked
 from fulcrum.simulation.engine import simulate

@@ -2,7 +2,7 @@
 
     python benchmarks/queueing.py
 
-The reference (`tests/balance/queueing/reference_queue.py`) is a discrete-event queue that steps as vLLM does: token
+The reference (`tests/performance/queueing/reference_queue.py`) is a discrete-event queue that steps as vLLM does: token
 budget, chunks, KV memory, preemption, a router that counts requests. For each role, worker, load, spread of lengths and
 size it prints the attainment of both where the reference is above 80 %, and then, for rates that need 1 to 64 workers,
 the smallest number that each says is enough. Exits with 0 only when the targets below hold.
@@ -21,18 +21,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.balance.queueing.reference_queue import ReferenceQueue, draw_requests, settled
+from tests.performance.queueing.reference_queue import ReferenceQueue, draw_requests, settled
 
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing import (
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand
+from fulcrum.performance.queueing import (
     decode_attainment,
     decode_throughput,
     mixed_attainment,
     prefill_attainment,
     prefill_throughput,
 )
-from fulcrum.capacity.speed import WorkerSpeed
 
 TARGET_POINTS = 2.0
 """Mean absolute error of attainment, in points, where the reference is above 80 %."""

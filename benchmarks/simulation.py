@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.arrivals import constant
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate

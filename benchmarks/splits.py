@@ -23,11 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.balance import small_workers
 
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.balance.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
-from fulcrum.balance.demand import Demand, Slo
-from fulcrum.balance.layout import Layout
-from fulcrum.balance.load import Load
-from fulcrum.balance.service import Service
+from fulcrum.load.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
+from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import WORKLOADS, phased
@@ -70,7 +69,7 @@ def simulated(load: Workload, cluster: ClusterModel, slo: Slo, split: Split) -> 
     return simulate(load, cluster, policy, slo=slo).summary(slo).attainment
 
 
-def estimated(demand: Demand, service: Service, split: Split) -> float:
+def estimated(demand: Demand, service: PerformanceModel, split: Split) -> float:
     """The same, by the model that chooses splits."""
     layout = Layout.of(prefill={POOL: split.prefill}, decode={POOL: split.decode})
     return service.goodput(layout, Load(rate=demand.rate, prefill=demand, decode=demand)) / demand.rate
@@ -80,7 +79,7 @@ def compared(
     name: str, load: Workload, cluster: ClusterModel, slo: Slo, splits: Sequence[Split], *, largest_error: float
 ) -> list[str]:
     """Print a row; returns what is wrong with it."""
-    demand, service = demand_of(load), Service(known_speeds(cluster), slo)
+    demand, service = demand_of(load), PerformanceModel(known_speeds(cluster), slo)
     real = {split: simulated(load, cluster, slo, split) for split in splits}
     model = {split: estimated(demand, service, split) for split in splits}
     row = "  ".join(f"{real[split]:>5.3f} / {model[split]:.3f}" for split in splits)

@@ -15,6 +15,7 @@ import sys
 import time
 
 import uvloop
+
 from load import Client, requests
 
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from fulcrum.api.types import ForecastMethod
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.peak import Busiest, Peak
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.series import LoadSeries
+from fulcrum.load.traffic import Traffic
 
 
 def speed(*, prefill: float = 1.0, decode: float = 1.0, **changes: Any) -> WorkerSpeed:

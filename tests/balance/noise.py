@@ -14,7 +14,8 @@ from tests.balance.world import START, World
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance import SetRole
-from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.outlook import Outlook
+from fulcrum.load.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Final
 
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Slo
 
 SPEED: Final = WorkerSpeed(
     coefficients=SpeedCoefficients(

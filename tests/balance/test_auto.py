@@ -17,11 +17,11 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Condition, ConditionStatus, ConditionType, InferenceClusterStatus
 from fulcrum.balance import CreateWorker, Plan, SetRole, StartDrain, TellRole, plan
-from fulcrum.balance.lengths import standard_error
 from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.peak import Busiest, peak_of
 from fulcrum.balance.plan import TICK_SECONDS
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.lengths import standard_error
 
 P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
 PROMPTS = (30.0, 3000.0, 50.0)

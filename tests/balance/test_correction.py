@@ -10,8 +10,9 @@ from tests.balance.world import World, make_spec, pool
 from fulcrum.api.names import Role
 from fulcrum.balance.correction import corrected
 from fulcrum.balance.load import Loads, read_loads
-from fulcrum.balance.outlook import Outlook, Traffic
-from fulcrum.balance.service import Service
+from fulcrum.balance.outlook import Outlook
+from fulcrum.load.traffic import Traffic
+from fulcrum.performance.model import PerformanceModel
 
 WINDOW_SECONDS = 60.0
 
@@ -28,7 +29,7 @@ def after_a_while(traffic: Traffic, *, flipped_before_seconds: float | None = No
     snapshot = world.snapshot()
     loads = read_loads(world.outlook, snapshot.workers, SLO, payback_seconds=30)
     assert isinstance(loads, Loads)
-    return corrected(snapshot, world.now, loads, Service({"p": SPEED}, SLO), SLO)
+    return corrected(snapshot, world.now, loads, PerformanceModel({"p": SPEED}, SLO), SLO)
 
 
 def traffic(*, attainment: float, window_seconds: float = WINDOW_SECONDS, served: float | None = None) -> Traffic:

@@ -13,8 +13,8 @@ from tests.balance.world import World, make_spec, pool
 from fulcrum.api.names import Role
 from fulcrum.balance.auto import Sight, look
 from fulcrum.balance.flips import IMMEDIATE_COST, LAST_ERROR, SPLIT_ERROR, Stakes, after, paying_moves
-from fulcrum.balance.layout import Layout
 from fulcrum.balance.load import NOISE_SIGMAS
+from fulcrum.performance.layout import Layout
 
 WORKERS = 8
 

@@ -14,8 +14,9 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType
 from fulcrum.balance import CreateWorker, DeleteWorker, SetRole, StartDrain, auto
-from fulcrum.balance.outlook import Outlook, without_nonsense
+from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.snapshot import CLOCK_SKEW
+from fulcrum.load.traffic import without_nonsense
 
 SLO = {"ttft": "500ms", "tpot": "25ms", "attainment": 0.95}
 SPEEDS = {"a": speed(), "b": speed(), "c": speed()}

@@ -14,8 +14,9 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.balance import CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole
-from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.outlook import Outlook
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.traffic import Traffic
 
 P, D = Role.PREFILL, Role.DECODE
 STEP_SECONDS = 0.020

@@ -6,12 +6,12 @@ import pytest
 from tests.balance.loads import speed
 
 from fulcrum.api.names import Role
-from fulcrum.balance.demand import Demand, Slo
-from fulcrum.balance.layout import Layout, Room
-from fulcrum.balance.load import Load
-from fulcrum.balance.service import Service, reachable
+from fulcrum.balance.pools import PoolBounds
 from fulcrum.balance.sizing import cheapest
 from fulcrum.balance.split import splits
+from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel, reachable
 
 SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.025, attainment=0.95)
 
@@ -21,7 +21,7 @@ def load(rate: float, isl: float = 2000.0, osl: float = 200.0) -> Load:
     return Load(rate=rate, prefill=demand, decode=demand)
 
 
-def fewest(service: Service, wanted: Load, most: int) -> int:
+def fewest(service: PerformanceModel, wanted: Load, most: int) -> int:
     """Try every layout of one pool."""
     for total in range(1, most + 1):
         layouts = [Layout.of(prefill={"a": p}, decode={"a": total - p}) for p in range(1, total)]
@@ -35,8 +35,8 @@ def fewest(service: Service, wanted: Load, most: int) -> int:
     "wanted", [load(2), load(15), load(60), load(30, 4000, 30), load(10, 200, 1200), load(90, 500, 100)]
 )
 def test_the_size_is_the_smallest_or_one_more(wanted: Load) -> None:
-    service = Service({"a": speed()}, SLO)
-    size = cheapest([Room(name="a", role=None, low=0, high=40)], service, wanted)
+    service = PerformanceModel({"a": speed()}, SLO)
+    size = cheapest([PoolBounds(name="a", role=None, low=0, high=40)], service, wanted)
     assert size.enough
     assert service.attainment(size.layout, wanted) >= SLO.attainment
     assert fewest(service, wanted, 40) <= size.gpus <= fewest(service, wanted, 40) + 1
@@ -44,8 +44,8 @@ def test_the_size_is_the_smallest_or_one_more(wanted: Load) -> None:
 
 @pytest.mark.parametrize("wanted", [load(20), load(60), load(30, 4000, 30), load(10, 200, 1200), load(300, 500, 100)])
 def test_the_split_serves_the_most_or_nearly(wanted: Load) -> None:
-    service = Service({"a": speed()}, SLO)
-    (best, *_) = splits([Room(name="a", role=None, low=0, high=10)], {"a": 10}, service, wanted)
+    service = PerformanceModel({"a": speed()}, SLO)
+    (best, *_) = splits([PoolBounds(name="a", role=None, low=0, high=10)], {"a": 10}, service, wanted)
     layouts = [Layout.of(prefill={"a": p}, decode={"a": 10 - p}) for p in range(1, 10)]
     layouts.append(Layout.of(mixed={"a": 10}))
     most = max(service.goodput(layout, wanted) for layout in layouts)
@@ -53,8 +53,11 @@ def test_the_split_serves_the_most_or_nearly(wanted: Load) -> None:
 
 
 def test_two_kinds_of_hardware_cost_no_more_than_the_best_combination() -> None:
-    service = Service({"a": speed(), "b": speed(prefill=0.3, decode=0.8)}, SLO)
-    rooms = [Room(name="a", role=None, low=0, high=12, gpus=2), Room(name="b", role=Role.DECODE, low=0, high=12)]
+    service = PerformanceModel({"a": speed(), "b": speed(prefill=0.3, decode=0.8)}, SLO)
+    rooms = [
+        PoolBounds(name="a", role=None, low=0, high=12, gpus=2),
+        PoolBounds(name="b", role=Role.DECODE, low=0, high=12),
+    ]
     wanted = load(30)
     size = cheapest(rooms, service, wanted)
     assert size.enough
@@ -70,17 +73,20 @@ def test_two_kinds_of_hardware_cost_no_more_than_the_best_combination() -> None:
 
 
 def test_more_than_there_is_comes_back_as_not_enough() -> None:
-    service = Service({"a": speed()}, SLO)
-    size = cheapest([Room(name="a", role=None, low=1, high=4)], service, load(500))
+    service = PerformanceModel({"a": speed()}, SLO)
+    size = cheapest([PoolBounds(name="a", role=None, low=1, high=4)], service, load(500))
     assert not size.enough
     assert size.layout.total == 4
 
 
 def test_no_load_needs_one_worker() -> None:
-    service = Service({"a": speed()}, SLO)
-    assert cheapest([Room(name="a", role=None, low=0, high=4)], service, load(0)).gpus == 1
-    rooms = [Room(name="a", role=Role.PREFILL, low=0, high=4), Room(name="b", role=Role.DECODE, low=0, high=4)]
-    both = Service({"a": speed(), "b": speed()}, SLO)
+    service = PerformanceModel({"a": speed()}, SLO)
+    assert cheapest([PoolBounds(name="a", role=None, low=0, high=4)], service, load(0)).gpus == 1
+    rooms = [
+        PoolBounds(name="a", role=Role.PREFILL, low=0, high=4),
+        PoolBounds(name="b", role=Role.DECODE, low=0, high=4),
+    ]
+    both = PerformanceModel({"a": speed(), "b": speed()}, SLO)
     assert cheapest(rooms, both, load(0)).gpus == 2
 
 

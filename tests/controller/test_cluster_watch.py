@@ -17,13 +17,13 @@ from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.balance import Worker, WorkerPhase, worker_revision
-from fulcrum.balance.outlook import Traffic
 from fulcrum.capacity.speed import SpeedSource
 from fulcrum.controller import cluster_watch
 from fulcrum.controller.cluster_watch import FRESH_SECONDS, ClusterWatch, Sight
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
 from fulcrum.forecast.series import LoadSeries
+from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry.source import ClusterRef, Unknown
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)

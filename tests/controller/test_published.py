@@ -8,9 +8,10 @@ import pytest
 
 from fulcrum.api.objects import to_dict
 from fulcrum.api.types import ForecastMethod, InferenceClusterStatus
-from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.outlook import Outlook
 from fulcrum.controller.published import keeping_measurements, with_measurements
 from fulcrum.forecast.result import Forecast
+from fulcrum.load.traffic import Traffic
 
 TRAFFIC = Traffic(
     window_seconds=30.0,

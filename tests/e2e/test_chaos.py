@@ -10,10 +10,10 @@ from functools import partial
 
 import pytest
 from answers import questions_of
-from load import SteadyLoad
 from local_cluster import Cluster, local_cluster, wait_until
 
 from fulcrum.replay import Outcome
+from load import SteadyLoad
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 

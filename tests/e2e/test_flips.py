@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 from answers import Question
-from load import SteadyLoad
 from local_cluster import Cluster, wait_until
 
 from fulcrum.replay import Outcome
+from load import SteadyLoad
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

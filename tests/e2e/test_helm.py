@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from answers import questions_of
-from load import SteadyLoad
 from local_cluster import BIN, QUICKSTART, Cluster
 from tests.charts.release import OPERATOR_NAMESPACE, Release, left_over, local_release
 from this_machine import suited
+
+from load import SteadyLoad
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

@@ -6,11 +6,11 @@ import time
 
 import pytest
 from answers import Question
-from load import Answered, SteadyLoad
 from local_cluster import Cluster, wait_until
 from processes import engine_core, processes
 
 from fulcrum.replay import Outcome
+from load import Answered, SteadyLoad
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from another_node import AnotherNode, another_node
 from answers import Question
-from load import SteadyLoad
 from local_cluster import BIN, Cluster, wait_until
+
+from load import SteadyLoad
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 from answers import Question
-from load import SteadyLoad
 from local_cluster import REPOSITORY, Cluster, wait_until
 from processes import engine_core, processes
 from tests.previous_release import add_client, previous_release, python_path
+
+from load import SteadyLoad
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

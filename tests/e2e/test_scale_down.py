@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 from answers import Question
-from load import SteadyLoad
 from local_cluster import BIN, Cluster, wait_until
 
 from fulcrum.replay import Outcome
+from load import SteadyLoad
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import yaml
 from answers import Question, questions_of
-from load import SteadyLoad
 from local_cluster import QUICKSTART, Cluster, Worker, local_cluster, wait_until
 
 from fulcrum.replay import Outcome
+from load import SteadyLoad
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

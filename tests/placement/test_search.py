@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.placement.cases import ENGINE, ESTIMATES, PROMPT_TOKENS, inventory, request
 
 from fulcrum.api.names import Role
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.kv import weight_bytes_per_gpu
 from fulcrum.cli.plan.estimates import QueueingEstimates
+from fulcrum.load.demand import Slo
 from fulcrum.placement.errors import (
     DisconnectedError,
     DoesNotFitError,

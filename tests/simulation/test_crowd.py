@@ -13,8 +13,8 @@ from tests.simulation.reference_engine import Sequence as Slow
 from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload
 
 from fulcrum.api.names import Role
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, Kill
 from fulcrum.simulation.crowd import Crowd
 from fulcrum.simulation.engine import simulate

@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.test_queueing import erlang_c
 from tests.simulation.worlds import make_cluster, make_speed
 
-from fulcrum.balance.demand import Slo
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Aggregated

@@ -17,8 +17,8 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, ClassMatch, QosClass
 from fulcrum.balance import SetRole, StartDrain
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.profile import PiecewiseSpeed
+from fulcrum.load.demand import Slo
 from fulcrum.simulation import engine
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, PoolModel
 from fulcrum.simulation.front_door import FrontDoor

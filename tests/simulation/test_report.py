@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.worlds import SLO, make_cluster, make_workload, poisson
 
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.demand import Slo
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.contest import Arena, Contest
 from fulcrum.simulation.plots import plots_of
 from fulcrum.simulation.report import report_html

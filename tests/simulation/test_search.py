@@ -13,7 +13,7 @@ from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.balance.demand import Slo
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.bound import most_within
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import phased

@@ -11,8 +11,8 @@ import numpy as np
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import ClassMatch, QosClass
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.policy import Policy, known_speeds

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulcrum.api.reasons import REJECTIONS
-from fulcrum.balance.lengths import NEWEST_PARTS
 from fulcrum.gateway.metrics import Metrics, gauge
 from fulcrum.gateway.slo import SloOutcome, judge_refusal
+from fulcrum.load.lengths import NEWEST_PARTS
 from fulcrum.telemetry.counts import (
     BadPageError,
     Counts,

@@ -15,8 +15,8 @@ from aiohttp import web
 from tests.prometheus_server import prometheus_server
 from tests.telemetry.gateways import two_gateways
 
-from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
+from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry import ClusterRef, PrometheusSource, Unknown
 from fulcrum.telemetry.prometheus_source import _partial, _usual
 

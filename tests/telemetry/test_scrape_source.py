@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 from tests.telemetry.gateways import two_gateways
 
-from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.gateway.metrics import Metrics, gauge
+from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry import ClusterRef, ScrapeSource, Unknown
 
 CLUSTER = ClusterRef(namespace="prod", name="chat", gateways=2)

@@ -15,17 +15,18 @@ from fulcrum.balance.assignment import Assignment, assign
 from fulcrum.balance.beginning import first_layout
 from fulcrum.balance.choice import Choice, Insight, Reasons
 from fulcrum.balance.correction import corrected
-from fulcrum.balance.demand import Slo, promised
 from fulcrum.balance.flips import DRAIN_COST, IMMEDIATE_COST, Move, Stakes, after, paying_moves
-from fulcrum.balance.layout import Layout, Room, only_role, room_of
 from fulcrum.balance.load import Loads, Unknown, read_loads
 from fulcrum.balance.placing import Kept, keep, layout_of, layout_of_places, place, roles_after
+from fulcrum.balance.pools import PoolBounds, bounds_of, only_role
 from fulcrum.balance.scaling import Scale, scale
-from fulcrum.balance.service import Service, reachable
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.split import splits
 from fulcrum.balance.standing import standing_workers
 from fulcrum.balance.target import Target, make_target
+from fulcrum.load.demand import Slo, promised
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel, reachable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +36,17 @@ class Sight:
     snapshot: Snapshot
     now: datetime
     loads: Loads
-    service: Service
-    flips_service: Service
+    service: PerformanceModel
+    flips_service: PerformanceModel
     promise: Slo
     """The SLO of the spec. That of `service` is wider where no hardware at hand keeps it, beyond doubt; that of
     `flips_service` where none does for what was measured: else every split would look equally bad."""
     corrected: bool
 
     @property
-    def rooms(self) -> list[Room]:
+    def rooms(self) -> list[PoolBounds]:
         return [
-            room_of(pool, low=pool.workers.min, high=pool.workers.max)
+            bounds_of(pool, low=pool.workers.min, high=pool.workers.max)
             for pool in self.snapshot.spec.pools
             if self.service.knows(pool.name)
         ]
@@ -89,9 +90,9 @@ def look(snapshot: Snapshot, now: datetime) -> Sight | Unknown:
     if isinstance(loads, Unknown):
         return loads
     turns_away = spec.admission.policy is not AdmissionPolicy.OFF
-    service = Service(speeds, reachable(speeds, slo, loads.least), turns_away=turns_away)
+    service = PerformanceModel(speeds, reachable(speeds, slo, loads.least), turns_away=turns_away)
     near_slo = reachable(speeds, slo, loads.near)
-    flips_service = service if near_slo == service.slo else Service(speeds, near_slo, turns_away=turns_away)
+    flips_service = service if near_slo == service.slo else PerformanceModel(speeds, near_slo, turns_away=turns_away)
     more = corrected(snapshot, now, loads, service, slo)
     return Sight(
         snapshot=snapshot,
@@ -128,7 +129,7 @@ def _decide(sight: Sight, held: Mapping[str, int]) -> Choice:
     movable = frozenset(w.name for w in (kept.serving if reason is Reason.ROLE_EMPTY else _dwelled(sight, kept)))
     assignment = _assign(snapshot, scaled.workers, kept, goal, moves=moves, movable=movable, coming=coming)
     target = _target(snapshot, scaled.workers, assignment)
-    expected = Service(snapshot.outlook.speeds, sight.promise)
+    expected = PerformanceModel(snapshot.outlook.speeds, sight.promise)
     serving = [(s.pool, s.role) for s in assignment.slots if s.worker is not None and s.worker.serving]
     result = layout_of_places(serving) if serving else goal
     known = all(expected.knows(pool) for pool in result.pools)

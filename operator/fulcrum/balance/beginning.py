@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.demand import Demand, Slo, promised
-from fulcrum.balance.layout import Layout, Room, room_of
-from fulcrum.balance.load import Load
-from fulcrum.balance.service import Service, reachable
+from fulcrum.balance.pools import PoolBounds, bounds_of
 from fulcrum.balance.split import splits
 from fulcrum.balance.standing import layout_in_ratio
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand, Load, Slo, promised
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel, reachable
 
 _USUAL: Final = Demand(rate=1.0, isl_tokens=1155.0, osl_tokens=211.0)
 """The mean of Azure's conversations of 2023. Their rate does not matter: with room to spare, splits are compared by
@@ -28,7 +28,7 @@ def first_layout(spec: InferenceClusterSpec, workers: Mapping[str, int], speeds:
     ratio = spec.balance.ratio
     used = [pool for pool in spec.pools if workers[pool.name]]
     if ratio is None and used and all(pool.name in speeds for pool in used):
-        rooms = [room_of(pool, low=workers[pool.name], high=workers[pool.name]) for pool in used]
+        rooms = [bounds_of(pool, low=workers[pool.name], high=workers[pool.name]) for pool in used]
         found = _divided(rooms, workers, speeds, promised(spec))
         if found is not None:
             return found
@@ -36,9 +36,9 @@ def first_layout(spec: InferenceClusterSpec, workers: Mapping[str, int], speeds:
 
 
 def _divided(
-    rooms: list[Room], workers: Mapping[str, int], speeds: Mapping[str, WorkerSpeed], slo: Slo
+    rooms: list[PoolBounds], workers: Mapping[str, int], speeds: Mapping[str, WorkerSpeed], slo: Slo
 ) -> Layout | None:
     load = Load(rate=_USUAL.rate, prefill=_USUAL, decode=_USUAL)
-    service = Service(speeds, reachable(speeds, slo, load))
+    service = PerformanceModel(speeds, reachable(speeds, slo, load))
     found = splits(rooms, dict(workers), service, load)
     return next((layout for layout in found if layout.prefill and layout.decode), None)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from fulcrum.api.reasons import Reason
 from fulcrum.balance.assignment import Assignment
-from fulcrum.balance.load import Load
 from fulcrum.balance.target import Target
+from fulcrum.load.demand import Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from fulcrum.balance.demand import Slo
-from fulcrum.balance.load import Load, Loads, deviation, served_share
+from fulcrum.balance.load import Loads, deviation, served_share
 from fulcrum.balance.placing import layout_of
-from fulcrum.balance.service import Service
 from fulcrum.balance.snapshot import Snapshot
+from fulcrum.load.demand import Load, Slo
+from fulcrum.performance.model import PerformanceModel
 
 MOST_CORRECTION: Final = 4.0
 """A model that is further off than this is not corrected by guessing at the load."""
@@ -18,7 +18,7 @@ CORRECTION_STEPS: Final = 6
 """Halvings: to 5 % of the load."""
 
 
-def corrected(snapshot: Snapshot, now: datetime, loads: Loads, service: Service, slo: Slo) -> Loads | None:
+def corrected(snapshot: Snapshot, now: datetime, loads: Loads, service: PerformanceModel, slo: Slo) -> Loads | None:
     """Return the loads with what arrives as large as what was measured makes it; None where nothing is amiss.
 
     Only what was measured with the present roles counts: nothing is corrected while the window reaches back beyond a

@@ -10,10 +10,12 @@ from math import sqrt
 from typing import Final
 
 from fulcrum.api.names import Role
-from fulcrum.balance.layout import Layout, Room
-from fulcrum.balance.load import NOISE_SIGMAS, Load, Loads, Noise
-from fulcrum.balance.service import Service
+from fulcrum.balance.load import NOISE_SIGMAS, Loads, Noise
+from fulcrum.balance.pools import PoolBounds
 from fulcrum.balance.split import splits
+from fulcrum.load.demand import Load
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel
 
 IMMEDIATE_COST: Final = 0.5
 """Workers that a flip takes away while old work finishes: it serves two roles, each with half of its time."""
@@ -48,12 +50,12 @@ class Stakes:
 
 
 def paying_moves(
-    rooms: Sequence[Room],
+    rooms: Sequence[PoolBounds],
     standing: Layout,
     movable: Counter[tuple[str, Role]],
     *,
     loads: Loads,
-    service: Service,
+    service: PerformanceModel,
     stakes: Stakes,
 ) -> tuple[Move, ...]:
     """Return the moves with the highest gain over cost; none when standing still is best, or might be by noise.
@@ -86,7 +88,7 @@ def _paying(
     counts: set[int],
     *,
     loads: Loads,
-    service: Service,
+    service: PerformanceModel,
     stakes: Stakes,
 ) -> tuple[float, tuple[Move, ...]]:
     """Return what the moves gain, and how many of them pay.
@@ -129,7 +131,7 @@ def after(standing: Layout, moves: Iterable[Move]) -> Layout:
     return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
 
 
-def _moves(rooms: Sequence[Room], standing: Layout, goal: Layout) -> list[Move]:
+def _moves(rooms: Sequence[PoolBounds], standing: Layout, goal: Layout) -> list[Move]:
     found: list[list[Move]] = []
     for room in rooms:
         have, want = standing.in_pool(room.name), goal.in_pool(room.name)
@@ -149,7 +151,7 @@ def _possible(moves: list[Move], movable: Counter[tuple[str, Role]]) -> tuple[Mo
     return tuple(chosen)
 
 
-def _gain(standing: Layout, moves: Sequence[Move], load: Load, service: Service, stakes: Stakes) -> float:
+def _gain(standing: Layout, moves: Sequence[Move], load: Load, service: PerformanceModel, stakes: Stakes) -> float:
     """Return the requests that the moves bring inside the SLO within the payback time, less what they cost."""
     layout = after(standing, moves)
     if not layout.complete:

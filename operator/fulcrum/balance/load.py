@@ -8,80 +8,22 @@ from math import sqrt
 from typing import Final
 
 from fulcrum.api.names import Role
-from fulcrum.balance.demand import Demand, Slo
-from fulcrum.balance.lengths import standard_error
-from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.peak import Peak
 from fulcrum.balance.snapshot import Worker
 from fulcrum.forecast.result import Forecast
+from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.lengths import standard_error
+from fulcrum.load.traffic import Traffic
 
 NOISE_SIGMAS: Final = 2.0
 """A difference counts as one when it is beyond this many standard errors of what was measured: 1 in 40 by chance."""
-_WORTH_SAYING: Final = 0.05
-"""Share of the arrivals above which a backlog is spoken of."""
-_TWO_DIGITS: Final = 99.5
-"""Rates below it are written with two digits, others as whole numbers."""
 _NOT_MEASURED: Final = 1.0
 """Relative error of lengths that are only guessed at: nobody flips for them."""
 DEFAULT_START_SECONDS: Final = 120.0
 """How long a Pod takes to serve while nobody has measured it."""
 _FIRST_ORDER: Final = 0.5
 """Share of the requests under way up to which that says something about those that are not there yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What each role has to carry; the rates differ where one role also has a backlog to work off."""
-
-    rate: float
-    """Requests per second that arrive."""
-    prefill: Demand
-    decode: Demand
-
-    def __str__(self) -> str:
-        """For people: `2.1 requests/s of 177 + 10 tokens, and as if 0.9/s more for the prefill that waits`."""
-        text = f"{_short(self.rate)} requests/s of {self.prefill.isl_tokens:.0f} + {self.decode.osl_tokens:.0f} tokens"
-        for role, more in (("prefill", self.prefill.rate - self.rate), ("decode", self.decode.rate - self.rate)):
-            if more > _WORTH_SAYING * self.rate:
-                text += f", and as if {_short(more)}/s more for the {role} that waits"
-        return text
-
-    def scaled(self, factor: float) -> Load:
-        """Return the load with `factor` times the requests."""
-        return Load(
-            rate=self.rate * factor,
-            prefill=replace(self.prefill, rate=self.prefill.rate * factor),
-            decode=replace(self.decode, rate=self.decode.rate * factor),
-        )
-
-    def with_rate(self, rate: float) -> Load:
-        """Return the load with other arrivals and the same backlog."""
-        more = rate - self.rate
-        return Load(
-            rate=rate,
-            prefill=replace(self.prefill, rate=max(0.0, self.prefill.rate + more)),
-            decode=replace(self.decode, rate=max(0.0, self.decode.rate + more)),
-        )
-
-    def shifted(self, *, prefill: float, decode: float) -> Load:
-        """Return the load with the work of each role (not the rate) times a factor."""
-        return replace(
-            self,
-            prefill=replace(self.prefill, rate=self.prefill.rate * prefill),
-            decode=replace(self.decode, rate=self.decode.rate * decode),
-        )
-
-    def even(self) -> Load:
-        """Return the load without its bursts."""
-        return replace(self, prefill=replace(self.prefill, dispersion=1.0), decode=replace(self.decode, dispersion=1.0))
-
-    def at_least(self, other: Load) -> Load:
-        """Return the larger of both, rate by rate and length by length."""
-        return Load(
-            rate=max(self.rate, other.rate),
-            prefill=_larger(self.prefill, other.prefill),
-            decode=_larger(self.decode, other.decode),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +84,6 @@ class Unknown:
     """There is nothing to decide by; the message says why, for people."""
 
     message: str
-
-
-def _short(rate: float) -> str:
-    return f"{rate:.2g}" if rate < _TWO_DIGITS else f"{rate:,.0f}"
 
 
 def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback_seconds: float) -> Loads | Unknown:
@@ -317,12 +255,3 @@ def _backlog(workers: Iterable[Worker], now: Demand) -> dict[Role, float]:
         elif Role.DECODE in worker.serves and load.waiting:
             queued[Role.DECODE] += load.waiting
     return queued
-
-
-def _larger(one: Demand, other: Demand) -> Demand:
-    return replace(
-        one,
-        rate=max(one.rate, other.rate),
-        isl_tokens=max(one.isl_tokens, other.isl_tokens),
-        osl_tokens=max(one.osl_tokens, other.osl_tokens),
-    )

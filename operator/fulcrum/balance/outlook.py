@@ -3,93 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from math import isfinite
-from typing import Any, Final
+from dataclasses import dataclass, field
 
-from fulcrum.api.durations import seconds
 from fulcrum.api.gateway import PairsReport
-from fulcrum.api.reasons import Reason
-from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.peak import Peak
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
-
-SHORTEST_WINDOW_SECONDS: Final = 10.0
-LONGEST_WINDOW_SECONDS: Final = 30.0
-QUERY_WINDOW_SECONDS: Final = 60.0
-"""Prometheus scrapes every 15 to 30 s as a rule, and two scrapes must lie in the window."""
-
-
-def traffic_window_seconds(spec: InferenceClusterSpec) -> float:
-    """Return over how many seconds load is averaged before a decision.
-
-    A flip must pay within its dwell, so what it is decided by need not be older than that: a shorter dwell asks for
-    quicker and noisier decisions.
-    """
-    if spec.metrics.prometheus is not None:
-        return QUERY_WINDOW_SECONDS
-    dwell_seconds = seconds(spec.balance.flip.min_dwell)
-    return min(max(dwell_seconds, SHORTEST_WINDOW_SECONDS), LONGEST_WINDOW_SECONDS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """What arrived at all gateways over the last seconds, and how it was served."""
-
-    window_seconds: float
-    """Window of arrivals: shorter than what was asked for where the newest prompts are unlike those before."""
-    rate: float
-    """Requests per second that arrived, those that were turned away included."""
-    served_window_seconds: float | None = None
-    """Window of attainment, latencies and rejections; None: that of arrivals."""
-    isl_tokens: float | None = None
-    """Mean prompt tokens of those that come; None while no request was seen in the window."""
-    osl_tokens: float | None = None
-    """Mean output tokens of the same, as far as known (`balance.lengths`); else of those that ended in the window."""
-    isl_seen: float | None = None
-    """How many requests `isl_tokens` is of; None: all of the window."""
-    osl_seen: float | None = None
-    """How many `osl_tokens` is worth; None: all that ended."""
-    ended: float | None = None
-    """How many requests ended within the window; None where nobody counted."""
-    isl_cv2: float | None = None
-    """Squared coefficient of variation of the prompt lengths."""
-    osl_cv2: float | None = None
-    prefix_hit: float | None = None
-    """Share of prompt tokens that prefix caches answered, 0 to 1."""
-    dispersion: float | None = None
-    """How unevenly requests arrived over the last minutes (`balance.bursts`); None is taken for Poisson."""
-    attainment: float | None = None
-    """Share of requests inside their SLO, 0 to 1 (turned away and failed ones are outside)."""
-    ttft_p50_seconds: float | None = None
-    ttft_p90_seconds: float | None = None
-    tpot_p50_seconds: float | None = None
-    tpot_p90_seconds: float | None = None
-    rejected: float | None = None
-    """Share of requests that were turned away, 0 to 1."""
-    rejections: Mapping[Reason, float] = field(default_factory=dict)
-    """The same by reason; without those of which there are none."""
-
-
-def without_nonsense(traffic: Traffic) -> tuple[Traffic | None, tuple[str, ...]]:
-    """Return the traffic without figures that are no finite number from 0 up, and the names of those dropped.
-
-    A lost figure is unknown. Without a rate or a window all of it is: None.
-    """
-    figures = [(each.name, getattr(traffic, each.name)) for each in fields(traffic) if each.name != "rejections"]
-    bad = tuple(name for name, figure in figures if figure is not None and not _sound(figure))
-    if "rate" in bad or "window_seconds" in bad:
-        return None, bad
-    lost: dict[str, Any] = dict.fromkeys(bad)
-    rejections = {reason: share for reason, share in traffic.rejections.items() if _sound(share)}
-    if len(rejections) < len(traffic.rejections):
-        lost["rejections"] = rejections
-    return replace(traffic, **lost), tuple(lost)
-
-
-def _sound(figure: float) -> bool:
-    return isfinite(figure) and figure >= 0
+from fulcrum.load.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

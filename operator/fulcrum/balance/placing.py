@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from fulcrum.api.names import Role
 from fulcrum.balance.assignment import Assignment, Slot
 from fulcrum.balance.flips import Move
-from fulcrum.balance.layout import Layout, only_role
+from fulcrum.balance.pools import only_role
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.standing import live
+from fulcrum.performance.layout import Layout
 
 _ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType
-from fulcrum.balance.outlook import Traffic
 from fulcrum.balance.snapshot import Snapshot
+from fulcrum.load.traffic import Traffic
 
 _ENDS: Final = 0.2
 """Once it was said, it is true until no more than this part of what may be missed is turned away."""

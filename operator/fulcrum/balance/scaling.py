@@ -12,13 +12,15 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.layout import Layout, Room, room_of
-from fulcrum.balance.load import DEFAULT_START_SECONDS, Load, Loads
-from fulcrum.balance.service import Service
+from fulcrum.balance.load import DEFAULT_START_SECONDS, Loads
+from fulcrum.balance.pools import PoolBounds, bounds_of
 from fulcrum.balance.sizing import Size, cheapest, cheapest_as_is
 from fulcrum.balance.snapshot import Snapshot
 from fulcrum.balance.split import splits
 from fulcrum.balance.standing import live
+from fulcrum.load.demand import Load
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel
 
 _SPARED: Final = 0.5
 """Share of the misses that queues may add, which those that are left must not use. What is measured never stands still:
@@ -52,7 +54,7 @@ class _Pools:
     known: frozenset[str]
     """Pools whose speed is known; the others keep what they have."""
 
-    def rooms(self, *, shrink: bool) -> list[Room]:
+    def rooms(self, *, shrink: bool) -> list[PoolBounds]:
         rooms = []
         for pool in self.spec.pools:
             if pool.name not in self.known:
@@ -60,10 +62,10 @@ class _Pools:
             usable = self.held[pool.name] - self.broken[pool.name]
             most = usable if shrink or pool.name in self.stuck else pool.workers.max - self.broken[pool.name]
             least = pool.workers.min - self.broken[pool.name] if shrink else usable
-            rooms.append(room_of(pool, low=max(0, min(least, most)), high=max(0, most)))
+            rooms.append(bounds_of(pool, low=max(0, min(least, most)), high=max(0, most)))
         return rooms
 
-    def workers(self, size: Size, rooms: list[Room]) -> dict[str, int]:
+    def workers(self, size: Size, rooms: list[PoolBounds]) -> dict[str, int]:
         chosen = size.workers(rooms)
         return {name: chosen[name] + self.broken[name] if name in chosen else self.held[name] for name in self.held}
 
@@ -74,7 +76,7 @@ def scale(
     held: Mapping[str, int],
     *,
     loads: Loads,
-    service: Service,
+    service: PerformanceModel,
     divided: bool,
     was_over: bool,
 ) -> Scale:
@@ -110,7 +112,7 @@ def scale(
     return Scale(workers=smaller, reason=Reason.LOAD_FELL)
 
 
-def _needed(rooms: list[Room], service: Service, load: Load, usual: tuple[Layout, ...]) -> Size:
+def _needed(rooms: list[PoolBounds], service: PerformanceModel, load: Load, usual: tuple[Layout, ...]) -> Size:
     """Return the cheapest size with all that stands; most often that is enough, and then nothing is searched for."""
     enough, _ = _bounds(service, _smallest(rooms), load)
     for layout in usual:
@@ -121,7 +123,7 @@ def _needed(rooms: list[Room], service: Service, load: Load, usual: tuple[Layout
     return cheapest(rooms, service, load, attainment=enough)
 
 
-def _bounds(service: Service, layouts: Iterable[Layout], load: Load) -> tuple[float, float]:
+def _bounds(service: PerformanceModel, layouts: Iterable[Layout], load: Load) -> tuple[float, float]:
     """Return the share of requests inside the SLO that is enough, and what the best of the layouts reaches when idle.
 
     Prompts that are too long for the promise on any worker are late with any number of workers. Enough is what is
@@ -136,7 +138,7 @@ def _bounds(service: Service, layouts: Iterable[Layout], load: Load) -> tuple[fl
     return min(promised, best - min(_BESIDE * (1 - best), best / 2)), best
 
 
-def _smallest(rooms: Iterable[Room]) -> list[Layout]:
+def _smallest(rooms: Iterable[PoolBounds]) -> list[Layout]:
     """Return the smallest layouts: a worker for each role, of the same pool or of two; or one that does both."""
     there = [room for room in rooms if room.high > 0]
     prefill, decode = (
@@ -146,7 +148,9 @@ def _smallest(rooms: Iterable[Room]) -> list[Layout]:
     return split + [Layout.of(mixed={room.name: 1}) for room in there if room.role is Role.MIXED]
 
 
-def _shrunk(pools: _Pools, service: Service, peak: Load, *, divided: bool, attainment: float) -> dict[str, int] | None:
+def _shrunk(
+    pools: _Pools, service: PerformanceModel, peak: Load, *, divided: bool, attainment: float
+) -> dict[str, int] | None:
     """Return the fewest workers that the peak needs in the kind of layout that stands, so that nothing else moves.
 
     A last worker does both whatever stood before; and mixed workers take a role each where fewer of them then do.

@@ -9,9 +9,10 @@ from math import ceil, inf
 from typing import Final
 
 from fulcrum.api.names import Role
-from fulcrum.balance.layout import Layout, Room
-from fulcrum.balance.load import Load
-from fulcrum.balance.service import Service, UnitRates
+from fulcrum.balance.pools import PoolBounds
+from fulcrum.load.demand import Load
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel, UnitRates
 
 MOST_HEADROOM: Final = 64.0
 """A load that is not served in time by this many times the workers that its work needs never will be."""
@@ -31,12 +32,14 @@ class Size:
     enough: bool
     """The promise holds; False: it does not even with all that the pools may have."""
 
-    def workers(self, rooms: Iterable[Room]) -> dict[str, int]:
+    def workers(self, rooms: Iterable[PoolBounds]) -> dict[str, int]:
         """Return the workers per pool, never fewer than its lowest."""
         return {room.name: max(room.low, _used(self.layout, room.name)) for room in rooms}
 
 
-def cheapest(rooms: Sequence[Room], service: Service, load: Load, *, attainment: float | None = None) -> Size:
+def cheapest(
+    rooms: Sequence[PoolBounds], service: PerformanceModel, load: Load, *, attainment: float | None = None
+) -> Size:
     """Return the cheaper of disaggregated and mixed use of the flippable pools; a tie goes to disaggregated.
 
     `attainment`: other than what is promised.
@@ -55,13 +58,19 @@ def cheapest(rooms: Sequence[Room], service: Service, load: Load, *, attainment:
 
 
 def cheapest_as_is(
-    rooms: Sequence[Room], service: Service, load: Load, *, below: int | None = None, attainment: float | None = None
+    rooms: Sequence[PoolBounds],
+    service: PerformanceModel,
+    load: Load,
+    *,
+    below: int | None = None,
+    attainment: float | None = None,
 ) -> Size:
     """Return the cheapest size in which flippable workers either prefill or decode.
 
-    Workers that a pool has in any case (`Room.low`) cost nothing. The plain rates of single workers say how the work
-    is best laid over the pools (a linear program); how much more than that waiting needs is then searched for. A size
-    of `below` GPUs or more is not looked for and comes back as not enough. `attainment`: other than what is promised.
+    Workers that a pool has in any case (`PoolBounds.low`) cost nothing. The plain rates of single workers say how the
+    work is best laid over the pools (a linear program); how much more than that waiting needs is then searched for. A
+    size of `below` GPUs or more is not looked for and comes back as not enough. `attainment` replaces what is
+    promised.
     """
     target = service.slo.attainment if attainment is None else attainment
     rates = {room.name: service.unit_rates(room.name, load) for room in rooms}
@@ -102,7 +111,7 @@ def cheapest_as_is(
     return Size(layout=best, gpus=_gpus(rooms, best), enough=True)
 
 
-def _gpus(rooms: Sequence[Room], layout: Layout) -> int:
+def _gpus(rooms: Sequence[PoolBounds], layout: Layout) -> int:
     return sum(room.gpus * max(0, _used(layout, room.name) - room.low) for room in rooms)
 
 
@@ -110,7 +119,9 @@ def _used(layout: Layout, pool: str) -> int:
     return sum(layout.in_pool(pool).values())
 
 
-def _cover(rooms: Sequence[Room], rates: Mapping[str, UnitRates], wanted: dict[Role, float]) -> tuple[float, Layout]:
+def _cover(
+    rooms: Sequence[PoolBounds], rates: Mapping[str, UnitRates], wanted: dict[Role, float]
+) -> tuple[float, Layout]:
     """Return (requests/s left over, cheapest layout) for workers that carry `wanted` at their plain rates.
 
     A linear program with two constraints and few pools: the best of a few greedy orders solves it.
@@ -139,7 +150,7 @@ class _Tranche:
 class _Basket:
     """Workers that were taken, and those that are left."""
 
-    def __init__(self, rooms: Sequence[Room], rates: Mapping[str, UnitRates], *, by_price: bool) -> None:
+    def __init__(self, rooms: Sequence[PoolBounds], rates: Mapping[str, UnitRates], *, by_price: bool) -> None:
         self._rooms = rooms
         self._left = {(r.name, kept): r.low if kept else r.high - r.low for r in rooms for kept in (True, False)}
         self._taken: dict[Role, dict[str, int]] = {role: {} for role in _ROLES}
@@ -173,7 +184,7 @@ class _Basket:
 
 
 def _fill(
-    rooms: Sequence[Room],
+    rooms: Sequence[PoolBounds],
     rates: Mapping[str, UnitRates],
     wanted: dict[Role, float],
     *,
@@ -198,7 +209,9 @@ def _fill(
     return (max(missing, 0.0) if complete else inf), basket.gpus, basket.layout
 
 
-def _tranches(rooms: Sequence[Room], rates: Mapping[str, UnitRates], role: Role, *, by_price: bool) -> list[_Tranche]:
+def _tranches(
+    rooms: Sequence[PoolBounds], rates: Mapping[str, UnitRates], role: Role, *, by_price: bool
+) -> list[_Tranche]:
     found: list[_Tranche] = []
     for room in rooms:
         if room.role is not role and (room.role is not None or role is Role.MIXED):
@@ -213,7 +226,7 @@ def _tranches(rooms: Sequence[Room], rates: Mapping[str, UnitRates], role: Role,
     )
 
 
-def _trim(rooms: Sequence[Room], layout: Layout, holds: Callable[[Layout], bool]) -> Layout:
+def _trim(rooms: Sequence[PoolBounds], layout: Layout, holds: Callable[[Layout], bool]) -> Layout:
     """Give back workers that the promise does not need: rounding, and headroom that only the other role needed."""
     lows = {room.name: room.low for room in rooms}
     price = {room.name: room.gpus for room in rooms}

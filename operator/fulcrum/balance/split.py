@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from fulcrum.api.names import Role
-from fulcrum.balance.layout import Layout, Room
-from fulcrum.balance.load import Load
-from fulcrum.balance.service import USUAL_ADMITTED, Service
+from fulcrum.balance.pools import PoolBounds
+from fulcrum.load.demand import Load
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import USUAL_ADMITTED, PerformanceModel
 
 FINENESS: Final = 128
 """Splits of many workers are searched to this part of them: one in a thousand changes nothing that can be measured."""
@@ -52,7 +53,9 @@ class _Line:
         return Layout.of(prefill=self.prefill, decode=self.decode, mixed=self.mixed | dict(self.flexible))
 
 
-def splits(rooms: Sequence[Room], workers: dict[str, int], service: Service, load: Load) -> tuple[Layout, ...]:
+def splits(
+    rooms: Sequence[PoolBounds], workers: dict[str, int], service: PerformanceModel, load: Load
+) -> tuple[Layout, ...]:
     """Return the best disaggregated split of `workers` and, where they may, the one in which flippable workers do both.
 
     One that leaves prefill or decode to nobody is left out; without workers there is none. The one with the higher
@@ -64,7 +67,7 @@ def splits(rooms: Sequence[Room], workers: dict[str, int], service: Service, loa
     return service.known_splits[key]
 
 
-def _splits(line: _Line, service: Service, load: Load) -> tuple[Layout, ...]:
+def _splits(line: _Line, service: PerformanceModel, load: Load) -> tuple[Layout, ...]:
     found: list[Layout] = []
     if line.lowest <= line.highest:
         found.append(line.at(_best_on(line, service, load)))
@@ -75,7 +78,7 @@ def _splits(line: _Line, service: Service, load: Load) -> tuple[Layout, ...]:
     return tuple(sorted(found, key=lambda layout: min(service.goodput(layout, load), promised), reverse=True))
 
 
-def _line(rooms: Sequence[Room], workers: dict[str, int], service: Service, load: Load) -> _Line:
+def _line(rooms: Sequence[PoolBounds], workers: dict[str, int], service: PerformanceModel, load: Load) -> _Line:
     having = {role: {r.name: workers[r.name] for r in rooms if r.role is role and workers[r.name]} for role in _KINDS}
     flexible = sorted(having[None].items(), key=lambda item: -_advantage(service, item[0], load))
     return _Line(
@@ -90,12 +93,12 @@ def _line(rooms: Sequence[Room], workers: dict[str, int], service: Service, load
 _KINDS: Final = (Role.PREFILL, Role.DECODE, Role.MIXED, None)
 
 
-def _advantage(service: Service, pool: str, load: Load) -> float:
+def _advantage(service: PerformanceModel, pool: str, load: Load) -> float:
     rates = service.unit_rates(pool, load)
     return rates.prefill / rates.decode
 
 
-def _best_on(line: _Line, service: Service, load: Load) -> int:
+def _best_on(line: _Line, service: PerformanceModel, load: Load) -> int:
     def prefill_covers(k: int) -> bool:
         layout = line.at(k)
         prefill, decode = (service.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
@@ -118,7 +121,7 @@ def _best_on(line: _Line, service: Service, load: Load) -> int:
     return best
 
 
-def _worth(layout: Layout, service: Service, load: Load) -> Callable[[Layout], float]:
+def _worth(layout: Layout, service: PerformanceModel, load: Load) -> Callable[[Layout], float]:
     """Return what splits are compared by: with room to spare all are equally good, and so a larger load tells.
 
     Where the promise is not kept, what matters is how many can be served within it.

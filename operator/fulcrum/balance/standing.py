@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool, Ratio
-from fulcrum.balance.layout import Layout, only_role
+from fulcrum.balance.pools import only_role
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.target import fit
+from fulcrum.performance.layout import Layout
 
 
 def live(snapshot: Snapshot, pool: str) -> tuple[Worker, ...]:

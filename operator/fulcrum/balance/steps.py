@@ -18,7 +18,7 @@ from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole,
 from fulcrum.balance.assignment import Assignment, Slot, free_ordinals
 from fulcrum.balance.choice import Reasons
 from fulcrum.balance.guard import RoleGuard
-from fulcrum.balance.layout import only_role
+from fulcrum.balance.pools import only_role
 from fulcrum.balance.rollout import next_to_replace, surge_limit, unavailable_limit
 from fulcrum.balance.snapshot import Snapshot, Worker, WorkerPhase, roles_served, served_roles
 from fulcrum.balance.target import Target

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.balance.layout import only_role
+from fulcrum.balance.pools import only_role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ def command(
       fulcrum simulate --trace mooncake.jsonl --cluster cluster.yaml --profile profile.json --policy all --report out
     """
     from fulcrum.api.durations import seconds
-    from fulcrum.balance.demand import promised
+    from fulcrum.load.demand import promised
     from fulcrum.simulation.contest import Arena, Contest, checked, steps_of
     from fulcrum.simulation.from_spec import cluster_model
 

@@ -21,7 +21,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Worker
-from fulcrum.balance.outlook import Outlook, Traffic, without_nonsense
+from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.peak import Peak, peak_of
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
@@ -31,6 +31,7 @@ from fulcrum.controller.start_times import StartTimes
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.series import LoadSeries
+from fulcrum.load.traffic import Traffic, without_nonsense
 from fulcrum.telemetry import Agents
 from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown
 

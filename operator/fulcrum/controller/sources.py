@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from fulcrum.api.types import BalanceMode, InferenceClusterSpec
-from fulcrum.balance.outlook import traffic_window_seconds
 from fulcrum.controller.kube import ApiFailure
+from fulcrum.load.traffic import traffic_window_seconds
 from fulcrum.telemetry.prometheus_access import PrometheusAccess
 from fulcrum.telemetry.prometheus_source import PrometheusSource
 from fulcrum.telemetry.scrape_source import ScrapeSource

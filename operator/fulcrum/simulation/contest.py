@@ -12,7 +12,7 @@ import msgspec
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec, Ratio
-from fulcrum.balance.demand import Slo
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.bound import most_within
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate

@@ -7,7 +7,7 @@ from functools import partial
 from heapq import heappop
 from typing import Final
 
-from fulcrum.balance.demand import Slo
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, Kill, Pulling
 from fulcrum.simulation.crowd import Crowd
 from fulcrum.simulation.fleet import Fleet, Pod

@@ -10,8 +10,8 @@ import msgspec
 from fulcrum.admission import Admission, Admit, Postponed, Preempt, Reject
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Slo
 from fulcrum.routing import AffinityMemory, Flight, Incoming, NobodyFits, NobodyThere, NoPool, Route, route, token_ends
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.job import Job

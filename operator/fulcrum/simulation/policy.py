@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.balance import Action
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.profile import PiecewiseSpeed
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.front_door import Chosen, FrontDoor
 from fulcrum.simulation.job import Job

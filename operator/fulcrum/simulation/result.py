@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fulcrum.api.reasons import Reason
-from fulcrum.balance.demand import Slo
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.fleet import FleetSample
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.workload import Workload

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.demand import Slo, promised
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Slo, promised
 from fulcrum.simulation.arrivals import arrivals, constant
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.lengths import LogNormalLengths

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fulcrum.balance import Action
-from fulcrum.balance.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
-from fulcrum.balance.demand import Slo
-from fulcrum.balance.lengths import (
+from fulcrum.forecast.series import LoadSeries
+from fulcrum.load.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
+from fulcrum.load.demand import Slo
+from fulcrum.load.lengths import (
     NEWEST_PARTS,
     STRETCH_SECONDS,
     Arrived,
@@ -22,8 +23,7 @@ from fulcrum.balance.lengths import (
     common_spread,
     lengths,
 )
-from fulcrum.balance.outlook import Traffic
-from fulcrum.forecast.series import LoadSeries
+from fulcrum.load.traffic import Traffic
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.outcome import Ledger, Outcome

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from fulcrum.api.reasons import REJECTIONS
-from fulcrum.balance.lengths import NEWEST_PARTS, Arrived, Measured, Moments, begun, common_spread, lengths
-from fulcrum.balance.outlook import Traffic
+from fulcrum.load.lengths import NEWEST_PARTS, Arrived, Measured, Moments, begun, common_spread, lengths
+from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry.histogram import moments, quantile, squared_variation
 
 PREFIX: Final = "fulcrum_gateway_"

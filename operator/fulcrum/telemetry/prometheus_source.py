@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fulcrum.api.reasons import REJECTIONS
-from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
+from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry.counts import (
     ARRIVALS,
     ESTIMATES,

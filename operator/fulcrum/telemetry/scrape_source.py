@@ -12,10 +12,10 @@ from typing import Final, Self
 import aiohttp
 
 from fulcrum.api.names import PORT_GATEWAY, PORT_GATEWAY_INSIDE
-from fulcrum.balance.bursts import MEMORY_SECONDS, dispersion
-from fulcrum.balance.lengths import NEWEST_PARTS, STRETCH_SECONDS
-from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
+from fulcrum.load.bursts import MEMORY_SECONDS, dispersion
+from fulcrum.load.lengths import NEWEST_PARTS, STRETCH_SECONDS
+from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry.counts import (
     LENGTHS,
     BadPageError,

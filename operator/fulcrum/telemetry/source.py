@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from fulcrum.balance.outlook import Traffic
 from fulcrum.forecast.series import LoadSeries
+from fulcrum.load.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from fulcrum.api.names import Role
-from fulcrum.balance.demand import Demand, Slo
-from fulcrum.balance.queueing import decode_attainment, decode_step, mixed_attainment, prefill_attainment
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand, Slo
+from fulcrum.performance.queueing import decode_attainment, decode_step, mixed_attainment, prefill_attainment
 from fulcrum.placement.performance import Stations, highest_rate
 
 

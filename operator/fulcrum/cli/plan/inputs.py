@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fulcrum.api.durations import seconds
-from fulcrum.balance.demand import Demand, Slo
+from fulcrum.load.demand import Demand, Slo
 from fulcrum.placement.cluster_nodes import inventory_from_nodes
 from fulcrum.placement.inventory import Inventory, inventory_from
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.balance import SetRole
-from fulcrum.balance.demand import Slo
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.front_door import Chosen, FrontDoor

@@ -12,9 +12,9 @@ from math import ceil
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import ForecastMethod
-from fulcrum.balance.demand import Slo
 from fulcrum.capacity.speed import Speed
 from fulcrum.forecast.forecaster import Forecaster
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.policies.replicas import ReplicaPolicy, count
 from fulcrum.simulation.policy import Turn
 from fulcrum.simulation.view import View

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
-from fulcrum.balance.demand import Slo
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.policy import Policy, known_speeds

@@ -12,7 +12,7 @@ from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.balance.demand import Slo
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.job import Job

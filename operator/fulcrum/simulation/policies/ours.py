@@ -14,14 +14,15 @@ from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance import CreateWorker, GatewayState, Snapshot, WorkerPhase, plan, worker_revision
 from fulcrum.balance import Worker as PlannedWorker
-from fulcrum.balance.demand import Slo
-from fulcrum.balance.outlook import Outlook, traffic_window_seconds
+from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.peak import Peak, peak_of
 from fulcrum.balance.plan import TICK_SECONDS
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.series import LoadSeries
+from fulcrum.load.demand import Slo
+from fulcrum.load.traffic import traffic_window_seconds
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import CLUSTER, Pod
 from fulcrum.simulation.front_door import FrontDoor

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.balance import Action, SetRole
-from fulcrum.balance.demand import Slo
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.policy import Policy, Turn, known_speeds

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing import (
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand
+from fulcrum.performance.queueing import (
     decode_attainment,
     decode_step,
     decode_throughput,
@@ -21,7 +22,6 @@ from fulcrum.balance.queueing import (
     prefill_attainment,
     prefill_throughput,
 )
-from fulcrum.capacity.speed import WorkerSpeed
 
 EPSILON = 1e-3
 Estimate = Callable[[Demand, list[tuple[WorkerSpeed, int]]], float]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.balance.queueing.test_properties import demands, speeds, targets, workers
+from tests.performance.queueing.test_properties import demands, speeds, targets, workers
 
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.bursts import dispersion
-from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing import decode_attainment, decode_step, prefill_attainment
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.bursts import dispersion
+from fulcrum.load.demand import Demand
+from fulcrum.performance.queueing import decode_attainment, decode_step, prefill_attainment
 
 EPSILON = 1e-3
 SPEED = WorkerSpeed(

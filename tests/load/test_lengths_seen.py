@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from tests.balance.loads import forecast, traffic
 
-from fulcrum.balance.demand import Demand, Slo
-from fulcrum.balance.load import Load, Loads, read_loads
-from fulcrum.balance.outlook import Outlook, Traffic
+from fulcrum.balance.load import Loads, read_loads
+from fulcrum.balance.outlook import Outlook
+from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.traffic import Traffic
 
 SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
 

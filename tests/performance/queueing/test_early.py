@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.balance.queueing.test_bursts import SPEED
-from tests.balance.queueing.test_properties import demands, speeds, targets, workers
+from tests.performance.queueing.test_bursts import SPEED
+from tests.performance.queueing.test_properties import demands, speeds, targets, workers
 
-from fulcrum.balance.demand import Demand, Slo
-from fulcrum.balance.layout import Layout
-from fulcrum.balance.load import Load
-from fulcrum.balance.queueing import decode_admitted, decode_throughput, prefill_attainment
-from fulcrum.balance.service import Service
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel
+from fulcrum.performance.queueing import decode_admitted, decode_throughput, prefill_attainment
 
 EPSILON = 1e-3
 SEAM = 0.02
@@ -40,7 +39,7 @@ def test_estimates_are_near_what_admission_makes_of_an_overload(
     rate: float, dispersion: float, shares: dict[int, float]
 ) -> None:
     demand = Demand(rate=rate, isl_tokens=1150, osl_tokens=210, isl_cv2=1.25, osl_cv2=0.9, dispersion=dispersion)
-    service = Service({"p": SPEED}, SLO)
+    service = PerformanceModel({"p": SPEED}, SLO)
     load = Load(rate=rate, prefill=demand, decode=demand)
     found = {
         prefill: service.goodput(Layout.of(prefill={"p": prefill}, decode={"p": 8 - prefill}), load) / rate

@@ -14,9 +14,9 @@ from math import exp, expm1, floor, inf, log, sqrt
 
 import numpy as np
 
-from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing.lengths import Floats
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand
+from fulcrum.performance.queueing.lengths import Floats
 
 _CELLS = 160
 _LOSS_CELLS = 256

@@ -5,10 +5,10 @@ the rate and the lengths, and rises with workers. `docs/concepts/sizing.md` says
 good.
 """
 
-from fulcrum.balance.queueing.decode import decode_admitted, decode_attainment, decode_step, decode_wait
-from fulcrum.balance.queueing.mixed import MixedAttainment, mixed_attainment
-from fulcrum.balance.queueing.prefill import Stations, prefill_attainment
-from fulcrum.balance.queueing.throughput import decode_throughput, prefill_throughput
+from fulcrum.performance.queueing.decode import decode_admitted, decode_attainment, decode_step, decode_wait
+from fulcrum.performance.queueing.mixed import MixedAttainment, mixed_attainment
+from fulcrum.performance.queueing.prefill import Stations, prefill_attainment
+from fulcrum.performance.queueing.throughput import decode_throughput, prefill_throughput
 
 __all__ = [
     "MixedAttainment",

@@ -7,10 +7,10 @@ from math import exp
 
 import numpy as np
 
-from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing.batch import Batches, BatchLane, Context, batch_lane, batches, blocked, normal
-from fulcrum.balance.queueing.lengths import Floats, log_spread
-from fulcrum.balance.queueing.prefill import Stations
+from fulcrum.load.demand import Demand
+from fulcrum.performance.queueing.batch import Batches, BatchLane, Context, batch_lane, batches, blocked, normal
+from fulcrum.performance.queueing.lengths import Floats, log_spread
+from fulcrum.performance.queueing.prefill import Stations
 
 _CLASSES, _CLASS_WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 _CLASS_WEIGHTS = _CLASS_WEIGHTS / _CLASS_WEIGHTS.sum()

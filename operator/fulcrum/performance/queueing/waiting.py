@@ -22,7 +22,7 @@ from math import exp, inf, isfinite, sqrt
 
 import numpy as np
 
-from fulcrum.balance.queueing.lengths import Floats
+from fulcrum.performance.queueing.lengths import Floats
 
 _CELLS = 192
 _GROWTH = 1.05

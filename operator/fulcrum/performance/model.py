@@ -8,18 +8,17 @@ from math import inf
 from typing import Final
 
 from fulcrum.api.names import Role
-from fulcrum.balance.demand import Demand, Slo
-from fulcrum.balance.layout import Layout, PoolCounts
-from fulcrum.balance.load import Load
-from fulcrum.balance.queueing import (
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.performance.layout import Layout, PoolCounts
+from fulcrum.performance.queueing import (
     decode_admitted,
     decode_attainment,
     decode_step,
     mixed_attainment,
     prefill_attainment,
 )
-from fulcrum.balance.queueing.prefill import Stations
-from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.performance.queueing.prefill import Stations
 
 STRETCH: Final = 1.5
 """Step by which a promise that not even an idle worker can keep is widened until one can."""
@@ -41,7 +40,7 @@ class UnitRates:
     mixed: float
 
 
-class Service:
+class PerformanceModel:
     """Estimates for one set of speeds and one promise; remembers what it has computed within one plan."""
 
     def __init__(self, speeds: Mapping[str, WorkerSpeed], slo: Slo, *, turns_away: bool = True) -> None:

@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing.lengths import Floats, length_points
-from fulcrum.balance.queueing.waiting import Service, Waiting, inverse_erlang_b, turned_away, waiting
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand
+from fulcrum.performance.queueing.lengths import Floats, length_points
+from fulcrum.performance.queueing.waiting import Service, Waiting, inverse_erlang_b, turned_away, waiting
 
 _MOST_LOAD = 0.98
 """Share of its time that a role works when the queue is kept as short as a promise needs."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fulcrum.balance.demand import Demand
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

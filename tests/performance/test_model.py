@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.balance.small_workers import SLO, SPEED
 
-from fulcrum.balance.demand import Demand
-from fulcrum.balance.layout import Layout
-from fulcrum.balance.load import Load
-from fulcrum.balance.service import Service
+from fulcrum.load.demand import Demand, Load
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel
 
 RATES = (0.4, 0.8, 1.2, 1.6, 2.0)
 
@@ -25,7 +24,7 @@ def split(prefill: int, decode: int) -> Layout:
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("turns_away", [True, False])
 def test_a_split_is_worth_at_least_what_it_serves_in_time_anyway(rate: float, *, turns_away: bool) -> None:
-    service, load = Service({"p": SPEED}, SLO, turns_away=turns_away), prompts(rate)
+    service, load = PerformanceModel({"p": SPEED}, SLO, turns_away=turns_away), prompts(rate)
     for layout in (split(3, 1), split(2, 2), split(1, 3)):
         assert rate >= service.goodput(layout, load) >= rate * service.attainment(layout, load)
 
@@ -33,7 +32,7 @@ def test_a_split_is_worth_at_least_what_it_serves_in_time_anyway(rate: float, *,
 @pytest.mark.parametrize("rate", RATES[2:])
 def test_where_nobody_is_turned_away_the_split_that_keeps_up_is_worth_more(rate: float) -> None:
     """With admission, two prefill workers serve nearly as many as three: long prompts are turned away."""
-    service = Service({"p": SPEED}, SLO, turns_away=False)
+    service = PerformanceModel({"p": SPEED}, SLO, turns_away=False)
     load = prompts(rate)
     three, two = service.goodput(split(3, 1), load), service.goodput(split(2, 2), load)
     assert three > 1.05 * two
@@ -50,7 +49,7 @@ SIMULATED = {
 
 @pytest.mark.parametrize(("rate", "shares"), SIMULATED.items())
 def test_who_waits_for_a_place_in_a_small_batch_is_not_lost(rate: float, shares: tuple[float, ...]) -> None:
-    service, load = Service({"p": SPEED}, SLO), prompts(rate)
+    service, load = PerformanceModel({"p": SPEED}, SLO), prompts(rate)
     found = tuple(service.goodput(split(prefill, 4 - prefill), load) / rate for prefill in (1, 2, 3))
     assert found == pytest.approx(shares, abs=0.1)
     assert max(found) == found[2]

@@ -7,12 +7,12 @@ from math import sqrt
 
 import numpy as np
 
-from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing.batch import Batches, Context, batch_lane, batches
-from fulcrum.balance.queueing.decode import tpot_inside
-from fulcrum.balance.queueing.lengths import length_points
-from fulcrum.balance.queueing.prefill import Lane, PromptTime, Stations, lanes_attainment, prompt_time
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand
+from fulcrum.performance.queueing.batch import Batches, Context, batch_lane, batches
+from fulcrum.performance.queueing.decode import tpot_inside
+from fulcrum.performance.queueing.lengths import length_points
+from fulcrum.performance.queueing.prefill import Lane, PromptTime, Stations, lanes_attainment, prompt_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

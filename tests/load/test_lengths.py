@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fulcrum.balance.lengths import (
+from fulcrum.load.lengths import (
     NEWEST_PARTS,
     Arrived,
     Lengths,

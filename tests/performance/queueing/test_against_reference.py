@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.balance.queueing.reference_queue import ReferenceQueue, draw_requests, settled
+from tests.performance.queueing.reference_queue import ReferenceQueue, draw_requests, settled
 
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.demand import Demand, Slo
-from fulcrum.balance.queueing import (
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand, Slo
+from fulcrum.performance.queueing import (
     decode_attainment,
     decode_step,
     decode_wait,
@@ -17,7 +18,6 @@ from fulcrum.balance.queueing import (
     prefill_attainment,
     prefill_throughput,
 )
-from fulcrum.capacity.speed import WorkerSpeed
 
 SPEED = WorkerSpeed(
     coefficients=SpeedCoefficients(

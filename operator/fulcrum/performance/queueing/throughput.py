@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
-from fulcrum.balance.demand import Demand
-from fulcrum.balance.queueing.batch import Context, batch_lane
-from fulcrum.balance.queueing.prefill import Stations, prompt_time
+from fulcrum.load.demand import Demand
+from fulcrum.performance.queueing.batch import Context, batch_lane
+from fulcrum.performance.queueing.prefill import Stations, prompt_time
 
 
 def prefill_throughput(demand: Demand, stations: Stations) -> float:

@@ -1,0 +1,1 @@
+"""What is asked for: rate, lengths, burstiness, and how sure that is. Pure."""

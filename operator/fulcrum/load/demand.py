@@ -1,0 +1,116 @@
+"""What arrives, as the balance reckons with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fulcrum.api.durations import seconds
+from fulcrum.api.types import InferenceClusterSpec
+
+_WORTH_SAYING: Final = 0.05
+"""Share of the arrivals above which a backlog is spoken of."""
+_TWO_DIGITS: Final = 99.5
+"""Rates below it are written with two digits, others as whole numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """A stream of requests: its rate and the first two moments of its lengths."""
+
+    rate: float
+    """Requests per second."""
+    isl_tokens: float
+    """Mean prompt tokens."""
+    osl_tokens: float
+    """Mean output tokens."""
+    isl_cv2: float = 1.0
+    """Squared coefficient of variation of the prompt lengths (0: all alike; 1: as spread as exponential ones)."""
+    osl_cv2: float = 1.0
+    prefix_hit: float = 0.0
+    """Share of prompt tokens that the prefix cache answers, 0 to 1."""
+    dispersion: float = 1.0
+    """Variance over mean of the arrivals in short spans (`load.bursts`); 1: Poisson."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What each role has to carry; the rates differ where one role also has a backlog to work off."""
+
+    rate: float
+    """Requests per second that arrive."""
+    prefill: Demand
+    decode: Demand
+
+    def __str__(self) -> str:
+        """For people: `2.1 requests/s of 177 + 10 tokens, and as if 0.9/s more for the prefill that waits`."""
+        text = f"{_short(self.rate)} requests/s of {self.prefill.isl_tokens:.0f} + {self.decode.osl_tokens:.0f} tokens"
+        for role, more in (("prefill", self.prefill.rate - self.rate), ("decode", self.decode.rate - self.rate)):
+            if more > _WORTH_SAYING * self.rate:
+                text += f", and as if {_short(more)}/s more for the {role} that waits"
+        return text
+
+    def scaled(self, factor: float) -> Load:
+        """Return the load with `factor` times the requests."""
+        return Load(
+            rate=self.rate * factor,
+            prefill=replace(self.prefill, rate=self.prefill.rate * factor),
+            decode=replace(self.decode, rate=self.decode.rate * factor),
+        )
+
+    def with_rate(self, rate: float) -> Load:
+        """Return the load with other arrivals and the same backlog."""
+        more = rate - self.rate
+        return Load(
+            rate=rate,
+            prefill=replace(self.prefill, rate=max(0.0, self.prefill.rate + more)),
+            decode=replace(self.decode, rate=max(0.0, self.decode.rate + more)),
+        )
+
+    def shifted(self, *, prefill: float, decode: float) -> Load:
+        """Return the load with the work of each role (not the rate) times a factor."""
+        return replace(
+            self,
+            prefill=replace(self.prefill, rate=self.prefill.rate * prefill),
+            decode=replace(self.decode, rate=self.decode.rate * decode),
+        )
+
+    def even(self) -> Load:
+        """Return the load without its bursts."""
+        return replace(self, prefill=replace(self.prefill, dispersion=1.0), decode=replace(self.decode, dispersion=1.0))
+
+    def at_least(self, other: Load) -> Load:
+        """Return the larger of both, rate by rate and length by length."""
+        return Load(
+            rate=max(self.rate, other.rate),
+            prefill=_larger(self.prefill, other.prefill),
+            decode=_larger(self.decode, other.decode),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """The promise, in seconds."""
+
+    ttft_seconds: float
+    tpot_seconds: float
+    attainment: float
+    """Share of requests for which both must hold, 0 to 1."""
+
+
+def promised(spec: InferenceClusterSpec) -> Slo:
+    """Return the SLO of a spec, in seconds."""
+    return Slo(ttft_seconds=seconds(spec.slo.ttft), tpot_seconds=seconds(spec.slo.tpot), attainment=spec.slo.attainment)
+
+
+def _short(rate: float) -> str:
+    return f"{rate:.2g}" if rate < _TWO_DIGITS else f"{rate:,.0f}"
+
+
+def _larger(one: Demand, other: Demand) -> Demand:
+    return replace(
+        one,
+        rate=max(one.rate, other.rate),
+        isl_tokens=max(one.isl_tokens, other.isl_tokens),
+        osl_tokens=max(one.osl_tokens, other.osl_tokens),
+    )
