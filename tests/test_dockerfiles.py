@@ -134,7 +134,7 @@ def test_the_control_planes_image_compiles_its_request_path(tmp_path: Path) -> N
     stage = build_stage(CONTROL_PLANE)
     assert stage.compile == "1"
     installed = build(CONTROL_PLANE, tmp_path, compiled=stage.compile)
-    assert list((installed / "fulcrum" / "gateway").glob("server.*.so"))
+    assert list((installed / "fulcrum" / "gateway" / "http").glob("connection.*.so"))
     imports(installed, _STARTED)
 
 

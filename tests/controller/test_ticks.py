@@ -18,8 +18,8 @@ from tests.controller.cluster import Agent, Cluster, Operator, eventually
 from fulcrum.api.names import PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.controller.kube import POD
-from fulcrum.gateway.metrics import Metrics, gauge
-from fulcrum.gateway.slo import SloOutcome
+from fulcrum.gateway.metrics.counts import Metrics, gauge
+from fulcrum.gateway.metrics.slo import SloOutcome
 
 pytestmark = pytest.mark.integration
 

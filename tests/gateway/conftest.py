@@ -16,7 +16,7 @@ from fulcrum.api.gateway import GatewayConfig, GatewayLimits
 from fulcrum.api.names import Role
 from fulcrum.gateway.app import Gateway
 from fulcrum.gateway.config import Settings
-from fulcrum.gateway.worker_record import WorkerRecord
+from fulcrum.gateway.workers.record import WorkerRecord
 
 KV = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [[1]], "remote_host": "h"}
 

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from tests.gateway.agents import Agent, report
+from tests.gateway.conftest import Client, Engine, Site, eventually
 
 from fulcrum.api.gateway import GatewayConfig, GatewayLimits
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import Admission, ClassMatch, QosClass
 from fulcrum.gateway.app import Gateway
-from fulcrum.gateway.call import Call
 from fulcrum.gateway.config import Settings
-from fulcrum.gateway.reply import Reply
-from fulcrum.gateway.server import ClientConnection
-
-from .agents import Agent, report
-from .conftest import Client, Engine, Site, eventually
+from fulcrum.gateway.dispatch.exchange import Call
+from fulcrum.gateway.http.connection import ClientConnection
+from fulcrum.gateway.http.response import Reply
 
 Run = Callable[[Callable[[Site], Coroutine[Any, Any, None]]], None]
 MAX_BODY_BYTES = 4096

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fulcrum.api.names import Role
+from tests.gateway.conftest import Engine, Seen
 
-from .conftest import Engine, Seen
+from fulcrum.api.names import Role
 
 END = 3
 WORDS = ("a", "b", " c", "de", "é", "f.", "G", "日", " ")

@@ -11,10 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = (
-    "test_access", "test_accounting", "test_answer_room", "test_body", "test_framing", "test_front_door",
-    "test_inference", "test_resume", "test_server", "test_slow_readers", "test_streams",
+    "dispatch/test_access", "dispatch/test_accounting", "dispatch/test_admit", "dispatch/test_attempt",
+    "dispatch/test_resume", "http/test_connection", "http/test_framing", "http/test_response_budget",
+    "http/test_slow_readers", "http/test_streams", "openai/test_bodies",
 )  # fmt: skip
-PATCHES = "tests/gateway/test_access.py::test_logs_hold_neither_prompts_nor_keys"
+PATCHES = "tests/gateway/dispatch/test_access.py::test_logs_hold_neither_prompts_nor_keys"
 """Replaces a method, which compiled classes do not allow."""
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 def test_the_compiled_gateway_passes_the_tests_of_the_plain_one(compiled: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(compiled)}
-    where = "import fulcrum.gateway.inference as one; print(one.__file__)"
+    where = "import fulcrum.gateway.dispatch.attempt as module; print(module.__file__)"
     found = subprocess.run(
         [sys.executable, "-c", where], check=True, capture_output=True, text=True, cwd=ROOT, env=environment
     )

@@ -9,11 +9,10 @@ import signal
 import sys
 
 import pytest
+from tests.gateway.conftest import Client, Engine, eventually
 
 from fulcrum.api.names import Role
 from fulcrum.gateway.config import ConfigError, read_settings
-
-from .conftest import Client, Engine, eventually
 
 DOCUMENT = json.dumps({"cluster": "chat", "servedName": "chat", "model": "org/m", "limits": {"maxBodyBytes": 10}})
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulcrum.api.reasons import REJECTIONS
-from fulcrum.gateway.metrics import Metrics, gauge
-from fulcrum.gateway.slo import SloOutcome, judge_refusal
+from fulcrum.gateway.metrics.counts import Metrics, gauge
+from fulcrum.gateway.metrics.slo import SloOutcome, judge_refusal
 from fulcrum.load.lengths import NEWEST_PARTS
 from fulcrum.telemetry.counts import (
     BadPageError,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulcrum.gateway.class_metrics import TOKENS
+from fulcrum.gateway.metrics.class_metrics import TOKENS
 from fulcrum.telemetry.histogram import quantile, squared_variation
 
 INF = math.inf

@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.telemetry.gateways import two_gateways
 
 from fulcrum.forecast.series import LoadSeries
-from fulcrum.gateway.metrics import Metrics, gauge
+from fulcrum.gateway.metrics.counts import Metrics, gauge
 from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry import ClusterRef, ScrapeSource, Unknown
 

@@ -15,26 +15,26 @@ from prometheus_client.metrics_core import Metric
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.gateway.answer_room import AnswerRoom
-from fulcrum.gateway.budget import Budget
 from fulcrum.gateway.config import Settings, raise_file_limit
-from fulcrum.gateway.crashes import log_unhandled
-from fulcrum.gateway.door_metrics import door_metrics
-from fulcrum.gateway.errors import RequestError, shutting_down
-from fulcrum.gateway.front_door import FrontDoor
-from fulcrum.gateway.inference import Inference
-from fulcrum.gateway.inside import InsideServer
-from fulcrum.gateway.keys import RELOAD_SECONDS, KeyRing
-from fulcrum.gateway.load_poll import LoadPoller
-from fulcrum.gateway.metrics import CONTENT_TYPE, Metrics, counter, gauge
-from fulcrum.gateway.prewarm import Prewarmer
-from fulcrum.gateway.reply import Reply
-from fulcrum.gateway.request import Request
-from fulcrum.gateway.routes import Routes, path_of
-from fulcrum.gateway.server import ClientConnection
-from fulcrum.gateway.slo import SloOutcome
-from fulcrum.gateway.slow_readers import SlowReaders
-from fulcrum.gateway.workers import WorkerView
+from fulcrum.gateway.dispatch.admit import FrontDoor
+from fulcrum.gateway.dispatch.api_keys import RELOAD_SECONDS, KeyRing
+from fulcrum.gateway.dispatch.attempt import Inference
+from fulcrum.gateway.dispatch.routes import Routes, path_of
+from fulcrum.gateway.http.budget import Budget
+from fulcrum.gateway.http.connection import ClientConnection
+from fulcrum.gateway.http.internal_server import InsideServer
+from fulcrum.gateway.http.request import Request
+from fulcrum.gateway.http.response import Reply
+from fulcrum.gateway.http.response_budget import AnswerRoom
+from fulcrum.gateway.http.slow_readers import SlowReaders
+from fulcrum.gateway.metrics.admission_metrics import door_metrics
+from fulcrum.gateway.metrics.counts import CONTENT_TYPE, Metrics, counter, gauge
+from fulcrum.gateway.metrics.slo import SloOutcome
+from fulcrum.gateway.openai.errors import RequestError, shutting_down
+from fulcrum.gateway.unhandled import log_unhandled
+from fulcrum.gateway.workers.load_poll import LoadPoller
+from fulcrum.gateway.workers.prewarm import Prewarmer
+from fulcrum.gateway.workers.registry import WorkerView
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class Gateway:
         if settings.static_workers:
             self.view.replace(settings.static_workers)
         else:
-            from fulcrum.gateway.worker_watch import watch_workers
+            from fulcrum.gateway.workers.watch import watch_workers
 
             self._spawn(watch_workers(self))
         self._spawn(self._sweep())

@@ -1,0 +1,1 @@
+"""One request on its way: admitted, sent to workers, tried again, resumed, accounted for."""

@@ -1,0 +1,181 @@
+"""What is decided at a request's arrival: its class, its promise, whether it is let in, and its way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf, isfinite
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from fulcrum.admission import Admission, Admit, Postponed, Preempt, Reject, ThresholdLimits
+from fulcrum.api.gateway import GatewayConfig
+from fulcrum.api.reasons import Reason
+from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.gateway.dispatch.api_keys import AUTHORIZATION, ApiKey, KeyRing
+from fulcrum.gateway.openai.errors import RequestError, bad_request, never_fits, no_worker, rejected
+from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, Job
+from fulcrum.gateway.openai.prompt_estimate import PromptEstimate
+from fulcrum.routing import Incoming, Route, WorkerView, decode_elsewhere, prefix_keys, route
+from fulcrum.routing.view import DEFAULT_TPOT_SECONDS, DEFAULT_TTFT_SECONDS
+
+TTFT_HEADER: Final = "x-llm-d-slo-ttft-ms"
+TPOT_HEADER: Final = "x-llm-d-slo-tpot-ms"
+_BEFORE_PROMPT: Final = ("cache_salt", "tools", "chat_template", "chat_template_kwargs")
+"""Fields with which an engine's prefix cache tells equal prompts apart."""
+_PREDICTIVE: Final = AdmissionPolicy.PREDICTIVE
+_NO_LIMITS: Final = ThresholdLimits(queued_prompt_tokens=inf, kv_usage=inf, batch=inf)
+"""While a speed is unknown nothing can be predicted, and what is unknown is not overload."""
+_UNBOUNDED_TOKENS: Final = 1 << 62
+_SHORTEST_PROMISE_SECONDS: Final = 1e-6
+"""Latencies are divided by promises, and nobody keeps a shorter one."""
+
+
+class FrontDoor:
+    """Admission and routing of one gateway."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        spec = config.admission
+        self.admission = Admission(
+            spec.policy,
+            spec.classes,
+            ttft_seconds=config.slo_ttft_seconds or DEFAULT_TTFT_SECONDS,
+            tpot_seconds=config.slo_tpot_seconds or DEFAULT_TPOT_SECONDS,
+            attainment=config.slo_attainment,
+            limits=_NO_LIMITS if spec.policy is _PREDICTIVE else None,
+        )
+        directory = config.api_keys_directory
+        self.keys = None if directory is None else KeyRing(Path(directory))
+        """None: anybody may ask."""
+        self.cluster = self.admission.new_view()
+        self.cluster.set_pools({pool.name: pool.admits for pool in config.pools})
+        self.classes = self.admission.classes
+        self.kept_headers: frozenset[bytes] = frozenset(
+            name.encode()
+            for name in (
+                *self.classes.headers,
+                TTFT_HEADER,
+                TPOT_HEADER,
+                *([AUTHORIZATION] if self.keys is not None else []),
+            )
+        )
+        """Headers of a request that are read here."""
+        self.unpredicted = [0] * len(self.classes)
+        """Requests that were let in without a prediction, because a speed was unknown, by class."""
+        self.decides = spec.policy is not AdmissionPolicy.OFF
+        """Somebody may be turned away."""
+        self._predicts = spec.policy is _PREDICTIVE
+        self._prompts = {CHAT_PATH: PromptEstimate(), COMPLETIONS_PATH: PromptEstimate()}
+        self._max_model_len = config.max_model_len or _UNBOUNDED_TOKENS
+
+    def share(self, gateways: int, now: float) -> None:
+        """So many gateways share the traffic and the limits of keys from now on."""
+        self.admission.share(gateways)
+        if self.keys is not None:
+            self.keys.share(gateways, now)
+
+    def enter(self, headers: Mapping[str, str]) -> ApiKey | None:
+        """The key of a request; None where none is needed. Raises RequestError (401)."""
+        return None if self.keys is None else self.keys.find(headers.get(AUTHORIZATION))
+
+    def qos(self, key: ApiKey | None, headers: Mapping[str, str]) -> int:
+        """Class of a request: by its headers; where keys are asked for, only as far as its key says."""
+        classes = self.classes
+        if key is None:
+            return classes.match(headers)
+        if key.class_name is not None:
+            index = classes.index(key.class_name)
+            return classes.rest if index is None else index
+        wanted = classes.match(headers)
+        # Nobody needs leave to ask for less.
+        if classes.names[wanted] in key.classes or classes.priorities[wanted] <= classes.priorities[classes.rest]:
+            return wanted
+        return classes.rest
+
+    def incoming(self, job: Job, qos: int, headers: Mapping[str, str]) -> Incoming:
+        """A request as admission and routing see it. Raises RequestError (400) for a promise that cannot be read."""
+        prompt = bytes(job.prompt)
+        tool_bytes = job.tool_bytes
+        prompt_tokens = min(self._prompts[job.path].tokens(prompt, tool_bytes), self._max_model_len)
+        ttft_seconds = tpot_seconds = inf
+        if headers:
+            ttft_seconds = _promise(headers, TTFT_HEADER)
+            tpot_seconds = _promise(headers, TPOT_HEADER)
+        prefix = prefix_keys(prompt)
+        if prefix and not job.fields.keys().isdisjoint(_BEFORE_PROMPT):
+            before = b"\0".join(bytes(job.fields.get(name, b"")) for name in _BEFORE_PROMPT)
+            prefix = tuple(hash((before, key)) for key in prefix)
+        return self.admission.incoming(
+            prompt_tokens=prompt_tokens,
+            max_tokens=job.max_tokens,
+            qos=qos,
+            prefix=prefix,
+            units_per_token=max(len(prompt) + tool_bytes, 1) / prompt_tokens,
+            ttft_seconds=ttft_seconds,
+            tpot_seconds=tpot_seconds,
+            whole=job.whole,
+        )
+
+    def learn_prompt(self, job: Job, prompt_tokens: int) -> None:
+        """A prompt had so many tokens."""
+        self._prompts[job.path].learn(bytes(job.prompt), prompt_tokens, job.tool_bytes)
+
+    def decide(self, incoming: Incoming, now: float) -> Admit | Preempt | Postponed:
+        """Let a request in, or keep it for a moment (`again`, `leave`).
+
+        Raises RequestError (429, 503, or 400 where it would never fit).
+        """
+        decided = self.admission.decide(incoming, self.cluster, now)
+        if isinstance(decided, Postponed):
+            return decided
+        return self._let_in(incoming, decided)
+
+    def again(self, postponed: Postponed, now: float) -> Admit | Preempt | None:
+        """Decide about a request that was kept; None: not yet. Raises RequestError (429 or 503)."""
+        decided = self.admission.again(postponed, self.cluster, now)
+        return None if decided is None else self._let_in(postponed.incoming, decided)
+
+    def leave(self, postponed: Postponed) -> None:
+        """Nobody waits for a request that was kept; a second time does nothing."""
+        self.admission.leave(postponed, self.cluster)
+
+    def _let_in(self, incoming: Incoming, decided: Admit | Preempt | Reject) -> Admit | Preempt:
+        if isinstance(decided, Reject):
+            raise self._refusal(decided)
+        if self._predicts and not decided.route.known:
+            self.unpredicted[incoming.qos] += 1
+        return decided
+
+    def detour(self, incoming: Incoming, exclude: frozenset[str], now: float) -> Route | None:
+        """Another path for a request that was let in before and lost its worker; None: there is none."""
+        found = route(msgspec.structs.replace(incoming, exclude=exclude), self.cluster, now)
+        return found if isinstance(found, Route) else None
+
+    def decode_elsewhere(
+        self, incoming: Incoming, prefill: WorkerView, exclude: frozenset[str], now: float
+    ) -> Route | None:
+        """Another decode worker for a request whose KV `prefill` holds; None: there is none."""
+        return decode_elsewhere(msgspec.structs.replace(incoming, exclude=exclude), prefill, self.cluster, now)
+
+    def _refusal(self, decided: Reject) -> RequestError:
+        if decided.reason is Reason.NO_WORKER:
+            known = bool(self.cluster.workers)
+            return no_worker("No worker that may take this request is ready." if known else "No worker is ready.")
+        if decided.reason is Reason.NEVER_FITS:
+            return never_fits()
+        return rejected(decided.reason, decided.retry_after_seconds)
+
+
+def _promise(headers: Mapping[str, str], name: str) -> float:
+    """Seconds of a header in milliseconds; infinite where there is none."""
+    text = headers.get(name)
+    if text is None:
+        return inf
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = 0.0
+    if milliseconds <= 0 or not isfinite(milliseconds):
+        raise bad_request(f"The header `{name}` must be a number of milliseconds above 0.", param=name)
+    return max(milliseconds / 1000, _SHORTEST_PROMISE_SECONDS)

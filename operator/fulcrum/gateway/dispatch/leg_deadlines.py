@@ -1,0 +1,75 @@
+"""How long a worker may keep a request waiting before another one tries."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+from fulcrum.admission import NeighbourSlowdown
+from fulcrum.gateway.dispatch.exchange import Call
+from fulcrum.gateway.openai.inference_request import Job
+from fulcrum.routing import Flight
+from fulcrum.routing.view import DEFAULT_TTFT_SECONDS
+
+FACTOR: Final = 3.0
+"""Times the predicted TTFT."""
+SHARE_OF_PROMISE: Final = 0.5
+"""At least so much of the promised TTFT: giving up sooner wins nothing, and later the other one would be late too."""
+LEAST_SECONDS: Final = 0.25
+WHOLE_FACTOR: Final = 5.0
+"""Times the predicted time of an answer that comes as one, with as many tokens as it may have."""
+STREAM_STEPS: Final = 50.0
+"""Times the predicted TPOT between two pieces of a stream: preemption and long prompts hold it up in good health."""
+LEAST_STREAM_SECONDS: Final = 15.0
+"""Also for an answer that comes as one."""
+_PER_REQUEST: Final = 0.05
+_MOST: Final = 10.0
+
+
+class Patience:
+    """Loses it for one request in twenty at most, so that an overloaded cluster is not asked everything twice."""
+
+    def __init__(self, ttft_seconds: float | None, neighbours: NeighbourSlowdown) -> None:
+        self._ttft_seconds = ttft_seconds or DEFAULT_TTFT_SECONDS
+        self._neighbours = neighbours
+        self._left = _MOST
+
+    def arrived(self) -> None:
+        """A request came."""
+        if self._left < _MOST:
+            self._left += _PER_REQUEST
+
+    def lost(self) -> None:
+        """Another worker was asked."""
+        self._left -= 1
+
+    def first_answer_seconds(self, call: Call) -> float:
+        """For a prefill, or a stream's first token; infinite where nothing better is to be had."""
+        flight = call.flight
+        if flight is None:
+            return inf
+        if call.reply.started:
+            return max(FACTOR * flight.route.ttft_seconds, LEAST_STREAM_SECONDS)
+        if call.attempts > 1 or self._left < 1 or not flight.route.known:
+            return inf
+        promise_seconds = min(self._ttft_seconds, call.incoming.ttft_seconds if call.incoming is not None else inf)
+        # Another worker on the same node would be as slow: there is no use in asking it.
+        slower = self._neighbours.factor(flight.busy_neighbours, flight.started_at)
+        return max(FACTOR * slower * flight.route.ttft_seconds, SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS)
+
+    def last_leg_seconds(self, call: Call, job: Job) -> float:
+        """For a stream's first token, or an answer that comes as one."""
+        if job.stream:
+            return self.first_answer_seconds(call)
+        flight = call.flight
+        if flight is None or call.attempts > 1 or self._left < 1 or not flight.route.known:
+            return inf
+        if job.max_tokens is None or job.whole:
+            return inf
+        predicted_seconds = flight.route.ttft_seconds + job.max_tokens * flight.route.tpot_seconds
+        return max(WHOLE_FACTOR * predicted_seconds, LEAST_STREAM_SECONDS)
+
+
+def between_pieces_seconds(flight: Flight, event_tokens: int = 1) -> float:
+    """For the next piece of a stream, whose events may have `event_tokens` each."""
+    return max((STREAM_STEPS + event_tokens) * flight.route.tpot_seconds, LEAST_STREAM_SECONDS)

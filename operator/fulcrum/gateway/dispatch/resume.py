@@ -1,0 +1,205 @@
+"""How a stream whose worker was lost goes on: which ones can, from where, and the request that another worker gets.
+
+The new worker gets the prompt and the tokens so far as token ids, which is exact: no text is tokenized a second time.
+A greedy stream goes on from the last token that the client has seen whole; where the engine held text back (stop
+strings, incomplete UTF-8) a few tokens are made again, and what the client has already got of them is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, Job
+from fulcrum.gateway.openai.stream_log import PiecesBudget, SentStream
+
+_TRUE: Final = Raw(b"true")
+_FALSE: Final = Raw(b"false")
+_ONE: Final = Raw(b"1")
+_ZERO: Final = Raw(b"0")
+_USAGE: Final = Raw(b'{"include_usage":true}')
+_IDS: Final = "return_token_ids"
+_NOTHING: Final = (b"null", b"false", b"[]", b"{}", b"0", b'"none"')
+_OBSTACLES: Final = frozenset(
+    (
+        # More in the events than text, or text that depends on all of the output so far.
+        "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "echo", "tools", "functions",
+        "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "thinking_token_budget", "repetition_detection", "vllm_xargs", "return_prompt_text",
+    )
+)  # fmt: skip
+_CARRIED: Final[tuple[str, ...]] = (
+    "model", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "seed", "stop", "temperature",
+    "top_p", "top_k", "min_p", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
+    "spaces_between_special_tokens", "allowed_token_ids", "bad_words", "user", "priority", "cache_salt", "session_id",
+    "stream_interval", "watermarking", "length_penalty",
+)  # fmt: skip
+_GREEDY_BELOW: Final = 1e-5
+"""vLLM takes a lower temperature for 0."""
+_LOOK_BACK: Final = 64
+"""Events among which a place to go on from is looked for."""
+
+
+def follow(job: Job, budget: PiecesBudget) -> SentStream | None:
+    """Begin to keep what is needed to resume the stream of `job`, if it can be; its body then asks for token ids."""
+    fields = job.fields
+    if not job.stream or job.whole:
+        return None
+    if not fields.keys().isdisjoint(_OBSTACLES) and any(_says(fields, name) for name in _OBSTACLES):
+        return None
+    asked = fields.get(_IDS)
+    if asked is not None and bytes(asked) == b"false":
+        return None  # the client does not want to see them
+    fields[_IDS] = _TRUE
+    held_back = 0
+    if "stop" in fields and not _says(fields, "include_stop_str_in_output"):
+        held_back = longest_stop(fields) - 1
+    return SentStream(budget, held_back=max(held_back, 0), hides_prompt=asked is None or bytes(asked) != b"true")
+
+
+def obstacle(job: Job) -> str:
+    """Why a stream that was followed cannot be resumed, whatever was sent of it; empty: it can be."""
+    if job.path == CHAT_PATH and _has_media(job):
+        return "its prompt has more in it than text"
+    return ""
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a stream goes on."""
+
+    tokens: int
+    """Tokens that are kept."""
+    chars: int
+    """Characters that they are."""
+    again: str
+    """Text after them that the client has already got."""
+
+
+def resume_point(job: Job, sent: SentStream) -> Point | None:
+    """Where to go on; None: it cannot be found."""
+    stop_reach = 0
+    if "stop" in job.fields and _says(job.fields, "include_stop_str_in_output"):
+        stop_reach = max(longest_stop(job.fields) - 1, 0)
+    exact = greedy(job)
+    latest = max(sent.chars - (stop_reach if exact else 0), 0)
+    marks = [mark for mark in sent.marks if mark[1] <= latest][-_LOOK_BACK:]
+    if not marks:
+        return None
+    # Tokens without text at the end (half a character, special tokens) are made again.
+    best = first = _first_of(marks, marks[-1][1])
+    if exact:
+        # An event of several tokens may end within a character: only one of a single token surely does not.
+        while first and marks[first][2] != 1:
+            first = _first_of(marks, marks[first - 1][1])
+        best = first if marks[first][2] == 1 else best
+    tokens, chars, _ = marks[best]
+    again = sent.tail(chars)
+    return None if again is None else Point(tokens=tokens, chars=chars, again=again)
+
+
+def _first_of(marks: list[tuple[int, int, int]], chars: int) -> int:
+    return next(number for number, mark in enumerate(marks) if mark[1] == chars)
+
+
+def probe_body(job: Job) -> bytes:
+    """Body of a request that tells the prompt's token ids, and leaves the prompt in the worker's prefix cache."""
+    fields = job.fields.copy()
+    for name in ("stream", "stream_options", "min_tokens"):
+        fields.pop(name, None)
+    fields["max_tokens"] = _ONE
+    if "max_completion_tokens" in fields:
+        fields["max_completion_tokens"] = _ONE
+    fields[_IDS] = _TRUE
+    return msgspec.json.encode(fields)
+
+
+class _PromptChoice(msgspec.Struct):
+    prompt_token_ids: list[int] | None = None
+
+
+class _PromptAnswer(msgspec.Struct):
+    prompt_token_ids: list[int] | None = None
+    choices: list[_PromptChoice] = []
+
+
+def prompt_ids(answer: bytes) -> list[int] | None:
+    """The prompt's token ids from the answer to a probe."""
+    try:
+        read = msgspec.json.decode(answer, type=_PromptAnswer)
+    except msgspec.DecodeError:
+        return None
+    return read.prompt_token_ids or (read.choices[0].prompt_token_ids if read.choices else None)
+
+
+def tokenize_body(job: Job, text: str) -> bytes:
+    """Body for `/tokenize`, of text that goes on where other text ended."""
+    body: dict[str, object] = {"prompt": text, "add_special_tokens": False}
+    if "model" in job.fields:
+        body["model"] = job.fields["model"]
+    return msgspec.json.encode(body)
+
+
+def rest_job(job: Job, prompt: list[int], sent: SentStream) -> Job:
+    """The job of going on after the tokens in `sent`."""
+    fields = {name: job.fields[name] for name in _CARRIED if name in job.fields}
+    made = len(sent.ids)
+    left = None if job.max_tokens is None else max(job.max_tokens - made, 0)
+    fields["prompt"] = Raw(msgspec.json.encode([*prompt, *sent.ids]))
+    fields["max_tokens"] = Raw(msgspec.json.encode(left))
+    least = _number(job.fields.get("min_tokens"))
+    if least > made:
+        fields["min_tokens"] = Raw(msgspec.json.encode(int(least) - made))
+    fields["stream"] = _TRUE
+    fields["stream_options"] = job.fields.get("stream_options", _USAGE)
+    fields[_IDS] = _TRUE
+    return Job(path=COMPLETIONS_PATH, fields=fields, stream=True, whole=False, max_tokens=left)
+
+
+def greedy(job: Job) -> bool:
+    """The same tokens come again. What penalties count would be lost between two workers."""
+    temperature = job.fields.get("temperature")
+    if temperature is None or bytes(temperature) == b"null" or _number(temperature) >= _GREEDY_BELOW:
+        return False
+    return not (_number(job.fields.get("frequency_penalty")) or _number(job.fields.get("presence_penalty")))
+
+
+def longest_stop(fields: dict[str, Raw]) -> int:
+    """Characters of the longest stop string; 0: there is none."""
+    try:
+        stop = msgspec.json.decode(fields["stop"])
+    except (KeyError, msgspec.DecodeError):
+        return 0
+    strings = stop if isinstance(stop, list) else [stop]
+    return max((len(each) for each in strings if isinstance(each, str)), default=0)
+
+
+def _says(fields: dict[str, Raw], name: str) -> bool:
+    value = fields.get(name)
+    if value is None or bytes(value) in _NOTHING:
+        return False
+    return not (name == "response_format" and b'"text"' in bytes(value))
+
+
+def _number(value: Raw | None) -> float:
+    if value is None:
+        return 0.0
+    try:
+        read = msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return 0.0
+    return float(read) if isinstance(read, int | float) else 0.0
+
+
+def _has_media(job: Job) -> bool:
+    try:
+        messages = msgspec.json.decode(job.fields["messages"])
+    except (KeyError, msgspec.DecodeError):
+        return True
+    parts = [part for message in messages if isinstance(message, dict) for part in _parts(message.get("content"))]
+    return any(not isinstance(part, str) and (not isinstance(part, dict) or "text" not in part) for part in parts)
+
+
+def _parts(content: object) -> list[object]:
+    return content if isinstance(content, list) else []

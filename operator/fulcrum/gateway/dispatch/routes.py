@@ -1,0 +1,143 @@
+"""What is answered without a worker: models, health, the API's description, and what cannot be served.
+
+Compiled (hatch_build.py): it sees every request first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from fulcrum.api.gateway import GatewayConfig
+from fulcrum.gateway.dispatch.admit import FrontDoor
+from fulcrum.gateway.http.request import Request
+from fulcrum.gateway.http.response import Reply
+from fulcrum.gateway.openai import openapi
+from fulcrum.gateway.openai.errors import RequestError
+from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
+
+_JSON: Final = b"application/json"
+_TEXT: Final = b"text/plain; charset=utf-8"
+_GUARDED: Final = "/v1/"
+"""Where a key is asked for, if anywhere."""
+_MODELS: Final = "/v1/models"
+GET_PATHS: Final = (_MODELS, "/health", "/ready", openapi.PATH)
+POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
+_POST_TARGETS: Final = {path.encode(): path for path in POST_PATHS}
+
+
+class Routes:
+    """Answers what needs no worker."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        door: FrontDoor,
+        not_ready: Callable[[], str | None],
+        refused: Callable[[RequestError], None],
+    ) -> None:
+        """`not_ready`: why there should be no traffic; `refused`: counts an error."""
+        self._config = config
+        self._door = door
+        self._not_ready = not_ready
+        self._refused = refused
+        self._created = int(time.time())
+
+    def turned_away(self, target: bytes, headers: Mapping[str, str]) -> RequestError | None:
+        """Why a request's body need not be read, by its head; None: it may be."""
+        if self._door.keys is not None and path_of(target).startswith(_GUARDED):
+            try:
+                self._door.enter(headers)
+            except RequestError as error:
+                return error
+        return None
+
+    def answer(self, request: Request, reply: Reply) -> bool:
+        """Answer a request; False: it needs a worker."""
+        path = path_of(request.target)
+        if path in POST_PATHS and request.method == b"POST":
+            media_type = request.content_type.partition(b";")[0].strip().lower()
+            if media_type in (b"application/json", b""):
+                return False
+            self._fail(
+                reply, RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The Content-Type must be application/json.")
+            )
+            return True
+        self._answer_other(path, request, reply)
+        return True
+
+    def _answer_other(self, path: str, request: Request, reply: Reply) -> None:
+        error = self.turned_away(request.target, request.headers)
+        if error is not None:
+            self._fail(reply, error)
+            return
+        one_model = path.startswith(_MODELS + "/")
+        if request.method in (b"GET", b"HEAD") and (one_model or path in GET_PATHS):
+            if one_model:
+                self._model(path.removeprefix(_MODELS + "/"), reply)
+            else:
+                reply.send(*self._get(path))
+        elif not one_model and path not in GET_PATHS and path not in POST_PATHS:
+            self._fail(reply, RequestError(HTTPStatus.NOT_FOUND, "There is nothing at this path.", code="not_found"))
+        else:
+            allow = "POST, OPTIONS" if path in POST_PATHS else "GET, HEAD, OPTIONS"
+            if request.method == b"OPTIONS":
+                reply.send(HTTPStatus.OK, _TEXT, b"", b"allow: %b\r\n" % allow.encode())
+            else:
+                self._fail(reply, RequestError(HTTPStatus.METHOD_NOT_ALLOWED, f"Allowed here: {allow}.", allow=allow))
+
+    def _fail(self, reply: Reply, error: RequestError) -> None:
+        self._refused(error)
+        reply.fail(error)
+
+    def _get(self, path: str) -> tuple[int, bytes, bytes]:
+        if path == "/health":
+            return HTTPStatus.OK, _TEXT, b"ok\n"
+        if path == openapi.PATH:
+            described = openapi.document(
+                guarded=self._door.keys is not None, max_body_bytes=self._config.limits.max_body_bytes
+            )
+            return HTTPStatus.OK, _JSON, msgspec.json.encode(described)
+        if path == "/ready":
+            why = self._not_ready()
+            if why is None:
+                return HTTPStatus.OK, _TEXT, b"ready\n"
+            return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, why.encode() + b"\n"
+        return HTTPStatus.OK, _JSON, msgspec.json.encode({"object": "list", "data": [self._model_card()]})
+
+    def _model(self, name: str, reply: Reply) -> None:
+        if name == self._config.served_name:
+            reply.send(HTTPStatus.OK, _JSON, msgspec.json.encode(self._model_card()))
+        else:
+            self._fail(
+                reply,
+                RequestError(HTTPStatus.NOT_FOUND, "The model does not exist.", param="model", code="model_not_found"),
+            )
+
+    def _model_card(self) -> dict[str, object]:
+        config = self._config
+        return {
+            "id": config.served_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "fulcrum",
+            "root": config.model,
+            "parent": None,
+            "max_model_len": config.max_model_len,
+        }
+
+
+def path_of(target: bytes) -> str:
+    """The path of a request target."""
+    known = _POST_TARGETS.get(target)
+    if known is not None:
+        return known
+    path = target.partition(b"?")[0]
+    if not path.startswith(b"/"):  # absolute form: http://host/path
+        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+    return path.decode("latin-1")

@@ -1,0 +1,303 @@
+"""One client connection: requests answered in order, time-outs, back-pressure, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Coroutine, Mapping
+from http import HTTPStatus
+from typing import Any, Final, Protocol, cast
+
+from fulcrum.api.gateway import GatewayLimits
+from fulcrum.gateway.http.budget import Budget
+from fulcrum.gateway.http.request import Request, RequestParser, new_request_id
+from fulcrum.gateway.http.response import Reply
+from fulcrum.gateway.http.response_budget import AnswerRoom
+from fulcrum.gateway.http.slow_readers import SlowReaders
+from fulcrum.gateway.openai.errors import RequestError, overloaded, timed_out
+
+_LINGER_SECONDS: Final = 2.0
+_LINGER_BYTES: Final = 64 * 1024 * 1024
+_CANCEL_SECONDS: Final = 5.0
+_WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
+_LARGE_BODY_BYTES: Final = 64 * 1024
+"""From here on what a client has sent of a request counts towards the budget of all."""
+_REFUSED_AT_ONCE: Final = 256
+"""Connections beyond the bound that are told so; further ones are only closed."""
+
+
+class Service(Protocol):
+    """What a connection needs of the gateway."""
+
+    limits: GatewayLimits
+    kept_headers: frozenset[bytes]
+    """Names, in lower case, of the headers that it reads."""
+    max_connections: int
+    connections: set[ClientConnection]
+    slow_readers: SlowReaders
+    answers: AnswerRoom
+    bodies: Budget[ClientConnection]
+    """What has arrived of large requests that are not complete, or wait for their turn."""
+    closing: bool
+    """Connections end with the answer under way."""
+
+    def turned_away(self, target: bytes, headers: Mapping[str, str]) -> RequestError | None:
+        """Why a request's body need not be read, by its head; None: it may be."""
+
+    def answer(self, request: Request, reply: Reply) -> bool:
+        """Answer what needs no waiting; False when `serve` must."""
+
+    def serve(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None]:
+        """Answer. Raises nothing; when cancelled, answers with `reply.verdict` if there is one."""
+
+    def refused(self, error: RequestError) -> None:
+        """Note an answer to a request that could not be read."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client connection."""
+
+    __slots__ = (
+        "_holds_body", "_lingering_bytes", "_loop", "_parser", "_queue", "_reading_paused", "_reply", "_service",
+        "_task", "_transport", "_write_paused", "deadline",
+    )  # fmt: skip
+
+    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        self._service = service
+        self._loop = loop
+        self._parser = RequestParser(service.limits, service.kept_headers)
+        self._transport: asyncio.Transport | None = None
+        self._queue: deque[Request | RequestError] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._reply: Reply | None = None
+        self._write_paused = False
+        self._reading_paused = False
+        self._holds_body = False
+        self._lingering_bytes = -1
+        self.deadline = math.inf
+        """Loop time until which the connection may stay in the state that it is in."""
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER_BYTES)
+        self._service.connections.add(self)
+        self._wait(self._service.limits.idle_timeout_seconds)
+        surplus = len(self._service.connections) - self._service.max_connections
+        if surplus > _REFUSED_AT_ONCE:
+            self._transport.abort()
+        elif surplus > 0:
+            self._refuse(overloaded("Too many connections."))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._service.connections.discard(self)
+        if self._write_paused:
+            self._keeps_up()
+        self._service.bodies.release(self)
+        self._queue.clear()
+        self.deadline = math.inf
+        if self._task is not None:
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        if self._reply is not None:
+            self._reply.pause()
+            if not self._reply.streaming:
+                self._service.answers.keep(self, self.unsent_bytes())
+        self._service.slow_readers.add(self, self._loop.time())
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._keeps_up()
+        if self._reply is not None:
+            self._reply.resume()
+        elif self._queue and self._task is None:
+            self._next()
+
+    def _keeps_up(self) -> None:
+        self._service.slow_readers.remove(self)
+        self._service.answers.release(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering_bytes >= 0:
+            self._lingering_bytes -= len(data)
+            if self._lingering_bytes < 0:
+                self.abort()
+            return
+        parser = self._parser
+        was_in_message = parser.in_message
+        parser.feed(data)
+        if parser.in_message and not parser.broken:
+            self._received_part(begun=was_in_message)
+        if parser.ready:
+            self._queue.extend(parser.ready)
+            parser.ready.clear()
+            if self._task is None:
+                self._next()
+            if self._holds_body:
+                self._count_bodies()
+        # Answers are given in order, so what else the client sends can wait in the kernel. An idle socket is read on:
+        # that is how a client's leaving is seen.
+        if self._queue and not self._reading_paused and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _received_part(self, *, begun: bool) -> None:
+        """A request is arriving, and not complete."""
+        parser = self._parser
+        if not parser.head_done:
+            if not begun and self._task is None:
+                self._wait(self._service.limits.header_timeout_seconds)
+            return
+        if not parser.head_seen:
+            parser.head_seen = True
+            # Who may not ask need not send all of it.
+            error = self._service.turned_away(parser.target, parser.headers)
+            if error is not None:
+                parser.refuse(error)
+                return
+            if self._task is None:
+                self._wait_for_body()
+        self._count_bodies()
+
+    def _wait_for_body(self) -> None:
+        self._wait(self._service.limits.body_timeout_seconds)
+        if self._parser.take_continue() and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _count_bodies(self) -> None:
+        """Count what this client has sent, if it is much; over the budget, who sent most must give it up."""
+        held_bytes = self._parser.body_bytes + sum(len(one.body) for one in self._queue if isinstance(one, Request))
+        bodies = self._service.bodies
+        self._holds_body = held_bytes >= _LARGE_BODY_BYTES
+        if self._holds_body:
+            for victim in bodies.hold(self, held_bytes):
+                victim.give_up_bodies()
+        else:
+            bodies.release(self)
+
+    def give_up_bodies(self) -> None:
+        """Forget what has arrived of requests that were not begun."""
+        self._service.bodies.release(self)
+        self._holds_body = False
+        self._queue.clear()
+        self._parser.refuse(overloaded("There is no room for a request of this size now."))
+        self._queue.extend(self._parser.ready)
+        self._parser.ready.clear()
+        if self._task is None:
+            self._next()
+
+    # From the gateway.
+
+    @property
+    def idle(self) -> bool:
+        """No request is being received or answered."""
+        return self._task is None and not self._parser.in_message and not self._queue
+
+    def unsent_bytes(self) -> int:
+        """What waits for the client to read."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def expire(self) -> None:
+        """The deadline passed."""
+        if self._task is not None:
+            self.cancel(timed_out())
+        elif self._write_paused:
+            self._wait(self._service.limits.idle_timeout_seconds)  # how long it may take is for `slow_readers` to say
+        elif self._lingering_bytes >= 0 or not self._parser.in_message:
+            self.abort()
+        else:
+            self._refuse(RequestError(HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive in time."))
+
+    def cancel(self, verdict: RequestError) -> None:
+        """End the request under way with `verdict`; a second time, cut the connection."""
+        if self._task is None or self._reply is None or self._reply.verdict is not None:
+            self.abort()
+            return
+        self._reply.verdict = verdict
+        self._task.cancel()
+        self._wait(_CANCEL_SECONDS)
+
+    def close(self) -> None:
+        """Close the connection when what was written has left."""
+        if self._transport is not None:
+            self._transport.close()
+            self._wait(self._service.limits.idle_timeout_seconds)
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Requests, one after the other.
+
+    def _next(self) -> None:
+        # While earlier answers wait for the client to read them, its next requests wait too.
+        while self._queue and self._transport is not None and not self._write_paused:
+            request = self._queue.popleft()
+            if isinstance(request, RequestError):
+                self._refuse(request)
+                return
+            reply = Reply(
+                self._transport,
+                request_id=request.request_id,
+                http11=request.http11,
+                close_after=not request.keep_alive or self._service.closing,
+                no_body=request.method == b"HEAD",
+            )
+            if not self._service.answer(request, reply):
+                self._reply = reply
+                if self._holds_body:
+                    self._count_bodies()
+                self._task = self._loop.create_task(self._run(request, reply))
+                self._wait(self._service.limits.request_timeout_seconds)
+                return
+            if reply.close_after:
+                self.close()
+                return
+        if self._transport is not None and not self._queue:
+            if self._parser.in_message:
+                self._wait_for_body()
+            else:
+                self._wait(self._service.limits.idle_timeout_seconds)
+            if self._reading_paused:
+                self._reading_paused = False
+                self._transport.resume_reading()
+
+    async def _run(self, request: Request, reply: Reply) -> None:
+        await self._service.serve(request, reply)
+        self._task = None
+        self._reply = None
+        if self._transport is None:
+            return
+        if reply.close_after:
+            self.close()
+        else:
+            self._next()
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer with `error`, then close, but not before the client had time to read it."""
+        self._service.refused(error)
+        transport = self._transport
+        if transport is None:
+            return
+        Reply(transport, request_id=new_request_id(), http11=True, close_after=True).fail(error)
+        self._parser.broken = True
+        self._queue.clear()
+        self._service.bodies.release(self)
+        self._holds_body = False
+        # Closing with unread bytes in the socket would reset it and take the answer away from the client.
+        self._lingering_bytes = _LINGER_BYTES
+        self._wait(_LINGER_SECONDS)
+        if transport.can_write_eof():
+            transport.write_eof()
+        if self._reading_paused:
+            self._reading_paused = False
+            transport.resume_reading()
+
+    def _wait(self, seconds: float) -> None:
+        self.deadline = self._loop.time() + seconds

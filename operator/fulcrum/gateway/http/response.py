@@ -1,0 +1,231 @@
+"""The answer to one client request: whole, streamed, or an error, each written once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from math import inf
+from typing import Final
+
+import msgspec
+
+from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
+from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
+from fulcrum.gateway.openai.errors import RequestError
+from fulcrum.gateway.openai.inference_request import Usage
+from fulcrum.gateway.openai.stream_log import SentStream, good_part
+from fulcrum.gateway.openai.stream_usage import take_usage
+
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: ".encode() for status in HTTPStatus
+}
+_JSON: Final = b"application/json"
+_LARGE_BYTES: Final = 64 * 1024
+_EVENT: Final = b"\ndata: "
+_GOES_ON: Final = b'"finish_reason":null'
+_LAST_EVENT_BYTES: Final = 512
+"""Where a piece's last event is looked for. If that one goes on, the piece is tokens and no more: what ends a stream
+(an error, a finish reason, usage) comes after them."""
+
+
+class Reply:
+    """Writes to the client; `started` says whether bytes of the answer have left, after which no retry is possible."""
+
+    __slots__ = (
+        "_no_body", "_paused", "_source", "_transport", "began_at", "close_after", "deadline", "events",
+        "hides_usage", "http11", "on_begin", "path_headers", "patience_seconds", "request_id", "sent", "slowed",
+        "started", "status", "streaming", "usage", "verdict",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        *,
+        request_id: bytes,
+        http11: bool,
+        close_after: bool,
+        no_body: bool = False,
+    ) -> None:
+        self._transport = transport
+        self._source: StreamSource | None = None
+        self._no_body = no_body
+        self._paused = False
+        self.request_id = request_id
+        self.http11 = http11
+        self.close_after = close_after
+        """The connection ends with this answer."""
+        self.path_headers = b""
+        """Header lines that name the workers."""
+        self.on_begin: Callable[[], None] | None = None
+        """Called when a stream begins."""
+        self.sent: SentStream | None = None
+        """Keeps what is needed to go on with the stream on another worker."""
+        self.hides_usage = False
+        """The client of the stream did not ask for its token counts."""
+        self.usage: Usage | None = None
+        """What the engine said of the stream at its end."""
+        self.events = 0
+        """Events of a stream that has ended, or was given up."""
+        self.deadline = inf
+        """Loop time by which a stream must be complete."""
+        self.patience_seconds = inf
+        """Longest time between two pieces of a stream; a client that is slow itself does not count."""
+        self.began_at = 0.0
+        """Loop time of the stream's first bytes; 0: none came yet."""
+        self.slowed = False
+        """The client did not keep up with the answer."""
+        self.started = False
+        self.streaming = False
+        self.status = 0
+        self.verdict: RequestError | None = None
+        """Why the request is being cancelled; None means that the client has gone."""
+
+    def send(self, status: int, content_type: bytes, body: bytes, headers: bytes = b"") -> None:
+        """A whole answer."""
+        self.started = True
+        self.status = status
+        apart = len(body) > _LARGE_BYTES  # not copied behind its head
+        head = b"".join(
+            (
+                _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\ncontent-type: " % status, content_type,
+                b"\r\ncontent-length: ", str(len(body)).encode(), b"\r\nx-request-id: ", self.request_id, b"\r\n",
+                self.path_headers, headers, self._connection_line(), b"\r\n", b"" if apart or self._no_body else body,
+            )
+        )  # fmt: skip
+        self._write(head)
+        if apart and not self._no_body:
+            self._write(body)
+
+    def fail(self, error: RequestError) -> None:
+        """An error: as an answer or, when a stream is under way, as its last event; the stream stays unfinished."""
+        if not self.started:
+            self.send(error.status, _JSON, error.body(), error.headers())
+        elif self.streaming:
+            self.stream_end()
+            event = {
+                "error": {
+                    "message": error.message,
+                    "type": error.kind,
+                    "param": error.param,
+                    "code": error.code,
+                    "retry_after_seconds": error.retry_after_seconds,
+                }
+            }
+            self._write_chunks(chunk(b"data: " + msgspec.json.encode(event) + b"\n\n"))
+            # No last chunk: the client must not take this for the end of the answer.
+            self.close_after = True
+
+    # StreamSink
+
+    def _write(self, data: bytes) -> None:
+        """Write unless the client is gone already: a closed transport refuses, and the loop says so to us next."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def stream_begin(self, source: StreamSource) -> None:
+        self.started = True
+        self.streaming = True
+        self.status = 200
+        self.began_at = source.first_byte_at
+        self.stream_goes_on(source)
+        if not self.http11:
+            self.close_after = True  # HTTP/1.0 knows no chunks; the end of the connection ends the body
+        coding = b"transfer-encoding: chunked\r\n" if self.http11 else b""
+        self._write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+            b"%bx-request-id: %b\r\n%b%b\r\n" % (coding, self.request_id, self.path_headers, self._connection_line())
+        )
+
+    def stream_goes_on(self, source: StreamSource) -> None:
+        """The stream, which may have begun before, comes from `source` now."""
+        self._source = source
+        source.deadline = self.deadline
+        source.patience_seconds = self.patience_seconds
+        if self.on_begin is not None:
+            self.on_begin()
+        if self._paused:
+            source.pause()
+
+    def stream_bytes(self, chunks: bytes) -> None:
+        last = chunks.rfind(_EVENT, -_LAST_EVENT_BYTES)
+        if last < 0 or chunks.find(_GOES_ON, last) < 0:
+            if self._fails_in(chunks):
+                return
+            chunks, usage = take_usage(chunks, hide=self.hides_usage)
+            if usage is not None:
+                self.usage = usage
+                if not chunks:
+                    return
+        self._write_stream(chunks)
+
+    def stream_last(self, chunks: bytes) -> None:
+        sent = self.sent
+        if sent is not None and not sent.why_not and self._source is not None and not sent.ends_whole(chunks):
+            if self._fails_in(chunks):
+                return
+            if whole := payload(chunks):
+                self.stream_bytes(chunk(whole))
+            self._source.fail(Failure.TRUNCATED, "the stream has no end")
+            return
+        self.stream_bytes(chunks)
+
+    def _fails_in(self, chunks: bytes) -> bool:
+        """Whether the engine fails in this piece; what is good of it is passed on, and another worker goes on."""
+        sent = self.sent
+        if sent is None or sent.why_not or self._source is None:
+            return False
+        good = good_part(chunks)
+        if good is None:
+            return False
+        if good:
+            self._write_stream(chunk(good))
+        self._source.fail(Failure.ERROR_STATUS, "the engine failed in the middle of the stream")
+        return True
+
+    def _write_stream(self, chunks: bytes) -> None:
+        sent = self.sent
+        if sent is not None:
+            sent.room -= len(chunks)
+            if sent.room < 0:
+                chunks = sent.make_room(chunks)
+            sent.pieces.append(chunks)
+        if self.http11:
+            self._write(chunks)
+        else:
+            self._write_chunks(chunks)
+
+    def write_events(self, events: bytes) -> None:
+        """Events of the gateway's own making."""
+        self._write_chunks(chunk(events))
+
+    def write_end(self, events: bytes) -> None:
+        """The same, and the stream ends with them."""
+        self._write_chunks(chunk(events) + LAST_CHUNK if events else LAST_CHUNK)
+
+    def stream_end(self) -> None:
+        """The stream is complete, or given up."""
+        if self._source is not None:
+            self.events = self._source.events
+        self._source = None
+
+    # Back-pressure, from the client's connection.
+
+    def pause(self) -> None:
+        self._paused = True
+        self.slowed = True
+        if self._source is not None:
+            self._source.pause()
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._source is not None:
+            self._source.resume()
+
+    def _write_chunks(self, chunks: bytes) -> None:
+        self._write(chunks if self.http11 else payload(chunks))
+
+    def _connection_line(self) -> bytes:
+        if self.close_after:
+            return b"connection: close\r\n"
+        return b"" if self.http11 else b"connection: keep-alive\r\n"

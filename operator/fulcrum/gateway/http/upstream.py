@@ -1,0 +1,352 @@
+"""One connection to an engine: a request out, its answer buffered or passed on as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Final, cast
+
+from fulcrum.gateway.http.framing import ChunkedBody, FramingError, payload
+from fulcrum.gateway.http.response_budget import LARGE_BYTES, AnswerRoom
+from fulcrum.gateway.http.response_head import Head, read_head
+from fulcrum.gateway.http.upstream_answer import Answer, Failure, StreamSink, UpstreamError, failed_itself
+from fulcrum.gateway.openai.whole_events import WholeEvents
+
+_MAX_HEAD_BYTES: Final = 64 * 1024
+_MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
+_MAX_UNTOLD_BYTES: Final = 4 * 1024 * 1024
+"""Of an answer that comes as one and does not say its length beforehand; engines do."""
+# States of a connection; plain numbers, because they are compared several times per request.
+_IDLE: Final = 0
+_HEAD: Final = 1
+_LENGTH: Final = 2
+_CHUNKED: Final = 3
+_UNTIL_CLOSE: Final = 4
+_CLOSED: Final = 5
+_MAX_INTERIM_ANSWERS: Final = 8
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """Keep-alive connection; one exchange at a time."""
+
+    __slots__ = (
+        "_buffer", "_chunks", "_content_type", "_events", "_interim", "_keep_alive", "_left_bytes", "_loop", "_lost",
+        "_moved_at", "_moved_chunks", "_paused", "_pieces", "_released", "_reused", "_room", "_sink", "_state",
+        "_status", "_streaming", "_takes_room", "_transport", "_unread_since", "_waiter", "deadline", "first_byte_at",
+        "idle_since", "patience_seconds",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        released: Callable[[UpstreamConnection], None],
+        lost: Callable[[UpstreamConnection], None],
+        room: AnswerRoom,
+    ) -> None:
+        self._loop = loop
+        self._room = room
+        self._released = released
+        self._lost = lost
+        self._transport: asyncio.Transport | None = None
+        self._state = _IDLE
+        self._waiter: asyncio.Future[Answer] | None = None
+        self._sink: StreamSink | None = None
+        self._buffer = b""
+        self._reused = False
+        self._streaming = False
+        self._keep_alive = False
+        self._status = 0
+        self._content_type = b""
+        self._left_bytes = 0
+        self._pieces: list[bytes] = []
+        self._chunks = ChunkedBody()
+        self._events: WholeEvents | None = None
+        """Puts events together; None as long as each chunk is whole events, as engines write them."""
+        self._interim = 0
+        self._takes_room = False
+        """Its answer is large: it has room, or waits for it."""
+        self._unread_since = 0.0
+        """Loop time since when its answer waits for room; 0: it does not."""
+        self._paused = False
+        self._moved_chunks = 0
+        self._moved_at = 0.0
+        self.first_byte_at = 0.0
+        self.deadline = math.inf
+        self.patience_seconds = math.inf
+        """Longest time between two pieces of a stream."""
+        self.idle_since = 0.0
+
+    def exchange(self, request: bytes, sink: StreamSink | None, deadline: float) -> asyncio.Future[Answer]:
+        """Send a request; the future holds its whole answer, or an UpstreamError.
+
+        An event stream is handed to `sink` as it arrives; any other answer is buffered. Who gives up waiting must
+        `abort`.
+        """
+        waiter: asyncio.Future[Answer] = self._loop.create_future()
+        transport = self._transport
+        if transport is None or self._state != _IDLE:
+            waiter.set_exception(UpstreamError(Failure.STALE, "connection closed"))
+            return waiter
+        self._waiter = waiter
+        self._sink = sink
+        self._state = _HEAD
+        self.first_byte_at = 0.0
+        self.deadline = deadline
+        self.patience_seconds = math.inf
+        self._paused = False
+        transport.write(request)
+        return waiter
+
+    def pause(self) -> None:
+        """Stop reading: the client does not keep up."""
+        self._paused = True
+        if self._transport is not None and self._state != _CLOSED:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._paused = False
+        self._moved_chunks = -1
+        if self._transport is not None and self._state != _CLOSED:
+            self._transport.resume_reading()
+
+    @property
+    def events(self) -> int:
+        """Events of the stream so far."""
+        return self._chunks.chunks if self._events is None else self._events.events
+
+    def abort(self) -> None:
+        """Close at once; the engine aborts what it was doing for us."""
+        self._state = _CLOSED
+        self._sink = None
+        self._leave_room()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def room_found(self) -> None:
+        """There is room for its answer: read on."""
+        self.deadline += self._loop.time() - self._unread_since  # it was not the engine that took so long
+        self._unread_since = 0.0
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def check(self, now: float) -> None:
+        """Fail what is past its deadline, and a stream that stands still (loop time). To be called now and then."""
+        if self._unread_since:
+            return
+        if self.deadline < now:
+            self._fail(UpstreamError(Failure.TIMEOUT, "no answer in time"))
+        elif self.first_byte_at and self._waiter is not None and not self._paused:
+            if self._chunks.chunks != self._moved_chunks:
+                self._moved_chunks = self._chunks.chunks
+                self._moved_at = now
+            elif now - self._moved_at > self.patience_seconds:
+                self._fail(UpstreamError(Failure.STALL, "the stream stands still"))
+
+    def fail(self, failure: Failure, message: str) -> None:
+        """Give up: what came is not what was asked for."""
+        self._fail(UpstreamError(failure, message))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._state == _CHUNKED:
+                self._on_chunks(data)
+            elif self._state == _HEAD:
+                self._on_head(data)
+            elif self._state == _LENGTH:
+                self._on_length(data)
+            elif self._state == _UNTIL_CLOSE:
+                self._on_until_close(data)
+            elif self._state == _IDLE:
+                self.abort()  # bytes that nobody asked for
+        except (FramingError, ValueError) as error:
+            self._fail(UpstreamError(Failure.PROTOCOL, f"bad answer: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        state = self._state
+        self._state = _CLOSED
+        self._transport = None
+        self._leave_room()
+        self._lost(self)
+        if state == _UNTIL_CLOSE and exc is None:
+            if self._streaming and self._sink is not None and self._events is not None:
+                self._pass_on(self._sink, self._events.feed_bytes(b"", last=True), last=True)
+            self._resolve()
+        elif self._waiter is not None:
+            unanswered = state == _HEAD and not self._buffer
+            failure = Failure.STALE if unanswered and self._reused else Failure.RESET
+            self._fail(UpstreamError(failure, "connection lost"))
+
+    # Answer, in the order of its bytes.
+
+    def _on_head(self, data: bytes) -> None:
+        buffer = self._buffer + data if self._buffer else data
+        end = buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(buffer) > _MAX_HEAD_BYTES:
+                raise FramingError("head too long")
+            self._buffer = buffer
+            return
+        head = read_head(buffer[:end])
+        self._buffer = b""
+        rest = buffer[end + 4 :]
+        if head.status < 200:
+            self._interim += 1
+            if head.status == 101 or self._interim > _MAX_INTERIM_ANSWERS:
+                raise FramingError("an upgrade, or too many interim answers")
+            if rest:
+                self._on_head(rest)
+            return
+        self._interim = 0
+        self._begin(head, rest)
+
+    def _begin(self, head: Head, rest: bytes) -> None:
+        """The head has come; `rest` is what came behind it."""
+        status = self._status = head.status
+        self._content_type = head.content_type
+        self._keep_alive = head.keep_alive
+        self._pieces = []
+        event_stream = head.content_type.startswith(b"text/event-stream")
+        self._streaming = self._sink is not None and status == 200 and event_stream and head.length_bytes is None
+        self._events = None
+        bodiless = status in (204, 304)
+        if head.chunked and not bodiless:
+            self._state = _CHUNKED
+            self._chunks = ChunkedBody()
+        elif head.length_bytes is not None or bodiless:
+            self._state = _LENGTH
+            self._left_bytes = 0 if bodiless else head.length_bytes or 0
+            if self._left_bytes >= LARGE_BYTES:
+                self._take_room(self._left_bytes)
+            elif self._left_bytes == 0:
+                self._finish(surplus=bool(rest))
+                return
+        else:
+            self._state = _UNTIL_CLOSE
+            self._keep_alive = False
+            self._events = WholeEvents()
+        if self._state != _LENGTH and not self._streaming:
+            self._left_bytes = _MAX_UNTOLD_BYTES
+            self._take_room(_MAX_UNTOLD_BYTES)
+        if rest:
+            self.data_received(rest)
+
+    def _on_length(self, data: bytes) -> None:
+        self._left_bytes -= len(data)
+        if self._left_bytes > 0:
+            self._pieces.append(data)
+            return
+        self._pieces.append(data if self._left_bytes == 0 else data[: self._left_bytes])
+        self._finish(surplus=self._left_bytes < 0)
+
+    def _on_chunks(self, data: bytes) -> None:
+        body = self._chunks
+        before = body.chunks
+        chunks = body.feed(data)
+        if not chunks:
+            return
+        if self._streaming:
+            if self._events is not None or body.cut:
+                if self._events is None:
+                    self._events = WholeEvents(before)
+                chunks = self._events.feed(chunks, last=body.ended)
+            if self._sink is not None and chunks:
+                self._pass_on(self._sink, chunks, last=body.ended)
+        else:
+            self._keep(payload(chunks))
+        if self._chunks.ended and self._state == _CHUNKED:
+            self._finish(surplus=self._chunks.surplus)
+
+    def _on_until_close(self, data: bytes) -> None:
+        if self._streaming:
+            if self._sink is not None and self._events is not None:
+                self._chunks.chunks += 1
+                if chunks := self._events.feed_bytes(data):
+                    self._pass_on(self._sink, chunks)
+            return
+        self._keep(data)
+
+    def _keep(self, piece: bytes) -> None:
+        """A piece of an answer whose length nobody told."""
+        self._left_bytes -= len(piece)
+        if self._left_bytes < 0:
+            raise FramingError("answer too large")
+        self._pieces.append(piece)
+
+    def _take_room(self, answer_bytes: int) -> None:
+        if answer_bytes > _MAX_BUFFERED_BYTES:
+            raise FramingError("answer too large")
+        self._takes_room = True
+        if not self._room.take(self, answer_bytes) and self._transport is not None:
+            self._unread_since = self._loop.time()
+            self._transport.pause_reading()
+
+    def _leave_room(self) -> None:
+        if self._takes_room:
+            self._takes_room = False
+            self._unread_since = 0.0
+            self._room.release(self)
+
+    def _pass_on(self, sink: StreamSink, chunks: bytes, *, last: bool = False) -> None:
+        if self.first_byte_at == 0.0:
+            if failed_itself(chunks):
+                self._fail(UpstreamError(Failure.ERROR_STATUS, "the engine failed before the first token"))
+                return
+            self.first_byte_at = self._loop.time()
+            sink.stream_begin(self)
+        if last:
+            sink.stream_last(chunks)
+        else:
+            sink.stream_bytes(chunks)
+
+    def _finish(self, *, surplus: bool) -> None:
+        transport = self._transport
+        reusable = self._keep_alive and not surplus and transport is not None
+        self._state = _IDLE if reusable else _CLOSED
+        may_be_paused = self._streaming or self._takes_room  # by the client in its last bytes, or for want of room
+        self._resolve()
+        if transport is not None and reusable:
+            if may_be_paused:
+                transport.resume_reading()
+            self._reused = True
+            self.idle_since = self._loop.time()
+            self._released(self)
+        elif transport is not None:
+            transport.close()
+
+    def _resolve(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        self._sink = None
+        self.deadline = math.inf
+        if waiter is None or waiter.done():
+            self._leave_room()
+            return
+        pieces = self._pieces
+        waiter.set_result(
+            Answer(
+                status=self._status,
+                content_type=self._content_type,
+                body=pieces[0] if len(pieces) == 1 else b"".join(pieces),
+                streamed=self._streaming,
+                first_byte_at=self.first_byte_at,
+            )
+        )
+        self._pieces = []
+        if self._takes_room:
+            # Once who waits has passed the answer on: what the client does not take at once needs the room still.
+            self._loop.call_soon(self._leave_room)
+
+    def _fail(self, error: UpstreamError) -> None:
+        waiter, self._waiter = self._waiter, None
+        self.abort()
+        self._pieces = []
+        self.deadline = math.inf
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)

@@ -1,0 +1,107 @@
+"""What comes back from an engine: an answer, a stream, or a failure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Protocol
+
+import msgspec
+
+from fulcrum.gateway.http.framing import payload
+
+_STREAM_ERROR_PREFIX: Final = b'data: {"error"'
+
+
+class Failure(StrEnum):
+    """How a leg failed without an answer that can be passed on (metric label `outcome`)."""
+
+    CONNECT = "connect"
+    STALE = "stale"
+    RESET = "reset"
+    TIMEOUT = "timeout"
+    PROTOCOL = "protocol"
+    ERROR_STATUS = "error_status"
+    REFUSED = "refused"
+    """The worker asks for another token than this gateway has."""
+    STALL = "stall"
+    TRUNCATED = "truncated"
+    """A stream ended without its end mark."""
+    DIVERGED = "diverged"
+    """Another worker did not go on with a stream as the first one did."""
+
+
+class UpstreamError(Exception):
+    """An engine gave no usable answer; another worker may."""
+
+    def __init__(self, failure: Failure, message: str) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete answer of an engine."""
+
+    status: int
+    content_type: bytes
+    body: bytes
+    """Empty when it was streamed."""
+    streamed: bool = False
+    first_byte_at: float = 0.0
+    """Loop time of the first body bytes, seconds."""
+
+
+class StreamSource(Protocol):
+    """Where a stream comes from."""
+
+    def pause(self) -> None:
+        """Stop reading: the client does not keep up."""
+
+    def resume(self) -> None:
+        """Read on."""
+
+    def fail(self, failure: Failure, message: str) -> None:
+        """Give up: what came is not what was asked for."""
+
+    first_byte_at: float
+    """Loop time of the first body bytes, seconds."""
+    deadline: float
+    """Loop time by which it must be complete."""
+    patience_seconds: float
+    """Longest time between two pieces of it."""
+
+    @property
+    def events(self) -> int:
+        """Events so far."""
+
+
+class StreamSink(Protocol):
+    """Takes a streamed answer."""
+
+    def stream_begin(self, source: StreamSource) -> None:
+        """First bytes follow; `source` can be paused and resumed."""
+
+    def stream_bytes(self, chunks: bytes) -> None:
+        """Whole chunks, framing included."""
+
+    def stream_last(self, chunks: bytes) -> None:
+        """The same, and the body ends with them."""
+
+
+class _ErrorDetail(msgspec.Struct):
+    code: int | None = None
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _ErrorDetail
+
+
+def failed_itself(chunks: bytes) -> bool:
+    """Whether a piece of a stream begins with an error of the engine's own making, which another may not make."""
+    if _STREAM_ERROR_PREFIX not in chunks[:64]:
+        return False
+    line = payload(chunks).partition(b"\n")[0]
+    try:
+        error = msgspec.json.decode(line.removeprefix(b"data: "), type=_ErrorEvent).error
+    except msgspec.DecodeError:
+        return False
+    return error.code is not None and error.code >= 500

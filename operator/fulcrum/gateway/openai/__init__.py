@@ -1,0 +1,1 @@
+"""What the OpenAI protocol says: bodies, streams of events, errors, its description."""

@@ -1,0 +1,275 @@
+"""The gateway's HTTP API as an OpenAPI 3.1 document: `GET /openapi.json`, and docs/reference/openapi.json."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fulcrum.api.reasons import REJECTIONS, Reason
+from fulcrum.gateway.dispatch.admit import TPOT_HEADER, TTFT_HEADER
+from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
+
+Json = dict[str, Any]
+PATH: Final = "/openapi.json"
+_DAY_MILLISECONDS: Final = 86_400_000
+_COUNT: Final = {"type": ["integer", "null"], "minimum": 0, "maximum": 2**31 - 1}
+_FLAG: Final = {"type": ["boolean", "null"]}
+_TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
+_PASSED_ON: Final = "Passed on: the engine says what it takes."
+_PROMISE: Final = (
+    "milliseconds that this request asks for instead of the cluster's promise. A tighter one counts, a looser one is "
+    "ignored."
+)
+_REFUSALS: Final = {
+    "400": "The request cannot be read, a parameter is wrong, or no pool of workers would ever take it (`NeverFits`).",
+    "404": "The model does not exist.",
+    "408": "The request did not arrive in time.",
+    "413": "The body is too large.",
+    "415": "The Content-Type is not application/json, or the body is compressed.",
+    "417": "Only 100-continue can be expected.",
+    "422": "The engine does not take a parameter.",
+    "429": "It could not be served within its promise now, or the key is over its rate limit. Nothing was done for it.",
+    "431": "The request's head is too large.",
+    "501": "The engine cannot do this.",
+    "500": "Each worker failed at it, while others are served; or the gateway failed.",
+    "502": "Several workers failed to serve it.",
+    "503": "No worker is ready, the gateway holds as much as it may, or it is shutting down.",
+    "504": "It took longer than the gateway waits.",
+}
+_EVERYWHERE: Final = ("400", "408", "413", "417", "429", "431", "503")
+"""What a request's head or its arrival may be answered with, whatever it asks for."""
+
+
+def document(*, guarded: bool | None = None, max_body_bytes: int | None = None) -> Json:
+    """The document; `guarded` says whether keys are asked for (None: that is the cluster's choice)."""
+    key: list[Json] = [{"apiKey": []}] if guarded is not False else []
+    if not guarded:
+        key.append({})
+    limit = "" if max_body_bytes is None else f" A body has at most {max_body_bytes} bytes."
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Fulcrum gateway",
+            "version": "1",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            "description": "OpenAI-compatible inference over the workers of one cluster. Every answer has an "
+            f"`x-request-id`; every error is an `Error`.{limit}",
+        },
+        "paths": {
+            COMPLETIONS_PATH: {"post": _inference("createCompletion", "CompletionRequest", key, guarded)},
+            CHAT_PATH: {"post": _inference("createChatCompletion", "ChatCompletionRequest", key, guarded)},
+            "/v1/models": {"get": _get("listModels", "The served model, as a list.", "ModelList", key, guarded)},
+            "/v1/models/{model}": {
+                "get": {
+                    **_get("getModel", "The served model.", "Model", key, guarded, "404"),
+                    "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
+                }
+            },
+            "/health": {"get": _probe("health", "200 while the process lives.")},
+            "/ready": {
+                "get": _probe(
+                    "ready",
+                    "200 once the workers are known, be they none; 503 with why before that and after SIGTERM.",
+                )
+            },
+            PATH: {"get": _get("openapi", "This document.", "Document", [{}], False)},
+        },
+        "components": {
+            "schemas": _schemas(),
+            "headers": _headers(),
+            "responses": {f"Error{code}": _error(code, text) for code, text in (*_REFUSALS.items(), _KEY)},
+            "securitySchemes": {
+                "apiKey": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A key of the cluster's Secret. It may have a class and rate limits.",
+                }
+            },
+        },
+    }
+
+
+_KEY: Final = ("401", "A valid API key is required.")
+
+
+def _refusals(codes: tuple[str, ...], guarded: bool | None) -> Json:
+    named = (*codes, *(() if guarded is False else ("401",)))
+    return {code: {"$ref": f"#/components/responses/Error{code}"} for code in sorted(named)}
+
+
+def _header(name: str) -> Json:
+    return {"$ref": f"#/components/headers/{name}"}
+
+
+def _inference(operation: str, request: str, security: list[Json], guarded: bool | None) -> Json:
+    headers = {name: _header(name) for name in ("x-request-id", "x-fulcrum-path")}
+    return {
+        "operationId": operation,
+        "security": security,
+        "parameters": [
+            _parameter(TTFT_HEADER, f"Time to first token: {_PROMISE}"),
+            _parameter(TPOT_HEADER, f"Time per output token: {_PROMISE}"),
+            {
+                "name": "x-request-id", "in": "header", "schema": {"type": "string"},
+                "description": "Returned, and sent to the workers, if it has at most 128 of `A-Za-z0-9._-`.",
+            },
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}},
+        },
+        "responses": {
+            "200": {
+                "description": "The answer of a worker; with `stream`, as server-sent events, ended by `[DONE]`. A "
+                "stream that fails ends with an event that holds an `Error`, without `[DONE]`.",
+                "headers": headers,
+                "content": {
+                    "application/json": {"schema": {"$ref": "#/components/schemas/Answer"}},
+                    "text/event-stream": {"schema": {"$ref": "#/components/schemas/Event"}},
+                },
+            },
+            **_refusals(tuple(_REFUSALS), guarded),
+        },
+    }  # fmt: skip
+
+
+def _parameter(name: str, description: str) -> Json:
+    schema = {"type": "number", "exclusiveMinimum": 0, "maximum": _DAY_MILLISECONDS}
+    return {"name": name, "in": "header", "description": description, "schema": schema}
+
+
+def _get(
+    operation: str, description: str, schema: str, security: list[Json], guarded: bool | None, *codes: str
+) -> Json:
+    return {
+        "operationId": operation,
+        "security": security,
+        "responses": {
+            "200": {
+                "description": description,
+                "headers": {"x-request-id": _header("x-request-id")},
+                "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
+            },
+            **_refusals((*_EVERYWHERE, *codes), guarded),
+        },
+    }
+
+
+def _probe(operation: str, description: str) -> Json:
+    responses = _refusals(_EVERYWHERE, guarded=False)
+    if operation == "ready":
+        both = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}, **_TEXT}
+        responses["503"] = {"description": "Not ready: why.", "content": both}
+    return {
+        "operationId": operation,
+        "responses": {"200": {"description": description, "content": _TEXT}, **responses},
+    }
+
+
+def _error(code: str, description: str) -> Json:
+    headers = ["x-request-id"]
+    if code in ("400", "429", "500", "502", "503", "504"):
+        headers.append("x-fulcrum-rejected")
+    if code in ("429", "502", "503", "504"):
+        headers += ["retry-after", "retry-after-ms"]
+    if code == "401":
+        headers.append("www-authenticate")
+    return {
+        "description": description,
+        "headers": {name: _header(name) for name in headers},
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    }
+
+
+def _headers() -> Json:
+    reasons = sorted(
+        {
+            *REJECTIONS,
+            Reason.RATE_LIMITED,
+            Reason.UPSTREAM_FAILED,
+            Reason.ENGINE_ERROR,
+            Reason.TIMED_OUT,
+            Reason.NEVER_FITS,
+        }
+    )
+    shapes: dict[str, tuple[str, Json]] = {
+        "x-request-id": ("The client's, or a new one.", {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"}),
+        "x-fulcrum-path": ("The workers that served it: `PREFILL,DECODE`, or one that did both.", {"type": "string"}),
+        "x-fulcrum-rejected": ("Why it was turned away.", {"type": "string", "enum": [str(one) for one in reasons]}),
+        "retry-after": ("Seconds until it would be let in, rounded up.", {"type": "integer", "minimum": 1}),
+        "retry-after-ms": ("The same in milliseconds, where seconds are not exact.", {"type": "integer", "minimum": 1}),
+        "www-authenticate": ("How to authenticate.", {"type": "string", "const": "Bearer"}),
+    }
+    return {name: {"description": text, "schema": schema} for name, (text, schema) in shapes.items()}
+
+
+def _schemas() -> Json:
+    prompt = {
+        "description": "Text, or token ids; a list of several is a batch.",
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "minItems": 1, "items": {"type": "string"}},
+            {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+            {
+                "type": "array",
+                "minItems": 1,
+                "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+            },
+        ],
+    }
+    message = {"type": "object", "properties": {"role": {"type": "string"}, "content": {}}}
+    chat = {"max_completion_tokens": {**_COUNT, "description": "Most tokens of the answer."}}
+    model = {"id": {"type": "string"}, "object": {"const": "model"}, "created": {"type": "integer"},
+             "owned_by": {"type": "string"}, "root": {"type": "string"}, "parent": {"type": "null"},
+             "max_model_len": {"type": ["integer", "null"]}}  # fmt: skip
+    error = {"message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]},
+             "code": {"type": ["string", "integer", "null"]}}  # fmt: skip
+    return {
+        "CompletionRequest": _request({"prompt": prompt, "echo": _FLAG}, "prompt"),
+        "ChatCompletionRequest": _request(
+            {"messages": {"type": "array", "minItems": 1, "items": message}, **chat}, "messages"
+        ),
+        "Event": _object(
+            {"data": {"type": "string", "description": "JSON of the engine's, an `Error`, or `[DONE]`."}}, "data"
+        ),
+        "Answer": {"type": "object", "description": "As the engine gave it."},
+        "Model": _object(model, "id", "object", "created", "owned_by"),
+        "ModelList": _object(
+            {"object": {"const": "list"}, "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}},
+            "object", "data",
+        ),
+        "Document": {"type": "object"},
+        "Error": _object({"error": _object(error, "message", "type")}, "error"),
+    }  # fmt: skip
+
+
+def _request(more: Json, *required: str) -> Json:
+    sampling: dict[str, Json] = {
+        "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": 2},
+        "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
+        "seed": {"type": ["integer", "null"]},
+        "stop": {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]},
+        "stream_options": {
+            "anyOf": [{"type": "null"}, {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}]
+        },
+    }
+    unwanted = {"type": "null", "description": "Set by the gateway only."}
+    return {
+        "type": "object",
+        "description": f"Other fields are passed on to the engine. {_PASSED_ON}",
+        "required": list(required),
+        "properties": {
+            "model": {"type": ["string", "null"], "description": "The served name; that of the only model if absent."},
+            **more,
+            "max_tokens": {**_COUNT, "description": "Most tokens of the answer."},
+            "n": {**_COUNT, "description": "Answers; more than one are made by one worker."},
+            "stream": _FLAG,
+            **{name: {**shape, "description": _PASSED_ON} for name, shape in sampling.items()},
+            "kv_transfer_params": unwanted,
+            "ec_transfer_params": unwanted,
+        },
+        "additionalProperties": True,
+    }
+
+
+def _object(properties: Json, *required: str) -> Json:
+    return {"type": "object", "properties": properties, "required": list(required)}

@@ -1,0 +1,103 @@
+"""Asks the workers' agents for their load and speed, in the background; what they do not say stays unknown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from fulcrum.api.worker import LoadReport, TransferCounters
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.capacity.trust import measured_speed, pool_speed
+from fulcrum.gateway.http.upstream_answer import UpstreamError
+from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
+from fulcrum.gateway.workers.registry import Worker, WorkerView
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS: Final = 1.0
+_TIMEOUT_SECONDS: Final = 1.0
+_OK: Final = 200
+_decoder: Final = msgspec.json.Decoder(LoadReport)
+
+
+class LoadPoller:
+    """Keeps speeds, and the work that other gateways have started, up to date in `view`."""
+
+    def __init__(self, view: WorkerView, metrics: Metrics) -> None:
+        self._view = view
+        self._metrics = metrics
+        self.alone = True
+        """No other gateway sends requests to these workers."""
+        self._speeds = LearnedSpeeds()
+        self._transfers: dict[Worker, TransferCounters] = {}
+        self.suspected: Callable[[Worker], None] = lambda _worker: None
+        """Called for each worker whose KV transfers failed since it was asked last."""
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            await self.poll()
+            await asyncio.sleep(PERIOD_SECONDS)
+
+    async def poll(self) -> None:
+        """Ask every worker once, all at the same time."""
+        asked = [worker for worker in self._view.workers if worker.agent is not None]
+        if not asked:
+            return
+        await asyncio.gather(*(self._ask(worker) for worker in asked))
+        self._compare_transfers()
+        by_pool: dict[str, list[WorkerSpeed]] = {}
+        for worker in self._view.workers:
+            speed = measured_speed(worker.report) if worker.report is not None else None
+            if speed is not None:
+                by_pool.setdefault(worker.record.pool, []).append(speed)
+        now = asyncio.get_running_loop().time()
+        self._speeds.learn(self._view.workers, self._view.cluster.steps.take(), now)
+        for pool, measured in by_pool.items():
+            speed = self._speeds.speed(pool, pool_speed(measured))
+            if speed is not None:
+                self._view.cluster.set_speed(pool, speed)
+        if self.alone:
+            return
+        for worker in self._view.workers:
+            if worker.report is not None:
+                self._view.cluster.report(worker.name, worker.report, now)
+
+    def _compare_transfers(self) -> None:
+        before, self._transfers = self._transfers, {}
+        for worker in self._view.workers:
+            now = worker.report.transfers if worker.report is not None else before.get(worker)
+            if now is None:
+                continue
+            self._transfers[worker] = now
+            if (last := before.get(worker)) is not None and (
+                now.failed_transfers > last.failed_transfers or now.expired_requests > last.expired_requests
+            ):
+                self.suspected(worker)
+
+    async def _ask(self, worker: Worker) -> None:
+        agent = worker.agent
+        if agent is None:
+            return
+        deadline = asyncio.get_running_loop().time() + _TIMEOUT_SECONDS
+        worker.report = None
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await agent.exchange(agent.question("/load"), sink=None, deadline=deadline)
+            report = _decoder.decode(answer.body) if answer.status == _OK else None
+        except (UpstreamError, TimeoutError):
+            self._metrics.load_reports["unanswered"] += 1
+            return
+        except msgspec.DecodeError as error:
+            logger.debug("load_report_unreadable worker=%s error=%s", worker.name, error)
+            report = None
+        if report is None:
+            self._metrics.load_reports["unreadable"] += 1
+            return
+        self._metrics.load_reports["answered"] += 1
+        worker.report = report

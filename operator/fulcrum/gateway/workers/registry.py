@@ -1,0 +1,182 @@
+"""The gateway's view of its workers: who is there, in which role, and what it has under way on each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from fulcrum import routing
+from fulcrum.api.names import Role
+from fulcrum.api.worker import LoadReport
+from fulcrum.gateway.http.pool import Pool
+from fulcrum.gateway.http.response_budget import AnswerRoom
+from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.workers.record import WorkerRecord
+from fulcrum.routing import ClusterView
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """A worker and what is under way on it."""
+
+    __slots__ = (
+        "agent",
+        "answers",
+        "changed_at",
+        "doubts",
+        "name",
+        "pool",
+        "record",
+        "report",
+        "role",
+        "state",
+    )
+
+    def __init__(
+        self, record: WorkerRecord, state: routing.WorkerView, room: AnswerRoom, token: str | None = None
+    ) -> None:
+        self.record = record
+        self.name = record.name
+        self.role = record.role
+        self.pool = Pool(record.host, record.port, room, token)
+        self.agent = Pool(record.host, record.agent_port, room, token) if record.agent_port is not None else None
+        self.state = state
+        """What routing knows of it."""
+        self.report: LoadReport | None = None
+        """Its last answer to `GET /load`; None: it never gave one, or not the last time."""
+        self.answers = 0
+        """Requests that it answered."""
+        self.doubts = 0
+        """Requests in a row that it failed in a way that may be their own fault."""
+        self.changed_at: float | None = None
+        """Loop time of a role change after which no request was sent yet."""
+
+    @property
+    def in_flight(self) -> int:
+        """Legs under way on it."""
+        return self.state.in_flight
+
+    @property
+    def suspect(self) -> bool:
+        """It failed a moment ago."""
+        return self.state.suspect
+
+
+class WorkerView:
+    """All usable workers. `replace`, `put` and `remove` take effect for the next request."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        cluster: ClusterView | None = None,
+        room: AnswerRoom | None = None,
+        *,
+        token: str | None = None,
+    ) -> None:
+        """`token` is what workers of this cluster ask for."""
+        self._metrics = metrics
+        self._token = token
+        self.cluster = cluster or ClusterView()
+        """The same workers as routing sees them."""
+        self._room = room or AnswerRoom()
+        self._workers: dict[str, Worker] = {}
+        self._leaving: set[Worker] = set()
+        self.workers: list[Worker] = []
+        """Usable workers, in no order."""
+        self.joined: Callable[[Worker], None] = lambda _worker: None
+        """Called for each new engine process."""
+
+    def put(self, record: WorkerRecord) -> None:
+        """A worker is usable, or changed."""
+        worker = self._workers.get(record.name)
+        state = self.cluster.put(
+            record.name,
+            record.role,
+            pool=record.pool,
+            revision=record.revision,
+            node=record.node,
+            incarnation=f"{record.incarnation}@{record.host}:{record.port}",
+        )
+        if worker is not None and _engine(worker.record) == _engine(record):
+            worker.state = state
+            self._update(worker, record)
+            return
+        if worker is not None:
+            self._leave(worker)
+        worker = self._workers[record.name] = Worker(record, state, self._room, self._token)
+        self.workers = list(self._workers.values())
+        logger.info("worker_joined worker=%s role=%s epoch=%d", record.name, record.role, record.role_epoch)
+        self.joined(worker)
+
+    def remove(self, name: str, why: str) -> None:
+        """A worker takes no new requests; what is under way on it finishes."""
+        worker = self._workers.pop(name, None)
+        if worker is None:
+            return
+        self.cluster.remove(name)
+        self.workers = list(self._workers.values())
+        self._leave(worker)
+        logger.info("worker_left worker=%s why=%s in_flight=%d", name, why, worker.in_flight)
+
+    def replace(self, records: Iterable[WorkerRecord]) -> None:
+        """Exactly these are usable."""
+        listed = {record.name: record for record in records}
+        for name in self._workers.keys() - listed.keys():
+            self.remove(name, "not_listed")
+        for record in listed.values():
+            self.put(record)
+
+    def of(self, state: routing.WorkerView) -> Worker:
+        """The worker that a path names; paths are used as soon as they are found."""
+        return self._workers[state.name]
+
+    def failed(self, worker: Worker, now: float) -> None:
+        """It failed a request: avoid it for a moment. A dead worker is always the least loaded one."""
+        self.cluster.failed(worker.state, now)
+
+    def worked(self, worker: Worker) -> None:
+        """It answered a request."""
+        worker.answers += 1
+        worker.doubts = 0
+        self.cluster.worked(worker.state)
+
+    def sweep(self, now: float) -> None:
+        """Time-outs of all connections to workers, and of what is held against them (loop time)."""
+        for worker in (*self.workers, *self._leaving):
+            worker.pool.sweep(now)
+            if worker.agent is not None:
+                worker.agent.sweep(now)
+        for state in self.cluster.tick(now):
+            self._metrics.ejections[state.role] += 1
+            logger.warning("worker_ejected worker=%s role=%s why=outlier", state.name, state.role)
+        self._leaving = {worker for worker in self._leaving if worker.pool.open_connections}
+
+    def close(self) -> None:
+        """Close idle connections."""
+        for worker in (*self.workers, *self._leaving):
+            worker.pool.close()
+            if worker.agent is not None:
+                worker.agent.close()
+
+    def _update(self, worker: Worker, record: WorkerRecord) -> None:
+        before, worker.record, worker.role = worker.record, record, record.role
+        if before.role == record.role:
+            return
+        serves = record.role is not Role.DRAINING
+        worker.changed_at = asyncio.get_running_loop().time() if serves else None
+        self._metrics.role_changes[before.role, record.role] += 1
+        logger.info(
+            "role_changed worker=%s from=%s to=%s epoch=%d", record.name, before.role, record.role, record.role_epoch
+        )
+
+    def _leave(self, worker: Worker) -> None:
+        worker.pool.close()
+        if worker.agent is not None:
+            worker.agent.close()
+        self._leaving.add(worker)
+
+
+def _engine(record: WorkerRecord) -> tuple[str, int, int | None, str]:
+    return (record.host, record.port, record.agent_port, record.incarnation)

@@ -1,0 +1,230 @@
+"""Follows the cluster's Pods: list, then watch, for ever; what was last known stays while the API server is away.
+
+Workers become the view that requests are routed by. Gateways are counted: they share what is promised once.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import Final, Protocol
+
+import msgspec
+
+from fulcrum import kube
+from fulcrum.api import names
+from fulcrum.api.kv_format import kv_format
+from fulcrum.api.names import Role
+from fulcrum.api.worker import WorkerConfig
+from fulcrum.gateway.config import Settings
+from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.workers.record import WorkerRecord
+from fulcrum.gateway.workers.registry import WorkerView
+
+logger = logging.getLogger(__name__)
+
+_RESYNC_SECONDS: Final = 120.0
+"""A new LIST this often prunes what a watch may have missed."""
+
+
+# Of a Pod only what routing needs is decoded; names are those on the wire.
+
+
+class Metadata(msgspec.Struct):
+    """Who the Pod is."""
+
+    name: str
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    deletionTimestamp: str | None = None  # noqa: N815
+
+
+class EnvVar(msgspec.Struct):
+    """One variable of a container."""
+
+    name: str
+    value: str | None = None
+
+
+class Container(msgspec.Struct):
+    """What a container runs."""
+
+    name: str = ""
+    image: str | None = None
+    env: list[EnvVar] | None = None
+
+
+class PodSpec(msgspec.Struct):
+    """What the Pod runs, and where."""
+
+    containers: list[Container] = []
+    nodeName: str | None = None  # noqa: N815
+
+
+class Condition(msgspec.Struct):
+    """One condition of the Pod."""
+
+    type: str
+    status: str
+
+
+class ContainerStatus(msgspec.Struct):
+    """How often a container was started again."""
+
+    restartCount: int = 0  # noqa: N815
+
+
+class PodStatus(msgspec.Struct):
+    """How the Pod is."""
+
+    phase: str | None = None
+    podIP: str | None = None  # noqa: N815
+    conditions: list[Condition] | None = None
+    containerStatuses: list[ContainerStatus] | None = None  # noqa: N815
+
+
+class Pod(msgspec.Struct):
+    """A Pod as far as routing needs it."""
+
+    metadata: Metadata
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+
+_PODS: Final = kube.Resource(api_version="v1", kind="Pod", plural="pods")
+
+
+class Follower(Protocol):
+    """Whose view of workers, and whose count of gateways, is kept."""
+
+    settings: Settings
+    view: WorkerView
+    metrics: Metrics
+    watch_connected: bool
+
+    def share(self, gateways: int) -> None:
+        """So many gateways, this one included, share the traffic."""
+
+
+def record_of(pod: Pod) -> WorkerRecord | None:
+    """The worker that a Pod is; None while no request may go to it."""
+    metadata, status = pod.metadata, pod.status
+    if not _is(pod, names.COMPONENT_WORKER) or not _ready(pod) or not status.podIP:
+        return None
+    try:
+        role = Role((metadata.labels or {}).get(names.LABEL_ROLE, ""))
+    except ValueError:
+        return None
+    epoch = (metadata.annotations or {}).get(names.ANNOTATION_ROLE_EPOCH, "0")
+    restarts = sum(container.restartCount for container in status.containerStatuses or ())
+    return WorkerRecord(
+        name=metadata.name,
+        role=role,
+        role_epoch=int(epoch) if epoch.isdigit() else 0,
+        host=status.podIP,
+        port=names.PORT_ENGINE,
+        agent_port=names.PORT_AGENT,
+        incarnation=f"{metadata.uid}/{restarts}",
+        pool=(metadata.labels or {}).get(names.LABEL_POOL, ""),
+        revision=_revision(pod),
+        node=pod.spec.nodeName or "",
+    )
+
+
+def _is(pod: Pod, component: str) -> bool:
+    return (pod.metadata.labels or {}).get(names.LABEL_COMPONENT) == component
+
+
+def _ready(pod: Pod) -> bool:
+    if pod.metadata.deletionTimestamp is not None or pod.status.phase != "Running":
+        return False
+    conditions = pod.status.conditions or ()
+    return any(condition.type == "Ready" and condition.status == "True" for condition in conditions)
+
+
+def _revision(pod: Pod) -> str:
+    """What the format of a worker's KV depends on. The hash on the Pod will not do: each pool has its own."""
+    for container in pod.spec.containers:
+        for variable in container.env or ():
+            if variable.name == names.ENV_WORKER_CONFIG and variable.value:
+                return _kv_format(container.image or "", variable.value)
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _kv_format(image: str, document: str) -> str:
+    try:
+        config = msgspec.json.decode(document, type=WorkerConfig)
+    except msgspec.DecodeError:  # of another version
+        return document
+    return kv_format(config, image)
+
+
+async def watch_workers(follower: Follower) -> None:
+    """Keep `follower.view` equal to the usable worker Pods of its cluster, and count its gateways.
+
+    Returns only when cancelled.
+    """
+    # One watch for both: what is known of one is as old as what is known of the other.
+    selectors = kube.selector({names.LABEL_CLUSTER: follower.settings.config.cluster})
+    others: set[str] = set()
+    path = _PODS.collection(follower.settings.namespace)
+    api = kube.Api()
+    try:
+        async for event in kube.follow(api, path, Pod, selectors=selectors, relist_seconds=_RESYNC_SECONDS):
+            try:
+                _take(follower, event, others)
+            except Exception:  # the edge: whatever the API server sends, the gateway must go on following it
+                logger.exception("watch_failed")
+    finally:
+        await api.close()
+
+
+def _take(follower: Follower, event: kube.Event[Pod], others: set[str]) -> None:
+    """`others`: the ready gateways beside this one, kept up to date."""
+    view = follower.view
+    match event:
+        case kube.Listed(items=pods):
+            records = [record_of(pod) for pod in pods]
+            view.replace(record for record in records if record is not None)
+            others.clear()
+            others.update(pod.metadata.name for pod in pods if _shares(pod, follower))
+            follower.share(len(others) + 1)
+        case kube.Changed(kind=kind, object=pod) if _is(pod, names.COMPONENT_GATEWAY):
+            shares = kind != "DELETED" and _shares(pod, follower)
+            if shares != (pod.metadata.name in others):
+                (others.add if shares else others.discard)(pod.metadata.name)
+                follower.share(len(others) + 1)
+        case kube.Changed(kind=kind, object=pod):
+            record = None if kind == "DELETED" else record_of(pod)
+            if record is not None:
+                view.put(record)
+            else:
+                view.remove(pod.metadata.name, "deleted" if kind == "DELETED" else "not_usable")
+        case kube.Connected():
+            follower.watch_connected = True
+        case kube.Interrupted(error=error):
+            follower.watch_connected = False
+            cause = _cause(error)
+            follower.metrics.watch_restarts[cause] += 1
+            logger.warning("watch_broken cause=%s workers_kept=%d error=%s", cause, len(view.workers), error)
+        case kube.Bookmark():
+            pass
+
+
+def _shares(pod: Pod, follower: Follower) -> bool:
+    """Whether a Pod is another gateway to which clients are sent."""
+    return _is(pod, names.COMPONENT_GATEWAY) and _ready(pod) and pod.metadata.name != follower.settings.pod_name
+
+
+def _cause(error: kube.ApiFailure) -> str:
+    match error:
+        case kube.ApiError(code=410):
+            return "gone"
+        case kube.ApiError(code=code):
+            return f"status_{code}"
+        case kube.ConfigError():
+            return "config"
+        case _:
+            return "connection"
