@@ -35,7 +35,8 @@ def second(quickstart: Cluster) -> Iterator[AnotherNode]:
 
 @pytest.fixture(scope="module")
 def cluster(quickstart: Cluster, second: AnotherNode) -> Iterator[Cluster]:
-    """Three workers, 1P:2D. What comes later is on the first node again."""
+    """Three workers, 1P:2D, on the first node; the second one is cordoned. What comes later is on the first again."""
+    quickstart.kubectl("cordon", second.name)
     quickstart.patch({**WIDE, "admission": {"policy": "Off"}})
     shape(quickstart, {"min": 1, "max": 3}, ratio=(1, 2))
     wait_until("1P:2D", partial(settled, quickstart, {"prefill": 1, "decode": 2}), seconds=240)
@@ -70,17 +71,17 @@ def gateways(cluster: Cluster) -> int:
     return int(status["readyReplicas"]) if status.get("replicas") == status.get("updatedReplicas") else 0
 
 
-def test_a_node_that_is_lost_under_load(cluster: Cluster, second: AnotherNode, questions: list[Question]) -> None:
+def test_a_node_that_is_lost_under_load(cluster: Cluster, questions: list[Question]) -> None:
     """Power cut and Node object deleted: no answer is lost, and the capacity is back in a start's time and 60 s."""
     victim = next(worker for worker in cluster.workers() if worker.role == "decode")
     with another_node(cluster, "doomed") as doomed, SteadyLoad(cluster.endpoint(), questions, rate=2) as load:
         wait_until("answers before", partial(load.has, 8), seconds=120)
-        cluster.kubectl("cordon", FIRST, second.name)
+        cluster.kubectl("cordon", FIRST)
         began = time.monotonic()
         cluster.kubectl("delete", "pod", victim.name, "--wait=false")
         wait_until("its replacement", partial(replaced, cluster, victim.name, victim.uid), seconds=240)
         start_seconds = time.monotonic() - began
-        cluster.kubectl("uncordon", FIRST, second.name)
+        cluster.kubectl("uncordon", FIRST)
         assert doomed.pods() == [victim.name]
         lost = next(worker for worker in cluster.workers() if worker.name == victim.name)
         wait_until("answers with it", partial(load.has, len(load.answered) + 8), seconds=120)
@@ -113,6 +114,7 @@ def test_kubectl_drain_under_load_in_auto(cluster: Cluster, second: AnotherNode,
     wait_until("1P:1D", partial(settled, cluster, {"prefill": 1, "decode": 1}), seconds=240)
     shape(cluster, {"min": 2, "max": 8}, ratio=(1, 1))
     cluster.patch({"balance": {"mode": "Auto"}})
+    cluster.kubectl("uncordon", second.name)
     before = {worker.uid for worker in cluster.workers()}
     leaving = len(cluster.read("pods", "-A", "--field-selector", f"spec.nodeName={FIRST}")["items"])
     with SteadyLoad(cluster.endpoint(), questions, rate=2) as load:
