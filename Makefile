@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PYTEST := $(BIN)/python -m pytest
 SOURCES := operator worker_image tests benchmarks charts
 
-.PHONY: help install demo test check format unit integration scan e2e compare bench generate lock images release clean
+.PHONY: help install demo test check format unit integration scan e2e compare bench generate lock docs images release clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -21,12 +21,13 @@ demo: install  ## Local cluster with real vLLM workers: ask, replay, flip, repor
 
 test: check unit integration e2e  ## Every check
 
-check: install  ## Format, lint, types, import contracts, Dockerfiles, generated files
+check: install  ## Format, lint, types, import contracts, Dockerfiles, generated files, documentation
 	@echo "[check] format and lint" && $(BIN)/ruff format --check --quiet $(SOURCES) && $(BIN)/ruff check --quiet $(SOURCES)
 	@echo "[check] types" && $(BIN)/mypy --no-error-summary operator/fulcrum worker_image/fulcrum_worker
 	@echo "[check] import contracts" && $(BIN)/lint-imports --no-logo > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
 	@echo "[check] Dockerfiles" && $(BIN)/hadolint Dockerfile worker_image/Dockerfile
 	@echo "[check] generated files" && $(BIN)/fulcrum crd --check crds/fulcrum.dev_inferenceclusters.yaml && $(BIN)/python charts/generate.py --check
+	@echo "[check] documentation" && sh requirements/tool.sh mkdocs && NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs/bin/mkdocs build --quiet --strict
 
 unit: install  ## Tests that start no process of ours
 	$(PYTEST) -m "not integration and not engine" -n 2 --quiet
@@ -70,6 +71,11 @@ format: install  ## Format the code
 
 lock:  ## Resolve the lock files again (needs uv)
 	sh requirements/lock.sh
+
+docs:  ## The documentation as a site, in build/docs (installs 160 MB beside the rest)
+	@sh requirements/tool.sh mkdocs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs/bin/mkdocs build --quiet --strict
+	@echo "[docs] build/docs/index.html"
 
 images:  ## Images of the control plane and the worker, with docker or podman (IMAGES, TAG)
 	@sh requirements/images.sh

@@ -1,0 +1,35 @@
+"""The documentation as a site: every link leads somewhere and every page is in the list of pages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.docs.blocks import ROOT, pages
+
+MKDOCS = Path(sys.executable).parents[1] / "mkdocs/bin/mkdocs"
+_LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+_CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.skipif(not MKDOCS.exists(), reason="mkdocs is not installed: make docs")
+def test_it_builds_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [MKDOCS, "build", "--strict", "--site-dir", tmp_path / "site"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages_made = list((tmp_path / "site").rglob("index.html"))
+    assert len(pages_made) >= len(list(ROOT.glob("docs/**/*.md")))
+    # A page that a browser opens asks no other server for anything.
+    asked = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?:[^"]+)"', pages_made[0].read_text())
+    assert [url for url in asked if "canonical" not in url] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    targets = {match[1] for match in _LINK.finditer(_CODE.sub("", page.read_text())) if "://" not in match[1]}
+    assert sorted(target for target in targets if not (page.parent / target).exists()) == []
