@@ -52,6 +52,7 @@ MODULES = {
         "turns",
     ),
     "gateway": (
+        "dispatch/accounting",
         "dispatch/admit",
         "dispatch/attempt",
         "dispatch/exchange",

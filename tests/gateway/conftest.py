@@ -315,7 +315,7 @@ async def make_site() -> AsyncIterator[MakeSite]:
         )
         await gateway.start()
         if not engines:
-            gateway.view.replace(())
+            gateway.registry.replace(())
         site = Site(gateway, {engine.name: engine for engine in engines})
         sites.append(site)
         return site

@@ -18,9 +18,9 @@ from fulcrum.api.names import Role
 from fulcrum.api.serving_types import Admission, ClassMatch, QosClass
 from fulcrum.gateway.app import Gateway
 from fulcrum.gateway.config import Settings
-from fulcrum.gateway.dispatch.exchange import Call
+from fulcrum.gateway.dispatch.exchange import Exchange
 from fulcrum.gateway.http.connection import ClientConnection
-from fulcrum.gateway.http.response import Reply
+from fulcrum.gateway.http.response import Response
 
 Run = Callable[[Callable[[Site], Coroutine[Any, Any, None]]], None]
 MAX_BODY_BYTES = 4096
@@ -58,7 +58,7 @@ def fuzzed(keys: Path | None = None) -> Iterator[Run]:
                 asyncio.get_running_loop(),
             )  # fmt: skip
             await gateway.start()
-            await eventually(lambda: all(worker.state.known for worker in gateway.view.workers))
+            await eventually(lambda: all(worker.state.known for worker in gateway.registry.workers))
             return gateway
 
         async def stop() -> None:
@@ -103,15 +103,15 @@ async def nothing_left(site: Site) -> None:
     """No connection, request, task or count outlives what caused it."""
     gateway = site.gateway
     await eventually(lambda: not gateway.connections)
-    workers = gateway.view.workers
+    workers = gateway.registry.workers
     await eventually(lambda: all(worker.in_flight == 0 for worker in workers))
     await eventually(lambda: not gateway._inference._under_way)
-    assert all(worker.state.in_flight == 0 for worker in gateway.view.workers)
-    assert all(worker.state.queued_tokens == 0 for worker in gateway.view.workers)
+    assert all(worker.state.in_flight == 0 for worker in gateway.registry.workers)
+    assert all(worker.state.queued_tokens == 0 for worker in gateway.registry.workers)
     assert len(gateway.slow_readers) == 0
     assert (len(gateway.bodies), gateway.bodies.total_bytes) == (0, 0)
     gc.collect()
-    held = [kind.__name__ for one in gc.get_objects() if (kind := type(one)) in (ClientConnection, Reply, Call)]
+    held = [kind.__name__ for one in gc.get_objects() if (kind := type(one)) in (ClientConnection, Response, Exchange)]
     assert held == []
     ours = [task for task in asyncio.all_tasks() if "ClientConnection" in repr(task.get_coro())]
     assert ours == []

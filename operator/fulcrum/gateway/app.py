@@ -16,25 +16,25 @@ from prometheus_client.metrics_core import Metric
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway.config import Settings, raise_file_limit
-from fulcrum.gateway.dispatch.admit import FrontDoor
+from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.api_keys import RELOAD_SECONDS, KeyRing
 from fulcrum.gateway.dispatch.attempt import Inference
 from fulcrum.gateway.dispatch.routes import Routes, path_of
 from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.connection import ClientConnection
-from fulcrum.gateway.http.internal_server import InsideServer
+from fulcrum.gateway.http.internal_server import InternalServer
 from fulcrum.gateway.http.request import Request
-from fulcrum.gateway.http.response import Reply
-from fulcrum.gateway.http.response_budget import AnswerRoom
+from fulcrum.gateway.http.response import Response
+from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
-from fulcrum.gateway.metrics.admission_metrics import door_metrics
+from fulcrum.gateway.metrics.admission_metrics import admission_metrics
 from fulcrum.gateway.metrics.counts import CONTENT_TYPE, Metrics, counter, gauge
 from fulcrum.gateway.metrics.slo import SloOutcome
 from fulcrum.gateway.openai.errors import RequestError, shutting_down
 from fulcrum.gateway.unhandled import log_unhandled
 from fulcrum.gateway.workers.load_poll import LoadPoller
 from fulcrum.gateway.workers.prewarm import Prewarmer
-from fulcrum.gateway.workers.registry import WorkerView
+from fulcrum.gateway.workers.registry import WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -56,33 +56,33 @@ class Gateway:
         self.max_connections = settings.max_connections
         self.connections: set[ClientConnection] = set()
         self.slow_readers = SlowReaders()
-        self.answers = AnswerRoom()
+        self.response_budget = ResponseBudget()
         self.bodies: Budget[ClientConnection] = Budget(_BODIES_BYTES)
         self.closing = False
-        self.door = FrontDoor(settings.config)
-        self.kept_headers = self.door.kept_headers
+        self.admission = AdmissionControl(settings.config)
+        self.kept_headers = self.admission.kept_headers
         self.metrics = Metrics(
             model=settings.config.served_name,
             labels={"fulcrum_cluster": settings.config.cluster, "fulcrum_namespace": settings.namespace},
-            class_names=self.door.classes.names,
+            class_names=self.admission.classes.names,
         )
-        self.view = WorkerView(self.metrics, self.door.cluster, self.answers, token=settings.token)
-        self.poller = LoadPoller(self.view, self.metrics)
+        self.registry = WorkerRegistry(self.metrics, self.admission.cluster, self.response_budget, token=settings.token)
+        self.poller = LoadPoller(self.registry, self.metrics)
         self.gateways = 0
         """Gateways that share the traffic, this one included."""
         self.share(settings.config.replicas)
         self._routes = Routes(
             settings.config,
-            door=self.door,
+            admission=self.admission,
             not_ready=self.not_ready,
             refused=self.refused,
         )
-        self.prewarmer = Prewarmer(self.view, self.metrics, settings.config.served_name)
+        self.prewarmer = Prewarmer(self.registry, self.metrics, settings.config.served_name)
         self._watch_connected = False
         self._knows_workers = bool(settings.static_workers)
         self.port = settings.port
         self.inside_port = settings.inside_port
-        self._inside = InsideServer(
+        self._inside = InternalServer(
             {
                 "/metrics": lambda: (CONTENT_TYPE, self.metrics.render(self._gauges())),
                 "/kv-pairs": lambda: (b"application/json", msgspec.json.encode(self.prewarmer.report())),
@@ -93,8 +93,8 @@ class Gateway:
         self._stop = asyncio.Event()
         self._inference = Inference(
             config=settings.config,
-            door=self.door,
-            view=self.view,
+            admission=self.admission,
+            registry=self.registry,
             metrics=self.metrics,
             loop=loop,
             access_log=settings.access_log,
@@ -105,15 +105,15 @@ class Gateway:
     def turned_away(self, target: bytes, headers: Mapping[str, str]) -> RequestError | None:
         return self._routes.turned_away(target, headers)
 
-    def answer(self, request: Request, reply: Reply) -> bool:
-        return self._routes.answer(request, reply)
+    def answer(self, request: Request, response: Response) -> bool:
+        return self._routes.answer(request, response)
 
-    def serve(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None]:
-        return self._inference.serve(path_of(request.target), request, reply)
+    def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
+        return self._inference.serve(path_of(request.target), request, response)
 
     def refused(self, error: RequestError) -> None:
         reason = error.reason.value if error.reason is not None else ""
-        rest = self.door.classes.names[self.door.classes.rest]
+        rest = self.admission.classes.names[self.admission.classes.rest]
         self.metrics.requests["", error.status.value, reason, rest] += 1
         if error.reason is Reason.OVERLOADED:
             # Nobody has read it, but it is load all the same.
@@ -145,10 +145,10 @@ class Gateway:
             logger.info("gateways_counted ready=%d before=%d", gateways, self.gateways)
         self.gateways = gateways
         self.poller.alone = gateways == 1
-        self.door.share(gateways, self._loop.time())
+        self.admission.share(gateways, self._loop.time())
 
     def _gauges(self) -> Iterator[Metric]:
-        workers = self.view.workers
+        workers = self.registry.workers
         by_role = [((role.value,), float(sum(worker.role is role for worker in workers))) for role in Role]
         info = ((self.settings.config.served_name, self.settings.pod_name), 1.0)
         yield gauge("info", "1 for each gateway that is scraped.", ("model", "pod"), [info])
@@ -161,12 +161,12 @@ class Gateway:
         yield gauge("worker_in_flight", "Legs under way on each worker.", ("worker", "role"), in_flight)
         known = float(sum(worker.state.known for worker in workers))
         yield gauge("workers_speed_known", "Usable workers whose speed is known.", (), [((), known)])
-        yield from door_metrics(self.door)
+        yield from admission_metrics(self.admission)
         epochs = [((worker.name,), float(worker.record.role_epoch)) for worker in workers]
         yield gauge("worker_role_epoch", "Role epoch by which this gateway routes.", ("worker",), epochs)
         yield gauge("client_connections", "Open client connections.", (), [((), len(self.connections))])
         slow = len(self.slow_readers)
-        waiting = self.answers.waiting
+        waiting = self.response_budget.waiting
         yield gauge("answers_waiting", "Large answers that wait at their engines for room.", (), [((), waiting)])
         yield gauge("slow_readers", "Clients that do not keep up with their answers.", (), [((), slow)])
         yield counter(
@@ -186,19 +186,19 @@ class Gateway:
         """Listen and begin to follow the workers."""
         settings = self.settings
         if settings.prewarm:
-            self.view.joined = self.prewarmer.joined
+            self.registry.joined = self.prewarmer.joined
             self.poller.suspected = self.prewarmer.suspected
             self._spawn(self.prewarmer.run())
         if settings.static_workers:
-            self.view.replace(settings.static_workers)
+            self.registry.replace(settings.static_workers)
         else:
             from fulcrum.gateway.workers.watch import watch_workers
 
             self._spawn(watch_workers(self))
         self._spawn(self._sweep())
         self._spawn(self.poller.run())
-        if self.door.keys is not None:
-            self._spawn(self._reload(self.door.keys))
+        if self.admission.keys is not None:
+            self._spawn(self._reload(self.admission.keys))
         listener = _listen(settings.host, settings.port)
         self.port = listener.getsockname()[1]
         self._server = await self._loop.create_server(
@@ -235,7 +235,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.view.close()
+        self.registry.close()
         logger.info("gateway_stopped")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -261,9 +261,9 @@ class Gateway:
             now = self._loop.time()
             for connection in [connection for connection in self.connections if connection.deadline < now]:
                 connection.expire()
-            self.slow_readers.sweep(now, self.answers)
+            self.slow_readers.sweep(now, self.response_budget)
             self._inference.first_tokens.pass_time(now)
-            self.view.sweep(now)
+            self.registry.sweep(now)
 
 
 def _listen(host: str, port: int) -> socket.socket:

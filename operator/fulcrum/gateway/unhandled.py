@@ -10,7 +10,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-def where(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Its type, and where it came from: names and lines of code, no values."""
     lines = [f"{type(error).__name__} (message withheld)\n", *traceback.format_tb(error.__traceback__)]
     cause = error.__cause__ or error.__context__
@@ -27,4 +27,4 @@ def log_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
     if isinstance(error, OSError):
         logger.warning("connection_failed event=%r error=%s", message, type(error).__name__)
     else:
-        logger.error("unhandled event=%r error=%s", message, where(error) if error is not None else "-")
+        logger.error("unhandled event=%r error=%s", message, describe(error) if error is not None else "-")

@@ -176,7 +176,7 @@ async def test_logs_hold_neither_prompts_nor_keys(
             raise ValueError(CANARY) from error
 
     with monkeypatch.context() as broken:
-        broken.setattr(site.gateway.door, "decide", crash)
+        broken.setattr(site.gateway.admission, "decide", crash)
         assert await ask("ok") == 500
         broken.setattr(site.gateway, "answer", crash)
         client = Client(*await asyncio.open_connection("127.0.0.1", site.gateway.port))
@@ -185,8 +185,8 @@ async def test_logs_hold_neither_prompts_nor_keys(
         client.close()
     (tmp_path / "bad").write_text('{"key": "' + CANARY)
     (tmp_path / "short").write_text("cana")
-    assert site.gateway.door.keys is not None
-    site.gateway.door.keys.refresh()
+    assert site.gateway.admission.keys is not None
+    site.gateway.admission.keys.refresh()
 
     assert await ask("ok") in (200, 502)
     written = caplog.text

@@ -22,8 +22,8 @@ from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import Admission, AdmissionPolicy, ClassMatch, QosClass
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.gateway.dispatch.admit import FrontDoor
-from fulcrum.gateway.openai.bodies import read_job
+from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.openai.bodies import read_request
 from fulcrum.gateway.openai.errors import RequestError, never_fits, rejected
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
 from fulcrum.routing import Flight
@@ -69,7 +69,7 @@ async def slow_worker(make_site: MakeSite, make_agent: MakeAgent, admission: Adm
     behave = more.pop("behave", hang)
     engine = Engine("m", Role.MIXED, behave=behave, facts={"pool": "x", "agent_port": agent.port})
     site = await make_site(engine, slo_seconds=(25.0, 0.5), config={"admission": admission, **more})
-    await eventually(lambda: site.gateway.view.workers[0].state.known)
+    await eventually(lambda: site.gateway.registry.workers[0].state.known)
     return site
 
 
@@ -91,18 +91,20 @@ async def queue(site: Site, count: int, headers: str = "") -> None:
     ],
 )
 def test_headers_tighten_the_promise_and_never_loosen_it(headers: dict[str, str], ttft: float, tpot: float) -> None:
-    door = FrontDoor(GatewayConfig(cluster="c", served_name="m", model="m", slo_ttft_seconds=2, slo_tpot_seconds=0.1))
-    job = read_job(COMPLETIONS_PATH, json.dumps(BODY).encode(), "m")
-    incoming = door.incoming(job, 0, headers)
+    admission = AdmissionControl(
+        GatewayConfig(cluster="c", served_name="m", model="m", slo_ttft_seconds=2, slo_tpot_seconds=0.1)
+    )
+    request = read_request(COMPLETIONS_PATH, json.dumps(BODY).encode(), "m")
+    incoming = admission.incoming(request, 0, headers)
     assert (incoming.ttft_seconds, incoming.tpot_seconds) == (ttft, tpot)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "inf", "1, 2"])
 def test_a_promise_that_is_no_time_is_refused(text: str) -> None:
-    door = FrontDoor(GatewayConfig(cluster="c", served_name="m", model="m"))
-    job = read_job(COMPLETIONS_PATH, json.dumps(BODY).encode(), "m")
+    admission = AdmissionControl(GatewayConfig(cluster="c", served_name="m", model="m"))
+    request = read_request(COMPLETIONS_PATH, json.dumps(BODY).encode(), "m")
     with pytest.raises(RequestError, match="milliseconds"):
-        door.incoming(job, 0, {"x-llm-d-slo-ttft-ms": text})
+        admission.incoming(request, 0, {"x-llm-d-slo-ttft-ms": text})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_a_promise_that_is_no_time_is_refused(text: str) -> None:
     ],
 )
 def test_how_much_a_request_may_make(path: str, body: dict[str, Any], expected: int | None) -> None:
-    assert read_job(path, json.dumps(body).encode(), "m").max_tokens == expected
+    assert read_request(path, json.dumps(body).encode(), "m").max_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -144,11 +146,11 @@ def test_what_never_fits_is_the_clients_own_fault() -> None:
 
 @pytest.mark.parametrize("field", ["cache_salt", "tools", "chat_template"])
 def test_equal_prompts_may_have_different_prefixes(field: str) -> None:
-    door = FrontDoor(GatewayConfig(cluster="c", served_name="m", model="m"))
+    admission = AdmissionControl(GatewayConfig(cluster="c", served_name="m", model="m"))
 
     def keys(**more: Any) -> tuple[int, ...]:
         body = {"messages": [{"role": "user", "content": "x" * 2000}], **more}
-        return door.incoming(read_job(CHAT_PATH, json.dumps(body).encode(), "m"), 0, {}).prefix
+        return admission.incoming(read_request(CHAT_PATH, json.dumps(body).encode(), "m"), 0, {}).prefix
 
     assert len(keys()) == len(keys(**{field: "a"})) > 0
     assert keys(**{field: "a"}) == keys(**{field: "a"})
@@ -183,13 +185,13 @@ async def test_overload_is_turned_away_at_once_and_says_when_to_come_back(
 
 def save_up(site: Site) -> None:
     """Let in long prompts elsewhere: a part of their time is there for those that have to wait."""
-    door = site.gateway.door
-    elsewhere = door.admission.new_view()
-    elsewhere.set_speed("x", site.gateway.view.workers[0].state.speed)
+    admission = site.gateway.admission
+    elsewhere = admission.core.new_view()
+    elsewhere.set_speed("x", site.gateway.registry.workers[0].state.speed)
     elsewhere.put("idle", Role.MIXED, pool="x")
     for _ in range(100):
-        incoming = door.admission.incoming(prompt_tokens=2000, max_tokens=1)
-        assert isinstance(door.admission.decide(incoming, elsewhere, 0.0), Admit)
+        incoming = admission.core.incoming(prompt_tokens=2000, max_tokens=1)
+        assert isinstance(admission.core.decide(incoming, elsewhere, 0.0), Admit)
 
 
 async def test_who_would_be_late_by_a_margin_only_waits_at_the_gateway(
@@ -209,10 +211,10 @@ async def test_who_would_be_late_by_a_margin_only_waits_at_the_gateway(
     client.post({**BODY, "prompt": list(range(30))})
     leaving = await site.connect()
     leaving.post({**BODY, "prompt": list(range(30))})
-    await eventually(lambda: site.gateway.door.admission.waiting == 2)
+    await eventually(lambda: site.gateway.admission.core.waiting == 2)
     assert await site.metric("fulcrum_gateway_waiting") == 2
     leaving.close()
-    await eventually(lambda: site.gateway.door.admission.waiting == 1)
+    await eventually(lambda: site.gateway.admission.core.waiting == 1)
     assert len(site.engines["m"].seen) == 2, "it was sent to nobody"
     free.set()
     assert (await client.answer()).status == 200
@@ -257,7 +259,7 @@ async def test_an_agent_that_does_not_answer_is_asked_again(make_site: MakeSite,
     await eventually(lambda: site.gateway.metrics.load_reports["unanswered"] > 0)
     assert (await site.post(BODY)).status == 200
     await agent.start()
-    await eventually(lambda: site.gateway.view.workers[0].state.known)
+    await eventually(lambda: site.gateway.registry.workers[0].state.known)
     assert agent.asked[0].startswith(b"GET /load HTTP/1.1\r\nhost: 127.0.0.1")
     assert await site.metric("fulcrum_gateway_workers_speed_known") == 1
 
@@ -265,7 +267,7 @@ async def test_an_agent_that_does_not_answer_is_asked_again(make_site: MakeSite,
 async def test_work_of_other_gateways_counts(make_site: MakeSite, make_agent: MakeAgent) -> None:
     load = {"running": 1, "waiting": 9, "queued_prompt_tokens": 900}
     site = await slow_worker(make_site, make_agent, PREDICTIVE, load=load, replicas=2)
-    await eventually(lambda: all(worker.state.foreign for worker in site.gateway.view.workers))
+    await eventually(lambda: all(worker.state.foreign for worker in site.gateway.registry.workers))
     answer = await site.post(BODY)
     assert answer.status == 429
     assert int(answer.headers["retry-after"]) >= 70
@@ -293,40 +295,40 @@ async def test_a_higher_class_takes_the_place_of_a_queued_lower_one(make_site: M
     await eventually(lambda: len(site.engines["m"].seen) == 3)
     await eventually(lambda: site.engines["m"].gone == 1)
     assert await site.metric('fulcrum_gateway_rejected_total{class="rest",reason="Preempted"}') == 1
-    assert site.gateway.view.workers[0].in_flight == 2
+    assert site.gateway.registry.workers[0].in_flight == 2
 
 
 def test_who_waits_for_its_turn_in_vain_is_told_when_to_come_back() -> None:
     """Of each second a worker computes 0.6 s for the higher class; then it hangs."""
-    door = FrontDoor(
+    admission = AdmissionControl(
         GatewayConfig(
             cluster="c", served_name="m", model="m", slo_ttft_seconds=1, slo_tpot_seconds=1, admission=BOTH_CLASSES
         )
     )  # fmt: skip
-    door.cluster.set_speed(
+    admission.cluster.set_speed(
         "x", WorkerSpeed(coefficients=msgspec.structs.replace(SLOW, prefill_b=1e-3), kv_capacity_tokens=10_000)
     )
     for role in (Role.PREFILL, Role.DECODE):
-        door.cluster.put(role, role, pool="x")
+        admission.cluster.put(role, role, pool="x")
 
     def let_in(qos: int, now: float) -> Flight:
-        incoming = door.admission.incoming(prompt_tokens=100, max_tokens=1, qos=qos)
-        decided = door.decide(incoming, now)
+        incoming = admission.core.incoming(prompt_tokens=100, max_tokens=1, qos=qos)
+        decided = admission.decide(incoming, now)
         assert isinstance(decided, Admit)
-        return door.cluster.start(incoming, decided.route, now)
+        return admission.cluster.start(incoming, decided.route, now)
 
     for number in range(360):
         flight = let_in(0, number / 6)
-        door.cluster.prefill_done(flight, number / 6 + 0.1)
-        door.cluster.finish(flight, number / 6 + 0.1)
+        admission.cluster.prefill_done(flight, number / 6 + 0.1)
+        admission.cluster.finish(flight, number / 6 + 0.1)
     let_in(1, 60.0)
-    kept = door.decide(door.admission.incoming(prompt_tokens=100, max_tokens=1, qos=1), 60.01)
+    kept = admission.decide(admission.core.incoming(prompt_tokens=100, max_tokens=1, qos=1), 60.01)
     assert isinstance(kept, Postponed)
-    assert door.again(kept, 60.03) is None
+    assert admission.again(kept, 60.03) is None
     with pytest.raises(RequestError) as refused:
-        door.again(kept, 60.95)
+        admission.again(kept, 60.95)
     assert (refused.value.status, refused.value.reason) == (HTTPStatus.TOO_MANY_REQUESTS, Reason.PREEMPTED)
-    assert door.admission.waiting == 0
+    assert admission.core.waiting == 0
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ async def test_keys_over_the_wire(make_site: MakeSite, tmp_path: Path, monkeypat
     assert await site.metric('fulcrum_gateway_slo_total{outcome="rejected"}') == 0
     assert all("authorization" not in seen.headers for seen in site.engines["m"].seen)
 
-    keys = site.gateway.door.keys
+    keys = site.gateway.admission.keys
     assert keys is not None
     before_change = keys.keys
     write(tmp_path, app="secret-other")

@@ -122,7 +122,7 @@ async def test_a_4xx_of_an_engine_is_passed_on_and_not_retried(make_site: MakeSi
 
     site = await make_site(p(behave=refuse if leg == "prefill" else None), d(behave=refuse), p("p2"), d("d2"))
     for name in ("p2", "d2"):
-        site.gateway.view.remove(name, "test")
+        site.gateway.registry.remove(name, "test")
     answer = await site.post({**BODY, "stream": stream})
     assert (answer.status, answer.json()["error"]["message"]) == (400, "too long")
     assert len(site.engines["p"].seen) + len(site.engines["d"].seen) == (1 if leg == "prefill" else 2)
@@ -176,7 +176,7 @@ async def test_failure_before_the_first_byte_is_retried_elsewhere(
         return
     bad = Engine("bad", role, behave=behave)
     site = await make_site(bad, p(), d())
-    site.gateway.view.workers.sort(key=lambda worker: worker.name != "bad")
+    site.gateway.registry.workers.sort(key=lambda worker: worker.name != "bad")
     for _ in range(4):
         answer = await site.post({**BODY, "stream": stream})
         assert answer.status == 200
@@ -314,7 +314,7 @@ async def test_a_client_that_leaves_cancels_the_leg(make_site: MakeSite, engine:
         await client.read_head()
     client.close()
     await eventually(lambda: hanging.gone == 1)
-    await eventually(lambda: all(worker.in_flight == 0 for worker in site.gateway.view.workers))
+    await eventually(lambda: all(worker.in_flight == 0 for worker in site.gateway.registry.workers))
     assert await site.metric('fulcrum_gateway_requests_total{code="499"}') == 1
 
 

@@ -28,7 +28,7 @@ async def own_error(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) ->
 
 
 def suspects(site: Site) -> list[str]:
-    return [worker.name for worker in site.gateway.view.workers if worker.suspect]
+    return [worker.name for worker in site.gateway.registry.workers if worker.suspect]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -7,27 +7,27 @@ from fulcrum.gateway.dispatch.first_tokens import FirstTokens
 from fulcrum.routing import ClusterView, Flight, Incoming, Route, route
 
 
-def started(view: ClusterView, now: float) -> Flight:
+def started(registry: ClusterView, now: float) -> Flight:
     incoming = Incoming(prompt_tokens=100, output_tokens=10)
-    found = route(incoming, view, now)
+    found = route(incoming, registry, now)
     assert isinstance(found, Route)
-    return view.start(incoming, found, now)
+    return registry.start(incoming, found, now)
 
 
 def test_time_passes_up_to_now() -> None:
-    view = ClusterView()
-    worker = view.put("m", Role.MIXED)
-    tokens = FirstTokens(view)
-    first, second, third = (started(view, 0.0) for _ in range(3))
+    registry = ClusterView()
+    worker = registry.put("m", Role.MIXED)
+    tokens = FirstTokens(registry)
+    first, second, third = (started(registry, 0.0) for _ in range(3))
     for flight, at in ((second, 2.0), (first, 1.0), (third, 3.0)):
         tokens.expect(flight, at)
     tokens.pass_time(0.9)
     assert (len(worker.legs), worker.running) == (3, 0)
     tokens.pass_time(1.0)
     assert (list(worker.legs), worker.running) == ([second, third], 1)
-    view.finish(second, 1.5)
+    registry.finish(second, 1.5)
     tokens.pass_time(10.0)
     assert (len(worker.legs), worker.running) == (0, 2)
-    view.finish(first, 11.0)
-    view.finish(third, 11.0)
+    registry.finish(first, 11.0)
+    registry.finish(third, 11.0)
     assert worker.idle

@@ -34,7 +34,7 @@ async def known_site(make_site: MakeSite, agent: Agent, *engines: Engine, **conf
     for engine in engines:
         engine.facts |= {"agent_port": agent.port, "pool": "x"}
     site = await make_site(*engines, slo_seconds=(PROMISE_SECONDS, 1.0), config=config)
-    await eventually(lambda: all(worker.state.known for worker in site.gateway.view.workers))
+    await eventually(lambda: all(worker.state.known for worker in site.gateway.registry.workers))
     return site
 
 
@@ -63,10 +63,10 @@ async def test_a_worker_that_hangs_is_given_up_within_the_promise(
 async def test_a_worker_that_serves_others_is_only_late(make_site: MakeSite, agent: Agent) -> None:
     engines = [Model("m1", Role.MIXED), Model("m2", Role.MIXED)]
     site = await known_site(make_site, agent, *engines)
-    view = site.gateway.view
+    registry = site.gateway.registry
 
     async def late(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
-        view.of(view.cluster.workers[engine.name]).answers += 1
+        registry.of(registry.cluster.workers[engine.name]).answers += 1
         return await hang(engine, seen, writer)
 
     keep = engines[0].behave
@@ -75,7 +75,7 @@ async def test_a_worker_that_serves_others_is_only_late(make_site: MakeSite, age
     await eventually(lambda: any(engine.seen for engine in engines))
     engines[0].behave = engines[1].behave = keep
     check(await answer, PROMPT)
-    assert not any(worker.suspect for worker in view.workers)
+    assert not any(worker.suspect for worker in registry.workers)
 
 
 async def test_an_only_worker_that_was_late_is_asked_again(make_site: MakeSite, agent: Agent) -> None:
@@ -93,7 +93,7 @@ async def test_an_only_worker_that_was_late_is_asked_again(make_site: MakeSite, 
 
 async def test_patience_is_lost_for_few_requests_only(make_site: MakeSite, agent: Agent) -> None:
     site = await known_site(make_site, agent, Model("m1", Role.MIXED), Model("m2", Role.MIXED))
-    waiting = site.gateway._inference._patience
+    waiting = site.gateway._inference._leg_deadlines
     for _ in range(20):
         waiting.lost()
     for _ in range(19):

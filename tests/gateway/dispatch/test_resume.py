@@ -12,7 +12,7 @@ from tests.gateway.models import Cut, Model, generate, prompt_of
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import Admission, ClassMatch, QosClass
-from fulcrum.gateway.openai import stream_log as sent_module
+from fulcrum.gateway.openai import stream_log as stream_log_module
 
 PROMPT = {"model": "m", "prompt": "Say it.", "max_tokens": 40, "temperature": 0, "stream": True, "ignore_eos": True}
 CHAT = {
@@ -249,8 +249,8 @@ async def test_a_greedy_stream_that_goes_on_differently_is_not_continued(make_si
 
 
 async def test_long_streams_are_kept_as_tokens(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent_module, "ROOM_BYTES", 3000)
-    monkeypatch.setattr(sent_module, "LEAST_ROOM_BYTES", 1000)
+    monkeypatch.setattr(stream_log_module, "ROOM_BYTES", 3000)
+    monkeypatch.setattr(stream_log_module, "LEAST_ROOM_BYTES", 1000)
     site, models = await two_each(make_site)
     body = PROMPT | {"max_tokens": 1500} | USAGE
     cut_all(models, Cut(1200, "reset"))
@@ -328,4 +328,4 @@ async def test_what_is_the_clients_fault_is_not_tried_elsewhere(make_site: MakeS
     assert answer.complete
     assert b"your fault" in answer.body
     assert await site.metric("fulcrum_gateway_resumes_total") == 0
-    assert not any(worker.suspect for worker in site.gateway.view.workers)
+    assert not any(worker.suspect for worker in site.gateway.registry.workers)

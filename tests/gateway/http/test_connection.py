@@ -98,7 +98,7 @@ async def test_models_and_readiness(make_site: MakeSite) -> None:
     assert (card["id"], card["object"], card["root"]) == ("m", "model", "org/m")
     assert (await site.get("/v1/models/m")).json() == card
     assert (await site.get("/ready")).status == 200
-    site.gateway.view.remove("m", "test")
+    site.gateway.registry.remove("m", "test")
     not_ready = await site.get("/ready")
     assert (not_ready.status, not_ready.body) == (200, b"ready\n"), "503 with Retry-After beats a refused connection"
     assert (await site.post({"model": "m", "prompt": "x"})).headers["retry-after"]

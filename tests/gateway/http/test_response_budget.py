@@ -12,8 +12,8 @@ from tests.gateway.conftest import Client, Engine, MakeSite, Seen, Site, eventua
 from tests.gateway.http.test_slow_readers import slow_client
 
 from fulcrum.api.names import Role
-from fulcrum.gateway.http.response_budget import LARGE_BYTES, AnswerRoom
-from fulcrum.gateway.http.slow_readers import PATIENCE_SECONDS
+from fulcrum.gateway.http.response_budget import LARGE_BYTES, ResponseBudget
+from fulcrum.gateway.http.slow_readers import STALL_SECONDS
 
 BODY = {"model": "m", "prompt": "x", "max_tokens": 3}
 LARGE = 1_000_000
@@ -23,12 +23,12 @@ LARGE = 1_000_000
 class Waiting:
     found: bool = False
 
-    def room_found(self) -> None:
+    def budget_granted(self) -> None:
         self.found = True
 
 
 def test_who_finds_no_room_waits_in_order() -> None:
-    room = AnswerRoom(100)
+    room = ResponseBudget(100)
     first, second, third, small = (Waiting() for _ in range(4))
     assert room.take(first, 60)
     assert not room.take(second, 60)
@@ -40,7 +40,7 @@ def test_who_finds_no_room_waits_in_order() -> None:
 
 
 def test_who_leaves_while_waiting_lets_the_next_one_in() -> None:
-    room = AnswerRoom(100)
+    room = ResponseBudget(100)
     first, second, third = (Waiting() for _ in range(3))
     assert room.take(first, 60)
     assert not room.take(second, 60)
@@ -50,7 +50,7 @@ def test_who_leaves_while_waiting_lets_the_next_one_in() -> None:
 
 
 def test_one_that_is_larger_than_all_room_comes_alone() -> None:
-    room = AnswerRoom(100)
+    room = ResponseBudget(100)
     small, huge = Waiting(), Waiting()
     assert room.take(small, 10)
     assert not room.take(huge, 1_000)
@@ -63,7 +63,7 @@ def test_one_that_is_larger_than_all_room_comes_alone() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 150)), max_size=80))
 def test_room_is_never_overfilled_nor_left_idle(steps: list[tuple[int, int]]) -> None:
-    room = AnswerRoom(100)
+    room = ResponseBudget(100)
     sizes: dict[Waiting, int] = {}
     everyone = [Waiting() for _ in range(10)]
     for number, size in steps:
@@ -94,7 +94,7 @@ async def large(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> boo
 async def crowded(make_site: MakeSite, count: int) -> tuple[Site, list[Client]]:
     """Clients that asked for a large answer each and do not read; there is room for two, the others wait."""
     site = await make_site(Engine("m", Role.MIXED, behave=large))
-    room = site.gateway.answers
+    room = site.gateway.response_budget
     room.most_bytes = 2 * LARGE + LARGE // 2
     clients = [await slow_client(site, 32 * 1024) for _ in range(count)]
     for client in clients:
@@ -105,7 +105,7 @@ async def crowded(make_site: MakeSite, count: int) -> tuple[Site, list[Client]]:
 
 async def test_a_burst_of_large_answers_waits_at_the_engine(make_site: MakeSite) -> None:
     site, clients = await crowded(make_site, 12)
-    room = site.gateway.answers
+    room = site.gateway.response_budget
     unsent = sum(connection.unsent_bytes() for connection in site.gateway.connections)
     assert LARGE_BYTES < unsent <= room.total_bytes <= room.most_bytes
     small, *answers = await asyncio.gather(site.post(BODY), *(client.answer() for client in clients))
@@ -122,7 +122,7 @@ async def test_who_does_not_read_soon_leaves_room_that_others_wait_for(make_site
     began = asyncio.get_running_loop().time()
     quick.post({**BODY, "prompt": "large"})
     assert len((await quick.answer()).body) > LARGE
-    assert asyncio.get_running_loop().time() - began < PATIENCE_SECONDS  # with which each of them could have stayed
+    assert asyncio.get_running_loop().time() - began < STALL_SECONDS  # with which each of them could have stayed
     # The last ones are in nobody's way.
     assert 2 <= site.gateway.slow_readers.cut["stalled"] <= 4
     assert len(mute) == 4
@@ -131,12 +131,12 @@ async def test_who_does_not_read_soon_leaves_room_that_others_wait_for(make_site
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_waiting_for_room_is_not_the_workers_fault(make_site: MakeSite, leaves: bool) -> None:
     site = await make_site(Engine("m", Role.MIXED, behave=large))
-    room = site.gateway.answers
+    room = site.gateway.response_budget
     room.keep("somebody", room.most_bytes)
     client = await site.connect()
     client.post({**BODY, "prompt": "large"})
     await eventually(lambda: room.waiting)
-    (worker,) = site.gateway.view.workers
+    (worker,) = site.gateway.registry.workers
     worker.pool.sweep(asyncio.get_running_loop().time() + 1e6)
     assert room.waiting
     if leaves:
@@ -168,4 +168,4 @@ async def test_an_answer_of_untold_length_takes_room_too(make_site: MakeSite, ch
     site = await make_site(Engine("m", Role.MIXED, behave=untold))
     assert len((await site.post({**BODY, "prompt": "10"})).body) == 500_000
     assert (await site.post({**BODY, "prompt": "100"})).status == 502
-    await eventually(lambda: not site.gateway.answers.total_bytes)
+    await eventually(lambda: not site.gateway.response_budget.total_bytes)

@@ -15,7 +15,7 @@ from tests.gateway.conftest import Client, Engine, MakeSite, Seen, Site, eventua
 
 from fulcrum.api.names import Role
 from fulcrum.gateway.http.budget import Budget
-from fulcrum.gateway.http.response_budget import AnswerRoom
+from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
 
 EVENTS = 4000
@@ -35,28 +35,28 @@ class Reader:
 
 
 def test_patience_is_for_progress() -> None:
-    readers = SlowReaders(patience_seconds=10, budget_bytes=10**9)
+    readers = SlowReaders(stall_seconds=10, budget_bytes=10**9)
     still, dripping, slow = (Reader(1_000_000) for _ in range(3))
     for reader in (still, dripping, slow):
         readers.add(reader, 0.0)
     for second in range(1, 60):
         dripping.unsent -= 1
         slow.unsent -= 16_384
-        readers.sweep(float(second), AnswerRoom())
+        readers.sweep(float(second), ResponseBudget())
         assert (still.cut, dripping.cut, slow.cut) == (second > 10, second > 10, False)
     readers.remove(slow)
     assert (len(readers), readers.cut) == (0, {"stalled": 2, "budget": 0})
 
 
 def test_over_the_budget_who_holds_most_is_cut() -> None:
-    readers = SlowReaders(patience_seconds=10, budget_bytes=1_000)
+    readers = SlowReaders(stall_seconds=10, budget_bytes=1_000)
     small = [Reader(10) for _ in range(20)]
     large = [Reader(400), Reader(300)]
     for reader in (*small, *large):
         readers.add(reader, 0.0)
     assert not any(reader.cut for reader in (*small, *large))
     small[0].unsent = 150
-    readers.sweep(1.0, AnswerRoom())
+    readers.sweep(1.0, ResponseBudget())
     assert [reader.cut for reader in large] == [True, False]
     assert not any(reader.cut for reader in small)
     assert readers.cut["budget"] == 1
@@ -104,7 +104,7 @@ async def slow_client(site: Site, receive_bytes: int = 4096) -> Client:
 @pytest.mark.parametrize("drips", [False, True])
 async def test_a_stream_that_is_not_read_leaves_the_engine(make_site: MakeSite, drips: bool) -> None:
     site = await make_site(Engine("p", Role.PREFILL), Engine("d", Role.DECODE, behave=flood))
-    site.gateway.slow_readers = SlowReaders(patience_seconds=3.0)
+    site.gateway.slow_readers = SlowReaders(stall_seconds=3.0)
     slow, quick = await slow_client(site), await site.connect()
     for client in (slow, quick):
         client.post({**BODY, "stream": True})
@@ -121,7 +121,7 @@ async def test_a_stream_that_is_not_read_leaves_the_engine(make_site: MakeSite, 
                 await slow.reader.readexactly(1)
         await asyncio.sleep(0.02)
         assert (await site.post(BODY)).status == 200
-    await eventually(lambda: sum(worker.in_flight for worker in site.gateway.view.workers) == 0)
+    await eventually(lambda: sum(worker.in_flight for worker in site.gateway.registry.workers) == 0)
     assert len(engine.handlers) <= 2
     assert site.gateway.slow_readers.cut == {"stalled": 1, "budget": 0}
     assert len(site.gateway.slow_readers) == 0

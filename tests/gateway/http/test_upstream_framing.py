@@ -61,7 +61,7 @@ async def test_a_head_with_two_meanings_is_a_502_and_ends_the_connection(make_si
     assert answer.status == 502
     assert b"stolen" not in answer.body
     engine.behave = None
-    site.gateway.view.sweep(asyncio.get_running_loop().time() + 60)  # the breaker's pause is over
+    site.gateway.registry.sweep(asyncio.get_running_loop().time() + 60)  # the breaker's pause is over
     assert (await site.post(BODY)).status == 200
     assert engine.connections == 2
 

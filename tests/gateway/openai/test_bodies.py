@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulcrum.gateway.openai.bodies import read_answer, read_job
+from fulcrum.gateway.openai.bodies import read_answer, read_request
 from fulcrum.gateway.openai.errors import RequestError
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, Job
+from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, InferenceRequest
 
 KV = {"remote_engine_id": "e", "remote_block_ids": [[1, 2]], "do_remote_prefill": True}
 
 
-def job(body: dict[str, Any], path: str = COMPLETIONS_PATH) -> Job:
-    return read_job(path, json.dumps(body).encode(), "m")
+def request(body: dict[str, Any], path: str = COMPLETIONS_PATH) -> InferenceRequest:
+    return read_request(path, json.dumps(body).encode(), "m")
 
 
 def test_prefill_leg_is_one_token_and_not_streamed() -> None:
@@ -28,7 +28,7 @@ def test_prefill_leg_is_one_token_and_not_streamed() -> None:
         "stream_options": {"include_usage": True}, "min_tokens": 5, "max_tokens": 50, "max_completion_tokens": 60,
         "seed": 1, "kv_transfer_params": None,
     }  # fmt: skip
-    prefill = json.loads(job(body, CHAT_PATH).prefill_body())
+    prefill = json.loads(request(body, CHAT_PATH).prefill_body())
     assert prefill == {
         "model": "m", "messages": body["messages"], "stream": False, "max_tokens": 1, "max_completion_tokens": 1,
         "seed": 1,
@@ -43,8 +43,8 @@ def test_decode_leg_is_the_clients_body_and_exactly_what_prefill_returned() -> N
     body = {"model": "m", "prompt": "x", "stream": True, "max_tokens": 1, "stream_options": {"include_usage": True}}
     answer = read_answer(json.dumps({"id": "1", "choices": [{}], "kv_transfer_params": KV}).encode())
     assert answer is not None
-    assert json.loads(job(body).decode_body(answer.usable_kv)) == {**body, "kv_transfer_params": KV}
-    assert json.loads(job(body).decode_body(None)) == body
+    assert json.loads(request(body).decode_body(answer.usable_kv)) == {**body, "kv_transfer_params": KV}
+    assert json.loads(request(body).decode_body(None)) == body
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_an_answer_that_is_not_json_is_not_usable() -> None:
     ],
 )
 def test_what_two_legs_cannot_carry_goes_in_one(extra: dict[str, Any], whole: bool) -> None:
-    assert job({"model": "m", "prompt": "x", **extra}).whole is whole
+    assert request({"model": "m", "prompt": "x", **extra}).whole is whole
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,15 @@ def test_what_two_legs_cannot_carry_goes_in_one(extra: dict[str, Any], whole: bo
 )  # fmt: skip
 def test_refused(path: str, body: bytes, status: int, param: str | None, code: str | None) -> None:
     with pytest.raises(RequestError) as refused:
-        read_job(path, body, "m")
+        read_request(path, body, "m")
     assert (refused.value.status, refused.value.param, refused.value.code) == (status, param, code)
     error = json.loads(refused.value.body())["error"]
     assert set(error) == {"message", "type", "param", "code"}
 
 
-def attempt(path: str, body: bytes) -> Job | RequestError:
+def attempt(path: str, body: bytes) -> InferenceRequest | RequestError:
     try:
-        return read_job(path, body, "m")
+        return read_request(path, body, "m")
     except RequestError as refused:
         return refused
 
@@ -155,13 +155,13 @@ def test_any_object_is_a_job_or_a_4xx_and_legs_keep_the_rest(body: dict[str, Any
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_job_or_a_4xx(body: bytes) -> None:
     read = attempt(CHAT_PATH, body)
-    assert isinstance(read, Job) or 400 <= read.status < 500
+    assert isinstance(read, InferenceRequest) or 400 <= read.status < 500
 
 
 def test_tools_of_a_chat_are_counted() -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
-    assert read_job(CHAT_PATH, msgspec.json.encode(chat), "m").tool_bytes == len(b'[{"type":"function"}]')
-    assert read_job(CHAT_PATH, msgspec.json.encode({"messages": chat["messages"]}), "m").tool_bytes == 0
+    assert read_request(CHAT_PATH, msgspec.json.encode(chat), "m").tool_bytes == len(b'[{"type":"function"}]')
+    assert read_request(CHAT_PATH, msgspec.json.encode({"messages": chat["messages"]}), "m").tool_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_tools_of_a_chat_are_counted() -> None:
     [("3", 3), ("3.0", 3), ("-0.0", 0), ("1e19", 1 << 31), ("1e300", 1 << 31), ("9" * 400, 1 << 31)],
 )
 def test_counts_are_read_as_the_engine_reads_them(written: str, read: int) -> None:
-    job = read_job(COMPLETIONS_PATH, f'{{"prompt":"x","max_tokens":{written}}}'.encode(), "m")
-    assert job.max_tokens == read
-    assert bytes(job.fields["max_tokens"]) == written.encode()
+    request = read_request(COMPLETIONS_PATH, f'{{"prompt":"x","max_tokens":{written}}}'.encode(), "m")
+    assert request.max_tokens == read
+    assert bytes(request.fields["max_tokens"]) == written.encode()
 
 
 @pytest.mark.parametrize(
@@ -185,14 +185,14 @@ def test_counts_are_read_as_the_engine_reads_them(written: str, read: int) -> No
 def test_more_fields_than_any_api_has_are_refused_before_they_are_read(text: str) -> None:
     began = time.process_time()
     with pytest.raises(RequestError, match="more than 1024 fields"):
-        read_job(COMPLETIONS_PATH, text.encode(), "m")
+        read_request(COMPLETIONS_PATH, text.encode(), "m")
     assert time.process_time() - began < 0.5
 
 
 def test_colons_in_texts_and_tools_are_no_fields() -> None:
     messages = [{"role": "user", "content": "a: b"}] * 2000
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": {"type": "string"}}}}] * 500
-    made = job({"messages": messages, "tools": tools, "stop": ["a:"] * 2000, "seed": 1}, CHAT_PATH)
+    made = request({"messages": messages, "tools": tools, "stop": ["a:"] * 2000, "seed": 1}, CHAT_PATH)
     assert len(made.fields) == 4
 
 
@@ -203,5 +203,5 @@ def test_colons_in_texts_and_tools_are_no_fields() -> None:
 def test_a_batch_is_told_by_its_second_prompt(prompt: list[Any], whole: bool) -> None:
     text = json.dumps({"prompt": prompt}).encode()
     began = time.process_time()
-    assert read_job(COMPLETIONS_PATH, text, "m").whole is whole
+    assert read_request(COMPLETIONS_PATH, text, "m").whole is whole
     assert time.process_time() - began < 0.4

@@ -9,8 +9,8 @@ import pytest
 
 from fulcrum.gateway.dispatch.continuation import Continuation
 from fulcrum.gateway.http.framing import chunk, payload
-from fulcrum.gateway.openai import stream_log as sent_module
-from fulcrum.gateway.openai.stream_log import PiecesBudget, SentStream, good_part, without_prompt_ids
+from fulcrum.gateway.openai import stream_log as stream_log_module
+from fulcrum.gateway.openai.stream_log import StreamLog, StreamLogBudget, good_part, without_prompt_ids
 
 DONE = chunk(b"data: [DONE]\n\n")
 LAST = b"0\r\n\r\n"
@@ -25,8 +25,8 @@ def token(text: str, *ids: int, **more: Any) -> bytes:
     return event(choices=[{"index": 0, "text": text, "finish_reason": None, "token_ids": list(ids), **more}])
 
 
-def kept(*pieces: bytes) -> SentStream:
-    sent = SentStream(PiecesBudget())
+def kept(*pieces: bytes) -> StreamLog:
+    sent = StreamLog(StreamLogBudget())
     sent.pieces = list(pieces)
     sent.read()
     return sent
@@ -64,27 +64,27 @@ def test_what_cannot_be_resumed_says_why(piece: bytes, why: str) -> None:
 
 
 def test_too_long_a_stream_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent_module, "MAX_TOKENS", 3)
+    monkeypatch.setattr(stream_log_module, "MAX_TOKENS", 3)
     assert kept(token("ab", 1, 2)).why_not == ""
     assert "too long" in kept(token("abcd", 1, 2, 3, 4)).why_not
 
 
 def test_memory_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent_module, "TOTAL_BYTES", 10 * sent_module.ROOM_BYTES)
-    budget = PiecesBudget()
-    streams = [SentStream(budget) for _ in range(5)]
-    assert budget.room_bytes() == sent_module.ROOM_BYTES
-    streams += [SentStream(budget) for _ in range(15)]
-    assert budget.room_bytes() == sent_module.ROOM_BYTES // 2
-    streams += [SentStream(budget) for _ in range(1000)]
-    assert budget.room_bytes() == sent_module.LEAST_ROOM_BYTES
+    monkeypatch.setattr(stream_log_module, "TOTAL_BYTES", 10 * stream_log_module.ROOM_BYTES)
+    budget = StreamLogBudget()
+    streams = [StreamLog(budget) for _ in range(5)]
+    assert budget.room_bytes() == stream_log_module.ROOM_BYTES
+    streams += [StreamLog(budget) for _ in range(15)]
+    assert budget.room_bytes() == stream_log_module.ROOM_BYTES // 2
+    streams += [StreamLog(budget) for _ in range(1000)]
+    assert budget.room_bytes() == stream_log_module.LEAST_ROOM_BYTES
     for stream in streams:
         stream.close()
     assert budget.open == 0
 
 
 def test_a_full_stream_becomes_tokens() -> None:
-    sent = SentStream(PiecesBudget())
+    sent = StreamLog(StreamLogBudget())
     most = 0
     for number in range(5000):
         piece = token("x", number)
@@ -93,7 +93,7 @@ def test_a_full_stream_becomes_tokens() -> None:
             piece = sent.make_room(piece)
         sent.pieces.append(piece)
         most = max(most, sum(map(len, sent.pieces)))
-    assert most <= sent_module.ROOM_BYTES + 1000
+    assert most <= stream_log_module.ROOM_BYTES + 1000
     sent.read()
     assert list(sent.ids) == list(range(5000))
     assert sent.chars == 5000

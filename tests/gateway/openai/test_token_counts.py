@@ -13,7 +13,7 @@ from tests.gateway.conftest import Behave, Engine, MakeSite, Seen, eventually
 
 from fulcrum.api.names import Role
 from fulcrum.gateway.dispatch.leg_deadlines import between_pieces_seconds
-from fulcrum.gateway.openai.bodies import read_job
+from fulcrum.gateway.openai.bodies import read_request
 
 TOKENS = 1000
 STREAM = {"model": "m", "prompt": [1, 2, 3], "max_tokens": TOKENS, "stream": True, "stream_interval": TOKENS}
@@ -56,7 +56,7 @@ def keyed(folder: Path, tokens_per_minute: int = 1_000_000) -> dict[str, Any]:
 
 def charged(site: Any) -> Callable[[], int]:
     """Tokens that the key has been charged, without what trickled back since."""
-    (key,) = site.gateway.door.keys.keys
+    (key,) = site.gateway.admission.keys.keys
     full = key._tokens._left
     return lambda: round(full - key._tokens._left)
 
@@ -123,9 +123,9 @@ async def test_who_leaves_before_a_whole_answer_pays_what_was_expected(make_site
 
 async def test_long_intervals_are_no_stall(make_site: MakeSite) -> None:
     site = await make_site(*engines(packed(), legs=1))
-    job = read_job("/v1/completions", json.dumps({**STREAM, "stream_interval": 1000.0}).encode(), "m")
-    assert job.stream_interval == 1000
-    incoming = site.gateway.door.incoming(job, 0, {})
-    decided = site.gateway.door.decide(incoming, 0.0)
-    flight = site.gateway.view.cluster.start(incoming, decided.route, 0.0)  # type: ignore[union-attr]
+    request = read_request("/v1/completions", json.dumps({**STREAM, "stream_interval": 1000.0}).encode(), "m")
+    assert request.stream_interval == 1000
+    incoming = site.gateway.admission.incoming(request, 0, {})
+    decided = site.gateway.admission.decide(incoming, 0.0)
+    flight = site.gateway.registry.cluster.start(incoming, decided.route, 0.0)  # type: ignore[union-attr]
     assert between_pieces_seconds(flight, 1000) >= 1000 * flight.route.tpot_seconds

@@ -58,7 +58,7 @@ async def test_a_worker_that_asks_for_another_token_is_left_alone(make_site: Mak
     site = await make_site(Engine("other", Role.MIXED, behave=refuses), Engine("ours", Role.MIXED), token="t")
     for _ in range(6):
         assert (await site.post(BODY)).status == 200
-    assert [worker.name for worker in site.gateway.view.workers if worker.suspect] == ["other"]
+    assert [worker.name for worker in site.gateway.registry.workers if worker.suspect] == ["other"]
     assert await site.metric('fulcrum_gateway_legs_total{outcome="refused"}') > 0
     alone = await make_site(Engine("other", Role.MIXED, behave=refuses), token="t")
     assert (await alone.post(BODY)).status in (502, 503)

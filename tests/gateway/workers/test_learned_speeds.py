@@ -13,7 +13,7 @@ from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
 from fulcrum.gateway.workers.record import WorkerRecord
-from fulcrum.gateway.workers.registry import Worker, WorkerView
+from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 
 MEASURED = WorkerSpeed(
     coefficients=SpeedCoefficients(
@@ -25,9 +25,9 @@ MEASURED = WorkerSpeed(
 
 
 def decoder(role: Role = Role.DECODE) -> Worker:
-    view = WorkerView(Metrics())
-    view.put(WorkerRecord(name="d", role=role, host="127.0.0.1", port=1, pool="pool"))
-    return view.workers[0]
+    registry = WorkerRegistry(Metrics())
+    registry.put(WorkerRecord(name="d", role=role, host="127.0.0.1", port=1, pool="pool"))
+    return registry.workers[0]
 
 
 def load(tokens: int, seconds: float, **changes: Any) -> LoadReport:

@@ -59,9 +59,9 @@ async def test_a_new_engine_process_is_tried_again_and_a_flip_is_not(make_site: 
     await eventually(lambda: site.gateway.metrics.prewarms["warm"] == 2)
     assert len(legs(prefill)) == len(legs(decode)) == 2
     record = decode.record()
-    site.gateway.view.put(msgspec.structs.replace(record, role=Role.PREFILL, role_epoch=1))
+    site.gateway.registry.put(msgspec.structs.replace(record, role=Role.PREFILL, role_epoch=1))
     assert site.gateway.prewarmer.pending == 0
-    site.gateway.view.put(msgspec.structs.replace(record, incarnation="another"))
+    site.gateway.registry.put(msgspec.structs.replace(record, incarnation="another"))
     await eventually(lambda: site.gateway.metrics.prewarms["warm"] == 4)
     assert len(legs(prefill)) == len(legs(decode)) == 4
 
@@ -80,7 +80,7 @@ async def test_failures_are_tried_again(make_site: MakeSite, monkeypatch: pytest
     site = await make_site(Engine("p", Role.PREFILL), Engine("d", Role.DECODE, behave=reset_twice), prewarm=True)
     await eventually(lambda: site.gateway.metrics.prewarms["warm"] == 2)
     assert site.gateway.metrics.prewarms["reset"] == 2
-    assert not any(worker.suspect for worker in site.gateway.view.workers)
+    assert not any(worker.suspect for worker in site.gateway.registry.workers)
 
 
 async def test_a_slow_pair_is_tried_again(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ async def test_a_pair_whose_kv_is_recomputed_is_routed_around_and_comes_back(
     assert await cluster.site.metric('fulcrum_gateway_kv_pair_failures{prefill="p0",decode="d0"}') >= 1
     cluster.pulling["d0"].blocked = set()
     await eventually(lambda: not cluster.failing())
-    await eventually(lambda: not cluster.site.gateway.view.cluster.broken)
+    await eventually(lambda: not cluster.site.gateway.registry.cluster.broken)
 
 
 async def test_a_worker_that_drains_is_left_alone_until_it_serves_again(
@@ -210,17 +210,17 @@ async def test_a_worker_that_drains_is_left_alone_until_it_serves_again(
     cluster = await make_cluster({"d0": {"p0"}})
     await eventually(lambda: cluster.failing() == {("p0", "d0")})
     gateway, p0 = cluster.site.gateway, cluster.site.engines["p0"]
-    gateway.view.put(msgspec.structs.replace(p0.record(), role=Role.DRAINING, role_epoch=1))
+    gateway.registry.put(msgspec.structs.replace(p0.record(), role=Role.DRAINING, role_epoch=1))
     await eventually(lambda: gateway.prewarmer.pending == 0 and not gateway.prewarmer.running)
     before = len(legs(p0))
-    p1 = next(worker for worker in gateway.view.workers if worker.name == "p1")
+    p1 = next(worker for worker in gateway.registry.workers if worker.name == "p1")
     for _ in range(5):  # others are tried meanwhile, for longer than the pause before a retest
         warm = gateway.metrics.prewarms["warm"]
         gateway.prewarmer.joined(p1)
         await eventually(lambda: gateway.metrics.prewarms["warm"] > warm and gateway.prewarmer.pending == 0)  # noqa: B023
     assert len(legs(p0)) == before
     assert cluster.failing() == {("p0", "d0")}
-    gateway.view.put(msgspec.structs.replace(p0.record(), role=Role.PREFILL, role_epoch=2))
+    gateway.registry.put(msgspec.structs.replace(p0.record(), role=Role.PREFILL, role_epoch=2))
     await eventually(lambda: len(legs(p0)) > before)
 
 

@@ -24,7 +24,7 @@ from fulcrum.api.worker import KvCacheConfig, WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.record import WorkerRecord
-from fulcrum.gateway.workers.registry import WorkerView
+from fulcrum.gateway.workers.registry import WorkerRegistry
 from fulcrum.gateway.workers.watch import (
     Condition,
     Container,
@@ -173,7 +173,7 @@ class Follower:
         config = GatewayConfig(cluster="c", served_name="m", model="m")
         self.settings = Settings(config=config, host="127.0.0.1", namespace="default", pod_name="g0")
         self.metrics = Metrics()
-        self.view = WorkerView(self.metrics)
+        self.registry = WorkerRegistry(self.metrics)
         self.watch_connected = False
         self.gateways = 0
 
@@ -181,7 +181,7 @@ class Follower:
         self.gateways = gateways
 
     def roles(self) -> dict[str, str]:
-        return {worker.name: worker.role.value for worker in self.view.workers}
+        return {worker.name: worker.role.value for worker in self.registry.workers}
 
 
 @pytest.fixture
@@ -322,7 +322,7 @@ async def test_two_gateways_hold_a_keys_limit_together(server: ApiServer, tmp_pa
 async def test_a_restarted_container_is_another_engine(server: ApiServer, follower: Follower) -> None:
     client = await server.start()
     joined: list[str] = []
-    follower.view.joined = lambda worker: joined.append(worker.record.incarnation)
+    follower.registry.joined = lambda worker: joined.append(worker.record.incarnation)
     await make_pod(client, pod("w0"))
     await eventually(lambda: len(joined) == 1)
     restarted = ContainerStatus(restartCount=1)

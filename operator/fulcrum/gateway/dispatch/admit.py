@@ -15,7 +15,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.gateway.dispatch.api_keys import AUTHORIZATION, ApiKey, KeyRing
 from fulcrum.gateway.openai.errors import RequestError, bad_request, never_fits, no_worker, rejected
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, Job
+from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, InferenceRequest
 from fulcrum.gateway.openai.prompt_estimate import PromptEstimate
 from fulcrum.routing import Incoming, Route, WorkerView, decode_elsewhere, prefix_keys, route
 from fulcrum.routing.view import DEFAULT_TPOT_SECONDS, DEFAULT_TTFT_SECONDS
@@ -32,12 +32,12 @@ _SHORTEST_PROMISE_SECONDS: Final = 1e-6
 """Latencies are divided by promises, and nobody keeps a shorter one."""
 
 
-class FrontDoor:
+class AdmissionControl:
     """Admission and routing of one gateway."""
 
     def __init__(self, config: GatewayConfig) -> None:
         spec = config.admission
-        self.admission = Admission(
+        self.core = Admission(
             spec.policy,
             spec.classes,
             ttft_seconds=config.slo_ttft_seconds or DEFAULT_TTFT_SECONDS,
@@ -48,9 +48,9 @@ class FrontDoor:
         directory = config.api_keys_directory
         self.keys = None if directory is None else KeyRing(Path(directory))
         """None: anybody may ask."""
-        self.cluster = self.admission.new_view()
+        self.cluster = self.core.new_view()
         self.cluster.set_pools({pool.name: pool.admits for pool in config.pools})
-        self.classes = self.admission.classes
+        self.classes = self.core.classes
         self.kept_headers: frozenset[bytes] = frozenset(
             name.encode()
             for name in (
@@ -71,15 +71,15 @@ class FrontDoor:
 
     def share(self, gateways: int, now: float) -> None:
         """So many gateways share the traffic and the limits of keys from now on."""
-        self.admission.share(gateways)
+        self.core.share(gateways)
         if self.keys is not None:
             self.keys.share(gateways, now)
 
-    def enter(self, headers: Mapping[str, str]) -> ApiKey | None:
+    def authenticate(self, headers: Mapping[str, str]) -> ApiKey | None:
         """The key of a request; None where none is needed. Raises RequestError (401)."""
         return None if self.keys is None else self.keys.find(headers.get(AUTHORIZATION))
 
-    def qos(self, key: ApiKey | None, headers: Mapping[str, str]) -> int:
+    def class_of(self, key: ApiKey | None, headers: Mapping[str, str]) -> int:
         """Class of a request: by its headers; where keys are asked for, only as far as its key says."""
         classes = self.classes
         if key is None:
@@ -93,52 +93,52 @@ class FrontDoor:
             return wanted
         return classes.rest
 
-    def incoming(self, job: Job, qos: int, headers: Mapping[str, str]) -> Incoming:
+    def incoming(self, request: InferenceRequest, qos: int, headers: Mapping[str, str]) -> Incoming:
         """A request as admission and routing see it. Raises RequestError (400) for a promise that cannot be read."""
-        prompt = bytes(job.prompt)
-        tool_bytes = job.tool_bytes
-        prompt_tokens = min(self._prompts[job.path].tokens(prompt, tool_bytes), self._max_model_len)
+        prompt = bytes(request.prompt)
+        tool_bytes = request.tool_bytes
+        prompt_tokens = min(self._prompts[request.path].tokens(prompt, tool_bytes), self._max_model_len)
         ttft_seconds = tpot_seconds = inf
         if headers:
             ttft_seconds = _promise(headers, TTFT_HEADER)
             tpot_seconds = _promise(headers, TPOT_HEADER)
         prefix = prefix_keys(prompt)
-        if prefix and not job.fields.keys().isdisjoint(_BEFORE_PROMPT):
-            before = b"\0".join(bytes(job.fields.get(name, b"")) for name in _BEFORE_PROMPT)
+        if prefix and not request.fields.keys().isdisjoint(_BEFORE_PROMPT):
+            before = b"\0".join(bytes(request.fields.get(name, b"")) for name in _BEFORE_PROMPT)
             prefix = tuple(hash((before, key)) for key in prefix)
-        return self.admission.incoming(
+        return self.core.incoming(
             prompt_tokens=prompt_tokens,
-            max_tokens=job.max_tokens,
+            max_tokens=request.max_tokens,
             qos=qos,
             prefix=prefix,
             units_per_token=max(len(prompt) + tool_bytes, 1) / prompt_tokens,
             ttft_seconds=ttft_seconds,
             tpot_seconds=tpot_seconds,
-            whole=job.whole,
+            whole=request.whole,
         )
 
-    def learn_prompt(self, job: Job, prompt_tokens: int) -> None:
+    def learn_prompt(self, request: InferenceRequest, prompt_tokens: int) -> None:
         """A prompt had so many tokens."""
-        self._prompts[job.path].learn(bytes(job.prompt), prompt_tokens, job.tool_bytes)
+        self._prompts[request.path].learn(bytes(request.prompt), prompt_tokens, request.tool_bytes)
 
     def decide(self, incoming: Incoming, now: float) -> Admit | Preempt | Postponed:
         """Let a request in, or keep it for a moment (`again`, `leave`).
 
         Raises RequestError (429, 503, or 400 where it would never fit).
         """
-        decided = self.admission.decide(incoming, self.cluster, now)
+        decided = self.core.decide(incoming, self.cluster, now)
         if isinstance(decided, Postponed):
             return decided
         return self._let_in(incoming, decided)
 
     def again(self, postponed: Postponed, now: float) -> Admit | Preempt | None:
         """Decide about a request that was kept; None: not yet. Raises RequestError (429 or 503)."""
-        decided = self.admission.again(postponed, self.cluster, now)
+        decided = self.core.again(postponed, self.cluster, now)
         return None if decided is None else self._let_in(postponed.incoming, decided)
 
     def leave(self, postponed: Postponed) -> None:
         """Nobody waits for a request that was kept; a second time does nothing."""
-        self.admission.leave(postponed, self.cluster)
+        self.core.leave(postponed, self.cluster)
 
     def _let_in(self, incoming: Incoming, decided: Admit | Preempt | Reject) -> Admit | Preempt:
         if isinstance(decided, Reject):

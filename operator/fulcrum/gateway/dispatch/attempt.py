@@ -14,25 +14,26 @@ from msgspec import Raw
 from fulcrum.admission import AGAIN_SECONDS, Admit, Postponed, Preempt
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
-from fulcrum.gateway.dispatch.admit import FrontDoor
-from fulcrum.gateway.dispatch.exchange import Accounts, Call
+from fulcrum.gateway.dispatch.accounting import Accounts
+from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.dispatch.exchange import Exchange
 from fulcrum.gateway.dispatch.first_tokens import FirstTokens
 from fulcrum.gateway.dispatch.held_prefill import HeldPrefill
-from fulcrum.gateway.dispatch.leg_deadlines import Patience, between_pieces_seconds
+from fulcrum.gateway.dispatch.leg_deadlines import LegDeadlines, between_pieces_seconds
 from fulcrum.gateway.dispatch.legs import DOUBTFUL, LegFailedError, Legs
 from fulcrum.gateway.dispatch.recovery import Recovery
 from fulcrum.gateway.dispatch.resume import follow
 from fulcrum.gateway.http.request import Request
-from fulcrum.gateway.http.response import Reply
+from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Answer, Failure
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.bodies import read_answer, read_job
+from fulcrum.gateway.openai.bodies import read_answer, read_request
 from fulcrum.gateway.openai.errors import SERVER_ERROR, RequestError, rejected, upstream_failed
-from fulcrum.gateway.openai.inference_request import Job
-from fulcrum.gateway.openai.stream_log import PiecesBudget
+from fulcrum.gateway.openai.inference_request import InferenceRequest
+from fulcrum.gateway.openai.stream_log import StreamLogBudget
 from fulcrum.gateway.openai.stream_usage import ask_for_usage
-from fulcrum.gateway.unhandled import where
-from fulcrum.gateway.workers.registry import Worker, WorkerView
+from fulcrum.gateway.unhandled import describe
+from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 from fulcrum.routing import Flight, Incoming, Route
 
 logger = logging.getLogger(__name__)
@@ -52,14 +53,14 @@ CLIENT_CLOSED: Final = 499
 
 
 class Inference:
-    """Serves completions and chat completions over the workers of `view`."""
+    """Serves completions and chat completions over the workers of `registry`."""
 
     def __init__(
         self,
         *,
         config: GatewayConfig,
-        door: FrontDoor,
-        view: WorkerView,
+        admission: AdmissionControl,
+        registry: WorkerRegistry,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
         access_log: bool,
@@ -69,94 +70,94 @@ class Inference:
         # A third, so that a prefill worker that hangs leaves time for two more attempts.
         self._prefill_timeout_seconds = min(self._request_timeout_seconds / 3, _LONGEST_PREFILL_SECONDS)
         self._salts_prefixes = config.salt_prefixes
-        self._door = door
-        self._classes = door.classes
-        self._cluster = door.cluster
-        self._view = view
+        self._admission = admission
+        self._classes = admission.classes
+        self._cluster = admission.cluster
+        self._registry = registry
         self._metrics = metrics
         self._loop = loop
-        self._legs = Legs(view, metrics, loop)
-        self._recovery = Recovery(legs=self._legs, door=door, view=view, metrics=metrics, loop=loop)
-        self.first_tokens = FirstTokens(door.cluster)
-        self._budget = PiecesBudget()
-        self._patience = Patience(config.slo_ttft_seconds, door.admission.neighbours)
-        self._priorities = _engine_priorities(door)
-        self._accounts = Accounts(config=config, door=door, metrics=metrics, loop=loop, access_log=access_log)
+        self._legs = Legs(registry, metrics, loop)
+        self._recovery = Recovery(legs=self._legs, admission=admission, registry=registry, metrics=metrics, loop=loop)
+        self.first_tokens = FirstTokens(admission.cluster)
+        self._budget = StreamLogBudget()
+        self._leg_deadlines = LegDeadlines(config.slo_ttft_seconds, admission.core.neighbours)
+        self._priorities = _engine_priorities(admission)
+        self._accounts = Accounts(config=config, admission=admission, metrics=metrics, loop=loop, access_log=access_log)
         self.has_slo = self._accounts.has_slo
         self._preempts = len(self._classes) > 1
-        self._under_way: dict[Flight, tuple[asyncio.Task[None], Reply]] = {}
+        self._under_way: dict[Flight, tuple[asyncio.Task[None], Response]] = {}
         """Whom to tell that their request makes way for another; empty where there is one class only."""
 
-    async def serve(self, route: str, request: Request, reply: Reply) -> None:
+    async def serve(self, route: str, http_request: Request, response: Response) -> None:
         """Answer one request; raises nothing. A cancelled one is answered with `reply.verdict`, if there is one."""
         now = self._loop.time()
         qos = self._classes.rest
-        call = Call(
+        exchange = Exchange(
             route=route,
-            reply=reply,
+            response=response,
             started_at=now,
             deadline=now + self._request_timeout_seconds,
             qos_class=self._classes.names[qos],
         )
         error: RequestError | None = None
         try:
-            key = call.key = self._door.enter(request.headers)
-            qos = self._door.qos(key, request.headers)
-            call.qos_class = self._classes.names[qos]
-            job = read_job(route, request.body, self._served_name)
+            key = exchange.key = self._admission.authenticate(http_request.headers)
+            qos = self._admission.class_of(key, http_request.headers)
+            exchange.qos_class = self._classes.names[qos]
+            request = read_request(route, http_request.body, self._served_name)
             if key is not None and self._salts_prefixes:
-                job.fields["cache_salt"] = Raw(key.cache_salt(bytes(job.fields.get("cache_salt", b""))))
-            incoming = self._door.incoming(job, qos, request.headers)
+                request.fields["cache_salt"] = Raw(key.cache_salt(bytes(request.fields.get("cache_salt", b""))))
+            incoming = self._admission.incoming(request, qos, http_request.headers)
             if key is not None:
                 key.charge(incoming.prompt_tokens + incoming.output_tokens, now)
             if self._priorities:
-                job.fields["priority"] = self._priorities[qos]
+                request.fields["priority"] = self._priorities[qos]
             # From here on it is load, whatever becomes of it.
-            call.job, call.incoming = job, incoming
-            self._accounts.arrived(call, incoming)
-            await self._attempts(call, job, incoming)
+            exchange.request, exchange.incoming = request, incoming
+            self._accounts.arrived(exchange, incoming)
+            await self._attempts(exchange, request, incoming)
         except RequestError as refused:
             error = refused
         except asyncio.CancelledError:
-            error = reply.verdict
+            error = response.verdict
             if error is None:
-                reply.status = CLIENT_CLOSED
+                response.status = CLIENT_CLOSED
         except Exception as crash:  # noqa: BLE001  the edge of one request: the gateway must go on serving the others
-            logger.error("request_crashed id=%s error=%s", request.request_id.decode(), where(crash))  # noqa: TRY400
+            logger.error("request_crashed id=%s error=%s", http_request.request_id.decode(), describe(crash))  # noqa: TRY400
             error = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed.", kind=SERVER_ERROR)
         if error is not None:
-            reply.fail(error)
-        self._accounts.close(call, error)
-        if call.sent is not None:
-            call.sent.close()
+            response.fail(error)
+        self._accounts.close(exchange, error)
+        if exchange.stream_log is not None:
+            exchange.stream_log.close()
 
-    async def _attempts(self, call: Call, job: Job, incoming: Incoming) -> None:
-        self.first_tokens.pass_time(call.started_at)
-        decided = self._door.decide(incoming, call.started_at)
+    async def _attempts(self, exchange: Exchange, request: InferenceRequest, incoming: Incoming) -> None:
+        self.first_tokens.pass_time(exchange.started_at)
+        decided = self._admission.decide(incoming, exchange.started_at)
         if isinstance(decided, Postponed):
             postponed = decided
             decided = await self._kept(postponed)
             incoming = postponed.incoming
         if isinstance(decided, Preempt):
             self._preempt(decided)
-        found = decided.route
+        route = decided.route
         tried: frozenset[str] = frozenset()
         slow: frozenset[str] = frozenset()
-        if job.stream:
-            call.reply.deadline = call.deadline
-            call.reply.hides_usage = ask_for_usage(job)
-            call.sent = call.reply.sent = follow(job, self._budget)
-        self._patience.arrived()
+        if request.stream:
+            exchange.response.deadline = exchange.deadline
+            exchange.response.hides_usage = ask_for_usage(request)
+            exchange.stream_log = exchange.response.stream_log = follow(request, self._budget)
+        self._leg_deadlines.arrived()
         while True:
-            call.attempts += 1
-            call.first_token_at = call.reply.began_at  # nothing of an attempt that failed
-            flight = call.flight = self._cluster.start(incoming, found, self._loop.time())
+            exchange.attempts += 1
+            exchange.first_token_at = exchange.response.began_at  # nothing of an attempt that failed
+            flight = exchange.flight = self._cluster.start(incoming, route, self._loop.time())
             try:
-                await self._attempt(call, job, flight)
+                await self._attempt(exchange, request, flight)
             except LegFailedError as failed:
-                if call.reply.started:
-                    incoming = self._recovery.lost(call, job, incoming, failed)
-                self._after_failure(call, failed)
+                if exchange.response.started:
+                    incoming = self._recovery.lost(exchange, request, incoming, failed)
+                self._after_failure(exchange, failed)
                 tried |= {failed.worker.name}
                 if failed.failure is Failure.STALL:
                     slow |= {failed.worker.name}
@@ -166,49 +167,49 @@ class Inference:
                 now = self._loop.time()
                 self.first_tokens.pass_time(now)
                 self._cluster.finish(flight, now)
-            found = self._another_decode(call, incoming, tried) or await self._recovery.detour(
-                call, incoming, tried, slow
+            route = self._another_decode(exchange, incoming, tried) or await self._recovery.detour(
+                exchange, incoming, tried, slow
             )
 
-    def _another_decode(self, call: Call, incoming: Incoming, tried: frozenset[str]) -> Route | None:
+    def _another_decode(self, exchange: Exchange, incoming: Incoming, tried: frozenset[str]) -> Route | None:
         """A path that goes on from the prefill that is held; None: a new prefill is needed."""
-        held, now = call.held, self._loop.time()
-        if held is None or not held.usable(now) or held.worker not in self._view.workers:
+        held, now = exchange.held, self._loop.time()
+        if held is None or not held.usable(now) or held.worker not in self._registry.workers:
             return None
-        return self._door.decode_elsewhere(incoming, held.worker.state, tried, now)
+        return self._admission.decode_elsewhere(incoming, held.worker.state, tried, now)
 
     async def _kept(self, postponed: Postponed) -> Admit | Preempt:
         """Keep a request until it may go. Raises RequestError (429 or 503)."""
         try:
             while True:
                 await asyncio.sleep(AGAIN_SECONDS)
-                decided = self._door.again(postponed, self._loop.time())
+                decided = self._admission.again(postponed, self._loop.time())
                 if decided is not None:
                     return decided
         finally:
-            self._door.leave(postponed)
+            self._admission.leave(postponed)
 
-    async def _attempt(self, call: Call, job: Job, flight: Flight) -> None:
-        found = flight.route
+    async def _attempt(self, exchange: Exchange, request: InferenceRequest, flight: Flight) -> None:
+        route = flight.route
         if self._preempts:
             task = asyncio.current_task(self._loop)  # finding the loop would be a system call
             if task is not None:
-                self._under_way[flight] = (task, call.reply)
+                self._under_way[flight] = (task, exchange.response)
         try:
-            prefill = self._view.of(found.prefill)
-            decode = self._view.of(found.decode)
-            call.sink = call.reply if job.stream else None
-            if call.reply.started:
-                rest = await self._recovery.rest(call, job, prefill)
+            prefill = self._registry.of(route.prefill)
+            decode = self._registry.of(route.decode)
+            exchange.sink = exchange.response if request.stream else None
+            if exchange.response.started:
+                rest = await self._recovery.rest(exchange, request, prefill)
                 if rest is None:
                     return
-                job, call.sink = rest
-            if call.sent is not None:
-                call.reply.patience_seconds = between_pieces_seconds(flight, job.stream_interval)
+                request, exchange.sink = rest
+            if exchange.stream_log is not None:
+                exchange.response.stall_seconds = between_pieces_seconds(flight, request.stream_interval)
             if prefill is not decode:
-                await self._two_legs(call, job, flight, prefill, decode)
+                await self._two_legs(exchange, request, flight, prefill, decode)
             else:
-                await self._one_leg(call, job, flight, prefill)
+                await self._one_leg(exchange, request, flight, prefill)
         finally:
             if self._preempts:
                 self._under_way.pop(flight, None)
@@ -216,131 +217,137 @@ class Inference:
     def _preempt(self, decided: Preempt) -> None:
         """End requests of lower classes that still wait for their prefill: no token of them was sent."""
         for victim in decided.victims:
-            task, reply = self._under_way.pop(victim, (None, None))
-            if task is None or reply is None or reply.started:
+            task, response = self._under_way.pop(victim, (None, None))
+            if task is None or response is None or response.started:
                 continue  # a stream that is being resumed: its client has tokens
             self._cluster.finish(victim, self._loop.time())
-            if reply.verdict is None:
-                reply.verdict = rejected(Reason.PREEMPTED, decided.retry_after_seconds)
+            if response.verdict is None:
+                response.verdict = rejected(Reason.PREEMPTED, decided.retry_after_seconds)
                 task.cancel()
 
-    def _after_failure(self, call: Call, failed: LegFailedError) -> None:
+    def _after_failure(self, exchange: Exchange, failed: LegFailedError) -> None:
         """Raises RequestError unless another attempt may be made."""
-        logger.warning("leg_failed id=%s attempt=%d cause=%s", call.reply.request_id.decode(), call.attempts, failed)
-        call.fruitless += 1
+        logger.warning(
+            "leg_failed id=%s attempt=%d cause=%s", exchange.response.request_id.decode(), exchange.attempts, failed
+        )
+        exchange.fruitless += 1
         if failed.failure is not Failure.CONNECT or failed.leg != "decode":
-            call.held = None  # the worker may have begun to pull, and what is pulled is freed
+            exchange.held = None  # the worker may have begun to pull, and what is pulled is freed
         if failed.failure in DOUBTFUL:
-            call.accused.append(failed)
+            exchange.accused.append(failed)
         if failed.failure is Failure.STALL:
-            self._patience.lost()
-        if call.fruitless >= _MAX_ATTEMPTS or call.attempts >= _MOST_ATTEMPTS:
-            raise self._recovery.gave_up(call, "Several workers failed to serve the request. Retry it.") from failed
+            self._leg_deadlines.lost()
+        if exchange.fruitless >= _MAX_ATTEMPTS or exchange.attempts >= _MOST_ATTEMPTS:
+            raise self._recovery.gave_up(exchange, "Several workers failed to serve the request. Retry it.") from failed
         self._metrics.retries[failed.leg] += 1
 
-    async def _two_legs(self, call: Call, job: Job, flight: Flight, prefill: Worker, decode: Worker) -> None:
-        call.path = f"{prefill.name},{decode.name}"
-        reply = call.reply
-        held = call.held
+    async def _two_legs(
+        self, exchange: Exchange, request: InferenceRequest, flight: Flight, prefill: Worker, decode: Worker
+    ) -> None:
+        exchange.path = f"{prefill.name},{decode.name}"
+        response = exchange.response
+        held = exchange.held
         if held is not None and held.worker is prefill and held.usable(self._loop.time()):
-            if not job.stream:
-                call.first_token_at = held.done_at
-            self._cluster.prefill_done(flight, self._loop.time(), prompt_tokens=call.prompt_tokens)
+            if not request.stream:
+                exchange.first_token_at = held.done_at
+            self._cluster.prefill_done(flight, self._loop.time(), prompt_tokens=exchange.prompt_tokens)
             self._metrics.legs["prefill", "held"] += 1
-            await self._last_leg(call, job, decode, "decode", job.decode_body(held.kv))
+            await self._last_leg(exchange, request, decode, "decode", request.decode_body(held.kv))
             return
         started_at = self._loop.time()
-        deadline = min(call.deadline, started_at + self._prefill_timeout_seconds)
+        deadline = min(exchange.deadline, started_at + self._prefill_timeout_seconds)
         answer = await self._legs.run(
-            "prefill", prefill, job.path, reply.request_id, job.prefill_body(), deadline=deadline,
-            patience=started_at + self._patience.first_answer_seconds(call),
+            "prefill", prefill, request.path, response.request_id, request.prefill_body(), deadline=deadline,
+            failover_deadline=started_at + self._leg_deadlines.first_answer_seconds(exchange),
         )  # fmt: skip
         if answer.status != _OK:
-            _pass_on(call, answer)
+            _pass_on(exchange, answer)
             return
-        if call.accused:
-            self._convict(call, "prefill")
+        if exchange.accused:
+            self._convict(exchange, "prefill")
         prefilled_at = self._loop.time()
         self._metrics.prefill_leg_seconds.observe(prefilled_at - started_at)
-        if not job.stream:
-            call.first_token_at = prefilled_at
+        if not request.stream:
+            exchange.first_token_at = prefilled_at
         prefilled = read_answer(answer.body)
         kv = prefilled.usable_kv if prefilled is not None else None
-        if prefilled is not None and not reply.started:
-            call.note_usage(prefilled.usage, output=False)
+        if prefilled is not None and not response.started:
+            exchange.note_usage(prefilled.usage, output=False)
         self.first_tokens.pass_time(prefilled_at)
-        self._cluster.prefill_done(flight, prefilled_at, prompt_tokens=call.prompt_tokens)
+        self._cluster.prefill_done(flight, prefilled_at, prompt_tokens=exchange.prompt_tokens)
         if kv is None:
             self._metrics.legs["prefill", "no_kv"] += 1
-        elif not reply.started:
-            call.held = HeldPrefill(worker=prefill, kv=kv, done_at=prefilled_at)
-        await self._last_leg(call, job, decode, "decode", job.decode_body(kv))
+        elif not response.started:
+            exchange.held = HeldPrefill(worker=prefill, kv=kv, done_at=prefilled_at)
+        await self._last_leg(exchange, request, decode, "decode", request.decode_body(kv))
 
-    async def _one_leg(self, call: Call, job: Job, flight: Flight, worker: Worker) -> None:
-        call.path = worker.name
-        if job.stream:
-            call.reply.on_begin = partial(self._first_token, flight)
+    async def _one_leg(self, exchange: Exchange, request: InferenceRequest, flight: Flight, worker: Worker) -> None:
+        exchange.path = worker.name
+        if request.stream:
+            exchange.response.on_begin = partial(self._first_token, flight)
         elif flight.route.ttft_seconds < _LONGEST_GUESS_SECONDS:
             self.first_tokens.expect(flight, self._loop.time() + flight.route.ttft_seconds)
-        await self._last_leg(call, job, worker, "whole", job.whole_body())
+        await self._last_leg(exchange, request, worker, "whole", request.whole_body())
 
     def _first_token(self, flight: Flight) -> None:
         now = self._loop.time()
         self.first_tokens.pass_time(now)
         self._cluster.prefill_done(flight, now)
 
-    async def _last_leg(self, call: Call, job: Job, worker: Worker, leg: str, body: bytes) -> None:
+    async def _last_leg(
+        self, exchange: Exchange, request: InferenceRequest, worker: Worker, leg: str, body: bytes
+    ) -> None:
         """The leg whose answer is the client's."""
-        reply = call.reply
-        sink = call.sink
-        if not reply.started:
-            reply.path_headers = b"x-fulcrum-path: %b\r\n" % call.path.encode()
-        if call.accused and sink is not None:
-            reply.on_begin = partial(self._begun, call, reply.on_begin)
+        response = exchange.response
+        sink = exchange.sink
+        if not response.started:
+            response.path_headers = b"x-fulcrum-path: %b\r\n" % exchange.path.encode()
+        if exchange.accused and sink is not None:
+            response.on_begin = partial(self._begun, exchange, response.on_begin)
         now = self._loop.time()
         answer = await self._legs.run(
-            leg, worker, job.path, reply.request_id, body, deadline=call.deadline, sink=sink,
-            patience=now + self._patience.last_leg_seconds(call, job),
+            leg, worker, request.path, response.request_id, body, deadline=exchange.deadline, sink=sink,
+            failover_deadline=now + self._leg_deadlines.last_leg_seconds(exchange, request),
         )  # fmt: skip
-        if call.accused and answer.status == _OK:
-            self._convict(call)
+        if exchange.accused and answer.status == _OK:
+            self._convict(exchange)
         if not answer.streamed:
-            _pass_on(call, answer)
+            _pass_on(exchange, answer)
             return
-        reply.stream_end()
-        call.first_token_at = reply.began_at
-        if sink is not reply:
-            self._recovery.ended(call)
+        response.stream_end()
+        exchange.first_token_at = response.began_at
+        if sink is not response:
+            self._recovery.ended(exchange)
         else:
-            call.note_usage(reply.usage, output=True)
-            if call.output_tokens is None:
-                call.output_tokens = call.streamed_tokens(done=True)
+            exchange.note_usage(response.usage, output=True)
+            if exchange.output_tokens is None:
+                exchange.output_tokens = exchange.streamed_tokens(done=True)
 
-    def _begun(self, call: Call, on_begin: Callable[[], None] | None) -> None:
+    def _begun(self, exchange: Exchange, on_begin: Callable[[], None] | None) -> None:
         if on_begin is not None:
             on_begin()
-        self._convict(call)
+        self._convict(exchange)
 
-    def _convict(self, call: Call, leg: str = "") -> None:
-        """Another worker serves `call` (or its `leg`): what failed at it is the workers' fault, not the request's."""
-        guilty = [failed for failed in call.accused if leg in ("", failed.leg)]
-        call.accused = [failed for failed in call.accused if failed not in guilty]
+    def _convict(self, exchange: Exchange, leg: str = "") -> None:
+        """Another worker serves `exchange` (or its `leg`): the workers that failed it are at fault, not the request."""
+        guilty = [failed for failed in exchange.accused if leg in ("", failed.leg)]
+        exchange.accused = [failed for failed in exchange.accused if failed not in guilty]
         for failed in guilty:
-            self._view.failed(failed.worker, self._loop.time())
+            self._registry.failed(failed.worker, self._loop.time())
 
 
-def _pass_on(call: Call, answer: Answer) -> None:
+def _pass_on(exchange: Exchange, answer: Answer) -> None:
     """A complete answer, of whatever status, is the client's. Raises RequestError when it has a part of one already."""
-    if call.reply.started:
+    if exchange.response.started:
         raise upstream_failed(f"A worker answered {answer.status} when it was to go on with the answer. Retry it.")
-    call.reply.send(answer.status, answer.content_type, answer.body)
+    exchange.response.send(answer.status, answer.content_type, answer.body)
     if answer.status == _OK and len(answer.body) <= _READ_USAGE_BYTES:
         read = read_answer(answer.body)
         if read is not None:
-            call.note_usage(read.usage, output=True)
+            exchange.note_usage(read.usage, output=True)
 
 
-def _engine_priorities(door: FrontDoor) -> tuple[Raw, ...]:
+def _engine_priorities(admission: AdmissionControl) -> tuple[Raw, ...]:
     """What each class is to the engines' schedulers, where lower comes first; empty where there is one class only."""
-    classes = door.classes
+    classes = admission.classes
     return tuple(Raw(b"%d" % -priority) for priority in classes.priorities) if len(classes) > 1 else ()

@@ -7,25 +7,26 @@ from collections.abc import Callable
 import msgspec
 
 from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
-from fulcrum.gateway.http.response import Reply
+from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
 from fulcrum.gateway.openai.inference_request import Usage
-from fulcrum.gateway.openai.stream_log import Choice, SentStream, decoder
+from fulcrum.gateway.openai.stream_log import Choice, StreamLog, decoder
 
 _DONE = b"data: [DONE]\n\n"
 
 
 class Continuation:
-    """Takes the stream of `/v1/completions` that goes on after the tokens in `sent`."""
+    """Takes the stream of `/v1/completions` that goes on after the tokens in `stream_log`."""
 
     __slots__ = (
-        "_again", "_began", "_chat", "_every_usage", "_prompt_tokens", "_reply", "_rest", "_sent", "_source", "_usage",
+        "_again", "_began", "_chat", "_every_usage", "_prompt_tokens", "_response", "_rest", "_source", "_stream_log",
+        "_usage",
     )  # fmt: skip
 
     def __init__(
         self,
-        reply: Reply,
-        sent: SentStream,
+        response: Response,
+        stream_log: StreamLog,
         *,
         chat: bool,
         again: str,
@@ -35,8 +36,8 @@ class Continuation:
         began: Callable[[], None],
     ) -> None:
         """`again`: text that comes first and that the client has already got."""
-        self._reply = reply
-        self._sent = sent
+        self._response = response
+        self._stream_log = stream_log
         self._chat = chat
         self._again = again
         self._prompt_tokens = prompt_tokens
@@ -49,7 +50,7 @@ class Continuation:
     def stream_begin(self, source: StreamSource) -> None:
         """As `StreamSink`; the client's stream has begun long ago."""
         self._source = source
-        self._reply.stream_goes_on(source)
+        self._response.stream_goes_on(source)
         self._began()
 
     def stream_bytes(self, chunks: bytes) -> None:
@@ -72,35 +73,35 @@ class Continuation:
                     break
                 if not self._matches(choice.text or "", last=choice.finish_reason is not None):
                     self._break(Failure.DIVERGED, "the rest of the stream does not fit")
-                    self._sent.why_not = "another worker went on differently"
+                    self._stream_log.why_not = "another worker went on differently"
                     break
                 out.append(self._chosen(choice))
         if out:
-            self._reply.write_events(b"".join(out))
+            self._response.write_events(b"".join(out))
 
     def stream_last(self, chunks: bytes) -> None:
         """As `StreamSink`."""
         self.stream_bytes(chunks)
-        if self._source is None or self._sent.why_not:
+        if self._source is None or self._stream_log.why_not:
             return
-        if self._sent.finish_reason is None:
+        if self._stream_log.finish_reason is None:
             self._break(Failure.TRUNCATED, "the rest of the stream has no end")
         else:
             self.finish()
 
     def finish(self) -> None:
         """The end of the client's stream, after its last token."""
-        sent = self._sent
+        stream_log = self._stream_log
         usage = b""
-        if self._usage and not sent.usage_sent:
-            sent.usage_sent = True
+        if self._usage and not stream_log.usage_sent:
+            stream_log.usage_sent = True
             usage = self._event([], usage=self._counts())
-        self._reply.write_end(b"" if sent.done else usage + _DONE)
-        sent.done = True
+        self._response.write_end(b"" if stream_log.done else usage + _DONE)
+        stream_log.done = True
 
     def finish_with(self, reason: str) -> None:
         """The end of a stream of which only its end was missing."""
-        self._reply.write_events(self._chosen(Choice(text="", finish_reason=reason, token_ids=[])))
+        self._response.write_events(self._chosen(Choice(text="", finish_reason=reason, token_ids=[])))
         self.finish()
 
     def _matches(self, text: str, *, last: bool) -> bool:
@@ -110,11 +111,11 @@ class Continuation:
         return text.startswith(known) and not (last and self._again)
 
     def _chosen(self, choice: Choice) -> bytes:
-        sent = self._sent
+        stream_log = self._stream_log
         ids = choice.token_ids or []
-        known = max(sent.ids_sent - len(sent.ids), 0)  # ids that are made again
-        text = sent.add(ids, choice.text or "")
-        sent.finish_reason = choice.finish_reason
+        known = max(stream_log.ids_sent - len(stream_log.ids), 0)  # ids that are made again
+        text = stream_log.add(ids, choice.text or "")
+        stream_log.finish_reason = choice.finish_reason
         out: dict[str, object] = {"index": 0}
         if self._chat:
             out["delta"] = {"content": text}
@@ -129,12 +130,12 @@ class Continuation:
         return self._event([out], usage=self._counts() if self._every_usage else None)
 
     def _event(self, choices: list[dict[str, object]], *, usage: Usage | None) -> bytes:
-        sent = self._sent
+        stream_log = self._stream_log
         event: dict[str, object] = {
-            "id": sent.event_id,
+            "id": stream_log.event_id,
             "object": "chat.completion.chunk" if self._chat else "text_completion",
-            "created": sent.created,
-            "model": sent.model,
+            "created": stream_log.created,
+            "model": stream_log.model,
             "choices": choices,
         }
         if usage is not None:
@@ -146,7 +147,7 @@ class Continuation:
         return b"data: " + msgspec.json.encode(event) + b"\n\n"
 
     def _counts(self) -> Usage:
-        return Usage(prompt_tokens=self._prompt_tokens, completion_tokens=len(self._sent.ids))
+        return Usage(prompt_tokens=self._prompt_tokens, completion_tokens=len(self._stream_log.ids))
 
     def _break(self, failure: Failure, message: str) -> None:
         source, self._source = self._source, None
@@ -160,31 +161,31 @@ class Restart:
     A chat begins with an event that says whose turn it is, and that the client has. What follows may be anything.
     """
 
-    __slots__ = ("_began", "_reply", "_rest", "_sent", "_started")
+    __slots__ = ("_began", "_response", "_rest", "_started", "_stream_log")
 
-    def __init__(self, reply: Reply, sent: SentStream, *, began: Callable[[], None]) -> None:
-        self._reply = reply
-        self._sent = sent
+    def __init__(self, response: Response, stream_log: StreamLog, *, began: Callable[[], None]) -> None:
+        self._response = response
+        self._stream_log = stream_log
         self._began = began
         self._rest = b""
         self._started = False
 
     def stream_begin(self, source: StreamSource) -> None:
         """As `StreamSink`; the client's stream has begun long ago."""
-        self._reply.sent = self._sent
-        self._reply.stream_goes_on(source)
+        self._response.stream_log = self._stream_log
+        self._response.stream_goes_on(source)
         self._began()
 
     def stream_bytes(self, chunks: bytes) -> None:
         """As `StreamSink`."""
         events = self._events(chunks)
         if events:
-            self._reply.stream_bytes(chunk(events))
+            self._response.stream_bytes(chunk(events))
 
     def stream_last(self, chunks: bytes) -> None:
         """As `StreamSink`."""
         events = self._events(chunks)
-        self._reply.stream_last((chunk(events) if events else b"") + LAST_CHUNK)
+        self._response.stream_last((chunk(events) if events else b"") + LAST_CHUNK)
 
     def _events(self, chunks: bytes) -> bytes:
         *events, self._rest = (self._rest + payload(chunks)).split(b"\n\n")
@@ -196,8 +197,8 @@ class Restart:
         return opens
 
     def _same(self, event: bytes) -> bytes:
-        sent = self._sent
-        if not sent.event_id or not event.startswith(b"data: {"):
+        stream_log = self._stream_log
+        if not stream_log.event_id or not event.startswith(b"data: {"):
             return event
         try:
             fields = msgspec.json.decode(event.removeprefix(b"data: "), type=dict[str, msgspec.Raw])
@@ -205,5 +206,5 @@ class Restart:
             return event
         if "error" in fields:
             return event
-        own = {"id": sent.event_id, "created": sent.created, "model": sent.model}
+        own = {"id": stream_log.event_id, "created": stream_log.created, "model": stream_log.model}
         return b"data: " + msgspec.json.encode({**fields, **own})

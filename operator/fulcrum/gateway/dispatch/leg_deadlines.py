@@ -6,8 +6,8 @@ from math import inf
 from typing import Final
 
 from fulcrum.admission import NeighbourSlowdown
-from fulcrum.gateway.dispatch.exchange import Call
-from fulcrum.gateway.openai.inference_request import Job
+from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.openai.inference_request import InferenceRequest
 from fulcrum.routing import Flight
 from fulcrum.routing.view import DEFAULT_TTFT_SECONDS
 
@@ -26,7 +26,7 @@ _PER_REQUEST: Final = 0.05
 _MOST: Final = 10.0
 
 
-class Patience:
+class LegDeadlines:
     """Loses it for one request in twenty at most, so that an overloaded cluster is not asked everything twice."""
 
     def __init__(self, ttft_seconds: float | None, neighbours: NeighbourSlowdown) -> None:
@@ -43,30 +43,32 @@ class Patience:
         """Another worker was asked."""
         self._left -= 1
 
-    def first_answer_seconds(self, call: Call) -> float:
+    def first_answer_seconds(self, exchange: Exchange) -> float:
         """For a prefill, or a stream's first token; infinite where nothing better is to be had."""
-        flight = call.flight
+        flight = exchange.flight
         if flight is None:
             return inf
-        if call.reply.started:
+        if exchange.response.started:
             return max(FACTOR * flight.route.ttft_seconds, LEAST_STREAM_SECONDS)
-        if call.attempts > 1 or self._left < 1 or not flight.route.known:
+        if exchange.attempts > 1 or self._left < 1 or not flight.route.known:
             return inf
-        promise_seconds = min(self._ttft_seconds, call.incoming.ttft_seconds if call.incoming is not None else inf)
+        promise_seconds = min(
+            self._ttft_seconds, exchange.incoming.ttft_seconds if exchange.incoming is not None else inf
+        )
         # Another worker on the same node would be as slow: there is no use in asking it.
         slower = self._neighbours.factor(flight.busy_neighbours, flight.started_at)
         return max(FACTOR * slower * flight.route.ttft_seconds, SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS)
 
-    def last_leg_seconds(self, call: Call, job: Job) -> float:
+    def last_leg_seconds(self, exchange: Exchange, request: InferenceRequest) -> float:
         """For a stream's first token, or an answer that comes as one."""
-        if job.stream:
-            return self.first_answer_seconds(call)
-        flight = call.flight
-        if flight is None or call.attempts > 1 or self._left < 1 or not flight.route.known:
+        if request.stream:
+            return self.first_answer_seconds(exchange)
+        flight = exchange.flight
+        if flight is None or exchange.attempts > 1 or self._left < 1 or not flight.route.known:
             return inf
-        if job.max_tokens is None or job.whole:
+        if request.max_tokens is None or request.whole:
             return inf
-        predicted_seconds = flight.route.ttft_seconds + job.max_tokens * flight.route.tpot_seconds
+        predicted_seconds = flight.route.ttft_seconds + request.max_tokens * flight.route.tpot_seconds
         return max(WHOLE_FACTOR * predicted_seconds, LEAST_STREAM_SECONDS)
 
 

@@ -7,7 +7,7 @@ from math import inf
 
 from fulcrum.gateway.http.upstream_answer import Answer, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.workers.registry import Worker, WorkerView
+from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 
 # A plain number: looking up a member of HTTPStatus costs half a microsecond.
 _SERVER_ERRORS = 500
@@ -31,8 +31,8 @@ class LegFailedError(Exception):
 class Legs:
     """Sends requests to workers."""
 
-    def __init__(self, view: WorkerView, metrics: Metrics, loop: asyncio.AbstractEventLoop) -> None:
-        self._view = view
+    def __init__(self, registry: WorkerRegistry, metrics: Metrics, loop: asyncio.AbstractEventLoop) -> None:
+        self._registry = registry
         self._metrics = metrics
         self._loop = loop
 
@@ -45,13 +45,13 @@ class Legs:
         body: bytes,
         *,
         deadline: float,
-        patience: float = inf,
+        failover_deadline: float = inf,
         sink: StreamSink | None = None,
     ) -> Answer:
         """The answer of `worker`, which may be an error of the client's. Raises LegFailedError.
 
-        `deadline`: loop time by which it must be complete; `patience`: by which it, or a stream's first byte, must be
-        there, or another worker is to try.
+        `deadline`: loop time by which it must be complete; `failover_deadline`: by which it, or a stream's first byte,
+        must be there, or another worker is to try.
         """
         if worker.changed_at is not None:
             self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
@@ -59,7 +59,7 @@ class Legs:
         request = worker.pool.request(path, request_id, body)
         answers = worker.answers
         try:
-            answer = await worker.pool.exchange(request, sink=sink, deadline=min(deadline, patience))
+            answer = await worker.pool.exchange(request, sink=sink, deadline=min(deadline, failover_deadline))
         except UpstreamError as error:
             failure = error.failure
             if failure is Failure.TIMEOUT and self._loop.time() < deadline:
@@ -71,7 +71,7 @@ class Legs:
             raise self._failed(worker, leg, Failure.REFUSED)
         if answer.status >= _SERVER_ERRORS:
             raise self._failed(worker, leg, Failure.ERROR_STATUS)
-        self._view.worked(worker)
+        self._registry.worked(worker)
         self._metrics.legs[leg, "answered"] += 1
         return answer
 
@@ -79,6 +79,6 @@ class Legs:
         if failure in DOUBTFUL:
             worker.doubts += 1
         elif blame and failure is not Failure.DIVERGED:
-            self._view.failed(worker, self._loop.time())
+            self._registry.failed(worker, self._loop.time())
         self._metrics.legs[leg, failure.value] += 1
         return LegFailedError(worker, leg, failure)

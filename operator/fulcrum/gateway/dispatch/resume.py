@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, Job
-from fulcrum.gateway.openai.stream_log import PiecesBudget, SentStream
+from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, InferenceRequest
+from fulcrum.gateway.openai.stream_log import StreamLog, StreamLogBudget
 
 _TRUE: Final = Raw(b"true")
 _FALSE: Final = Raw(b"false")
@@ -42,10 +42,10 @@ _LOOK_BACK: Final = 64
 """Events among which a place to go on from is looked for."""
 
 
-def follow(job: Job, budget: PiecesBudget) -> SentStream | None:
-    """Begin to keep what is needed to resume the stream of `job`, if it can be; its body then asks for token ids."""
-    fields = job.fields
-    if not job.stream or job.whole:
+def follow(request: InferenceRequest, budget: StreamLogBudget) -> StreamLog | None:
+    """Begin to log the stream of `request`, if it can be resumed; its body then asks for token ids."""
+    fields = request.fields
+    if not request.stream or request.whole:
         return None
     if not fields.keys().isdisjoint(_OBSTACLES) and any(_says(fields, name) for name in _OBSTACLES):
         return None
@@ -56,12 +56,12 @@ def follow(job: Job, budget: PiecesBudget) -> SentStream | None:
     held_back = 0
     if "stop" in fields and not _says(fields, "include_stop_str_in_output"):
         held_back = longest_stop(fields) - 1
-    return SentStream(budget, held_back=max(held_back, 0), hides_prompt=asked is None or bytes(asked) != b"true")
+    return StreamLog(budget, held_back=max(held_back, 0), hides_prompt=asked is None or bytes(asked) != b"true")
 
 
-def obstacle(job: Job) -> str:
+def obstacle(request: InferenceRequest) -> str:
     """Why a stream that was followed cannot be resumed, whatever was sent of it; empty: it can be."""
-    if job.path == CHAT_PATH and _has_media(job):
+    if request.path == CHAT_PATH and _has_media(request):
         return "its prompt has more in it than text"
     return ""
 
@@ -77,14 +77,14 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """Text after them that the client has already got."""
 
 
-def resume_point(job: Job, sent: SentStream) -> Point | None:
+def resume_point(request: InferenceRequest, stream_log: StreamLog) -> Point | None:
     """Where to go on; None: it cannot be found."""
     stop_reach = 0
-    if "stop" in job.fields and _says(job.fields, "include_stop_str_in_output"):
-        stop_reach = max(longest_stop(job.fields) - 1, 0)
-    exact = greedy(job)
-    latest = max(sent.chars - (stop_reach if exact else 0), 0)
-    marks = [mark for mark in sent.marks if mark[1] <= latest][-_LOOK_BACK:]
+    if "stop" in request.fields and _says(request.fields, "include_stop_str_in_output"):
+        stop_reach = max(longest_stop(request.fields) - 1, 0)
+    exact = greedy(request)
+    latest = max(stream_log.chars - (stop_reach if exact else 0), 0)
+    marks = [mark for mark in stream_log.marks if mark[1] <= latest][-_LOOK_BACK:]
     if not marks:
         return None
     # Tokens without text at the end (half a character, special tokens) are made again.
@@ -95,7 +95,7 @@ def resume_point(job: Job, sent: SentStream) -> Point | None:
             first = _first_of(marks, marks[first - 1][1])
         best = first if marks[first][2] == 1 else best
     tokens, chars, _ = marks[best]
-    again = sent.tail(chars)
+    again = stream_log.tail(chars)
     return None if again is None else Point(tokens=tokens, chars=chars, again=again)
 
 
@@ -103,9 +103,9 @@ def _first_of(marks: list[tuple[int, int, int]], chars: int) -> int:
     return next(number for number, mark in enumerate(marks) if mark[1] == chars)
 
 
-def probe_body(job: Job) -> bytes:
+def probe_body(request: InferenceRequest) -> bytes:
     """Body of a request that tells the prompt's token ids, and leaves the prompt in the worker's prefix cache."""
-    fields = job.fields.copy()
+    fields = request.fields.copy()
     for name in ("stream", "stream_options", "min_tokens"):
         fields.pop(name, None)
     fields["max_tokens"] = _ONE
@@ -133,36 +133,36 @@ def prompt_ids(answer: bytes) -> list[int] | None:
     return read.prompt_token_ids or (read.choices[0].prompt_token_ids if read.choices else None)
 
 
-def tokenize_body(job: Job, text: str) -> bytes:
+def tokenize_body(request: InferenceRequest, text: str) -> bytes:
     """Body for `/tokenize`, of text that goes on where other text ended."""
     body: dict[str, object] = {"prompt": text, "add_special_tokens": False}
-    if "model" in job.fields:
-        body["model"] = job.fields["model"]
+    if "model" in request.fields:
+        body["model"] = request.fields["model"]
     return msgspec.json.encode(body)
 
 
-def rest_job(job: Job, prompt: list[int], sent: SentStream) -> Job:
-    """The job of going on after the tokens in `sent`."""
-    fields = {name: job.fields[name] for name in _CARRIED if name in job.fields}
-    made = len(sent.ids)
-    left = None if job.max_tokens is None else max(job.max_tokens - made, 0)
-    fields["prompt"] = Raw(msgspec.json.encode([*prompt, *sent.ids]))
+def rest_request(request: InferenceRequest, prompt: list[int], stream_log: StreamLog) -> InferenceRequest:
+    """The job of going on after the tokens in `stream_log`."""
+    fields = {name: request.fields[name] for name in _CARRIED if name in request.fields}
+    made = len(stream_log.ids)
+    left = None if request.max_tokens is None else max(request.max_tokens - made, 0)
+    fields["prompt"] = Raw(msgspec.json.encode([*prompt, *stream_log.ids]))
     fields["max_tokens"] = Raw(msgspec.json.encode(left))
-    least = _number(job.fields.get("min_tokens"))
+    least = _number(request.fields.get("min_tokens"))
     if least > made:
         fields["min_tokens"] = Raw(msgspec.json.encode(int(least) - made))
     fields["stream"] = _TRUE
-    fields["stream_options"] = job.fields.get("stream_options", _USAGE)
+    fields["stream_options"] = request.fields.get("stream_options", _USAGE)
     fields[_IDS] = _TRUE
-    return Job(path=COMPLETIONS_PATH, fields=fields, stream=True, whole=False, max_tokens=left)
+    return InferenceRequest(path=COMPLETIONS_PATH, fields=fields, stream=True, whole=False, max_tokens=left)
 
 
-def greedy(job: Job) -> bool:
+def greedy(request: InferenceRequest) -> bool:
     """The same tokens come again. What penalties count would be lost between two workers."""
-    temperature = job.fields.get("temperature")
+    temperature = request.fields.get("temperature")
     if temperature is None or bytes(temperature) == b"null" or _number(temperature) >= _GREEDY_BELOW:
         return False
-    return not (_number(job.fields.get("frequency_penalty")) or _number(job.fields.get("presence_penalty")))
+    return not (_number(request.fields.get("frequency_penalty")) or _number(request.fields.get("presence_penalty")))
 
 
 def longest_stop(fields: dict[str, Raw]) -> int:
@@ -192,9 +192,9 @@ def _number(value: Raw | None) -> float:
     return float(read) if isinstance(read, int | float) else 0.0
 
 
-def _has_media(job: Job) -> bool:
+def _has_media(request: InferenceRequest) -> bool:
     try:
-        messages = msgspec.json.decode(job.fields["messages"])
+        messages = msgspec.json.decode(request.fields["messages"])
     except (KeyError, msgspec.DecodeError):
         return True
     parts = [part for message in messages if isinstance(message, dict) for part in _parts(message.get("content"))]

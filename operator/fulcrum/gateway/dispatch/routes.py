@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.gateway import GatewayConfig
-from fulcrum.gateway.dispatch.admit import FrontDoor
+from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.http.request import Request
-from fulcrum.gateway.http.response import Reply
+from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.openai import openapi
 from fulcrum.gateway.openai.errors import RequestError
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
@@ -37,27 +37,27 @@ class Routes:
         self,
         config: GatewayConfig,
         *,
-        door: FrontDoor,
+        admission: AdmissionControl,
         not_ready: Callable[[], str | None],
         refused: Callable[[RequestError], None],
     ) -> None:
         """`not_ready`: why there should be no traffic; `refused`: counts an error."""
         self._config = config
-        self._door = door
+        self._admission = admission
         self._not_ready = not_ready
         self._refused = refused
         self._created = int(time.time())
 
     def turned_away(self, target: bytes, headers: Mapping[str, str]) -> RequestError | None:
         """Why a request's body need not be read, by its head; None: it may be."""
-        if self._door.keys is not None and path_of(target).startswith(_GUARDED):
+        if self._admission.keys is not None and path_of(target).startswith(_GUARDED):
             try:
-                self._door.enter(headers)
+                self._admission.authenticate(headers)
             except RequestError as error:
                 return error
         return None
 
-    def answer(self, request: Request, reply: Reply) -> bool:
+    def answer(self, request: Request, response: Response) -> bool:
         """Answer a request; False: it needs a worker."""
         path = path_of(request.target)
         if path in POST_PATHS and request.method == b"POST":
@@ -65,42 +65,44 @@ class Routes:
             if media_type in (b"application/json", b""):
                 return False
             self._fail(
-                reply, RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The Content-Type must be application/json.")
+                response, RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The Content-Type must be application/json.")
             )
             return True
-        self._answer_other(path, request, reply)
+        self._answer_other(path, request, response)
         return True
 
-    def _answer_other(self, path: str, request: Request, reply: Reply) -> None:
+    def _answer_other(self, path: str, request: Request, response: Response) -> None:
         error = self.turned_away(request.target, request.headers)
         if error is not None:
-            self._fail(reply, error)
+            self._fail(response, error)
             return
         one_model = path.startswith(_MODELS + "/")
         if request.method in (b"GET", b"HEAD") and (one_model or path in GET_PATHS):
             if one_model:
-                self._model(path.removeprefix(_MODELS + "/"), reply)
+                self._model(path.removeprefix(_MODELS + "/"), response)
             else:
-                reply.send(*self._get(path))
+                response.send(*self._get(path))
         elif not one_model and path not in GET_PATHS and path not in POST_PATHS:
-            self._fail(reply, RequestError(HTTPStatus.NOT_FOUND, "There is nothing at this path.", code="not_found"))
+            self._fail(response, RequestError(HTTPStatus.NOT_FOUND, "There is nothing at this path.", code="not_found"))
         else:
             allow = "POST, OPTIONS" if path in POST_PATHS else "GET, HEAD, OPTIONS"
             if request.method == b"OPTIONS":
-                reply.send(HTTPStatus.OK, _TEXT, b"", b"allow: %b\r\n" % allow.encode())
+                response.send(HTTPStatus.OK, _TEXT, b"", b"allow: %b\r\n" % allow.encode())
             else:
-                self._fail(reply, RequestError(HTTPStatus.METHOD_NOT_ALLOWED, f"Allowed here: {allow}.", allow=allow))
+                self._fail(
+                    response, RequestError(HTTPStatus.METHOD_NOT_ALLOWED, f"Allowed here: {allow}.", allow=allow)
+                )
 
-    def _fail(self, reply: Reply, error: RequestError) -> None:
+    def _fail(self, response: Response, error: RequestError) -> None:
         self._refused(error)
-        reply.fail(error)
+        response.fail(error)
 
     def _get(self, path: str) -> tuple[int, bytes, bytes]:
         if path == "/health":
             return HTTPStatus.OK, _TEXT, b"ok\n"
         if path == openapi.PATH:
             described = openapi.document(
-                guarded=self._door.keys is not None, max_body_bytes=self._config.limits.max_body_bytes
+                guarded=self._admission.keys is not None, max_body_bytes=self._config.limits.max_body_bytes
             )
             return HTTPStatus.OK, _JSON, msgspec.json.encode(described)
         if path == "/ready":
@@ -110,12 +112,12 @@ class Routes:
             return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, why.encode() + b"\n"
         return HTTPStatus.OK, _JSON, msgspec.json.encode({"object": "list", "data": [self._model_card()]})
 
-    def _model(self, name: str, reply: Reply) -> None:
+    def _model(self, name: str, response: Response) -> None:
         if name == self._config.served_name:
-            reply.send(HTTPStatus.OK, _JSON, msgspec.json.encode(self._model_card()))
+            response.send(HTTPStatus.OK, _JSON, msgspec.json.encode(self._model_card()))
         else:
             self._fail(
-                reply,
+                response,
                 RequestError(HTTPStatus.NOT_FOUND, "The model does not exist.", param="model", code="model_not_found"),
             )
 

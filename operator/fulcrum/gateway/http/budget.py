@@ -28,7 +28,7 @@ class Budget(Generic[Holder]):
             return []
         over_bytes = self.total_bytes - self._most_bytes * _LEFT
         victims = []
-        for victim in sorted(self._held, key=lambda each: -self._held[each]):
+        for victim in sorted(self._held, key=self._held.__getitem__, reverse=True):
             victims.append(victim)
             over_bytes -= self._held[victim]
             if over_bytes <= 0:

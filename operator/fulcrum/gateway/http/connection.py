@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol, cast
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.request import Request, RequestParser, new_request_id
-from fulcrum.gateway.http.response import Reply
-from fulcrum.gateway.http.response_budget import AnswerRoom
+from fulcrum.gateway.http.response import Response
+from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.openai.errors import RequestError, overloaded, timed_out
 
@@ -36,7 +36,7 @@ class Service(Protocol):
     max_connections: int
     connections: set[ClientConnection]
     slow_readers: SlowReaders
-    answers: AnswerRoom
+    response_budget: ResponseBudget
     bodies: Budget[ClientConnection]
     """What has arrived of large requests that are not complete, or wait for their turn."""
     closing: bool
@@ -45,10 +45,10 @@ class Service(Protocol):
     def turned_away(self, target: bytes, headers: Mapping[str, str]) -> RequestError | None:
         """Why a request's body need not be read, by its head; None: it may be."""
 
-    def answer(self, request: Request, reply: Reply) -> bool:
+    def answer(self, request: Request, response: Response) -> bool:
         """Answer what needs no waiting; False when `serve` must."""
 
-    def serve(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None]:
+    def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
         """Answer. Raises nothing; when cancelled, answers with `reply.verdict` if there is one."""
 
     def refused(self, error: RequestError) -> None:
@@ -59,7 +59,7 @@ class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
-        "_holds_body", "_lingering_bytes", "_loop", "_parser", "_queue", "_reading_paused", "_reply", "_service",
+        "_holds_body", "_lingering_bytes", "_loop", "_parser", "_queue", "_reading_paused", "_response", "_service",
         "_task", "_transport", "_write_paused", "deadline",
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._queue: deque[Request | RequestError] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._reply: Reply | None = None
+        self._response: Response | None = None
         self._write_paused = False
         self._reading_paused = False
         self._holds_body = False
@@ -104,23 +104,23 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        if self._reply is not None:
-            self._reply.pause()
-            if not self._reply.streaming:
-                self._service.answers.keep(self, self.unsent_bytes())
+        if self._response is not None:
+            self._response.pause()
+            if not self._response.streaming:
+                self._service.response_budget.keep(self, self.unsent_bytes())
         self._service.slow_readers.add(self, self._loop.time())
 
     def resume_writing(self) -> None:
         self._write_paused = False
         self._keeps_up()
-        if self._reply is not None:
-            self._reply.resume()
+        if self._response is not None:
+            self._response.resume()
         elif self._queue and self._task is None:
             self._next()
 
     def _keeps_up(self) -> None:
         self._service.slow_readers.remove(self)
-        self._service.answers.release(self)
+        self._service.response_budget.release(self)
 
     def data_received(self, data: bytes) -> None:
         if self._lingering_bytes >= 0:
@@ -171,7 +171,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _count_bodies(self) -> None:
         """Count what this client has sent, if it is much; over the budget, who sent most must give it up."""
-        held_bytes = self._parser.body_bytes + sum(len(one.body) for one in self._queue if isinstance(one, Request))
+        held_bytes = self._parser.body_bytes + sum(
+            len(queued.body) for queued in self._queue if isinstance(queued, Request)
+        )
         bodies = self._service.bodies
         self._holds_body = held_bytes >= _LARGE_BODY_BYTES
         if self._holds_body:
@@ -215,10 +217,10 @@ class ClientConnection(asyncio.Protocol):
 
     def cancel(self, verdict: RequestError) -> None:
         """End the request under way with `verdict`; a second time, cut the connection."""
-        if self._task is None or self._reply is None or self._reply.verdict is not None:
+        if self._task is None or self._response is None or self._response.verdict is not None:
             self.abort()
             return
-        self._reply.verdict = verdict
+        self._response.verdict = verdict
         self._task.cancel()
         self._wait(_CANCEL_SECONDS)
 
@@ -242,21 +244,21 @@ class ClientConnection(asyncio.Protocol):
             if isinstance(request, RequestError):
                 self._refuse(request)
                 return
-            reply = Reply(
+            response = Response(
                 self._transport,
                 request_id=request.request_id,
                 http11=request.http11,
                 close_after=not request.keep_alive or self._service.closing,
                 no_body=request.method == b"HEAD",
             )
-            if not self._service.answer(request, reply):
-                self._reply = reply
+            if not self._service.answer(request, response):
+                self._response = response
                 if self._holds_body:
                     self._count_bodies()
-                self._task = self._loop.create_task(self._run(request, reply))
+                self._task = self._loop.create_task(self._run(request, response))
                 self._wait(self._service.limits.request_timeout_seconds)
                 return
-            if reply.close_after:
+            if response.close_after:
                 self.close()
                 return
         if self._transport is not None and not self._queue:
@@ -268,13 +270,13 @@ class ClientConnection(asyncio.Protocol):
                 self._reading_paused = False
                 self._transport.resume_reading()
 
-    async def _run(self, request: Request, reply: Reply) -> None:
-        await self._service.serve(request, reply)
+    async def _run(self, request: Request, response: Response) -> None:
+        await self._service.serve(request, response)
         self._task = None
-        self._reply = None
+        self._response = None
         if self._transport is None:
             return
-        if reply.close_after:
+        if response.close_after:
             self.close()
         else:
             self._next()
@@ -285,7 +287,7 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        Reply(transport, request_id=new_request_id(), http11=True, close_after=True).fail(error)
+        Response(transport, request_id=new_request_id(), http11=True, close_after=True).fail(error)
         self._parser.broken = True
         self._queue.clear()
         self._service.bodies.release(self)

@@ -14,7 +14,7 @@ Page = Callable[[], tuple[bytes, bytes]]
 """Content type and body of a page."""
 
 
-class InsideServer:
+class InternalServer:
     """Answers `GET` for a few pages, one request per connection: scrapers come every few seconds."""
 
     def __init__(self, pages: Mapping[str, Page]) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from fulcrum.api.internal_token import HEADER as AUTHORIZATION
 from fulcrum.api.internal_token import authorization
-from fulcrum.gateway.http.response_budget import AnswerRoom
+from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.upstream import UpstreamConnection
 from fulcrum.gateway.http.upstream_answer import Answer, Failure, StreamSink, UpstreamError
 
@@ -30,10 +30,10 @@ _OPTIONS: Final = (
 class Pool:
     """Connections to `host:port`, used last in, first out, so that surplus ones idle out."""
 
-    def __init__(self, host: str, port: int, room: AnswerRoom, token: str | None = None) -> None:
+    def __init__(self, host: str, port: int, response_budget: ResponseBudget, token: str | None = None) -> None:
         self.host = host
         self.port = port
-        self._room = room
+        self._response_budget = response_budget
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._closed = False
@@ -108,7 +108,9 @@ class Pool:
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
                 transport, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(loop, released=self._release, lost=self._forget, room=self._room),
+                    lambda: UpstreamConnection(
+                        loop, released=self._release, lost=self._forget, response_budget=self._response_budget
+                    ),
                     self.host,
                     self.port,
                 )

@@ -14,7 +14,7 @@ from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
 from fulcrum.gateway.openai.errors import RequestError
 from fulcrum.gateway.openai.inference_request import Usage
-from fulcrum.gateway.openai.stream_log import SentStream, good_part
+from fulcrum.gateway.openai.stream_log import StreamLog, good_part
 from fulcrum.gateway.openai.stream_usage import take_usage
 
 _STATUS_LINES: Final = {
@@ -29,13 +29,13 @@ _LAST_EVENT_BYTES: Final = 512
 (an error, a finish reason, usage) comes after them."""
 
 
-class Reply:
+class Response:
     """Writes to the client; `started` says whether bytes of the answer have left, after which no retry is possible."""
 
     __slots__ = (
-        "_no_body", "_paused", "_source", "_transport", "began_at", "close_after", "deadline", "events",
-        "hides_usage", "http11", "on_begin", "path_headers", "patience_seconds", "request_id", "sent", "slowed",
-        "started", "status", "streaming", "usage", "verdict",
+        "_no_body", "_paused", "_source", "_transport", "began_at", "close_after", "deadline", "events", "hides_usage",
+        "http11", "on_begin", "path_headers", "request_id", "slowed", "stall_seconds", "started", "status",
+        "stream_log", "streaming", "usage", "verdict",
     )  # fmt: skip
 
     def __init__(
@@ -59,7 +59,7 @@ class Reply:
         """Header lines that name the workers."""
         self.on_begin: Callable[[], None] | None = None
         """Called when a stream begins."""
-        self.sent: SentStream | None = None
+        self.stream_log: StreamLog | None = None
         """Keeps what is needed to go on with the stream on another worker."""
         self.hides_usage = False
         """The client of the stream did not ask for its token counts."""
@@ -69,7 +69,7 @@ class Reply:
         """Events of a stream that has ended, or was given up."""
         self.deadline = inf
         """Loop time by which a stream must be complete."""
-        self.patience_seconds = inf
+        self.stall_seconds = inf
         """Longest time between two pieces of a stream; a client that is slow itself does not count."""
         self.began_at = 0.0
         """Loop time of the stream's first bytes; 0: none came yet."""
@@ -141,7 +141,7 @@ class Reply:
         """The stream, which may have begun before, comes from `source` now."""
         self._source = source
         source.deadline = self.deadline
-        source.patience_seconds = self.patience_seconds
+        source.stall_seconds = self.stall_seconds
         if self.on_begin is not None:
             self.on_begin()
         if self._paused:
@@ -160,8 +160,13 @@ class Reply:
         self._write_stream(chunks)
 
     def stream_last(self, chunks: bytes) -> None:
-        sent = self.sent
-        if sent is not None and not sent.why_not and self._source is not None and not sent.ends_whole(chunks):
+        stream_log = self.stream_log
+        if (
+            stream_log is not None
+            and not stream_log.why_not
+            and self._source is not None
+            and not stream_log.ends_whole(chunks)
+        ):
             if self._fails_in(chunks):
                 return
             if whole := payload(chunks):
@@ -172,8 +177,8 @@ class Reply:
 
     def _fails_in(self, chunks: bytes) -> bool:
         """Whether the engine fails in this piece; what is good of it is passed on, and another worker goes on."""
-        sent = self.sent
-        if sent is None or sent.why_not or self._source is None:
+        stream_log = self.stream_log
+        if stream_log is None or stream_log.why_not or self._source is None:
             return False
         good = good_part(chunks)
         if good is None:
@@ -184,12 +189,12 @@ class Reply:
         return True
 
     def _write_stream(self, chunks: bytes) -> None:
-        sent = self.sent
-        if sent is not None:
-            sent.room -= len(chunks)
-            if sent.room < 0:
-                chunks = sent.make_room(chunks)
-            sent.pieces.append(chunks)
+        stream_log = self.stream_log
+        if stream_log is not None:
+            stream_log.room -= len(chunks)
+            if stream_log.room < 0:
+                chunks = stream_log.make_room(chunks)
+            stream_log.pieces.append(chunks)
         if self.http11:
             self._write(chunks)
         else:

@@ -17,11 +17,11 @@ ROOM_BYTES: Final = 64 * 1024 * 1024
 class Waiter(Protocol):
     """A connection to an engine."""
 
-    def room_found(self) -> None:
+    def budget_granted(self) -> None:
         """Its answer may be read on."""
 
 
-class AnswerRoom:
+class ResponseBudget:
     """Who holds room, and who waits for it in order of arrival."""
 
     def __init__(self, most_bytes: int = ROOM_BYTES) -> None:
@@ -36,7 +36,7 @@ class AnswerRoom:
         return len(self._waiting)
 
     def take(self, waiter: Waiter, answer_bytes: int) -> bool:
-        """Room for an answer of so many bytes; False: `room_found` will say when."""
+        """Room for an answer of so many bytes; False: `budget_granted` will say when."""
         if not self._waiting and self._fits(answer_bytes):
             self.keep(waiter, answer_bytes)
             return True
@@ -62,7 +62,7 @@ class AnswerRoom:
                 return
             del self._waiting[waiter]
             self.keep(waiter, answer_bytes)
-            waiter.room_found()
+            waiter.budget_granted()
 
     def _fits(self, answer_bytes: int) -> bool:
         # One that is larger than all room has to be served as well.

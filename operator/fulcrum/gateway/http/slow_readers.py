@@ -6,11 +6,11 @@ import logging
 from typing import Final, Protocol
 
 from fulcrum.gateway.http.budget import Budget
-from fulcrum.gateway.http.response_budget import AnswerRoom
+from fulcrum.gateway.http.response_budget import ResponseBudget
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_SECONDS: Final = 30.0
+STALL_SECONDS: Final = 30.0
 """A client whose answer waits here must take `_PROGRESS_BYTES` of it in this time: 2 KB/s, below any modem."""
 CROWDED_SECONDS: Final = 2.0
 """The same, of one whose large answer takes the room that others wait for."""
@@ -32,8 +32,8 @@ class Reader(Protocol):
 class SlowReaders:
     """Connections with more to send than their clients take."""
 
-    def __init__(self, *, patience_seconds: float = PATIENCE_SECONDS, budget_bytes: int = BUDGET_BYTES) -> None:
-        self._patience_seconds = patience_seconds
+    def __init__(self, *, stall_seconds: float = STALL_SECONDS, budget_bytes: int = BUDGET_BYTES) -> None:
+        self._stall_seconds = stall_seconds
         self._budget: Budget[Reader] = Budget(budget_bytes)
         self._waiting: dict[Reader, tuple[float, int]] = {}
         """Since when (loop time), and what was unsent then."""
@@ -54,17 +54,17 @@ class SlowReaders:
         if self._waiting.pop(reader, None) is not None:
             self._budget.release(reader)
 
-    def sweep(self, now: float, answers: AnswerRoom) -> None:
+    def sweep(self, now: float, response_budget: ResponseBudget) -> None:
         """Cut who made too little progress."""
         stalled = []
-        crowded = answers.waiting > 0
+        crowded = response_budget.waiting > 0
         for reader, (since, before_bytes) in list(self._waiting.items()):
             if reader not in self._waiting:
                 continue  # over the budget, a moment ago
             unsent_bytes = reader.unsent_bytes()
             if before_bytes - unsent_bytes >= _PROGRESS_BYTES:
                 self._waiting[reader] = (now, unsent_bytes)
-            elif now - since > (CROWDED_SECONDS if crowded and answers.keeps(reader) else self._patience_seconds):
+            elif now - since > (CROWDED_SECONDS if crowded and response_budget.keeps(reader) else self._stall_seconds):
                 stalled.append(reader)
             self._cut(self._budget.hold(reader, unsent_bytes), "budget")
         self._cut([reader for reader in stalled if reader in self._waiting], "stalled")

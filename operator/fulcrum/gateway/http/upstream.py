@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from fulcrum.gateway.http.framing import ChunkedBody, FramingError, payload
-from fulcrum.gateway.http.response_budget import LARGE_BYTES, AnswerRoom
+from fulcrum.gateway.http.response_budget import LARGE_BYTES, ResponseBudget
 from fulcrum.gateway.http.response_head import Head, read_head
 from fulcrum.gateway.http.upstream_answer import Answer, Failure, StreamSink, UpstreamError, failed_itself
 from fulcrum.gateway.openai.whole_events import WholeEvents
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
-_MAX_UNTOLD_BYTES: Final = 4 * 1024 * 1024
+_MAX_UNDECLARED_BYTES: Final = 4 * 1024 * 1024
 """Of an answer that comes as one and does not say its length beforehand; engines do."""
 # States of a connection; plain numbers, because they are compared several times per request.
 _IDLE: Final = 0
@@ -31,10 +31,10 @@ class UpstreamConnection(asyncio.Protocol):
     """Keep-alive connection; one exchange at a time."""
 
     __slots__ = (
-        "_buffer", "_chunks", "_content_type", "_events", "_interim", "_keep_alive", "_left_bytes", "_loop", "_lost",
-        "_moved_at", "_moved_chunks", "_paused", "_pieces", "_released", "_reused", "_room", "_sink", "_state",
-        "_status", "_streaming", "_takes_room", "_transport", "_unread_since", "_waiter", "deadline", "first_byte_at",
-        "idle_since", "patience_seconds",
+        "_buffer", "_chunks", "_content_type", "_events", "_holds_budget", "_interim", "_keep_alive", "_left_bytes",
+        "_loop", "_lost", "_moved_at", "_moved_chunks", "_paused", "_pieces", "_released", "_response_budget",
+        "_reused", "_sink", "_state", "_status", "_streaming", "_transport", "_unread_since", "_waiter", "deadline",
+        "first_byte_at", "idle_since", "stall_seconds",
     )  # fmt: skip
 
     def __init__(
@@ -43,10 +43,10 @@ class UpstreamConnection(asyncio.Protocol):
         *,
         released: Callable[[UpstreamConnection], None],
         lost: Callable[[UpstreamConnection], None],
-        room: AnswerRoom,
+        response_budget: ResponseBudget,
     ) -> None:
         self._loop = loop
-        self._room = room
+        self._response_budget = response_budget
         self._released = released
         self._lost = lost
         self._transport: asyncio.Transport | None = None
@@ -65,7 +65,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._events: WholeEvents | None = None
         """Puts events together; None as long as each chunk is whole events, as engines write them."""
         self._interim = 0
-        self._takes_room = False
+        self._holds_budget = False
         """Its answer is large: it has room, or waits for it."""
         self._unread_since = 0.0
         """Loop time since when its answer waits for room; 0: it does not."""
@@ -74,7 +74,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._moved_at = 0.0
         self.first_byte_at = 0.0
         self.deadline = math.inf
-        self.patience_seconds = math.inf
+        self.stall_seconds = math.inf
         """Longest time between two pieces of a stream."""
         self.idle_since = 0.0
 
@@ -94,7 +94,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._state = _HEAD
         self.first_byte_at = 0.0
         self.deadline = deadline
-        self.patience_seconds = math.inf
+        self.stall_seconds = math.inf
         self._paused = False
         transport.write(request)
         return waiter
@@ -121,11 +121,11 @@ class UpstreamConnection(asyncio.Protocol):
         """Close at once; the engine aborts what it was doing for us."""
         self._state = _CLOSED
         self._sink = None
-        self._leave_room()
+        self._release_budget()
         if self._transport is not None:
             self._transport.abort()
 
-    def room_found(self) -> None:
+    def budget_granted(self) -> None:
         """There is room for its answer: read on."""
         self.deadline += self._loop.time() - self._unread_since  # it was not the engine that took so long
         self._unread_since = 0.0
@@ -142,7 +142,7 @@ class UpstreamConnection(asyncio.Protocol):
             if self._chunks.chunks != self._moved_chunks:
                 self._moved_chunks = self._chunks.chunks
                 self._moved_at = now
-            elif now - self._moved_at > self.patience_seconds:
+            elif now - self._moved_at > self.stall_seconds:
                 self._fail(UpstreamError(Failure.STALL, "the stream stands still"))
 
     def fail(self, failure: Failure, message: str) -> None:
@@ -173,7 +173,7 @@ class UpstreamConnection(asyncio.Protocol):
         state = self._state
         self._state = _CLOSED
         self._transport = None
-        self._leave_room()
+        self._release_budget()
         self._lost(self)
         if state == _UNTIL_CLOSE and exc is None:
             if self._streaming and self._sink is not None and self._events is not None:
@@ -224,7 +224,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._state = _LENGTH
             self._left_bytes = 0 if bodiless else head.length_bytes or 0
             if self._left_bytes >= LARGE_BYTES:
-                self._take_room(self._left_bytes)
+                self._ask_budget(self._left_bytes)
             elif self._left_bytes == 0:
                 self._finish(surplus=bool(rest))
                 return
@@ -233,8 +233,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._keep_alive = False
             self._events = WholeEvents()
         if self._state != _LENGTH and not self._streaming:
-            self._left_bytes = _MAX_UNTOLD_BYTES
-            self._take_room(_MAX_UNTOLD_BYTES)
+            self._left_bytes = _MAX_UNDECLARED_BYTES
+            self._ask_budget(_MAX_UNDECLARED_BYTES)
         if rest:
             self.data_received(rest)
 
@@ -280,19 +280,19 @@ class UpstreamConnection(asyncio.Protocol):
             raise FramingError("answer too large")
         self._pieces.append(piece)
 
-    def _take_room(self, answer_bytes: int) -> None:
+    def _ask_budget(self, answer_bytes: int) -> None:
         if answer_bytes > _MAX_BUFFERED_BYTES:
             raise FramingError("answer too large")
-        self._takes_room = True
-        if not self._room.take(self, answer_bytes) and self._transport is not None:
+        self._holds_budget = True
+        if not self._response_budget.take(self, answer_bytes) and self._transport is not None:
             self._unread_since = self._loop.time()
             self._transport.pause_reading()
 
-    def _leave_room(self) -> None:
-        if self._takes_room:
-            self._takes_room = False
+    def _release_budget(self) -> None:
+        if self._holds_budget:
+            self._holds_budget = False
             self._unread_since = 0.0
-            self._room.release(self)
+            self._response_budget.release(self)
 
     def _pass_on(self, sink: StreamSink, chunks: bytes, *, last: bool = False) -> None:
         if self.first_byte_at == 0.0:
@@ -310,7 +310,7 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self._transport
         reusable = self._keep_alive and not surplus and transport is not None
         self._state = _IDLE if reusable else _CLOSED
-        may_be_paused = self._streaming or self._takes_room  # by the client in its last bytes, or for want of room
+        may_be_paused = self._streaming or self._holds_budget  # by the client in its last bytes, or for want of room
         self._resolve()
         if transport is not None and reusable:
             if may_be_paused:
@@ -326,7 +326,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._sink = None
         self.deadline = math.inf
         if waiter is None or waiter.done():
-            self._leave_room()
+            self._release_budget()
             return
         pieces = self._pieces
         waiter.set_result(
@@ -339,9 +339,9 @@ class UpstreamConnection(asyncio.Protocol):
             )
         )
         self._pieces = []
-        if self._takes_room:
+        if self._holds_budget:
             # Once who waits has passed the answer on: what the client does not take at once needs the room still.
-            self._loop.call_soon(self._leave_room)
+            self._loop.call_soon(self._release_budget)
 
     def _fail(self, error: UpstreamError) -> None:
         waiter, self._waiter = self._waiter, None

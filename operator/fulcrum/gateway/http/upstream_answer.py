@@ -66,7 +66,7 @@ class StreamSource(Protocol):
     """Loop time of the first body bytes, seconds."""
     deadline: float
     """Loop time by which it must be complete."""
-    patience_seconds: float
+    stall_seconds: float
     """Longest time between two pieces of it."""
 
     @property

@@ -8,7 +8,13 @@ import msgspec
 from msgspec import Raw
 
 from fulcrum.gateway.openai.errors import bad_request, model_not_found
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, EngineAnswer, Job, LargeFields
+from fulcrum.gateway.openai.inference_request import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    EngineAnswer,
+    InferenceRequest,
+    LargeFields,
+)
 
 _COMPLETION_TOKENS: Final = 16
 _MOST: Final = 1 << 31
@@ -38,7 +44,7 @@ _one_decoder: Final = msgspec.json.Decoder(tuple[Raw])
 _answer_decoder: Final = msgspec.json.Decoder(EngineAnswer)
 
 
-def read_job(path: str, body: bytes, served_name: str) -> Job:
+def read_request(path: str, body: bytes, served_name: str) -> InferenceRequest:
     """The job that a client's `body` asks for. Raises RequestError (400, 404)."""
     fields = _decode_fields(body)
     _check_model(fields.get("model"), served_name)
@@ -61,7 +67,7 @@ def read_job(path: str, body: bytes, served_name: str) -> Job:
     else:
         whole = _check_prompt(fields) or whole
     stream = fields.get("stream")
-    return Job(
+    return InferenceRequest(
         path=path,
         fields=fields,
         stream=stream is not None and bytes(stream) == b"true",

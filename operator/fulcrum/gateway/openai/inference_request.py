@@ -26,7 +26,7 @@ _LONGEST_INTERVAL: Final = 1 << 20
 _encoder: Final = msgspec.json.Encoder()
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted request."""
 
     path: str

@@ -194,7 +194,10 @@ def _headers() -> Json:
     shapes: dict[str, tuple[str, Json]] = {
         "x-request-id": ("The client's, or a new one.", {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"}),
         "x-fulcrum-path": ("The workers that served it: `PREFILL,DECODE`, or one that did both.", {"type": "string"}),
-        "x-fulcrum-rejected": ("Why it was turned away.", {"type": "string", "enum": [str(one) for one in reasons]}),
+        "x-fulcrum-rejected": (
+            "Why it was turned away.",
+            {"type": "string", "enum": [str(reason) for reason in reasons]},
+        ),
         "retry-after": ("Seconds until it would be let in, rounded up.", {"type": "integer", "minimum": 1}),
         "retry-after-ms": ("The same in milliseconds, where seconds are not exact.", {"type": "integer", "minimum": 1}),
         "www-authenticate": ("How to authenticate.", {"type": "string", "const": "Bearer"}),

@@ -67,7 +67,7 @@ class Event(msgspec.Struct):
 decoder: Final = msgspec.json.Decoder(Event)
 
 
-class PiecesBudget:
+class StreamLogBudget:
     """Shares out the memory for raw pieces among the streams that are open."""
 
     __slots__ = ("open",)
@@ -80,7 +80,7 @@ class PiecesBudget:
         return max(LEAST_ROOM_BYTES, min(ROOM_BYTES, TOTAL_BYTES // max(self.open, 1)))
 
 
-class SentStream:
+class StreamLog:
     """The stream of one client, from all workers that made a part of it.
 
     Positions are characters of the answer's text. Text may lag behind tokens: the engine holds back as many characters
@@ -93,7 +93,7 @@ class SentStream:
         "usage_sent", "why_not",
     )  # fmt: skip
 
-    def __init__(self, budget: PiecesBudget, *, held_back: int = 0, hides_prompt: bool = True) -> None:
+    def __init__(self, budget: StreamLogBudget, *, held_back: int = 0, hides_prompt: bool = True) -> None:
         budget.open += 1
         self._budget = budget
         self.pieces: list[bytes] = []

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
-from fulcrum.gateway.openai.inference_request import Job, Usage
+from fulcrum.gateway.openai.inference_request import InferenceRequest, Usage
 
 _USAGE: Final = Raw(b'{"include_usage":true}')
 _MARK: Final = b'"usage"'
@@ -28,16 +28,16 @@ class _Options(msgspec.Struct):
     include_usage: bool | None = None
 
 
-def ask_for_usage(job: Job) -> bool:
-    """Ask the engine to close the stream of `job` with its usage; True: the client did not, and must not see it."""
-    options = job.fields.get(_FIELD)
+def ask_for_usage(request: InferenceRequest) -> bool:
+    """Ask the engine to close the stream of `request` with its usage; True: the client did not, and must not see it."""
+    options = request.fields.get(_FIELD)
     if options is not None and bytes(options) != b"null":
         try:
             if msgspec.json.decode(options, type=_Options).include_usage:
                 return False
         except msgspec.DecodeError:
             return False  # for the engine to refuse
-    job.fields[_FIELD] = _USAGE
+    request.fields[_FIELD] = _USAGE
     return True
 
 

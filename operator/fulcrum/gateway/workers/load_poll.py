@@ -15,7 +15,7 @@ from fulcrum.capacity.trust import measured_speed, pool_speed
 from fulcrum.gateway.http.upstream_answer import UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
-from fulcrum.gateway.workers.registry import Worker, WorkerView
+from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +26,10 @@ _decoder: Final = msgspec.json.Decoder(LoadReport)
 
 
 class LoadPoller:
-    """Keeps speeds, and the work that other gateways have started, up to date in `view`."""
+    """Keeps speeds, and the work that other gateways have started, up to date in `registry`."""
 
-    def __init__(self, view: WorkerView, metrics: Metrics) -> None:
-        self._view = view
+    def __init__(self, registry: WorkerRegistry, metrics: Metrics) -> None:
+        self._registry = registry
         self._metrics = metrics
         self.alone = True
         """No other gateway sends requests to these workers."""
@@ -46,31 +46,31 @@ class LoadPoller:
 
     async def poll(self) -> None:
         """Ask every worker once, all at the same time."""
-        asked = [worker for worker in self._view.workers if worker.agent is not None]
+        asked = [worker for worker in self._registry.workers if worker.agent is not None]
         if not asked:
             return
         await asyncio.gather(*(self._ask(worker) for worker in asked))
         self._compare_transfers()
         by_pool: dict[str, list[WorkerSpeed]] = {}
-        for worker in self._view.workers:
+        for worker in self._registry.workers:
             speed = measured_speed(worker.report) if worker.report is not None else None
             if speed is not None:
                 by_pool.setdefault(worker.record.pool, []).append(speed)
         now = asyncio.get_running_loop().time()
-        self._speeds.learn(self._view.workers, self._view.cluster.steps.take(), now)
+        self._speeds.learn(self._registry.workers, self._registry.cluster.steps.take(), now)
         for pool, measured in by_pool.items():
             speed = self._speeds.speed(pool, pool_speed(measured))
             if speed is not None:
-                self._view.cluster.set_speed(pool, speed)
+                self._registry.cluster.set_speed(pool, speed)
         if self.alone:
             return
-        for worker in self._view.workers:
+        for worker in self._registry.workers:
             if worker.report is not None:
-                self._view.cluster.report(worker.name, worker.report, now)
+                self._registry.cluster.report(worker.name, worker.report, now)
 
     def _compare_transfers(self) -> None:
         before, self._transfers = self._transfers, {}
-        for worker in self._view.workers:
+        for worker in self._registry.workers:
             now = worker.report.transfers if worker.report is not None else before.get(worker)
             if now is None:
                 continue

@@ -21,9 +21,9 @@ from fulcrum.api.worker import LoadReport, TransferCounters
 from fulcrum.gateway.http.request import new_request_id
 from fulcrum.gateway.http.upstream_answer import Answer, Failure, UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.bodies import read_answer, read_job
-from fulcrum.gateway.openai.inference_request import COMPLETIONS_PATH, Job
-from fulcrum.gateway.workers.registry import Worker, WorkerView
+from fulcrum.gateway.openai.bodies import read_answer, read_request
+from fulcrum.gateway.openai.inference_request import COMPLETIONS_PATH, InferenceRequest
+from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 from fulcrum.routing import Pair, PairHealth
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class _Canary(NamedTuple):
 class Prewarmer:
     """Runs canaries in the background, and tells routing which pairs cannot move KV."""
 
-    def __init__(self, view: WorkerView, metrics: Metrics, served_name: str) -> None:
-        self._view = view
+    def __init__(self, registry: WorkerRegistry, metrics: Metrics, served_name: str) -> None:
+        self._registry = registry
         self._metrics = metrics
         self._served_name = served_name
         self._health = PairHealth()
@@ -110,16 +110,16 @@ class Prewarmer:
         self._health.forget(worker.name)
         self._publish()
         until = asyncio.get_running_loop().time() + _TOTAL_SECONDS
-        for other in sorted(self._view.workers, key=lambda each: each.name):
+        for other in sorted(self._registry.workers, key=lambda worker: worker.name):
             if other is not worker:
-                first, second = sorted((worker, other), key=lambda each: each.name)
+                first, second = sorted((worker, other), key=lambda worker: worker.name)
                 self._add(_Canary(first, second, 1, until))
                 self._add(_Canary(second, first, 1, until))
 
     def suspected(self, worker: Worker) -> None:
         """Transfers from or to the worker have failed: try its pairs that are in use."""
         now = asyncio.get_running_loop().time()
-        for other in self._view.workers:
+        for other in self._registry.workers:
             for prefill, decode in ((worker, other), (other, worker)):
                 canary = _Canary(prefill, decode, _MAX_ATTEMPTS, now + _TOTAL_SECONDS)
                 calm = now - self._tried_at.get(canary.pair, -_CALM_SECONDS) >= _CALM_SECONDS
@@ -135,13 +135,13 @@ class Prewarmer:
                 FailingPair(
                     prefill=prefill,
                     decode=decode,
-                    failures=found.failures,
-                    seconds=round(now - found.since_seconds, 1),
-                    why=found.why,
+                    failures=failing.failures,
+                    seconds=round(now - failing.since_seconds, 1),
+                    why=failing.why,
                     prefill_works=health.pulled_from(prefill),
                     decode_works=health.pulls_from(decode),
                 )
-                for (prefill, decode), found in sorted(health.failing.items())
+                for (prefill, decode), failing in sorted(health.failing.items())
             )
         )
 
@@ -169,7 +169,7 @@ class Prewarmer:
                 task.cancel()
 
     def _retest(self, now: float) -> None:
-        workers = {worker.name: worker for worker in self._view.workers}
+        workers = {worker.name: worker for worker in self._registry.workers}
         gone = {name for pair in self._health.failing for name in pair} - workers.keys()
         for name in gone:
             self._health.forget(name)
@@ -184,7 +184,7 @@ class Prewarmer:
         for queue in (self._urgent, self._later):
             for _ in range(len(queue)):
                 canary = queue.popleft()
-                there = canary.prefill in self._view.workers and canary.decode in self._view.workers
+                there = canary.prefill in self._registry.workers and canary.decode in self._registry.workers
                 if not there or canary.drains or now > canary.until:
                     self._queued.discard(canary.pair)
                     self._metrics.prewarms["dropped"] += there
@@ -213,7 +213,7 @@ class Prewarmer:
     def _add(self, canary: _Canary) -> None:
         if canary.pair in self._queued or canary.drains:
             return
-        if not self._view.cluster.may_pair(canary.prefill.state, canary.decode.state):
+        if not self._registry.cluster.may_pair(canary.prefill.state, canary.decode.state):
             return
         if self.pending >= _MAX_PENDING:
             self._metrics.prewarms["dropped"] += 1
@@ -238,7 +238,7 @@ class Prewarmer:
             "prewarmed prefill=%s decode=%s attempt=%d outcome=%s seconds=%.3f",
             *canary.pair, canary.attempt, outcome, seconds,
         )  # fmt: skip
-        if canary.prefill not in self._view.workers or canary.decode not in self._view.workers:
+        if canary.prefill not in self._registry.workers or canary.decode not in self._registry.workers:
             return
         self._judge(canary, outcome, loop.time())
         if outcome not in (*_GOOD, *_FAILED) and canary.attempt < _MAX_ATTEMPTS:
@@ -258,23 +258,23 @@ class Prewarmer:
             self._publish()
 
     def _publish(self) -> None:
-        self._view.cluster.set_broken(self._health.by_prefill())
+        self._registry.cluster.set_broken(self._health.by_prefill())
 
-    def _job(self) -> Job:
+    def _canary_request(self) -> InferenceRequest:
         prompt = self._random.choices(_TOKEN_IDS, k=_PROMPT_TOKENS)
         body = {"model": self._served_name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
-        return read_job(COMPLETIONS_PATH, msgspec.json.encode(body), self._served_name)
+        return read_request(COMPLETIONS_PATH, msgspec.json.encode(body), self._served_name)
 
     async def _two_legs(self, canary: _Canary) -> str:
-        job, request_id = self._job(), b"prewarm-" + new_request_id()
-        answer = await self._leg(canary.prefill, request_id, job.prefill_body())
+        request, request_id = self._canary_request(), b"prewarm-" + new_request_id()
+        answer = await self._leg(canary.prefill, request_id, request.prefill_body())
         read = read_answer(answer.body)
         kv = read.usable_kv if read is not None else None
         if kv is None:
             return "no_kv"
         before = await self._load(canary.decode)
         try:
-            await self._leg(canary.decode, request_id, job.decode_body(kv))
+            await self._leg(canary.decode, request_id, request.decode_body(kv))
         except UpstreamError as error:
             if error.failure is Failure.ERROR_STATUS:
                 return "decode_error"

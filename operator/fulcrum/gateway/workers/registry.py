@@ -10,7 +10,7 @@ from fulcrum import routing
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
 from fulcrum.gateway.http.pool import Pool
-from fulcrum.gateway.http.response_budget import AnswerRoom
+from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.record import WorkerRecord
 from fulcrum.routing import ClusterView
@@ -35,13 +35,15 @@ class Worker:
     )
 
     def __init__(
-        self, record: WorkerRecord, state: routing.WorkerView, room: AnswerRoom, token: str | None = None
+        self, record: WorkerRecord, state: routing.WorkerView, response_budget: ResponseBudget, token: str | None = None
     ) -> None:
         self.record = record
         self.name = record.name
         self.role = record.role
-        self.pool = Pool(record.host, record.port, room, token)
-        self.agent = Pool(record.host, record.agent_port, room, token) if record.agent_port is not None else None
+        self.pool = Pool(record.host, record.port, response_budget, token)
+        self.agent = (
+            Pool(record.host, record.agent_port, response_budget, token) if record.agent_port is not None else None
+        )
         self.state = state
         """What routing knows of it."""
         self.report: LoadReport | None = None
@@ -64,14 +66,14 @@ class Worker:
         return self.state.suspect
 
 
-class WorkerView:
+class WorkerRegistry:
     """All usable workers. `replace`, `put` and `remove` take effect for the next request."""
 
     def __init__(
         self,
         metrics: Metrics,
         cluster: ClusterView | None = None,
-        room: AnswerRoom | None = None,
+        response_budget: ResponseBudget | None = None,
         *,
         token: str | None = None,
     ) -> None:
@@ -80,7 +82,7 @@ class WorkerView:
         self._token = token
         self.cluster = cluster or ClusterView()
         """The same workers as routing sees them."""
-        self._room = room or AnswerRoom()
+        self._response_budget = response_budget or ResponseBudget()
         self._workers: dict[str, Worker] = {}
         self._leaving: set[Worker] = set()
         self.workers: list[Worker] = []
@@ -105,7 +107,7 @@ class WorkerView:
             return
         if worker is not None:
             self._leave(worker)
-        worker = self._workers[record.name] = Worker(record, state, self._room, self._token)
+        worker = self._workers[record.name] = Worker(record, state, self._response_budget, self._token)
         self.workers = list(self._workers.values())
         logger.info("worker_joined worker=%s role=%s epoch=%d", record.name, record.role, record.role_epoch)
         self.joined(worker)

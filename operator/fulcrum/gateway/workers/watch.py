@@ -19,7 +19,7 @@ from fulcrum.api.worker import WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.record import WorkerRecord
-from fulcrum.gateway.workers.registry import WorkerView
+from fulcrum.gateway.workers.registry import WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Follower(Protocol):
     """Whose view of workers, and whose count of gateways, is kept."""
 
     settings: Settings
-    view: WorkerView
+    registry: WorkerRegistry
     metrics: Metrics
     watch_connected: bool
 
@@ -183,11 +183,11 @@ async def watch_workers(follower: Follower) -> None:
 
 def _take(follower: Follower, event: kube.Event[Pod], others: set[str]) -> None:
     """`others`: the ready gateways beside this one, kept up to date."""
-    view = follower.view
+    registry = follower.registry
     match event:
         case kube.Listed(items=pods):
             records = [record_of(pod) for pod in pods]
-            view.replace(record for record in records if record is not None)
+            registry.replace(record for record in records if record is not None)
             others.clear()
             others.update(pod.metadata.name for pod in pods if _shares(pod, follower))
             follower.share(len(others) + 1)
@@ -199,16 +199,16 @@ def _take(follower: Follower, event: kube.Event[Pod], others: set[str]) -> None:
         case kube.Changed(kind=kind, object=pod):
             record = None if kind == "DELETED" else record_of(pod)
             if record is not None:
-                view.put(record)
+                registry.put(record)
             else:
-                view.remove(pod.metadata.name, "deleted" if kind == "DELETED" else "not_usable")
+                registry.remove(pod.metadata.name, "deleted" if kind == "DELETED" else "not_usable")
         case kube.Connected():
             follower.watch_connected = True
         case kube.Interrupted(error=error):
             follower.watch_connected = False
             cause = _cause(error)
             follower.metrics.watch_restarts[cause] += 1
-            logger.warning("watch_broken cause=%s workers_kept=%d error=%s", cause, len(view.workers), error)
+            logger.warning("watch_broken cause=%s workers_kept=%d error=%s", cause, len(registry.workers), error)
         case kube.Bookmark():
             pass
 

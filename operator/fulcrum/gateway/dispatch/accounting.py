@@ -1,0 +1,163 @@
+"""What is counted of a request when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from fulcrum.api.gateway import GatewayConfig
+from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.metrics.class_metrics import ClassMetrics
+from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.metrics.slo import judge_latency, judge_refusal
+from fulcrum.gateway.openai.errors import RequestError
+from fulcrum.gateway.openai.inference_request import InferenceRequest
+from fulcrum.routing import Incoming
+
+logger = logging.getLogger(__name__)
+
+# Plain numbers: looking up a member of HTTPStatus costs half a microsecond.
+_OK: Final = 200
+_TOO_MANY: Final = 429
+_CLIENT_CLOSED: Final = 499
+_SERVER_ERRORS: Final = 500
+_LEARN_EVERY: Final = 4
+"""One answered request of so many teaches the bytes of a token: it costs half a microsecond."""
+
+
+class Accounts:
+    """Counts calls, judges them by the promise, and lets admission learn from them."""
+
+    def __init__(
+        self,
+        *,
+        config: GatewayConfig,
+        admission: AdmissionControl,
+        metrics: Metrics,
+        loop: asyncio.AbstractEventLoop,
+        access_log: bool,
+    ) -> None:
+        self._slo_ttft_seconds = config.slo_ttft_seconds
+        self._slo_tpot_seconds = config.slo_tpot_seconds
+        self.has_slo = self._slo_ttft_seconds is not None or self._slo_tpot_seconds is not None
+        self._admission = admission
+        self._metrics = metrics
+        self._loop = loop
+        self._access_log = access_log
+        self._count = 0
+
+    def arrived(self, exchange: Exchange, incoming: Incoming) -> None:
+        """A request came that could be read."""
+        counts = self._metrics.of_class(exchange.qos_class)
+        counts.arrivals += 1
+        counts.arrived_prompt_tokens.add(incoming.prompt_tokens)
+        counts.arrived_prompt_tokens_squared.add(incoming.prompt_tokens * incoming.prompt_tokens)
+        exchange.expected_tokens = self._admission.core.mean_outputs.expect(incoming.qos, incoming.prompt_tokens)
+        if exchange.expected_tokens > 0:
+            counts.arrived_output_tokens.add(exchange.expected_tokens)
+
+    def close(self, exchange: Exchange, error: RequestError | None) -> None:
+        """The call is over, with `error` if that is how it was answered."""
+        duration_seconds = self._loop.time() - exchange.started_at
+        reason = error.reason.value if error is not None and error.reason is not None else ""
+        code = error.status.value if error is not None else int(exchange.response.status)
+        metrics = self._metrics
+        metrics.requests[exchange.route, code, reason, exchange.qos_class] += 1
+        metrics.duration_seconds.observe(duration_seconds)
+        counts = metrics.of_class(exchange.qos_class)
+        if exchange.request is not None:
+            self._prompt(exchange, exchange.request, counts)
+            if exchange.key is not None and exchange.incoming is not None:
+                exchange.key.correct(
+                    _used(exchange, code) - exchange.incoming.prompt_tokens - exchange.incoming.output_tokens
+                )
+            if error is None and code == _OK:
+                self._answer(exchange, exchange.request, counts, duration_seconds)
+            elif self.has_slo and (refused := judge_refusal(code, reason)) is not None:
+                counts.slo[refused] += 1
+        level = logging.WARNING if code >= _SERVER_ERRORS else logging.INFO
+        if self._access_log or level > logging.INFO:
+            logger.log(
+                level,
+                "request id=%s route=%s class=%s code=%d reason=%s path=%s attempts=%d seconds=%.4f prompt_tokens=%s "
+                "output_tokens=%s",
+                exchange.response.request_id.decode(), exchange.route, exchange.qos_class, code, reason or "-",
+                exchange.path, exchange.attempts, duration_seconds, exchange.prompt_tokens, exchange.output_tokens,
+            )  # fmt: skip
+
+    def _prompt(self, exchange: Exchange, request: InferenceRequest, counts: ClassMetrics) -> None:
+        """Prompt length of any request that could be read: those that were turned away are load too."""
+        self._count += 1
+        if exchange.prompt_tokens is not None:
+            if self._count % _LEARN_EVERY == 0:
+                self._admission.learn_prompt(request, exchange.prompt_tokens)
+        elif exchange.incoming is not None:
+            exchange.prompt_tokens = int(exchange.incoming.prompt_tokens)
+        else:
+            return
+        counts.prompt_tokens.observe(exchange.prompt_tokens)
+        if exchange.incoming is not None:
+            counts.expected_prompt_tokens.add(exchange.incoming.prompt_tokens)
+
+    def _answer(
+        self, exchange: Exchange, request: InferenceRequest, counts: ClassMetrics, duration_seconds: float
+    ) -> None:
+        output_tokens = exchange.output_tokens
+        ttft_seconds = tpot_seconds = None
+        if output_tokens is not None:
+            counts.output_tokens.observe(output_tokens)
+            if exchange.expected_tokens > 0:
+                counts.expected_output_tokens.add(exchange.expected_tokens)
+        if exchange.first_token_at:
+            ttft_seconds = exchange.first_token_at - exchange.started_at
+            counts.ttft_seconds.observe(ttft_seconds)
+            # Several sequences in one answer (`whole`) share their time: nothing is known of each one's pace.
+            if output_tokens is not None and output_tokens > 1 and not request.whole:
+                tpot_seconds = (duration_seconds - ttft_seconds) / (output_tokens - 1)
+                counts.tpot_seconds.observe(tpot_seconds)
+        if self.has_slo and (asked := exchange.incoming) is not None:
+            outcome = judge_latency(
+                ttft_seconds=ttft_seconds,
+                tpot_seconds=tpot_seconds,
+                slo_ttft_seconds=_tighter(self._slo_ttft_seconds, asked.ttft_seconds),
+                slo_tpot_seconds=_tighter(self._slo_tpot_seconds, asked.tpot_seconds),
+            )
+            if outcome is not None:
+                counts.slo[outcome] += 1
+        # The pace of a client that does not keep up is its own; that of a resumed stream is of several workers.
+        pace_seconds = None if exchange.response.slowed or exchange.attempts > 1 else tpot_seconds
+        if exchange.flight is not None and (self._admission.decides or self._count % _LEARN_EVERY == 0):
+            self._admission.core.learn(
+                exchange.flight,
+                # Later attempts waited for what the first one lost.
+                ttft_seconds=ttft_seconds if exchange.attempts == 1 else None,
+                tpot_seconds=pace_seconds,
+                output_tokens=output_tokens,
+            )
+            if self._count % _LEARN_EVERY == 0:
+                self._admission.cluster.served(
+                    exchange.flight,
+                    ttft_seconds=ttft_seconds if exchange.attempts == 1 else None,
+                    tpot_seconds=pace_seconds,
+                )
+
+
+def _used(exchange: Exchange, code: int) -> float:
+    """Tokens that a request came to."""
+    if code == _TOO_MANY or exchange.incoming is None:
+        return 0  # what was turned away has used nothing
+    output: float | None = exchange.output_tokens
+    if output is None:
+        if exchange.response.streaming:
+            output = exchange.streamed_tokens()
+        else:
+            # A client that leaves before the answer has had the work all the same.
+            output = exchange.incoming.output_tokens if code == _CLIENT_CLOSED and exchange.flight is not None else 0
+    return (exchange.prompt_tokens or 0) + output
+
+
+def _tighter(promise_seconds: float | None, asked_seconds: float) -> float | None:
+    """A request may ask for more than is promised to all, never for less."""
+    return asked_seconds if promise_seconds is not None and asked_seconds < promise_seconds else promise_seconds
