@@ -1,0 +1,60 @@
+"""What single pages promise: sources for what is said of others, commands for figures, fields for arguments."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.docs.blocks import ROOT
+
+from fulcrum.api.engine_args import check_engine_args
+
+README = (ROOT / "README.md").read_text()
+
+
+def rows(text: str, heading: str) -> list[list[str]]:
+    """Cells of the tables below a heading, up to the next one; header and ruler left out."""
+    section = text.partition(f"\n{heading}\n")[2].split("\n## ")[0]
+    tables = re.findall(r"(?:^\|.*\n)+", section + "\n", re.MULTILINE)
+    lines = [line for table in tables for line in table.splitlines()[2:]]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_the_comparison_is_dated_and_every_cell_has_its_source() -> None:
+    assert re.search(r"As documented on \d{1,2} \w+ 20\d\d", README)
+    found = rows(README, "## How it compares")
+    assert len(found) >= 5
+    for _, ours, *others in found:
+        assert "](docs/" in ours
+        assert len(others) == 4
+        assert [cell for cell in others if "](https://" not in cell] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [
+        ("README.md", "## Measured"),
+        ("docs/results.md", "## Targets that hold"),
+        ("docs/results.md", "## Targets that are not held"),
+    ],
+)
+def test_figures_have_the_command_that_prints_them(page: str, heading: str) -> None:
+    found = [cells for cells in rows((ROOT / page).read_text(), heading) if not cells[0].isdecimal()]
+    assert len(found) >= 7
+    for cells in found:
+        command = re.fullmatch(r"`(?:python (benchmarks/\w+\.py)( --\w+)?|make (\w+))`", cells[-1])
+        assert command, cells
+        if command[1]:
+            program = (ROOT / command[1]).read_text()
+            assert not command[2] or f'"{command[2].strip()}"' in program
+        else:
+            assert re.search(rf"^{command[3]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_arguments_that_a_field_replaces_are_refused_with_the_name_of_that_field() -> None:
+    found = rows((ROOT / "docs/start/migrate.md").read_text(), "## Translate the arguments")
+    arguments = {cells[0].strip("`"): cells[1].strip("`") for cells in found if cells[0].startswith("`--")}
+    assert len(arguments) > 8
+    for argument, field in arguments.items():
+        (problem,) = check_engine_args([f"{argument}=x"])
+        assert f"spec.{field}" in problem.message, argument
