@@ -37,6 +37,7 @@ NOT_CALLED: dict[Right, str] = {
     ("fulcrum.dev", "inferenceclusters/finalizers", "update"): "asked for by admission where owner references block",
     ("", "pods", "get"): "whose Pod it is that has the name of a worker already",
     ("", "nodes", "get"): "the node of a Pod that does not end",
+    ("", "persistentvolumeclaims", "get"): "whether all workers can mount the claim of a KV pool",
 }
 """Rights that no call of a first installation shows, and what they are for."""
 

@@ -16,6 +16,10 @@ class Link:
     then_bytes_per_second: float | None = None
     """Speed after `blocks_before` more blocks; None: the same."""
     blocks_before: int = 0
+    pool_seconds_per_block: float = 0.0
+    """What reading a block from the pool takes at least."""
+    then_pool_seconds_per_block: float | None = None
+    """The same after `blocks_before` more blocks; None: the same."""
     split: str | int = "auto"
     """`auto`, `load`, `none`, or the token up to which the front is computed."""
 

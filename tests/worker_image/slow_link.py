@@ -15,8 +15,9 @@ from typing import Any
 from tests.worker_image.link_file import Link
 
 from fulcrum.kv import How, Restore
-from fulcrum_worker.kv import connector
+from fulcrum_worker.kv import connector, tier_scheduler
 from fulcrum_worker.kv.front import Front
+from fulcrum_worker.kv.pool import tier
 from fulcrum_worker.kv.spec import HostTierSpec
 
 
@@ -38,7 +39,23 @@ class SlowLinkSpec(HostTierSpec):
         return seconds
 
 
-class _TestedScheduler(connector.TierScheduler):
+class PoolTier(tier.PoolTier):
+    """Reads no quicker than the link's file says."""
+
+    def _read(self, key: bytes, buffer: memoryview) -> None:
+        path = self._offloading_spec.extra_config["link_file"]
+        link = Link.read(path)
+        with self._lock:
+            if getattr(self, "_seen", None) != link:
+                self._seen, self._blocks = link, 0
+            self._blocks += 1
+            slow = link.then_pool_seconds_per_block is not None and self._blocks > link.blocks_before
+        seconds = link.then_pool_seconds_per_block if slow else link.pool_seconds_per_block
+        time.sleep(seconds or 0.0)
+        super()._read(key, buffer)
+
+
+class _TestedScheduler(tier_scheduler.TierScheduler):
     def __init__(self, spec: Any, *more: Any) -> None:
         super().__init__(spec, *more)
         self._path = spec.extra_config["link_file"]

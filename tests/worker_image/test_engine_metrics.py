@@ -8,7 +8,7 @@ from aiohttp import ClientSession
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulcrum.api.worker import EngineProgress, OffloadReport, TransferCounters, WorkCounters
+from fulcrum.api.worker import EngineProgress, KvPoolReport, OffloadReport, TransferCounters, WorkCounters
 from fulcrum_worker.engine_metrics import EngineMetrics, parse_engine_metrics, scrape_engine
 
 LABELS = '{engine="0",model_name="chat"}'
@@ -73,6 +73,30 @@ vllm:prompt_tokens_by_source_total{{source="local_compute"}} 400.0
 vllm:prompt_tokens_by_source_total{{source="local_cache_hit"}} 150.0
 vllm:prompt_tokens_by_source_total{{source="external_kv_transfer"}} 250.0
 """
+POOL = f"""
+vllm:prompt_tokens_cached_by_source_total{{source="disk"}} 1984.0
+vllm:prompt_tokens_cached_by_source_total{{source="host"}} 64.0
+vllm:kv_offload_tiering_read_bytes_total{LABELS} 4.7e+07
+vllm:kv_offload_tiering_read_time_total{LABELS} 0.25
+vllm:kv_offload_tiering_write_bytes_total{LABELS} 8.5e+07
+fulcrum_engine_kv_pool_used_bytes{LABELS} 8.6e+07
+fulcrum_engine_kv_pool_bad_blocks_total{{flaw="truncated"}} 2.0
+fulcrum_engine_kv_pool_bad_blocks_total{{flaw="corrupt"}} 1.0
+fulcrum_engine_kv_pool_dropped_blocks_total{LABELS} 4.0
+fulcrum_engine_kv_pool_problem{{problem="readOnly"}} 0.0
+fulcrum_engine_kv_pool_problem{{problem="slow"}} 1.0
+"""
+POOL_REPORT = KvPoolReport(
+    size_bytes=0,
+    used_bytes=86_000_000,
+    hit_tokens=1984,
+    read_bytes=47_000_000,
+    read_seconds=0.25,
+    written_bytes=85_000_000,
+    bad_blocks=3,
+    dropped_blocks=4,
+    problem="slow",
+)
 OLDER = msgspec.structs.replace(DONE, computed_tokens=None)
 
 
@@ -119,6 +143,7 @@ OLDER = msgspec.structs.replace(DONE, computed_tokens=None)
                 external_hit_tokens=250,
             ),
         ),
+        (POOL, EngineMetrics(pool=POOL_REPORT)),
         ("", EngineMetrics()),
         ("<html>not metrics</html>", EngineMetrics()),
     ],
@@ -174,3 +199,10 @@ def test_a_host_tier_is_reported_with_its_setting_and_its_rate() -> None:
     assert (report.policy, report.reason, report.host_bytes) == ("load", "not on this runner", 1 << 30)
     assert report.bytes_per_second == 92e6
     assert EngineMetrics().with_counts(setting).bytes_per_second is None
+
+
+def test_the_pool_keeps_its_size_and_gets_its_counts() -> None:
+    pooled = OffloadReport(policy="load", host_bytes=1, pool=KvPoolReport(size_bytes=1 << 40))
+    told = parse_engine_metrics(POOL).with_counts(pooled)
+    assert told.pool == msgspec.structs.replace(POOL_REPORT, size_bytes=1 << 40)
+    assert EngineMetrics().with_counts(pooled).pool == pooled.pool, "an engine that does not answer"

@@ -9,7 +9,7 @@ import pytest
 from tests.worker_image.agents import worker_config
 
 from fulcrum.api.types import OffloadPolicy
-from fulcrum.api.worker import KvCacheConfig, OffloadConfig, WorkerConfig
+from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig, WorkerConfig
 from fulcrum_worker.config import PodIdentity
 from fulcrum_worker.engine_command import engine_command
 from fulcrum_worker.kv.policy import effective_policy, vllm_version, why_only_load
@@ -78,3 +78,19 @@ def test_without_a_tier_nothing_changes() -> None:
 
 def test_the_installed_vllm_is_one_that_was_tried() -> None:
     assert why_only_load(tiered(), vllm_version()) is None
+
+
+def test_the_pool_is_a_folder_of_its_own_below_host_memory() -> None:
+    pool = KvPoolConfig(path="/kv-pool", size_bytes=1 << 40)
+    offload = OffloadConfig(host_bytes=1 << 30, pool=pool)
+    _, tier = connectors(worker_config(kv_cache=KvCacheConfig(dtype="bf16", offload=offload)))
+    extra = tier["kv_connector_extra_config"]
+    assert [each["root"] for each in extra["secondary_tiers"]] == ["/kv-pool/fulcrum-kv"]
+    assert extra["secondary_tiers"][0]["size_bytes"] == 1 << 40
+    assert extra["kv_layout"] == "cpu"
+    assert extra["offload_prompt_only"] is False, "the next turn begins with the answer"
+    assert "secondary_tiers" not in connectors(tiered())[1]["kv_connector_extra_config"]
+    gpu = worker_config(
+        accelerator="H100-SXM-80GB", attention_backend="FLASHINFER", kv_cache=KvCacheConfig(offload=offload)
+    )
+    assert connectors(gpu)[1]["kv_connector_extra_config"]["kv_layout"] == "FLASHINFER"

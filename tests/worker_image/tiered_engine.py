@@ -26,7 +26,7 @@ from tests.worker_image.agents import (
 from tests.worker_image.link_file import Link
 
 from fulcrum.api.names import PORT_ENGINE
-from fulcrum.api.worker import KvCacheConfig, OffloadConfig
+from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig
 from fulcrum_worker.config import PodIdentity
 from fulcrum_worker.engine_command import engine_command
 from fulcrum_worker.kv.policy import vllm_version
@@ -100,7 +100,7 @@ class TieredEngine:
         assert len(made) >= tokens, "the sentences are shorter than expected"
         return [int(token) for token in made[:tokens]]
 
-    def ask(self, prompt: Sequence[int], *, max_tokens: int = 16, seconds: float = 300.0) -> Answer:
+    def ask(self, prompt: Sequence[int], *, max_tokens: int = 16, seconds: float = 300.0, **more: Any) -> Answer:
         """One greedy streamed completion."""
         body = {
             "model": SERVED_NAME,
@@ -111,6 +111,7 @@ class TieredEngine:
             "stream": True,
             "return_token_ids": True,
             "logprobs": 0,
+            **more,
         }
         request = urllib.request.Request(
             f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -163,11 +164,14 @@ def tiered_engine(
     policy: str = "partialRecompute",
     host_bytes: int = 256 << 20,
     tier: bool = True,
+    pool: Path | None = None,
+    pool_bytes: int = 1 << 30,
 ) -> Iterator[TieredEngine]:
     """Start the engine, wait until it answers, and end it."""
     prepared_model()
     kv_bytes = ROOM_TOKENS * bytes_per_token(dtype) * 9 // 8
-    offload = OffloadConfig(host_bytes=host_bytes, policy=policy) if tier else None
+    shared = KvPoolConfig(path=str(pool), size_bytes=pool_bytes) if pool is not None else None
+    offload = OffloadConfig(host_bytes=host_bytes, policy=policy, pool=shared) if tier else None
     config = worker_config(
         max_model_len=ROOM_TOKENS,
         kv_cache=KvCacheConfig(dtype=dtype, block_size=BLOCK_TOKENS, memory_bytes=kv_bytes, offload=offload),
@@ -190,7 +194,8 @@ def tiered_engine(
         _wait_up(engine)
         yield engine
     finally:
-        engine.process.terminate()
+        if engine.process.poll() is None:
+            engine.process.terminate()
         try:
             engine.process.wait(30)
         except subprocess.TimeoutExpired:
@@ -221,6 +226,8 @@ def _with_slow_link(argv: Sequence[str], link_file: Path) -> list[str]:
         "spec_module_path": "tests.worker_image.slow_link",
         "link_file": str(link_file),
     }
+    for pool in tier["kv_connector_extra_config"].get("secondary_tiers", ()):
+        pool["module_path"] = "tests.worker_image.slow_link"
     changed[at] = json.dumps(transfer)
     return changed
 

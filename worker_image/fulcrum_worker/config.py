@@ -116,6 +116,8 @@ def _offload_checks(offload: OffloadConfig | None) -> tuple[tuple[str, bool, str
             offload.eviction in evictions,
             f"{offload.eviction!r} is not one of {', '.join(evictions)}",
         ),
+        ("kvCache.offload.pool.path", offload.pool is None or offload.pool.path.startswith("/"), "must be absolute"),
+        ("kvCache.offload.pool.sizeBytes", offload.pool is None or offload.pool.size_bytes > 0, "must be positive"),
     )
 
 

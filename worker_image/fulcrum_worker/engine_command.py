@@ -17,13 +17,15 @@ from fulcrum.api.types import OffloadPolicy
 from fulcrum.api.worker import WorkerConfig
 from fulcrum_worker.config import CPU, KV_CACHE_DTYPES, PodIdentity
 from fulcrum_worker.engine_access import GUARD
-from fulcrum_worker.kv.policy import FRONT, FRONT_SCHEDULER, effective_policy
+from fulcrum_worker.kv.policy import FRONT, FRONT_SCHEDULER, LAYOUT, effective_policy
 from fulcrum_worker.kv.registration import CONNECTOR_MODULE, TIER_CONNECTOR
 from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS
 
 CPU_DEFAULT_KV_BYTES: Final = 1 << 30
 _CPU_BLOCK_TOKENS: Final = 32
 """vLLM's CPU attention refuses block sizes that are no multiple of this."""
+POOL_FOLDER: Final = "fulcrum-kv"
+"""Folder of the pool in its volume, which may have files of its own."""
 SHUTDOWN_TIMEOUT_SECONDS: Final = 5
 """How long vLLM itself goes on after SIGTERM: for a request that came between the last scrape and the signal."""
 
@@ -126,7 +128,7 @@ def _transfer(config: WorkerConfig, restored: OffloadPolicy | None) -> dict[str,
     offload = config.kv_cache.offload
     if offload is None:
         return nixl
-    tier = {
+    tier: dict[str, Any] = {
         "kv_connector": TIER_CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,
         "kv_role": "kv_both",
@@ -137,8 +139,22 @@ def _transfer(config: WorkerConfig, restored: OffloadPolicy | None) -> dict[str,
             "cpu_bytes_to_use": offload.host_bytes,
             "eviction_policy": offload.eviction,
             FRONT: restored is OffloadPolicy.PARTIAL_RECOMPUTE,
+            # Answers as well: the next turn of a conversation begins with them.
+            "offload_prompt_only": False,
         },
     }
+    if offload.pool is not None:
+        tier["kv_connector_extra_config"] |= {
+            LAYOUT: config.attention_backend or config.accelerator,
+            "secondary_tiers": [
+                {
+                    "type": "PoolTier",
+                    "module_path": "fulcrum_worker.kv.pool.tier",
+                    "root": f"{offload.pool.path}/{POOL_FOLDER}",
+                    "size_bytes": offload.pool.size_bytes,
+                }
+            ],
+        }
     return {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",

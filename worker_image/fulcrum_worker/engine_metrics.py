@@ -11,8 +11,9 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from fulcrum.api.worker import EngineProgress, OffloadReport, TransferCounters, WorkCounters
+from fulcrum.api.worker import EngineProgress, KvPoolReport, OffloadReport, TransferCounters, WorkCounters
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
+from fulcrum_worker.kv.pool import names as pool_names
 from fulcrum_worker.kv.registration import HOST_USED
 
 _RUNNING: Final = "vllm:num_requests_running"
@@ -34,6 +35,16 @@ _EXPIRED: Final = "vllm:nixl_num_kv_expired_reqs_total"
 _LOADED: Final = "vllm:kv_offload_load_bytes_total"
 _LOAD_SECONDS: Final = "vllm:kv_offload_load_time_total"
 _STORED: Final = "vllm:kv_offload_store_bytes_total"
+_CACHED_BY_SOURCE: Final = "vllm:prompt_tokens_cached_by_source_total"
+_POOL_COUNTERS: Final = {
+    "read_bytes": f"{pool_names.READ_BYTES}_total",
+    "written_bytes": f"{pool_names.WRITTEN_BYTES}_total",
+    "bad_blocks": f"{pool_names.BAD_BLOCKS}_total",
+    "dropped_blocks": f"{pool_names.DROPPED_BLOCKS}_total",
+    "used_bytes": pool_names.USED_BYTES,
+}
+"""Field of the pool's report -> vLLM's or our metric."""
+_POOL_SECONDS: Final = f"{pool_names.READ_SECONDS}_total"
 _STEPS: Final = "vllm:iteration_tokens_total_count"
 _TOKENS: Final = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 _TOTALS: Final = tuple(
@@ -43,7 +54,8 @@ _COUNTERS: Final = (_FAILED_TRANSFERS, _FAILED_NOTIFICATIONS, _EXPIRED, _STEPS, 
 _WANTED: Final = (
     *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, MAX_BATCH, MAX_BATCHED_TOKENS),
     *(*_TOTALS, _BY_SOURCE, *_COUNTERS),
-    *(HOST_USED, _LOADED, _LOAD_SECONDS, _STORED),
+    *(HOST_USED, _LOADED, _LOAD_SECONDS, _STORED, _CACHED_BY_SOURCE),
+    *(*_POOL_COUNTERS.values(), _POOL_SECONDS, pool_names.PROBLEM),
 )
 
 
@@ -68,6 +80,8 @@ class EngineMetrics:
     stored_bytes: int | None = None
     device_hit_tokens: int | None = None
     external_hit_tokens: int | None = None
+    pool: KvPoolReport | None = None
+    """Without its size; None where the engine has no pool."""
 
     def with_counts(self, offload: OffloadReport) -> OffloadReport:
         """Return the report of the host tier with what this scrape knows of it."""
@@ -79,6 +93,9 @@ class EngineMetrics:
             loaded_bytes=self.loaded_bytes,
             load_seconds=self.load_seconds,
             stored_bytes=self.stored_bytes,
+            pool=msgspec.structs.replace(self.pool, size_bytes=offload.pool.size_bytes)
+            if offload.pool is not None and self.pool is not None
+            else offload.pool,
         )
 
     @property
@@ -126,6 +143,7 @@ def parse_engine_metrics(text: str) -> EngineMetrics:
         stored_bytes=_total(samples.get(_STORED)),
         device_hit_tokens=_from_source(samples.get(_BY_SOURCE, []), "local_cache_hit") if tiered else None,
         external_hit_tokens=_from_source(samples.get(_BY_SOURCE, []), "external_kv_transfer") if tiered else None,
+        pool=_pool(samples) if pool_names.PROBLEM in samples else None,
     )
 
 
@@ -174,6 +192,19 @@ def _transfers(samples: dict[str, list[Sample]]) -> TransferCounters | None:
         failed_transfers=failed,
         failed_notifications=unsaid,
         expired_requests=expired,
+    )
+
+
+def _pool(samples: dict[str, list[Sample]]) -> KvPoolReport:
+    problem = next((each.labels.get("problem") for each in samples[pool_names.PROBLEM] if each.value), None)
+    seconds = samples.get(_POOL_SECONDS)
+    counts = {field: _total(samples.get(name)) for field, name in _POOL_COUNTERS.items()}
+    return KvPoolReport(
+        size_bytes=0,
+        hit_tokens=_from_source(samples.get(_CACHED_BY_SOURCE, []), "disk"),
+        read_seconds=sum(sample.value for sample in seconds) if seconds else None,
+        problem=problem,
+        **counts,
     )
 
 

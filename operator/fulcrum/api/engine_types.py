@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from fulcrum.api import engine_args
-from fulcrum.api.base import ApiStruct, Image, PositiveDuration, Quantity, Rules, rule
+from fulcrum.api.base import ApiStruct, Image, ObjectName, PositiveDuration, Quantity, Rules, rule
 
 
 class OffloadPolicy(StrEnum):
@@ -21,8 +21,24 @@ class OffloadEviction(StrEnum):
     ARC = "arc"
 
 
+class KvPool(ApiStruct, frozen=True, kw_only=True):
+    """KV on a volume that all workers share."""
+
+    persistent_volume_claim: Annotated[
+        ObjectName,
+        Meta(
+            description="Claim in the same namespace, mounted in every worker; ReadWriteMany where there can be more "
+            "than one. Workers with the same weights, KV dtype, layout, block size and vLLM find each other's KV."
+        ),
+    ]
+    size: Annotated[
+        Quantity,
+        Meta(description="What all workers together keep there; what was used longest ago goes first."),
+    ]
+
+
 class KvOffload(ApiStruct, frozen=True, kw_only=True):
-    """KV offload to host memory."""
+    """KV offload to host memory, and from there to a shared volume."""
 
     host_memory: Annotated[
         Quantity,
@@ -42,6 +58,7 @@ class KvOffload(ApiStruct, frozen=True, kw_only=True):
             "used often."
         ),
     ] = OffloadEviction.LRU
+    pool: Annotated[KvPool | None, Meta(description="KV on a shared volume, below host memory; absent: none.")] = None
 
 
 class KvCacheDtype(StrEnum):

@@ -65,6 +65,8 @@ PORT_OPERATOR_HEALTH: Final = 8081
 HEADER_POD: Final = "x-fulcrum-pod"
 """Name of the Pod whose agent answers; on a request, of the Pod that is meant: addresses are used again."""
 
+KV_POOL_PATH: Final = "/kv-pool"
+"""Where the volume of the KV pool is mounted in a worker."""
 ENV_WORKER_CONFIG: Final = "FULCRUM_WORKER_CONFIG"
 """JSON of `api.worker.WorkerConfig`."""
 ENV_GATEWAY_CONFIG: Final = "FULCRUM_GATEWAY_CONFIG"

@@ -21,6 +21,7 @@ class Reason(StrEnum):
     ENGINE_FAILED = "EngineFailed"
     ENGINE_STALLED = "EngineStalled"
     KV_TRANSFER_FAILING = "KvTransferFailing"
+    KV_POOL_FAILING = "KvPoolFailing"
     WORKER_UNSCHEDULABLE = "WorkerUnschedulable"
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REFUSED = "TemplateRefused"

@@ -13,6 +13,14 @@ import msgspec
 from fulcrum.api.names import Role
 
 
+class KvPoolConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A folder that the workers of a cluster share, below their host memory."""
+
+    path: str
+    size_bytes: int
+    """What all engines together may have there."""
+
+
 class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Host memory as a tier below the KV cache of one engine."""
 
@@ -21,6 +29,8 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`partialRecompute` or `load`."""
     eviction: str = "lru"
     """`lru` or `arc`."""
+    pool: KvPoolConfig | None = None
+    """None: what leaves host memory is gone."""
 
 
 class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -139,6 +149,26 @@ class EngineProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Prompt tokens taken in, and tokens made."""
 
 
+class KvPoolReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The pool as one engine sees it. Counters begin again at 0 with the engine; None is unknown."""
+
+    size_bytes: int
+    used_bytes: int | None = None
+    """What all engines have there."""
+    hit_tokens: int | None = None
+    """Prompt tokens whose KV came from the pool."""
+    read_bytes: int | None = None
+    read_seconds: float | None = None
+    """Time that loads of `read_bytes` took."""
+    written_bytes: int | None = None
+    bad_blocks: int | None = None
+    """Files that were truncated, changed or of something else, and not used."""
+    dropped_blocks: int | None = None
+    """Blocks that were not stored."""
+    problem: str | None = None
+    """`readOnly`, `full`, `slow`, `gone` or `unusable`: prompts are computed while it stands; None: it works."""
+
+
 class OffloadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The host tier of one engine. Counters begin again at 0 with the engine; None is unknown."""
 
@@ -157,6 +187,8 @@ class OffloadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     load_seconds: float | None = None
     """Time that the link was busy with `loaded_bytes`."""
     stored_bytes: int | None = None
+    pool: KvPoolReport | None = None
+    """None without a pool."""
 
     @property
     def bytes_per_second(self) -> float | None:

@@ -2,7 +2,7 @@
 
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, changes_cluster
 from fulcrum.balance.plan import Plan, PlanEvent, plan, stopped_status, with_failure
-from fulcrum.balance.revision import worker_config, worker_image, worker_revision
+from fulcrum.balance.revision import kv_pool_claim, worker_config, worker_image, worker_revision
 from fulcrum.balance.snapshot import GatewayState, Snapshot, Termination, Worker, WorkerPhase
 from fulcrum.balance.target import Target, make_target
 
@@ -22,6 +22,7 @@ __all__ = [
     "Worker",
     "WorkerPhase",
     "changes_cluster",
+    "kv_pool_claim",
     "make_target",
     "plan",
     "stopped_status",

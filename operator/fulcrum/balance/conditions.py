@@ -13,6 +13,7 @@ from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole,
 from fulcrum.balance.assignment import Assignment
 from fulcrum.balance.choice import Choice
 from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, names_of, worker_fault
+from fulcrum.balance.kv_tiers import pool_fault, restoring_notes
 from fulcrum.balance.rejecting import rejecting
 from fulcrum.balance.rollout import halted_message
 from fulcrum.balance.snapshot import Snapshot, served_roles
@@ -82,6 +83,7 @@ def progressing(
     """Progressing: the cluster is on its way to what the spec says, or to what the load asks for."""
     finding = _progress(snapshot, choice.assignment, actions, halted)
     reason, notes = _notes(choice)
+    notes += restoring_notes(snapshot)
     ready = sum(worker.ready and not worker.deleting for worker in snapshot.workers)
     if finding.status and 0 < ready <= least_available:
         notes.append("No further worker may be evicted until the next one is ready: a node drain waits for it.")
@@ -177,7 +179,7 @@ def _worst(snapshot: Snapshot, choice: Choice, halted: frozenset[str], now: date
     if snapshot.refused:
         said = (f"No worker of pool {pool} is made: {why}" for pool, why in snapshot.refused.items())
         return Reason.TEMPLATE_REFUSED, " ".join(said)
-    fault = worker_fault(snapshot, now) or transfer_fault(snapshot, now)
+    fault = worker_fault(snapshot, now) or transfer_fault(snapshot, now) or pool_fault(snapshot)
     if fault is not None:
         return fault
     if choice.insight.failure is not None:

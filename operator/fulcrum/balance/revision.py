@@ -9,11 +9,11 @@ import msgspec
 
 from fulcrum.api.attention import attention_backend
 from fulcrum.api.durations import seconds
-from fulcrum.api.names import Role
+from fulcrum.api.names import KV_POOL_PATH, Role
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, KvCache, Pool
-from fulcrum.api.worker import KvCacheConfig, OffloadConfig, TransferConfig, WorkerConfig
+from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig, TransferConfig, WorkerConfig
 
 
 def worker_config(
@@ -60,7 +60,14 @@ def _offload(cache: KvCache) -> OffloadConfig | None:
         host_bytes=number_of_bytes(offload.host_memory),
         policy=offload.policy.value,
         eviction=offload.eviction.value,
+        pool=KvPoolConfig(path=KV_POOL_PATH, size_bytes=number_of_bytes(offload.pool.size)) if offload.pool else None,
     )
+
+
+def kv_pool_claim(spec: InferenceClusterSpec) -> str | None:
+    """Return the claim of the KV pool; None without one."""
+    offload = spec.engine.kv_cache.offload
+    return offload.pool.persistent_volume_claim if offload is not None and offload.pool is not None else None
 
 
 def worker_image(spec: InferenceClusterSpec, pool: Pool) -> str | None:
@@ -92,6 +99,8 @@ def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> 
         "cache": spec.model.cache.persistent_volume_claim if spec.model.cache else None,
         "template": pool.template,
     }
+    if (claim := kv_pool_claim(spec)) is not None:
+        made_from["kv_pool"] = claim
     pod = {name: without_defaults(getattr(pool, name)) for name in _POD_FIELDS}
     made_from |= {name: value for name, value in pod.items() if value not in (None, {})}
     return hashlib.sha256(msgspec.json.encode(made_from, order="sorted")).hexdigest()[:10]

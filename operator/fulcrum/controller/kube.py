@@ -25,6 +25,7 @@ ROLE_BINDING: Final = Resource(api_version=RBAC, kind="RoleBinding", plural="rol
 DISRUPTION_BUDGET: Final = Resource(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets")
 NETWORK_POLICY: Final = Resource(api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies")
 SECRET: Final = Resource(api_version="v1", kind="Secret", plural="secrets")
+CLAIM: Final = Resource(api_version="v1", kind="PersistentVolumeClaim", plural="persistentvolumeclaims")
 LEASE: Final = Resource(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 
 CHILD_RESOURCES: Final = {

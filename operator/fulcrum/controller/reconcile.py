@@ -39,6 +39,7 @@ from fulcrum.controller.cluster_watch import Sight
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
 from fulcrum.controller.kube import ApiFailure, Kube
+from fulcrum.controller.kv_claims import KvClaims
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.nodes import Nodes
 from fulcrum.controller.observe import (
@@ -137,6 +138,7 @@ class Reconciler:
         self._installation = installation
         self._child_sync = ChildSync(kube)
         self._nodes = Nodes(kube)
+        self._kv_claims = KvClaims(kube, resync_seconds=RESYNC_SECONDS)
         self._internal_secrets = InternalSecrets(kube, resync_seconds=RESYNC_SECONDS)
         self._memories: dict[ClusterKey, _Memory] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -166,6 +168,9 @@ class Reconciler:
         except InvalidValueError as error:
             message = f"The spec cannot be used: {error}"
             await self._say_stopped(key, observed, Reason.INVALID_SPEC, message)
+            return RESYNC_SECONDS
+        if (refusal := await self._kv_claims.refusal(key[0], cluster.spec)) is not None:
+            await self._say_stopped(key, observed, Reason.INVALID_SPEC, f"The spec cannot be used: {refusal}.")
             return RESYNC_SECONDS
         lost = await self._nodes.lost(observed.pods, self._now())
         token = await self._token(Owner(name=key[1], namespace=key[0], uid=memory.uid), cluster)

@@ -6,10 +6,12 @@ from importlib import metadata
 from typing import Final
 
 from fulcrum.api.types import OffloadPolicy
-from fulcrum.api.worker import OffloadReport, WorkerConfig
+from fulcrum.api.worker import KvPoolReport, OffloadReport, WorkerConfig
 
 FRONT: Final = "front_recomputation"
 """Key of the connector's configuration: whether fronts may be computed while the rest is loaded."""
+LAYOUT: Final = "kv_layout"
+"""Key of the connector's configuration: what decides how the engine lays out KV."""
 FRONT_SCHEDULER: Final = "fulcrum_worker.kv.scheduler.FrontScheduler"
 KNOWN_VERSIONS: Final = ("0.32.0",)
 """vLLM releases whose scheduler `FrontScheduler` was tried with."""
@@ -56,4 +58,5 @@ def offload_setting(config: WorkerConfig, version: str | None) -> OffloadReport 
     if offload is None or policy is None:
         return None
     reason = why_only_load(config, version) if policy != offload.policy else None
-    return OffloadReport(policy=policy.value, reason=reason, host_bytes=offload.host_bytes)
+    pool = KvPoolReport(size_bytes=offload.pool.size_bytes) if offload.pool is not None else None
+    return OffloadReport(policy=policy.value, reason=reason, host_bytes=offload.host_bytes, pool=pool)

@@ -12,8 +12,9 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from fulcrum_worker.kv.connector import TierConnector, TierScheduler
+from fulcrum_worker.kv.connector import TierConnector
 from fulcrum_worker.kv.speed import LEAST_TOKENS
+from fulcrum_worker.kv.tier_scheduler import TierScheduler
 
 
 class FrontScheduler(Scheduler):

@@ -22,6 +22,13 @@ class HostTierSpec(TieringOffloadingSpec):
     """Host memory as a tier: on GPUs vLLM's own worker copies, on CPUs ours."""
 
     _worker: OffloadingWorker | None
+    pool_namespace: str | None = None
+    """Where this engine's blocks are in the pool; None: they mean nothing to other engines."""
+
+    @property
+    def has_pool(self) -> bool:
+        """Whether KV goes on from host memory to the pool."""
+        return bool(self.secondary_tier_configs)
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:

@@ -14,6 +14,7 @@ from fulcrum.api.names import (
     ANNOTATION_ROLE_EPOCH,
     ANNOTATION_SPEC_HASH,
     ENV_WORKER_CONFIG,
+    KV_POOL_PATH,
     LABEL_LLM_D_ROLE,
     LABEL_POOL,
     LABEL_ROLE,
@@ -26,7 +27,7 @@ from fulcrum.api.names import (
 )
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.balance import worker_config, worker_image, worker_revision
+from fulcrum.balance import kv_pool_claim, worker_config, worker_image, worker_revision
 from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.overlay import overlay
 from fulcrum.controller.children.owner import (
@@ -46,6 +47,7 @@ IMAGE_GROUP: Final = 10001
 """Group of the worker image's user, so that it may write to a claim."""
 CACHE_PATH: Final = "/cache"
 """Where weights and compiled kernels are kept; the worker image's XDG_CACHE_HOME and HF_HOME point into it."""
+KV_POOL: Final = "kv-pool"
 GRACE_MARGIN_SECONDS: Final = 30
 """Between the end of the drain and SIGKILL: time for vLLM to end by itself."""
 START_MARGIN_SECONDS: Final = 120
@@ -109,6 +111,9 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role, 
     if (shm := shared_memory(spec, pool)) is not None:
         volumes.append(shm)
         mounts.append({"name": shm["name"], "mountPath": "/dev/shm"})  # noqa: S108 (a mount)
+    if (claim := kv_pool_claim(spec)) is not None:
+        volumes.append({"name": KV_POOL, "persistentVolumeClaim": {"claimName": claim}})
+        mounts.append({"name": KV_POOL, "mountPath": KV_POOL_PATH})
     container["volumeMounts"] = mounts
     return {
         "restartPolicy": "Always",

@@ -1,0 +1,136 @@
+"""Two real engines with one pool: a prompt that one has computed is not computed again by the other one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.worker_image.agents import wait_until
+from tests.worker_image.tiered_engine import BLOCK_TOKENS, Answer, TieredEngine, tiered_engine
+
+from fulcrum_worker.kv.pool.names import BAD_BLOCKS, PROBLEM
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+TOKENS = 2000
+IN_BLOCKS = TOKENS // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    first: TieredEngine
+    second: TieredEngine
+    pool: Path
+
+    def prompt(self) -> tuple[list[int], Answer]:
+        """A prompt of which the first engine has put everything into the pool, and its answer there."""
+        prompt = self.first.prompt(TOKENS)
+        answer = self.first.ask(prompt, max_tokens=64)
+        wait_until(self.is_stored, seconds=60, what="the pool has it")
+        return prompt, answer
+
+    def is_stored(self) -> bool:
+        stored = self.first.metric("vllm:kv_offload_store_bytes_total")
+        return 0 < stored <= self.first.metric("vllm:kv_offload_tiering_write_bytes_total")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    pool = tmp_path_factory.mktemp("pool")
+    with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
+
+        def start() -> TieredEngine:
+            return stack.enter_context(tiered_engine(tmp_path_factory.mktemp("engine"), pool=pool))
+
+        first, second = (each.result() for each in [threads.submit(start), threads.submit(start)])
+        for engine in (first, second):
+            for tokens in (100, 400, 1200, 100):
+                engine.ask(engine.prompt(tokens), max_tokens=2)
+        yield Pair(first, second, pool)
+
+
+def from_pool(engine: TieredEngine) -> float:
+    return engine.metric("vllm:prompt_tokens_cached_by_source_total", source="disk")
+
+
+def test_the_other_engine_answers_the_same_and_sooner(pair: Pair) -> None:
+    prompt, cold = pair.prompt()
+    before = from_pool(pair.second)
+    restored = pair.second.ask(prompt, max_tokens=64)
+    assert from_pool(pair.second) - before == IN_BLOCKS
+    assert restored.tokens == cold.tokens
+    assert restored.ttft_seconds <= 0.5 * cold.ttft_seconds, "benchmarks/kv_pool.py has the figures"
+
+
+def test_answers_are_in_the_pool_too(pair: Pair) -> None:
+    prompt = pair.first.prompt(1000)
+    answer = pair.first.ask(prompt, max_tokens=200)
+    wait_until(pair.is_stored, seconds=60, what="the pool has it")
+    before = from_pool(pair.second)
+    turn = [*prompt, *answer.tokens]
+    pair.second.ask([*turn, *pair.first.prompt(40)], max_tokens=4)
+    assert from_pool(pair.second) - before >= len(turn) - 1 - BLOCK_TOKENS
+
+
+def test_another_salt_never_shares(pair: Pair) -> None:
+    prompt = pair.first.prompt(TOKENS)
+    pair.first.ask(prompt, max_tokens=2, cache_salt="one customer")
+    wait_until(pair.is_stored, seconds=60, what="the pool has it")
+    before = from_pool(pair.second)
+    pair.second.ask(prompt, max_tokens=2, cache_salt="another customer")
+    pair.second.ask(prompt, max_tokens=2)
+    assert from_pool(pair.second) == before
+    pair.second.forget()
+    pair.second.ask(pair.first.prompt(100), max_tokens=2)
+    assert from_pool(pair.second) == before
+    pair.second.ask(prompt, max_tokens=2, cache_salt="one customer")
+    assert from_pool(pair.second) > before, "the same customer's is there"
+
+
+def test_spoilt_blocks_are_computed_again(pair: Pair) -> None:
+    prompt, cold = pair.prompt()
+    for number, file in enumerate(sorted(pair.pool.rglob("*.kv"))):
+        content = bytearray(file.read_bytes())
+        if number % 2:
+            content = content[: len(content) // 2]
+        else:
+            content[len(content) // 2] ^= 4
+        file.write_bytes(content)
+    before = pair.second.metric(f"{BAD_BLOCKS}_total")
+    restored = pair.second.ask(prompt, max_tokens=64)
+    assert pair.second.metric(f"{BAD_BLOCKS}_total") > before
+    assert restored.tokens == cold.tokens
+
+
+def test_a_pool_that_turns_slow_costs_little_more_than_computing(pair: Pair) -> None:
+    prompt, cold = pair.prompt()
+    pair.second.set(pool_seconds_per_block=0.0, then_pool_seconds_per_block=2.0, blocks_before=8)
+    began = time.monotonic()
+    restored = pair.second.ask(prompt, max_tokens=64)
+    pair.second.set()
+    assert restored.tokens == cold.tokens
+    assert restored.ttft_seconds <= 1.4 * cold.ttft_seconds, "16 s if it had waited"
+    assert time.monotonic() - began < 16
+
+
+def test_a_pool_that_goes_and_comes_back(pair: Pair) -> None:
+    prompt, cold = pair.prompt()
+    root, away = pair.pool / "fulcrum-kv", pair.pool / "away"
+    root.rename(away)
+    root.write_text("no folder")
+    restored = pair.second.ask(prompt, max_tokens=64)
+    assert restored.tokens == cold.tokens
+    assert pair.second.metric(PROBLEM, problem="gone") == 1
+    root.unlink()
+    away.rename(root)
+
+    def works() -> bool:
+        pair.second.ask(pair.second.prompt(100), max_tokens=2)
+        return pair.second.metric(PROBLEM) == 0
+
+    wait_until(works, seconds=60, what="it is tried again")
