@@ -70,7 +70,7 @@ MODULES = {
         "metrics/histogram",
         "openai/bodies",
         "openai/prompt_estimate",
-        "openai/whole_events",
+        "openai/events",
         "workers/registry",
     ),
 }

@@ -10,7 +10,8 @@ import pytest
 from fulcrum.gateway.dispatch.continuation import Continuation
 from fulcrum.gateway.http.framing import chunk, payload
 from fulcrum.gateway.openai import stream_log as stream_log_module
-from fulcrum.gateway.openai.stream_log import StreamLog, StreamLogBudget, good_part, without_prompt_ids
+from fulcrum.gateway.openai.events import read_end
+from fulcrum.gateway.openai.stream_log import StreamLog, StreamLogBudget, without_prompt_ids
 
 DONE = chunk(b"data: [DONE]\n\n")
 LAST = b"0\r\n\r\n"
@@ -110,6 +111,12 @@ def test_the_prompts_ids_are_taken_out_of_the_first_chunk_only() -> None:
     assert choice == {"index": 0, "text": "]", "prompt_token_ids": None, "token_ids": [3]}
     for piece in (rest, event(choices=[], prompt_token_ids=None), chunk(b": x\n\n"), LAST):
         assert without_prompt_ids(piece) == piece
+
+
+def good_part(chunks: bytes) -> bytes | None:
+    piece = read_end(chunks, hides_usage=False, finds_failure=True)
+    assert piece.failed or piece.shown is chunks
+    return payload(piece.shown) if piece.failed else None
 
 
 def test_errors_are_seen() -> None:

@@ -29,9 +29,8 @@ from fulcrum.gateway.http.upstream_answer import Answer, Failure
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import read_answer, read_request
 from fulcrum.gateway.openai.errors import SERVER_ERROR, RequestError, rejected, upstream_failed
-from fulcrum.gateway.openai.inference_request import InferenceRequest
+from fulcrum.gateway.openai.inference_request import InferenceRequest, ask_for_usage
 from fulcrum.gateway.openai.stream_log import StreamLogBudget
-from fulcrum.gateway.openai.stream_usage import ask_for_usage
 from fulcrum.gateway.unhandled import describe
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 from fulcrum.routing import Flight, Incoming, Route

@@ -6,20 +6,20 @@ from collections.abc import Callable
 
 import msgspec
 
-from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
+from fulcrum.gateway.http.framing import LAST_CHUNK, chunk
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
+from fulcrum.gateway.openai.events import DONE, events_of, read_event
 from fulcrum.gateway.openai.inference_request import Usage
-from fulcrum.gateway.openai.stream_log import Choice, StreamLog, decoder
-
-_DONE = b"data: [DONE]\n\n"
+from fulcrum.gateway.openai.stream_event import Choice
+from fulcrum.gateway.openai.stream_log import StreamLog
 
 
 class Continuation:
     """Takes the stream of `/v1/completions` that goes on after the tokens in `stream_log`."""
 
     __slots__ = (
-        "_again", "_began", "_chat", "_every_usage", "_prompt_tokens", "_response", "_rest", "_source", "_stream_log",
+        "_again", "_began", "_chat", "_every_usage", "_prompt_tokens", "_response", "_source", "_stream_log",
         "_usage",
     )  # fmt: skip
 
@@ -44,7 +44,6 @@ class Continuation:
         self._usage = wants_usage
         self._every_usage = wants_every_usage
         self._began = began
-        self._rest = b""
         self._source: StreamSource | None = None
 
     def stream_begin(self, source: StreamSource) -> None:
@@ -55,9 +54,8 @@ class Continuation:
 
     def stream_bytes(self, chunks: bytes) -> None:
         """As `StreamSink`: the events, each as the client's stream has them."""
-        *events, self._rest = (self._rest + payload(chunks)).split(b"\n\n")
         try:
-            read = [decoder.decode(event.removeprefix(b"data: ")) for event in events if event.startswith(b"data: {")]
+            read = [event for text in events_of(chunks) if (event := read_event(text)) is not None]
         except msgspec.DecodeError:
             self._break(Failure.PROTOCOL, "the rest of the stream cannot be read")
             return
@@ -96,7 +94,7 @@ class Continuation:
         if self._usage and not stream_log.usage_sent:
             stream_log.usage_sent = True
             usage = self._event([], usage=self._counts())
-        self._response.write_end(b"" if stream_log.done else usage + _DONE)
+        self._response.write_end(b"" if stream_log.done else usage + DONE + b"\n\n")
         stream_log.done = True
 
     def finish_with(self, reason: str) -> None:
@@ -161,13 +159,12 @@ class Restart:
     A chat begins with an event that says whose turn it is, and that the client has. What follows may be anything.
     """
 
-    __slots__ = ("_began", "_response", "_rest", "_started", "_stream_log")
+    __slots__ = ("_began", "_response", "_started", "_stream_log")
 
     def __init__(self, response: Response, stream_log: StreamLog, *, began: Callable[[], None]) -> None:
         self._response = response
         self._stream_log = stream_log
         self._began = began
-        self._rest = b""
         self._started = False
 
     def stream_begin(self, source: StreamSource) -> None:
@@ -188,8 +185,7 @@ class Restart:
         self._response.stream_last((chunk(events) if events else b"") + LAST_CHUNK)
 
     def _events(self, chunks: bytes) -> bytes:
-        *events, self._rest = (self._rest + payload(chunks)).split(b"\n\n")
-        return b"".join(self._same(event) + b"\n\n" for event in events if not self._is_opening(event))
+        return b"".join(self._same(event) + b"\n\n" for event in events_of(chunks) if not self._is_opening(event))
 
     def _is_opening(self, event: bytes) -> bool:
         opens = not self._started and b'"role"' in event

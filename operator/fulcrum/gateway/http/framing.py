@@ -115,6 +115,12 @@ def chunk(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
+def without_end(chunks: bytes) -> bytes:
+    """What whole chunks carry, as one chunk, and the last (empty) one left out."""
+    body = payload(chunks)
+    return chunk(body) if body else b""
+
+
 def _plainly(chunks: bytes, *, ended: bool) -> bytes:
     """The same chunks without extensions and trailers."""
     plain = b"".join([chunk(body) for body in _bodies(chunks)])

@@ -10,12 +10,12 @@ from typing import Final
 
 import msgspec
 
-from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
+from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload, without_end
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
 from fulcrum.gateway.openai.errors import RequestError
+from fulcrum.gateway.openai.events import read_end
 from fulcrum.gateway.openai.inference_request import Usage
-from fulcrum.gateway.openai.stream_log import StreamLog, good_part
-from fulcrum.gateway.openai.stream_usage import take_usage
+from fulcrum.gateway.openai.stream_log import StreamLog
 
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: ".encode() for status in HTTPStatus
@@ -150,43 +150,31 @@ class Response:
     def stream_bytes(self, chunks: bytes) -> None:
         last = chunks.rfind(_EVENT, -_LAST_EVENT_BYTES)
         if last < 0 or chunks.find(_GOES_ON, last) < 0:
-            if self._fails_in(chunks):
-                return
-            chunks, usage = take_usage(chunks, hide=self.hides_usage)
-            if usage is not None:
-                self.usage = usage
-                if not chunks:
-                    return
-        self._write_stream(chunks)
+            self._end_piece(chunks)
+        else:
+            self._write_stream(chunks)
 
     def stream_last(self, chunks: bytes) -> None:
-        stream_log = self.stream_log
-        if (
-            stream_log is not None
-            and not stream_log.why_not
-            and self._source is not None
-            and not stream_log.ends_whole(chunks)
-        ):
-            if self._fails_in(chunks):
-                return
-            if whole := payload(chunks):
-                self.stream_bytes(chunk(whole))
+        if not self._resumable or self.stream_log is None or self.stream_log.ends_whole(chunks):
+            self.stream_bytes(chunks)
+        elif not self._end_piece(without_end(chunks)) and self._source is not None:
             self._source.fail(Failure.TRUNCATED, "the stream has no end")
-            return
-        self.stream_bytes(chunks)
 
-    def _fails_in(self, chunks: bytes) -> bool:
-        """Whether the engine fails in this piece; what is good of it is passed on, and another worker goes on."""
-        stream_log = self.stream_log
-        if stream_log is None or stream_log.why_not or self._source is None:
-            return False
-        good = good_part(chunks)
-        if good is None:
-            return False
-        if good:
-            self._write_stream(chunk(good))
-        self._source.fail(Failure.ERROR_STATUS, "the engine failed in the middle of the stream")
-        return True
+    @property
+    def _resumable(self) -> bool:
+        """Another worker can go on with the stream."""
+        return self.stream_log is not None and not self.stream_log.why_not and self._source is not None
+
+    def _end_piece(self, chunks: bytes) -> bool:
+        """Write a piece that may end the stream; True: the engine fails in it, and another worker is to go on."""
+        piece = read_end(chunks, hides_usage=self.hides_usage, finds_failure=self._resumable)
+        if piece.usage is not None:
+            self.usage = piece.usage
+        if piece.shown:
+            self._write_stream(piece.shown)
+        if piece.failed and self._source is not None:
+            self._source.fail(Failure.ERROR_STATUS, "the engine failed in the middle of the stream")
+        return piece.failed
 
     def _write_stream(self, chunks: bytes) -> None:
         stream_log = self.stream_log

@@ -10,8 +10,8 @@ from typing import Final, cast
 from fulcrum.gateway.http.framing import ChunkedBody, FramingError, payload
 from fulcrum.gateway.http.response_budget import LARGE_BYTES, ResponseBudget
 from fulcrum.gateway.http.response_head import Head, read_head
-from fulcrum.gateway.http.upstream_answer import Answer, Failure, StreamSink, UpstreamError, failed_itself
-from fulcrum.gateway.openai.whole_events import WholeEvents
+from fulcrum.gateway.http.upstream_answer import Answer, Failure, StreamSink, UpstreamError
+from fulcrum.gateway.openai.events import WholeEvents, begins_with_failure
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
@@ -296,7 +296,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _pass_on(self, sink: StreamSink, chunks: bytes, *, last: bool = False) -> None:
         if self.first_byte_at == 0.0:
-            if failed_itself(chunks):
+            if begins_with_failure(chunks):
                 self._fail(UpstreamError(Failure.ERROR_STATUS, "the engine failed before the first token"))
                 return
             self.first_byte_at = self._loop.time()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
-
-from fulcrum.gateway.http.framing import payload
-
-_STREAM_ERROR_PREFIX: Final = b'data: {"error"'
 
 
 class Failure(StrEnum):
@@ -85,23 +81,3 @@ class StreamSink(Protocol):
 
     def stream_last(self, chunks: bytes) -> None:
         """The same, and the body ends with them."""
-
-
-class _ErrorDetail(msgspec.Struct):
-    code: int | None = None
-
-
-class _ErrorEvent(msgspec.Struct):
-    error: _ErrorDetail
-
-
-def failed_itself(chunks: bytes) -> bool:
-    """Whether a piece of a stream begins with an error of the engine's own making, which another may not make."""
-    if _STREAM_ERROR_PREFIX not in chunks[:64]:
-        return False
-    line = payload(chunks).partition(b"\n")[0]
-    try:
-        error = msgspec.json.decode(line.removeprefix(b"data: "), type=_ErrorEvent).error
-    except msgspec.DecodeError:
-        return False
-    return error.code is not None and error.code >= 500

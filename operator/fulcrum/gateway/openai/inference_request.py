@@ -22,6 +22,7 @@ _FALSE: Final = Raw(b"false")
 _EMPTY: Final = Raw(b"")
 
 _LONGEST_INTERVAL: Final = 1 << 20
+_ASKED_USAGE: Final = Raw(b'{"include_usage":true}')
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -81,6 +82,26 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
         if kv_transfer_params is None:
             return self.whole_body()
         return _encoder.encode({**self.fields, "kv_transfer_params": kv_transfer_params})
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+def ask_for_usage(request: InferenceRequest) -> bool:
+    """Ask the engine to close the stream with its usage; True: the client did not ask, and must not see it.
+
+    An event may hold any number of tokens (`stream_interval`, speculative decoding): only the engine can count them.
+    """
+    options = request.fields.get("stream_options")
+    if options is not None and bytes(options) != b"null":
+        try:
+            if msgspec.json.decode(options, type=_StreamOptions).include_usage:
+                return False
+        except msgspec.DecodeError:
+            return False  # for the engine to refuse
+    request.fields["stream_options"] = _ASKED_USAGE
+    return True
 
 
 class LargeFields(msgspec.Struct, frozen=True):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from itertools import takewhile
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from fulcrum.gateway.http.framing import chunk, payload
-from fulcrum.gateway.http.upstream_answer import failed_itself
+from fulcrum.gateway.openai.events import DONE, read_event
 from fulcrum.gateway.openai.inference_request import Usage
+from fulcrum.gateway.openai.stream_event import Event
 
 ROOM_BYTES: Final = 64 * 1024
 """Raw bytes that one stream keeps before they are read."""
@@ -25,46 +25,7 @@ TOTAL_BYTES: Final = 64 * 1024 * 1024
 MAX_TOKENS: Final = 256 * 1024
 """A longer stream is not kept any more and cannot be resumed."""
 _KEPT_MARKS: Final = 512
-_ERROR: Final = b'{"error"'
-_END_BYTES: Final = 2048
-"""Of a stream, in which its finish reason, usage and end mark, or an error, are found."""
-_ABORT: Final = b'"finish_reason":"abort"'
-_DONE: Final = b"data: [DONE]"
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
-
-
-class Delta(msgspec.Struct):
-    """Part of a chat's answer."""
-
-    role: str | None = None
-    content: str | None = None
-    reasoning: Any = None
-    tool_calls: Any = None
-
-
-class Choice(msgspec.Struct):
-    """One choice in an event of either kind of stream."""
-
-    index: int = 0
-    text: str | None = None
-    delta: Delta | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
-
-
-class Event(msgspec.Struct):
-    """One event of a stream, as far as it is read."""
-
-    id: str = ""
-    created: int = 0
-    model: str = ""
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    error: Any = None
-
-
-decoder: Final = msgspec.json.Decoder(Event)
 
 
 class StreamLogBudget:
@@ -144,7 +105,7 @@ class StreamLog:
 
     def ends_whole(self, last: bytes) -> bool:
         """Whether the stream, of which `last` is the last piece, has its end mark."""
-        return self.done or _DONE in last or (bool(self.pieces) and _DONE in self.pieces[-1])
+        return self.done or DONE in last or (bool(self.pieces) and DONE in self.pieces[-1])
 
     def read(self) -> None:
         """Turn raw pieces into what they mean."""
@@ -157,13 +118,11 @@ class StreamLog:
         if body and not body.endswith(b"\n\n"):
             self.why_not = "the worker cuts events into pieces"
             return
-        decode = decoder.decode
-        note = self._note
         try:
             for event in body.split(b"\n\n"):
-                if event.startswith(b"data: {"):
-                    note(decode(event[6:]))
-                elif event == _DONE:
+                if (read := read_event(event)) is not None:
+                    self._note(read)
+                elif event == DONE:
                     self.done = True
         except msgspec.DecodeError:
             self.why_not = "the worker's events cannot be read"
@@ -230,20 +189,6 @@ class StreamLog:
         self.marks = deque(kept or [(tokens, chars, 1)], maxlen=_KEPT_MARKS)
         self._origin = chars
         self._cum = 0
-
-
-def good_part(chunks: bytes) -> bytes | None:
-    """What comes before an error event, or an aborted choice, in a stream's last piece; None: all of it is good.
-
-    Such an event is the last one before the end mark, so that it is in the last piece when it did not begin one.
-    """
-    # Searching all of a large piece would be what costs most of a stream that comes at once.
-    tail = chunks[-_END_BYTES:]
-    if _ERROR not in tail and _ABORT not in tail:
-        return None
-    events = payload(chunks).split(b"\n\n")
-    good = list(takewhile(lambda event: not failed_itself(chunk(event + b"\n\n")) and _ABORT not in event, events))
-    return None if len(good) == len(events) else b"".join(event + b"\n\n" for event in good)
 
 
 def without_prompt_ids(chunks: bytes) -> bytes:
