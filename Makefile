@@ -26,7 +26,7 @@ check: install  ## Format, lint, types, import contracts, Dockerfiles, generated
 	@echo "[check] types" && $(BIN)/mypy --no-error-summary operator/fulcrum worker_image/fulcrum_worker
 	@echo "[check] import contracts" && $(BIN)/lint-imports --no-logo > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
 	@echo "[check] Dockerfiles" && $(BIN)/hadolint Dockerfile worker_image/Dockerfile
-	@echo "[check] generated files" && $(BIN)/fulcrum crd --check crds/fulcrum.dev_inferenceclusters.yaml && $(BIN)/python charts/generate.py --check
+	@echo "[check] generated files" && $(BIN)/fulcrum crd --check crds/fulcrum.dev_inferenceclusters.yaml && $(BIN)/fulcrum crd --kind InferenceScale --check crds/fulcrum.dev_inferencescales.yaml && $(BIN)/python charts/generate.py --check
 	@echo "[check] documentation" && sh requirements/tool.sh mkdocs && NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs/bin/mkdocs build --quiet --strict
 
 unit: install  ## Tests that start no process of ours
@@ -61,7 +61,9 @@ bench: install  ## The benchmarks that back a claim (the last two start real eng
 
 generate: install  ## Rewrite generated files
 	$(BIN)/fulcrum crd > crds/fulcrum.dev_inferenceclusters.yaml
+	$(BIN)/fulcrum crd --kind InferenceScale > crds/fulcrum.dev_inferencescales.yaml
 	$(BIN)/fulcrum crd --docs > docs/reference/inferencecluster.md
+	$(BIN)/fulcrum crd --docs --kind InferenceScale > docs/reference/inferencescale.md
 	$(BIN)/fulcrum gateway --openapi > docs/reference/openapi.json
 	$(BIN)/python charts/generate.py
 

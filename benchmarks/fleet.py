@@ -193,9 +193,8 @@ def api_server(folder: Path) -> Iterator[tuple[Path, psutil.Process]]:
         while not kubeconfig.exists():
             time.sleep(0.1)
         kubectl = [BIN / "kubectl", f"--kubeconfig={kubeconfig}"]
-        crd = REPOSITORY / "crds" / "fulcrum.dev_inferenceclusters.yaml"
-        subprocess.run([*kubectl, "apply", "-f", crd], check=True, capture_output=True)
-        wait = ["wait", "--for=condition=Established", "crd/inferenceclusters.fulcrum.dev", "--timeout=60s"]
+        subprocess.run([*kubectl, "apply", "-k", REPOSITORY / "crds"], check=True, capture_output=True)
+        wait = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"]
         subprocess.run([*kubectl, *wait], check=True, capture_output=True)
         yield kubeconfig, psutil.Process(process.pid)
     finally:

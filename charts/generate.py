@@ -211,13 +211,14 @@ class _NoAliases(yaml.SafeDumper):
 def generated() -> dict[Path, str]:
     """Return what each generated file should hold."""
     made = {
-        CHARTS / "fulcrum/files/crd.yaml": CRD.read_text(),
         CHARTS / "fulcrum/files/operator_rules.yaml": rules(namespaced=False),
         CHARTS / "fulcrum/files/operator_namespaced_rules.yaml": rules(namespaced=True),
         ROOT / "manifests/overlays/namespaced/role.yaml": namespaced_role(),
         ROOT / "manifests/overlays/monitoring/rules.yaml": prometheus_rule(),
         ROOT / "manifests/overlays/monitoring/dashboards.yaml": dashboard_maps(),
     }
+    for crd in CRD.parent.glob("fulcrum.dev_*.yaml"):
+        made[CHARTS / f"fulcrum/files/crds/{crd.name}"] = crd.read_text()
     for name in DASHBOARDS:
         made[CHARTS / f"fulcrum/files/dashboards/{name}.json"] = json.dumps(dashboard(name), indent=1) + "\n"
     for source in sorted(CHARTS.glob("*/values.yaml")):

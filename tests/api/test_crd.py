@@ -10,14 +10,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from fulcrum.api.crd import custom_resource_definition, root_schema
+from fulcrum.api.crd import DEFINITIONS, INFERENCE_SCALE, Definition, custom_resource_definition, root_schema
 from fulcrum.api.reasons import Reason
 from fulcrum.cli.crd import command
 from fulcrum.local.objects.schema import StructuralSchema
 
 _ROOT = Path(__file__).parents[2]
-_CRD = _ROOT / "crds" / "fulcrum.dev_inferenceclusters.yaml"
-_REFERENCE = _ROOT / "docs" / "reference" / "inferencecluster.md"
+_SCALE = "scale:"
 
 
 def _walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -29,13 +28,17 @@ def _walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, An
             yield from _walk(f"{path}[]", schema[keyword])
 
 
-_FIELDS = dict(_walk("", root_schema()))
-_SPEC_FIELDS = {path: field for path, field in _FIELDS.items() if path.startswith(".spec")}
+_FIELDS = dict(_walk("", root_schema())) | dict(_walk(_SCALE, root_schema(INFERENCE_SCALE)))
+"""Fields of InferenceCluster, and those of InferenceScale behind a word of their own."""
+_SPEC_FIELDS = {path: field for path, field in _FIELDS.items() if path.removeprefix(_SCALE).startswith(".spec")}
 
 
-@pytest.mark.parametrize("arguments", [["--check", str(_CRD)], ["--docs", "--check", str(_REFERENCE)]])
-def test_generated_files_are_current(arguments: list[str]) -> None:
-    result = CliRunner().invoke(command, arguments)
+@pytest.mark.parametrize("of", DEFINITIONS.values(), ids=DEFINITIONS)
+@pytest.mark.parametrize("what", ["crd", "docs"])
+def test_generated_files_are_current(of: Definition, what: str) -> None:
+    file = _ROOT / ("crds/fulcrum.dev_" + of.plural + ".yaml" if what == "crd" else f"docs/reference/{of.singular}.md")
+    flags = ["--docs"] if what == "docs" else []
+    result = CliRunner().invoke(command, ["--kind", of.kind, *flags, "--check", str(file)])
     assert result.exit_code == 0, result.output
 
 
@@ -67,6 +70,15 @@ def test_names_and_columns() -> None:
     assert [column["name"].upper() for column in columns if column.get("priority")] == ["FORECAST", "LAST-DECISION"]
 
 
+def test_a_scale_is_read_and_written_where_its_fields_are() -> None:
+    (version,) = custom_resource_definition(INFERENCE_SCALE)["spec"]["versions"]
+    for path, kind in zip(version["subresources"]["scale"].values(), ("integer", "integer", "string"), strict=True):
+        assert _FIELDS[_SCALE + path]["type"] == kind
+    # An HPA that finds no number does nothing, and says nothing of use.
+    assert _FIELDS[_SCALE + ".spec.replicas"]["default"] == 1
+    assert "replicas" not in _FIELDS[_SCALE + ".spec"]["required"]
+
+
 @pytest.mark.parametrize("column", custom_resource_definition()["spec"]["versions"][0]["additionalPrinterColumns"])
 def test_columns_show_fields_that_exist(column: dict[str, Any]) -> None:
     path = column["jsonPath"]
@@ -75,8 +87,9 @@ def test_columns_show_fields_that_exist(column: dict[str, Any]) -> None:
     assert _FIELDS[path]["type"] == column["type"]
 
 
-def test_rules_compile() -> None:
-    assert StructuralSchema(root_schema()).rule_problems() == []
+@pytest.mark.parametrize("of", DEFINITIONS.values(), ids=DEFINITIONS)
+def test_rules_compile(of: Definition) -> None:
+    assert StructuralSchema(root_schema(of)).rule_problems() == []
 
 
 def test_every_rule_has_a_message_for_people() -> None:
@@ -89,7 +102,7 @@ def test_every_rule_has_a_message_for_people() -> None:
 
 @pytest.mark.parametrize("path", [path for path in _FIELDS if not path.endswith("[]")])
 def test_kubectl_explain_tells_everything(path: str) -> None:
-    if path != ".metadata":
+    if not path.endswith(".metadata"):
         assert _FIELDS[path].get("description")
 
 

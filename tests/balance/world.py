@@ -81,6 +81,8 @@ class World:
         self.workers: dict[str, Worker] = {}
         self.taken: frozenset[str] = frozenset()
         """Names of Pods that somebody else has."""
+        self.asked: dict[tuple[str, Role], int] = {}
+        """What InferenceScales ask for, by pool and role; mode External reads it."""
         self._uids = 0
         self.status = InferenceClusterStatus()
         self.outlook = Outlook()
@@ -101,6 +103,7 @@ class World:
             status=self.status,
             outlook=self.outlook,
             taken_names=self.taken,
+            asked=self.asked,
         )
 
     def plan(self) -> Plan:

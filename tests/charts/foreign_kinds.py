@@ -1,6 +1,7 @@
 """CRDs of other projects, with the fields that we use: an API server that serves them refuses what we misspell.
 
-Written after the API references of the Gateway API (v1), its inference extension (v1) and the Prometheus operator (v1).
+Written after the API references of the Gateway API (v1), its inference extension (v1), the Prometheus operator (v1),
+KEDA (v1alpha1) and Kubernetes (HorizontalPodAutoscaler, autoscaling/v2).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ Json = dict[str, Any]
 
 TEXT: Json = {"type": "string"}
 FLAG: Json = {"type": "boolean"}
+COUNT: Json = {"type": "integer", "minimum": 0}
 PORT: Json = {"type": "integer", "minimum": 1, "maximum": 65535}
 TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
 DURATION: Json = {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
@@ -51,19 +53,57 @@ _RULE = {
 }
 _RULE["properties"]["for"] = DURATION
 
+_TARGET = thing("kind", "name", apiVersion=TEXT, kind=TEXT, name=TEXT)
+_POLICY = thing(
+    "type", "value", "periodSeconds",
+    type={**TEXT, "enum": ["Pods", "Percent"]}, value=COUNT, periodSeconds={**COUNT, "maximum": 1800},
+)  # fmt: skip
+_SCALING = thing(
+    stabilizationWindowSeconds={**COUNT, "maximum": 3600},
+    selectPolicy={**TEXT, "enum": ["Max", "Min", "Disabled"]},
+    policies=items(_POLICY),
+)
+_BEHAVIOR = thing(scaleUp=_SCALING, scaleDown=_SCALING)
+_METRIC = thing(
+    "type",
+    type={**TEXT, "enum": ["Pods"]},
+    pods=thing(
+        "metric", "target",
+        metric=thing("name", name=TEXT, selector=thing(matchLabels=TEXTS)),
+        target=thing("type", type={**TEXT, "enum": ["AverageValue"]}, averageValue=TEXT),
+    ),
+)  # fmt: skip
+_AUTOSCALER = thing(
+    "scaleTargetRef", "maxReplicas",
+    scaleTargetRef=_TARGET, minReplicas=COUNT, maxReplicas=COUNT, metrics=items(_METRIC), behavior=_BEHAVIOR,
+)  # fmt: skip
+_TRIGGER = thing(
+    "type", "metadata",
+    type=TEXT,
+    metricType={**TEXT, "enum": ["AverageValue", "Value", "Utilization"]},
+    metadata=thing("serverAddress", "query", "threshold", serverAddress=TEXT, query=TEXT, threshold=TEXT),
+)  # fmt: skip
+_SCALED = thing(
+    "scaleTargetRef", "triggers",
+    scaleTargetRef=_TARGET, pollingInterval=COUNT, cooldownPeriod=COUNT, minReplicaCount=COUNT, maxReplicaCount=COUNT,
+    triggers=items(_TRIGGER), advanced=thing(horizontalPodAutoscalerConfig=thing(behavior=_BEHAVIOR)),
+)  # fmt: skip
+
 _KINDS = (
-    ("gateway.networking.k8s.io", "HTTPRoute", "httproutes", _ROUTE),
-    ("inference.networking.k8s.io", "InferencePool", "inferencepools", _POOL),
+    ("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", _AUTOSCALER),
+    ("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", _SCALED),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes", _ROUTE),
+    ("inference.networking.k8s.io/v1", "InferencePool", "inferencepools", _POOL),
     (
-        "monitoring.coreos.com", "ServiceMonitor", "servicemonitors",
+        "monitoring.coreos.com/v1", "ServiceMonitor", "servicemonitors",
         thing("selector", "endpoints", selector=_SELECTOR, namespaceSelector=_NAMESPACES, endpoints=items(_ENDPOINT)),
     ),
     (
-        "monitoring.coreos.com", "PodMonitor", "podmonitors",
+        "monitoring.coreos.com/v1", "PodMonitor", "podmonitors",
         thing("selector", selector=_SELECTOR, namespaceSelector=_NAMESPACES, podMetricsEndpoints=items(_ENDPOINT)),
     ),
     (
-        "monitoring.coreos.com", "PrometheusRule", "prometheusrules",
+        "monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules",
         thing(groups=items(thing("name", name=TEXT, rules=items(_RULE)))),
     ),
 )  # fmt: skip
@@ -74,10 +114,11 @@ def foreign_crds() -> list[Json]:
     return [_crd(*kind) for kind in _KINDS]
 
 
-def _crd(group: str, kind: str, plural: str, spec: Json) -> Json:
+def _crd(api_version: str, kind: str, plural: str, spec: Json) -> Json:
+    group, _, name = api_version.partition("/")
     annotations = {"api-approved.kubernetes.io": "unapproved, a part for tests"} if group.endswith(".k8s.io") else {}
     schema = thing("spec", apiVersion=TEXT, kind=TEXT, metadata={"type": "object"}, spec=spec)
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    version = {"name": name, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

@@ -13,6 +13,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts/fulcrum"
 CRD = ("CustomResourceDefinition", "inferenceclusters.fulcrum.dev")
+SCALE_CRD = ("CustomResourceDefinition", "inferencescales.fulcrum.dev")
 OPERATOR = ("Deployment", "release-operator")
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
@@ -25,11 +26,16 @@ def test_lint_finds_nothing(helm: Helm) -> None:
 
 
 def test_it_installs_what_the_manifests_install(render: Render) -> None:
-    """The same CRD and the same rights as `kubectl apply -k manifests/`."""
+    """The same CRDs and the same rights as `kubectl apply -k manifests/`."""
     objects = render("fulcrum")
-    crd = yaml.safe_load((ROOT / "crds/fulcrum.dev_inferenceclusters.yaml").read_text())
-    assert objects[CRD]["spec"] == crd["spec"]
-    assert objects[CRD]["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    for key in (CRD, SCALE_CRD):
+        crd = yaml.safe_load((ROOT / f"crds/fulcrum.dev_{key[1].partition('.')[0]}.yaml").read_text())
+        assert objects[key]["spec"] == crd["spec"]
+        assert objects[key]["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    for name in ("edit", "view"):
+        user_roles = yaml.safe_load_all((ROOT / "manifests/rbac/user_roles.yaml").read_text())
+        by_hand = next(role for role in user_roles if role["metadata"]["name"] == f"fulcrum-{name}")
+        assert objects["ClusterRole", f"release-{name}"]["rules"] == by_hand["rules"]
     roles = {
         document["kind"]: document
         for document in yaml.safe_load_all((ROOT / "manifests/rbac/operator_role.yaml").read_text())
@@ -54,7 +60,7 @@ def test_few_namespaces_take_no_cluster_role_for_the_operator(render: Render) ->
 @pytest.mark.parametrize(
     ("settings", "there", "absent"),
     [
-        (("crds.install=false",), (OPERATOR,), (CRD,)),
+        (("crds.install=false",), (OPERATOR,), (CRD, SCALE_CRD)),
         (("rbac.create=false",), (OPERATOR,), (("ClusterRole", "release-operator"), ("Role", "release-operator"))),
         (
             ("serviceAccount.create=false", "serviceAccount.name=mine"),

@@ -15,10 +15,13 @@ from tests.gateway.conftest import MakeSite, make_site
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
+from fulcrum.api.scale_types import ScaleConditionType
 from fulcrum.api.status import ConditionType
 from fulcrum.api.worker import EngineProgress, LoadReport, SpeedCoefficients, TransferCounters, WorkerConfig
 from fulcrum.controller.metrics import Metrics
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
+from fulcrum_worker.kv.pool import names as pool
+from fulcrum_worker.kv.registration import HOST_USED
 from fulcrum_worker.metrics_page import metrics_page
 from fulcrum_worker.state import WorkerState
 
@@ -45,7 +48,10 @@ async def exported(make: MakeSite) -> dict[str, str]:
     """Every metric of gateway, operator and worker, with its type; a family without a sample counts, too."""
     site = await make(slo_seconds=(1.0, 1.0))
     everything = {**families((await site.page()).encode()), **families(Metrics().page()), **families(worker_page())}
-    return {**everything, MAX_BATCH: "gauge", MAX_BATCHED_TOKENS: "gauge"}
+    gauges = (MAX_BATCH, MAX_BATCHED_TOKENS, HOST_USED, pool.USED_BYTES, pool.PROBLEM)
+    counters = (pool.BAD_BLOCKS, pool.DROPPED_BLOCKS)
+    of_engine = dict.fromkeys(gauges, "gauge") | {f"{name}_total": "counter" for name in counters}
+    return {**everything, **of_engine}
 
 
 def worker_page() -> bytes:
@@ -119,7 +125,13 @@ async def test_rules_and_dashboards_ask_for_what_is_exported(make_site: MakeSite
 async def test_prose_names_no_metric_that_is_not_there(make_site: MakeSite) -> None:
     metrics = await exported(make_site)
     there = series(metrics) | set(metrics)
-    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("charts/*/README.md"), RULES]
+    pages = [
+        ROOT / "README.md",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("charts/*/README.md"),
+        *ROOT.glob("manifests/samples/*.yaml"),
+        RULES,
+    ]
     for page in pages:
         named = {name for name in _METRIC.findall(page.read_text()) if not name.endswith("_")}
         assert named <= there, page
@@ -129,8 +141,8 @@ def test_every_reason_of_the_code_is_in_the_docs_and_no_other() -> None:
     assert set(first_cells("reasons.md")) == {reason.value for reason in Reason}
 
 
-@pytest.mark.parametrize("kind", list(ConditionType))
-def test_every_condition_has_a_section(kind: ConditionType) -> None:
+@pytest.mark.parametrize("kind", [*ConditionType, *ScaleConditionType])
+def test_every_condition_has_a_section(kind: ConditionType | ScaleConditionType) -> None:
     assert first_cells("reasons.md", sections=(kind.value,))
 
 

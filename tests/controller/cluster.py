@@ -93,9 +93,9 @@ class ApiServer:
         return subprocess.run(command, capture_output=True, text=True, check=check, timeout=120)
 
     def install(self) -> None:
-        """Install the CRD and the operator's rights, and log in as the operator: it gets no other rights here."""
-        self.kubectl("apply", "-f", str(REPOSITORY / "crds" / "fulcrum.dev_inferenceclusters.yaml"))
-        self.kubectl("wait", "--for=condition=Established", "crd/inferenceclusters.fulcrum.dev", "--timeout=60s")
+        """Install the CRDs and the operator's rights, and log in as the operator: it gets no other rights here."""
+        self.kubectl("apply", "-k", str(REPOSITORY / "crds"))
+        self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         self.kubectl("apply", "-f", str(REPOSITORY / "manifests" / "operator" / "namespace.yaml"))
         self.kubectl("apply", "-k", str(REPOSITORY / "manifests" / "rbac"))
         token = self.kubectl("create", "token", "fulcrum-operator", "-n", "fulcrum-system", "--duration=1h").stdout

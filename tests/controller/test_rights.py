@@ -26,6 +26,7 @@ from tests.controller.cluster import (
 )
 
 from fulcrum.api.gateway import GatewayConfig
+from fulcrum.controller.kube import INFERENCE_SCALE
 
 pytestmark = pytest.mark.integration
 
@@ -122,6 +123,18 @@ async def live(cluster: Cluster) -> None:
             return "c-p-3" not in await cluster.pods()
 
         await eventually(gone)
+    await scale(cluster)
+
+
+async def scale(cluster: Cluster) -> None:
+    """From mode External, with its InferenceScales, back to the one before."""
+
+    async def count_is(wanted: int) -> bool:
+        return len(await cluster.kube.list(INFERENCE_SCALE, cluster.namespace, {})) == wanted
+
+    for mode, wanted in (("External", 2), ("Manual", 0)):
+        await cluster.patch({"spec": {"balance": {"mode": mode}}})
+        await eventually(lambda wanted=wanted: count_is(wanted))
 
 
 async def test_the_operators_rights_are_those_that_it_uses(server: ApiServer) -> None:

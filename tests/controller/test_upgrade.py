@@ -182,7 +182,7 @@ async def test_operators_of_two_releases_take_turns_and_restart_no_worker(
         return operator
 
     def upgrade() -> None:
-        server.kubectl("apply", "-f", str(REPOSITORY / "crds" / "fulcrum.dev_inferenceclusters.yaml"))
+        server.kubectl("apply", "-k", str(REPOSITORY / "crds"))
         rights_of(REPOSITORY)
 
     first = before()
@@ -220,7 +220,7 @@ async def test_an_operator_whose_crd_was_not_upgraded_converges_and_rests(
         await cluster.settle()
         await server.writes_at_rest(seconds=4)
         uids = {name: pod["metadata"]["uid"] for name, pod in (await cluster.pods()).items()}
-        server.kubectl("apply", "-f", str(REPOSITORY / "crds" / "fulcrum.dev_inferenceclusters.yaml"))
+        server.kubectl("apply", "-k", str(REPOSITORY / "crds"))
         await cluster.apply(pools=pools)
         assert (await cluster.get())["spec"]["pools"][0]["rollout"]["maxUnavailable"] == 2
         await server.writes_at_rest(seconds=4)

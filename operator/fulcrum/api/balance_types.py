@@ -15,6 +15,7 @@ class BalanceMode(StrEnum):
     AUTO = "Auto"
     MANUAL = "Manual"
     OBSERVE = "Observe"
+    EXTERNAL = "External"
 
 
 class Ratio(ApiStruct, frozen=True, kw_only=True):
@@ -127,7 +128,9 @@ class Balance(ApiStruct, frozen=True, kw_only=True):
         Meta(
             description="Auto: the ratio and the number of workers follow the load, so that most requests stay inside "
             "spec.slo; what cannot be measured changes nothing. Observe: the same is planned and published in the "
-            "status, and nothing is changed. Manual: the ratio below, on `workers.max` workers of each pool."
+            "status, and nothing is changed. Manual: the ratio below, on `workers.max` workers of each pool. External: "
+            "the workers of each pool and role that its InferenceScale asks for, which an HPA or KEDA sets; within the "
+            "pools' bounds."
         ),
     ] = BalanceMode.AUTO
     ratio: Annotated[
@@ -135,9 +138,9 @@ class Balance(ApiStruct, frozen=True, kw_only=True):
         Meta(
             description="Workers per role in Manual, fitted proportionally into the pools' bounds; changing it flips "
             "live workers and restarts none. In Auto and Observe the proportion that a new cluster begins with, until "
-            "its load is known; changing it later changes nothing. Default: in Manual an even split, prefill first; "
-            "in Auto the best split for usual chat traffic (1,155 prompt and 211 output tokens) where model and "
-            "accelerator say how fast workers are, else an even one."
+            "its load is known; changing it later changes nothing. Unused in External. Default: in Manual an even "
+            "split, prefill first; in Auto the best split for usual chat traffic (1,155 prompt and 211 output tokens) "
+            "where model and accelerator say how fast workers are, else an even one."
         ),
     ] = None
     forecast: Annotated[Forecast, Meta(description="How load is forecast, for Auto and Observe.")] = Forecast()

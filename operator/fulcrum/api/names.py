@@ -13,6 +13,11 @@ PLURAL: Final = "inferenceclusters"
 SINGULAR: Final = "inferencecluster"
 SHORT_NAME: Final = "ic"
 
+SCALE_KIND: Final = "InferenceScale"
+SCALE_PLURAL: Final = "inferencescales"
+SCALE_SINGULAR: Final = "inferencescale"
+SCALE_SHORT_NAME: Final = "isc"
+
 FIELD_MANAGER: Final = "fulcrum-controller"
 """Field manager of everything that the controller applies."""
 
@@ -118,3 +123,8 @@ def workers_budget_name(cluster: str) -> str:
 def workers_policy_name(cluster: str) -> str:
     """Name of the NetworkPolicy of a cluster's workers."""
     return f"{cluster}-workers"
+
+
+def scale_name(cluster: str, pool: str, role: Role) -> str:
+    """Name of the InferenceScale of a role of a pool."""
+    return f"{cluster}-{pool}-{role.value}"

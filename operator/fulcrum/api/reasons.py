@@ -37,6 +37,8 @@ class Reason(StrEnum):
     OVER_CAPACITY = "OverCapacity"
     REQUESTS_REJECTED = "RequestsRejected"
     OBSERVING = "Observing"
+    WITHIN_BOUNDS = "WithinBounds"
+    OUT_OF_BOUNDS = "OutOfBounds"
 
     # Actions and events.
     WORKER_CREATED = "WorkerCreated"
@@ -49,6 +51,7 @@ class Reason(StrEnum):
     LOAD_FORECAST = "LoadForecast"
     LOAD_SHIFTED = "LoadShifted"
     LOAD_FELL = "LoadFell"
+    SCALE_REQUESTED = "ScaleRequested"
     QUEUE_GROWING = "QueueGrowing"
     ATTAINMENT_FALLING = "AttainmentFalling"
 

@@ -13,7 +13,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 
 # An enum in the schema would make an old CRD refuse the status that a newer operator writes.
-_Reason = Annotated[
+ReasonWord = Annotated[
     Reason,
     Meta(
         description="One word for programs, from Fulcrum's list of reasons.",
@@ -25,10 +25,10 @@ _Reason = Annotated[
         },
     ),
 ]
-_Time = Annotated[str, Meta(max_length=64, extra_json_schema={"format": "date-time"})]
-_Message = Annotated[str, Meta(max_length=32768)]
+Time = Annotated[str, Meta(max_length=64, extra_json_schema={"format": "date-time"})]
+Message = Annotated[str, Meta(max_length=32768)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
-_Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0)]
 
 
 class ConditionType(StrEnum):
@@ -54,18 +54,18 @@ class Condition(ApiStruct, frozen=True, kw_only=True):
         ),
     ]
     status: Annotated[ConditionStatus, Meta(description="True, False or Unknown.")]
-    reason: _Reason
-    message: Annotated[_Message, Meta(description="Why, for people.")]
-    observed_generation: Annotated[_Count, Meta(description="Generation of the spec that the condition is about.")]
-    last_transition_time: Annotated[_Time, Meta(description="When `status` last changed.")]
+    reason: ReasonWord
+    message: Annotated[Message, Meta(description="Why, for people.")]
+    observed_generation: Annotated[Count, Meta(description="Generation of the spec that the condition is about.")]
+    last_transition_time: Annotated[Time, Meta(description="When `status` last changed.")]
 
 
 class RoleCounts(ApiStruct, frozen=True, kw_only=True):
     """Workers of one role."""
 
-    desired: Annotated[_Count, Meta(description="Workers that the role should have.")]
-    ready: Annotated[_Count, Meta(description="Workers of the role that serve.")]
-    draining: Annotated[_Count, Meta(description="Workers that finish their last work in the role.")]
+    desired: Annotated[Count, Meta(description="Workers that the role should have.")]
+    ready: Annotated[Count, Meta(description="Workers of the role that serve.")]
+    draining: Annotated[Count, Meta(description="Workers that finish their last work in the role.")]
 
 
 class LatencyQuantiles(ApiStruct, frozen=True, kw_only=True):
@@ -98,10 +98,10 @@ class Decision(ApiStruct, frozen=True, kw_only=True):
     """The last decision that changed something."""
 
     action: Annotated[str, Meta(max_length=256, description="What was done.")]
-    reason: _Reason
+    reason: ReasonWord
     from_: Annotated[str, Meta(max_length=256, description="State before.")] = msgspec.field(name="from")
     to: Annotated[str, Meta(max_length=256, description="State after.")]
-    time: Annotated[_Time, Meta(description="When.")]
+    time: Annotated[Time, Meta(description="When.")]
 
 
 class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):

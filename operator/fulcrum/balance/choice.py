@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.balance.assignment import Assignment
 from fulcrum.balance.target import Target
@@ -41,6 +42,20 @@ class Insight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleScale:
+    """One InferenceScale: what it asks for, and what it gets."""
+
+    pool: str
+    role: Role
+    asked: int
+    """`spec.replicas`; for one that is not there yet, what it begins with."""
+    desired: int
+    """`asked` within the bounds."""
+    limit: str = ""
+    """Why `desired` is another number than `asked`, for people; empty where it is the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """Input of the steps."""
 
@@ -50,3 +65,5 @@ class Choice:
     insight: Insight = field(default_factory=Insight)
     proposal: Choice | None = None
     """What would be done if the mode were Auto."""
+    scales: tuple[RoleScale, ...] = ()
+    """What each InferenceScale gets; mode External."""

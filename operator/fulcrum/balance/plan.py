@@ -24,8 +24,9 @@ from fulcrum.api.types import (
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, changes_cluster
 from fulcrum.balance.assignment import assign
 from fulcrum.balance.auto import choose, hold
-from fulcrum.balance.choice import Choice, Insight, Reasons
+from fulcrum.balance.choice import Choice, Insight, Reasons, RoleScale
 from fulcrum.balance.conditions import Finding, available, degraded, progressing, settle, timestamp
+from fulcrum.balance.external import follow_scales
 from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, is_stuck
 from fulcrum.balance.guard import RoleGuard
 from fulcrum.balance.load import DEFAULT_START_SECONDS
@@ -85,6 +86,8 @@ class Plan:
     """Workers per role that are to be, roles with none left out."""
     insight: Insight = field(default_factory=Insight)
     """Figures behind an automatic decision, for metrics; empty in mode Manual."""
+    scales: tuple[RoleScale, ...] = ()
+    """What each InferenceScale gets, in mode External; none where the balance failed."""
     observed_only: bool = False
     """`status.last_decision` says what mode Auto would do: it stands although nothing was carried out."""
 
@@ -113,6 +116,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
         least_available=least_available,
         target=(choice.proposal or choice).target.counts(),
         insight=choice.insight,
+        scales=choice.scales,
         observed_only=choice.proposal is not None,
     )
 
@@ -125,6 +129,8 @@ def _choose(snapshot: Snapshot, now: datetime) -> Choice:
         reasons = Reasons(flip=Reason.ROLE_EMPTY) if len(served) == 1 else Reasons()
         return Choice(target=target, assignment=assign(snapshot, target), reasons=reasons)
     try:
+        if snapshot.spec.balance.mode is BalanceMode.EXTERNAL:
+            return follow_scales(snapshot, now)
         return choose(snapshot, now)
     except Exception as error:  # noqa: BLE001 (a defect in the balance must not keep dead workers from being replaced)
         # Without speeds and load: nothing is left that the performance model could trip over again.

@@ -28,6 +28,7 @@ _FIRST: Final[Mapping[BalanceMode, str]] = {
     BalanceMode.AUTO: "",
     BalanceMode.MANUAL: "change spec.balance.ratio, ",
     BalanceMode.OBSERVE: "set spec.balance.mode to Auto, ",
+    BalanceMode.EXTERNAL: "change how many of them the InferenceScales ask for in each role, ",
 }
 """What is to be tried before more workers."""
 
@@ -69,6 +70,8 @@ def _advice(snapshot: Snapshot) -> str:
     if there < most:
         if snapshot.spec.balance.mode is BalanceMode.AUTO:
             return f"{there} of at most {most} workers serve; the balance adds more where they help."
+        if snapshot.spec.balance.mode is BalanceMode.EXTERNAL:
+            return f"{there} of at most {most} workers serve: raise the replicas of its InferenceScales."
         ratio = ", or at spec.balance.ratio" if snapshot.spec.balance.mode is BalanceMode.MANUAL else ""
         return f"{there} of at most {most} workers serve: look at those that do not{ratio}."
     bounds = ", ".join(f"{pool.name} ({pool.workers.max})" for pool in pools)

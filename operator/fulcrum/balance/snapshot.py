@@ -187,6 +187,8 @@ class Snapshot:
     """Names of Pods that somebody else has, so that no worker can have them."""
     outlook: Outlook = field(default_factory=Outlook)
     """Load, latency and speed; read in modes Auto and Observe."""
+    asked: Mapping[tuple[str, Role], int] = field(default_factory=dict)
+    """Workers that the cluster's InferenceScales ask for, by pool and role; read in mode External."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Pools whose workers may not be made, and why; those that stand are left as they are."""
 

@@ -11,18 +11,20 @@ from typing import Final
 
 from fulcrum.api.names import LABEL_CLUSTER
 from fulcrum.controller.children import Manifest
-from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, POD, SERVICE
+from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, INFERENCE_SCALE, POD, SERVICE
 from fulcrum.controller.seen import SeenObject, SeenPod
 from fulcrum.kube import Api, Key, Resource, Unreachable
 from fulcrum.kube.informer import Informer
 
 BEHIND_SECONDS: Final = 15.0
 """Longest outage of a watch, in seconds, over which decisions are still made: that of a call's deadline."""
-_CHILDREN: Final = (POD, DEPLOYMENT, SERVICE)
+_CHILDREN: Final = (POD, DEPLOYMENT, SERVICE, INFERENCE_SCALE)
+_OPTIONAL: Final = frozenset({INFERENCE_SCALE})
+"""An operator goes on without them where its CRDs or its rights are those of an older release."""
 
 
 class Caches:
-    """InferenceClusters with their Pods, Deployments and Services."""
+    """InferenceClusters with their Pods, Deployments, Services and InferenceScales."""
 
     def __init__(self, api: Api, namespaces: Sequence[str], *, changed: Callable[[Key], None]) -> None:
         """Of `namespaces`, or of all when there are none; `changed` is told which cluster a change is about."""
@@ -36,7 +38,14 @@ class Caches:
             self._informers[INFERENCE_CLUSTER, namespace] = clusters
             for resource in _CHILDREN:
                 shape = SeenPod if resource is POD else SeenObject
-                informer = Informer(api, resource, namespace=namespace, labels={LABEL_CLUSTER: ""}, shape=shape)
+                informer = Informer(
+                    api,
+                    resource,
+                    namespace=namespace,
+                    labels={LABEL_CLUSTER: ""},
+                    shape=shape,
+                    optional=resource in _OPTIONAL,
+                )
                 informer.subscribe(self._pod_changed if resource is POD else self._child_changed)
                 self._informers[resource, namespace] = informer
 
@@ -67,6 +76,19 @@ class Caches:
     def get(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
         """Return an object, None where there is none."""
         return self._informer(resource, namespace).get((namespace, name))
+
+    def is_missing(self, resource: Resource, namespace: str) -> bool:
+        """Report whether an optional resource cannot be read."""
+        return self._informer(resource, namespace).missing
+
+    def scales(self, cluster: Key) -> list[Manifest]:
+        """Return the InferenceScales that carry a cluster's label."""
+        namespace, name = cluster
+        return [
+            scale
+            for scale in self._informer(INFERENCE_SCALE, namespace).in_namespace(namespace)
+            if scale["metadata"]["labels"][LABEL_CLUSTER] == name
+        ]
 
     def pods(self, cluster: Key) -> list[Manifest]:
         """Return the Pods that carry a cluster's label; of them only what `SeenPod` keeps."""

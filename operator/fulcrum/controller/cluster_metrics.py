@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.balance import RoleScale
 
 _CLUSTER = ("fulcrum_namespace", "fulcrum_cluster")
 """The labels that gateways put on their series, too: other names would be renamed by scrape configurations."""
@@ -20,6 +21,7 @@ _PREFIX = "fulcrum_operator_cluster_"
 class _Said:
     spec: InferenceClusterSpec | None
     status: InferenceClusterStatus
+    scales: tuple[RoleScale, ...] = ()
 
 
 class ClusterMetrics(Collector):
@@ -28,9 +30,15 @@ class ClusterMetrics(Collector):
     def __init__(self) -> None:
         self._said: dict[tuple[str, str], _Said] = {}
 
-    def say(self, key: tuple[str, str], spec: InferenceClusterSpec, status: InferenceClusterStatus) -> None:
+    def say(
+        self,
+        key: tuple[str, str],
+        spec: InferenceClusterSpec,
+        status: InferenceClusterStatus,
+        scales: tuple[RoleScale, ...] = (),
+    ) -> None:
         """Remember what is said about the cluster `key` (namespace, name)."""
-        self._said[key] = _Said(spec, status)
+        self._said[key] = _Said(spec, status, scales)
 
     def say_stopped(self, key: tuple[str, str], status: InferenceClusterStatus) -> None:
         """Remember the status of a cluster for which nothing can be decided; its last readable spec stands."""
@@ -50,6 +58,11 @@ class ClusterMetrics(Collector):
         workers = _gauge("workers", "Workers by role; state is desired, ready or draining.", "role", "state")
         forecast = _gauge("forecast_requests_per_second", "Expected load; bound is mean or upper.", "bound")
         condition = _gauge("condition", "1 while the condition is True, 0 otherwise.", "condition", "reason")
+        scale = _gauge(
+            "scale_replicas",
+            "Mode External: workers by pool and role; state is asked (spec.replicas) or desired (within the bounds).",
+            *("pool", "role", "state"),
+        )
         for key, said in self._said.items():
             spec, status = said.spec, said.status
             if spec is not None:
@@ -69,7 +82,10 @@ class ClusterMetrics(Collector):
                     forecast.add_metric((*key, "upper"), status.forecast.upper_rate)
             for each in status.conditions:
                 condition.add_metric((*key, each.type.value, each.reason.value), float(each.status.value == "True"))
-        yield from (objective, promised, attainment, rejected, workers, forecast, condition)
+            for of_role in said.scales:
+                scale.add_metric((*key, of_role.pool, of_role.role.value, "asked"), of_role.asked)
+                scale.add_metric((*key, of_role.pool, of_role.role.value, "desired"), of_role.desired)
+        yield from (objective, promised, attainment, rejected, workers, forecast, condition, scale)
 
 
 def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:

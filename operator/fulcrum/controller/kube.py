@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fulcrum import kube
-from fulcrum.api.names import API_VERSION, FIELD_MANAGER, KIND, PLURAL
+from fulcrum.api.names import API_VERSION, FIELD_MANAGER, KIND, PLURAL, SCALE_KIND, SCALE_PLURAL
 from fulcrum.controller.metrics import Metrics
 from fulcrum.kube import ApiFailure, Json, Key, Resource
 
@@ -15,6 +15,7 @@ __all__ = ["ApiFailure", "Kube", "NotLeadingError", "Resource"]
 RBAC: Final = "rbac.authorization.k8s.io/v1"
 
 INFERENCE_CLUSTER: Final = Resource(api_version=API_VERSION, kind=KIND, plural=PLURAL)
+INFERENCE_SCALE: Final = Resource(api_version=API_VERSION, kind=SCALE_KIND, plural=SCALE_PLURAL)
 POD: Final = Resource(api_version="v1", kind="Pod", plural="pods")
 EVENT: Final = Resource(api_version="v1", kind="Event", plural="events")
 SERVICE: Final = Resource(api_version="v1", kind="Service", plural="services")

@@ -51,6 +51,8 @@ class Observed:
     service: Manifest | None
     gateways: tuple[Manifest, ...] = ()
     """Pods of gateways."""
+    scales: tuple[Manifest, ...] = ()
+    """InferenceScales."""
 
 
 def observe(caches: Caches, namespace: str, name: str) -> Observed | None:
@@ -69,6 +71,7 @@ def observe(caches: Caches, namespace: str, name: str) -> Observed | None:
         deployment=caches.get(DEPLOYMENT, namespace, gateway_name(name)),
         service=caches.get(SERVICE, namespace, gateway_name(name)),
         gateways=_of_component(pods, GATEWAY),
+        scales=tuple(caches.scales((namespace, name))),
     )
 
 
@@ -140,7 +143,17 @@ def make_snapshot(
             cluster.metadata.annotations.get(ANNOTATION_CONTINUE_ROLLOUT) == str(cluster.metadata.generation)
         ),
         taken_names=taken | foreign,
+        asked=asked_replicas(observed, cluster.metadata.uid),
     )
+
+
+def asked_replicas(observed: Observed, cluster_uid: str) -> dict[tuple[str, Role], int]:
+    """Return what the cluster's own InferenceScales ask for, by pool and role."""
+    return {
+        (scale["spec"]["pool"], Role(scale["spec"]["role"])): int(scale["spec"].get("replicas", 1))
+        for scale in observed.scales
+        if is_owned(scale["metadata"], cluster_uid) and "deletionTimestamp" not in scale["metadata"]
+    }
 
 
 def is_paused(cluster: InferenceCluster) -> bool:

@@ -16,7 +16,7 @@ from fulcrum.api.internal_token import fingerprint
 from fulcrum.api.names import Role, gateway_name
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import InferenceCluster, InferenceClusterStatus
+from fulcrum.api.types import BalanceMode, InferenceCluster, InferenceClusterStatus
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import (
     Action,
@@ -38,7 +38,7 @@ from fulcrum.controller.children import Owner, children, refused_templates
 from fulcrum.controller.cluster_watch import Sight
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
-from fulcrum.controller.kube import ApiFailure, Kube
+from fulcrum.controller.kube import INFERENCE_SCALE, ApiFailure, Kube
 from fulcrum.controller.kv_claims import KvClaims
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.nodes import Nodes
@@ -54,6 +54,7 @@ from fulcrum.controller.observe import (
 from fulcrum.controller.outlook import ClusterKey, OutlookKeeper
 from fulcrum.controller.published import keeping_measurements, with_measurements
 from fulcrum.controller.reporting import Reporter
+from fulcrum.controller.scales import ScaleSync
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)
@@ -296,12 +297,14 @@ class Reconciler:
             failures.append(turn.token.failure)
         elif has_token and not turn.snapshot.paused:
             failures += await self._sync_children(turn)
+        failures += await self._sync_scales(turn)
         if outcome.done:
             self._metrics.decision(turn.cluster.spec.balance.mode.value, outcome.done[0].action.reason.value)
         await self._reporter.post_events(turn.owner, outcome.done, turn.plan.events, turn.now)
         status = _final_status(turn, outcome, failures)
         await self._reporter.write_status(turn.owner, turn.cluster.status, status)
-        self._metrics.cluster_states.say((turn.owner.namespace, turn.owner.name), turn.cluster.spec, status)
+        key = (turn.owner.namespace, turn.owner.name)
+        self._metrics.cluster_states.say(key, turn.cluster.spec, status, turn.plan.scales)
         if failures:
             raise ReconcileError("; ".join(failure.message for failure in failures))
         return 0.0 if outcome.taken_names else turn.plan.requeue_after_seconds
@@ -336,6 +339,20 @@ class Reconciler:
             task = asyncio.create_task(tell(worker.pod_ip), name=f"tell-{worker.name}")
             self._background.add(task)
             task.add_done_callback(self._background.discard)
+
+    async def _sync_scales(self, turn: _Turn) -> list[Failure]:
+        unknown = turn.cluster.spec.balance.mode is BalanceMode.EXTERNAL and not turn.plan.scales
+        if turn.snapshot.paused or unknown:
+            return []
+        missing = self._caches.is_missing(INFERENCE_SCALE, turn.owner.namespace)
+        sync = ScaleSync(self._kube, turn.owner, workers=turn.snapshot.workers, now=turn.now)
+        try:
+            await sync.sync(turn.plan.scales, None if missing else turn.observed.scales)
+        except ApiFailure as error:
+            return [Failure(message=str(error))]
+        except NameTakenError as error:
+            return [Failure(message=str(error), reason=Reason.NAME_TAKEN)]
+        return []
 
     async def _sync_children(self, turn: _Turn) -> list[Failure]:
         """Compare what was read anyway each time, and the rest when the spec changed or after a while."""

@@ -34,14 +34,18 @@ class Informer:
         namespace: str | None = None,
         labels: Mapping[str, str] | None = None,
         shape: type[msgspec.Struct] | None = None,
+        optional: bool = False,
     ) -> None:
         """Of `namespace` or (None) all, with `labels`; `run` begins to read.
 
+        `optional`: while the API server has no such resource, or gives no right to read it, there are no objects of it.
         `shape` names the fields worth keeping; None keeps all. The others are skipped while an answer is decoded: whole
         Pods take 50 kB each, and a list of 10,000 of them does not fit beside the copy.
         """
         self.resource = resource
         self.synced = asyncio.Event()
+        self.missing = False
+        """The resource is optional, and cannot be read."""
         self.behind_since: float | None = None
         """Loop time since which the watch is down; None while it stands."""
         self._api = api
@@ -49,6 +53,7 @@ class Informer:
         self._selectors = selector(labels or {})
         self._shape: Any = dict[str, Any] if shape is None else shape
         self._objects: dict[Key, Json] = {}
+        self._optional = optional
         self._seen_version = 0
         self._subscribers: list[Subscriber] = []
 
@@ -88,6 +93,7 @@ class Informer:
         async for event in follow(self._api, self._path, self._shape, selectors=self._selectors):
             match event:
                 case Listed(items=items, version=version):
+                    self.missing = False
                     self._replace(items, int(version))
                     self.synced.set()
                 case Changed(kind=kind, object=obj, version=version):
@@ -97,6 +103,8 @@ class Informer:
                     self._seen_version = int(version)
                 case Connected():
                     self.behind_since = None
+                case Interrupted(error=ApiError(code=403 | 404)) if self._optional:
+                    self._miss()
                 case Interrupted(error=error):
                     if self.behind_since is None:
                         self.behind_since = asyncio.get_running_loop().time()
@@ -107,6 +115,14 @@ class Informer:
                         self.resource.plural,
                         error,
                     )
+
+    def _miss(self) -> None:
+        if not self.missing:
+            logger.info("resource_missing resource=%s", self.resource.plural)
+        self.missing, self.behind_since = True, None
+        for obj in self:
+            self._remove(obj)
+        self.synced.set()
 
     def _change(self, kind: str, obj: Json) -> None:
         known = self._objects.get(key_of(obj))

@@ -1,0 +1,181 @@
+"""Mode External: workers per pool and role as the cluster's InferenceScales ask for, within what the spec allows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+from fulcrum.api.durations import seconds
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.scale_types import scaled_roles
+from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.balance.choice import Choice, Reasons, RoleScale
+from fulcrum.balance.placing import Kept, keep, place
+from fulcrum.balance.pools import only_role
+from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.target import Target
+from fulcrum.performance.layout import Layout
+
+_ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
+
+Counts = dict[str, dict[Role, int]]
+"""Workers by pool and role."""
+
+
+def follow_scales(snapshot: Snapshot, now: datetime) -> Choice:
+    """Return what is to be done in mode External: flips where they do, else new workers and drains."""
+    spec = snapshot.spec
+    asked = _asked(snapshot)
+    desired = _within_bounds(spec, asked)
+    workers = {pool: sum(counts.values()) for pool, counts in desired.items()}
+    goal = Layout.of(
+        prefill={pool: counts.get(Role.PREFILL, 0) for pool, counts in desired.items()},
+        decode={pool: counts.get(Role.DECODE, 0) for pool, counts in desired.items()},
+        mixed={pool: counts.get(Role.MIXED, 0) for pool, counts in desired.items()},
+    )
+    kept = keep(snapshot, workers, goal)
+    resting_since = now - timedelta(seconds=seconds(spec.balance.flip.min_dwell))
+    roles = _roles(kept, goal, resting_since)
+    wanted_before = sum(counts.desired for counts in snapshot.status.roles.values())
+    grows, shrinks = 0 < wanted_before < goal.total, wanted_before > goal.total
+    return Choice(
+        target=Target(
+            workers=workers,
+            fixed={pool.name: role for pool in spec.pools if (role := only_role(pool)) is not None},
+            roles={role: goal.count(role) for role in _ROLES},
+        ),
+        assignment=place(snapshot, workers, kept, roles, goal),
+        reasons=Reasons(
+            flip=Reason.SCALE_REQUESTED,
+            create=Reason.SCALE_REQUESTED if grows else Reason.WORKER_CREATED,
+            drain=Reason.SCALE_REQUESTED if shrinks else Reason.WORKER_DRAINING,
+        ),
+        scales=_scales(spec, asked, desired),
+    )
+
+
+def _scales(spec: InferenceClusterSpec, asked: Counts, desired: Counts) -> tuple[RoleScale, ...]:
+    return tuple(
+        RoleScale(
+            pool=pool.name,
+            role=role,
+            asked=count,
+            desired=desired[pool.name].get(role, 0),
+            limit=_limit(pool, asked[pool.name]) if desired[pool.name].get(role, 0) != count else "",
+        )
+        for pool in spec.pools
+        for role, count in asked[pool.name].items()
+    )
+
+
+def _asked(snapshot: Snapshot) -> Counts:
+    """Return what the scales ask for. One that is made now begins with what stands, so that nothing changes.
+
+    It begins with one worker at least: an HPA leaves alone what asks for none.
+    """
+    there = Counter((worker.pool, worker.role) for worker in snapshot.workers if worker.live)
+    return {
+        pool.name: {
+            role: snapshot.asked.get((pool.name, role), max(1, there[pool.name, role])) for role in scaled_roles(pool)
+        }
+        for pool in snapshot.spec.pools
+    }
+
+
+def _within_bounds(spec: InferenceClusterSpec, asked: Counts) -> Counts:
+    """Fit each pool's roles into its bounds in the proportion that was asked for; no kind of work without a worker."""
+    desired = {
+        pool.name: apportion(
+            asked[pool.name], min(max(sum(asked[pool.name].values()), pool.workers.min), pool.workers.max)
+        )
+        for pool in spec.pools
+    }
+    for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+        if not any(counts.get(role) or counts.get(Role.MIXED) for counts in desired.values()):
+            _serve(spec, desired, role, other)
+    return desired
+
+
+def apportion(counts: Mapping[Role, int], total: int) -> dict[Role, int]:
+    """Return counts with the sum `total` in the proportion of `counts` (largest remainder).
+
+    Each role that asks for a worker gets one where there are enough. Where none asks, all get alike.
+    """
+    if not counts or sum(counts.values()) == total:
+        return dict(counts)
+    weights = {role: count for role, count in counts.items() if count} or dict.fromkeys(counts, 1)
+    quotas = {role: total * weight / sum(weights.values()) for role, weight in weights.items()}
+    shares = {role: int(quota) for role, quota in quotas.items()}
+    by_remainder = sorted(quotas, key=lambda role: (shares[role] - quotas[role], _ROLES.index(role)))
+    for role in by_remainder[: total - sum(shares.values())]:
+        shares[role] += 1
+    if total >= len(shares):
+        for role in [role for role, share in shares.items() if share == 0]:
+            shares[max(shares, key=lambda each: shares[each])] -= 1
+            shares[role] = 1
+    return {role: shares.get(role, 0) for role in counts}
+
+
+def _serve(spec: InferenceClusterSpec, desired: Counts, role: Role, other: Role) -> None:
+    """Give `role`, which has no worker, one: a free place, else one of `other`, else the last worker does both."""
+    able = [pool for pool in spec.pools if role in scaled_roles(pool) or Role.MIXED in scaled_roles(pool)]
+    for pool in able:
+        if sum(desired[pool.name].values()) < pool.workers.max:
+            desired[pool.name][role if role in scaled_roles(pool) else Role.MIXED] += 1
+            return
+    for pool in able:
+        if desired[pool.name].get(other, 0) > 1:
+            desired[pool.name][other] -= 1
+            desired[pool.name][role] = 1
+            return
+    for pool in able:
+        if desired[pool.name].get(other, 0) == 1:
+            desired[pool.name] = {Role.PREFILL: 0, Role.DECODE: 0, Role.MIXED: 1}
+            return
+
+
+def _limit(pool: Pool, asked: Mapping[Role, int]) -> str:
+    total = sum(asked.values())
+    gpus = pool.parallelism.tensor * pool.parallelism.pipeline if pool.accelerator != "cpu" else 0
+
+    def of(workers: int) -> str:
+        return f"{workers} workers" + (f" ({workers * gpus} GPUs)" if gpus else "")
+
+    said = f"The InferenceScales of pool {pool.name} ask for {of(total)} in all;"
+    share = "They get it in the proportion that they ask for."
+    if total > pool.workers.max:
+        return f"{said} workers.max is {of(pool.workers.max)}. {share}"
+    if total < pool.workers.min:
+        return f"{said} workers.min is {of(pool.workers.min)}. {share}"
+    return "No role is left without a worker: requests need both prefill and decode."
+
+
+def _roles(kept: Kept, goal: Layout, resting_since: datetime) -> dict[str, Role]:
+    """Return the role of each worker that stays and has one: its own, where the pool needs it or it was just flipped.
+
+    Those that serve keep theirs before those that do not yet. Workers that drain take what is left, as new ones do.
+    """
+    roles: dict[str, Role] = {}
+    moving: list[Worker] = []
+    gaps = {pool: Counter(goal.in_pool(pool)) for pool in {worker.pool for worker in kept.workers}}
+
+    def rests(worker: Worker) -> bool:
+        return worker.role_since is not None and worker.role_since > resting_since
+
+    for worker in sorted(kept.workers, key=lambda w: (not rests(w), not w.serving, w.pool, w.ordinal)):
+        if worker.role is Role.DRAINING:
+            continue
+        if rests(worker) or gaps[worker.pool][worker.role] > 0:
+            roles[worker.name] = worker.role
+            gaps[worker.pool][worker.role] -= 1
+        else:
+            moving.append(worker)
+    for worker in moving:
+        gap, served = gaps[worker.pool], set(roles.values())
+        role = max(_ROLES, key=lambda each: (gap[each] > 0, each not in served, gap[each]))
+        roles[worker.name] = role if gap[role] > 0 else worker.role
+        gap[role] -= 1
+    return roles
