@@ -24,7 +24,13 @@ CHECKOV = Path(sys.executable).parents[1] / "checkov/bin/checkov"
 SECURITY = ROOT / "docs/operations/security.md"
 pytestmark = pytest.mark.skipif(not CHECKOV.exists(), reason="checkov is not installed: make scan")
 
-CLUSTER = ("model.name=m", "pools[0].name=p", "pools[0].accelerator=H100-SXM-80GB", "pools[0].workers.max=2")
+CLUSTER = (
+    "gatewayAutoscaling.enabled=true",
+    "model.name=m",
+    "pools[0].name=p",
+    "pools[0].accelerator=H100-SXM-80GB",
+    "pools[0].workers.max=2",
+)
 OPERATOR = (
     "operator.replicas=2", "podDisruptionBudget.enabled=true", "networkPolicy.enabled=true",
     "metrics.serviceMonitor.enabled=true",
@@ -47,7 +53,7 @@ def made_by_the_operator() -> str:
     """Children and a worker of a sample, in a namespace."""
     cluster = load_inference_cluster(yaml.safe_load((ROOT / "manifests/samples/h100_pair.yaml").read_text()))
     owner = Owner(name="chat", namespace="ml", uid="u")
-    objects = list(children(owner, cluster.spec, Installation()))
+    objects = list(children(owner, cluster.spec, Installation(), token_fingerprint="f"))
     image = Installation().worker_image
     objects.append(worker_pod(owner, cluster.spec, cluster.spec.pools[0], ordinal=0, role=Role.MIXED, image=image))
     return yaml.safe_dump_all([{**each, "metadata": {**each["metadata"], "namespace": "ml"}} for each in objects])

@@ -70,7 +70,7 @@ def test_the_namespaced_overlay_needs_nothing_but_its_namespace(server: ApiServe
     server.kubectl("create", "namespace", "inference")
     names = applied(server, "-k", str(MANIFESTS / "overlays/namespaced"))
     assert {name.partition("/")[0].partition(".")[0] for name in names} == {
-        "deployment", "networkpolicy", "role", "rolebinding", "serviceaccount",
+        "deployment", "lease", "networkpolicy", "role", "rolebinding", "serviceaccount",
     }  # fmt: skip
     account = "--as=system:serviceaccount:inference:fulcrum-operator"
     assert server.kubectl("auth", "can-i", "create", "pods", account, "-n", "inference").stdout.strip() == "yes"

@@ -144,7 +144,8 @@ async def test_the_operators_rights_are_those_that_it_uses(server: ApiServer) ->
     try:
         with Operator(server, *lease, pod="first"):
             await live(Cluster(server, client, "ml"))
-        # The Lease that the first one gave up is taken over, not made.
+        # The first one took the Lease of the manifests over. One that somebody deleted is made anew.
+        server.kubectl("-n", "fulcrum-system", "delete", "lease", "fulcrum-operator")
         with Operator(server, *lease, pod="second") as second:
 
             async def leads() -> bool:
