@@ -61,6 +61,39 @@ def test_it_needs_no_package_of_the_embedded_kubernetes(cluster: Path) -> None:
     assert "pip install 'fulcrum-operator[local]'" in done.stderr
 
 
+SMALL = "  engine: {kvCache: {memory: 40Gi}}\n"
+POOLED = (
+    "  engine: {kvCache: {memory: 40Gi, offload: {hostMemory: 1Gi, pool: {persistentVolumeClaim: kv, size: 4Ti}}}}\n"
+)
+
+
+def test_the_kv_pool_of_the_spec_and_its_links_count(tmp_path: Path) -> None:
+    small, pooled, trace = (tmp_path / name for name in ("small.yaml", "pooled.yaml", "conversations.jsonl"))
+    small.write_text(CLUSTER + SMALL)
+    pooled.write_text(CLUSTER + POOLED)
+    # Each conversation comes back after others have driven it out of the caches.
+    lines = [
+        {
+            "timestamp": 4000 * turn,
+            "input_length": 60_000,
+            "output_length": 2,
+            "hash_ids": list(range(first, first + 117)),
+        }
+        for turn, first in enumerate(1000 * (number % 40) for number in range(120))
+    ]
+    trace.write_text("\n".join(json.dumps(line) for line in lines))
+
+    def computed(file: Path, *options: str) -> float:
+        result = run("--trace", trace, "--cluster", file, "--policy", "aggregated", "--json", *options)
+        assert result.exit_code == 0, result.output
+        return float(json.loads(result.stdout)["policies"][0]["ttft_seconds"]["p50"])
+
+    without, slow, quick = computed(small), computed(pooled, "--pool-link", "0.001"), computed(pooled)
+    assert quick < 0.8 * without
+    assert slow == pytest.approx(without, rel=0.05), "a link that is slower than computing is left alone"
+    assert run("--trace", trace, "--cluster", pooled, "--pool-link", "0").exit_code == 2
+
+
 def test_the_table_has_a_row_per_policy(cluster: Path) -> None:
     result = run("--trace", "steps", "--cluster", cluster, "--limit", "300", "--policy", "ours,static-1:3,aggregated")
     assert result.exit_code == 0, result.output

@@ -17,12 +17,14 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, ClassMatch, QosClass
 from fulcrum.balance import SetRole, StartDrain
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.profile import PiecewiseSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation import engine
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, PoolModel
 from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.job import Job
+from fulcrum.simulation.kv_tiers import KvTiers
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Aggregated, StaticSplit
 from fulcrum.simulation.policy import Policy, Turn, known_speeds
@@ -37,6 +39,28 @@ CLASSES = (
     QosClass(name="premium", priority=100, reserved=0.2, match=ClassMatch(header="x-tier", value="premium")),
     QosClass(name="free", priority=10),
 )
+
+
+TIERS = (
+    None,
+    *(
+        KvTiers(
+            host_tokens=host,
+            pool_tokens=pool,
+            host_link=TransferCost(base_seconds=0.001, seconds_per_token=host_seconds),
+            pool_link=TransferCost(base_seconds=0.002, seconds_per_token=4e-5),
+            front=front,
+        )
+        for host, pool, host_seconds, front in (
+            (4096, 0, 1e-6, True),
+            (4096, 0, 4e-5, True),
+            (0, 8192, 1e-6, True),
+            (2048, 8192, 4e-5, True),
+            (2048, 8192, 4e-5, False),
+        )
+    ),
+)
+"""Links that are quick, and ones that take as long as computing."""
 
 
 class Restless(Policy):
@@ -123,6 +147,7 @@ def check_idle(workers: list[Worker]) -> None:
     kills=st.lists(st.tuples(st.floats(0, 20), st.integers(0, 5)), max_size=4),
     leg_seconds=st.sampled_from([0.0, 0.01]),
     shared=st.booleans(),
+    tiers=st.sampled_from(TIERS),
     admission=st.sampled_from(AdmissionPolicy),
 )
 def test_nothing_is_lost_under_flips_drains_and_kills(
@@ -135,6 +160,7 @@ def test_nothing_is_lost_under_flips_drains_and_kills(
     kills: list[tuple[float, int]],
     leg_seconds: float,
     shared: bool,
+    tiers: KvTiers | None,
     admission: AdmissionPolicy,
 ) -> None:
     load = poisson(rate=rate, count=150, prompt=300, output=40, seed=seed, spread=0.6)
@@ -147,6 +173,7 @@ def test_nothing_is_lost_under_flips_drains_and_kills(
         leg_seconds=leg_seconds,
         start_seconds=5.0,
         lease_seconds=2.0,
+        kv_tiers=tiers,
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
         seen = watched(monkeypatch)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from fulcrum.capacity.speed import Speed
+from fulcrum.simulation.kv_tiers import KvTiers
 
 NVLINK_BYTES_PER_SECOND: Final = 450e9
 """H100 SXM, one direction."""
@@ -83,6 +84,8 @@ class ClusterModel:
     first_token: FirstToken = FirstToken.DECODE
     block_tokens: int = 16
     """Tokens per KV block; divides 512 (the blocks of prefix ids)."""
+    kv_tiers: KvTiers | None = None
+    """Host memory and pool below the caches of the engines; None: KV that leaves them is gone."""
     leg_seconds: float = 0.0
     """Time of each leg outside of the engine: gateway, HTTP, tokenizer."""
     crowding: float = 0.0

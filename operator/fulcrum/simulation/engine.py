@@ -14,8 +14,9 @@ from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.gateways import POLL_SECONDS, Gateways
 from fulcrum.simulation.job import jobs_of
 from fulcrum.simulation.journey import Journeys
+from fulcrum.simulation.kv_tiers import Blocks, WorkerTiers
 from fulcrum.simulation.outcome import Ledger
-from fulcrum.simulation.policy import Policy
+from fulcrum.simulation.policy import Policy, known_speeds
 from fulcrum.simulation.result import Result
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.timeline import Timeline
@@ -94,6 +95,8 @@ class Simulation:
         self._ranks = door.ranks(workload.classes) if door is not None else None
         self._tick_alarm = _Alarm(self._tick)
         self._poll_alarm = _Alarm(self._poll)
+        tiers = cluster.kv_tiers
+        self._pool = Blocks(tiers.pool_tokens) if tiers is not None else None
         self._engines: list[Worker] = []
         self._events = 0
 
@@ -155,11 +158,18 @@ class Simulation:
             pauses=self._cluster.links.pulling is Pulling.BETWEEN,
             ranks=self._ranks,
             crowd=self._crowd,
+            tiers=self._tiers_of(pod),
             timeline=self._timeline,
             host=self._journeys,
         )
         self._engines.append(worker)
         return worker
+
+    def _tiers_of(self, pod: Pod) -> WorkerTiers | None:
+        tiers, speed = self._cluster.kv_tiers, known_speeds(self._cluster).get(pod.pool.name)
+        if tiers is None or self._pool is None or speed is None:
+            return None
+        return WorkerTiers(tiers, self._pool, speed.coefficients, block_tokens=self._cluster.block_tokens)
 
     def _engine_stopped(self, worker: Worker, now: float) -> None:
         self._journeys.engine_stopped(worker, now)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.quantities import number_of_bytes
-from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.api.types import InferenceClusterSpec, OffloadPolicy, Pool
 from fulcrum.capacity.accelerators import CPU, accelerator
-from fulcrum.capacity.known_models import known_model
-from fulcrum.capacity.kv import BLOCK_TOKENS
+from fulcrum.capacity.known_models import UnknownModelError, known_model
+from fulcrum.capacity.kv import BLOCK_TOKENS, TransferCost, kv_bytes_per_token
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.simulation.cluster import ClusterModel, Links, PoolModel
+from fulcrum.simulation.kv_tiers import KvTiers
+
+HOST_BYTES_PER_SECOND: Final = 50e9
+"""PCIe Gen5 x16 as large copies reach it (`kv.sheet.LINKS`)."""
+POOL_BYTES_PER_SECOND: Final = 2.9e9
+"""A network of 25 Gbit/s (`kv.sheet.LINKS`)."""
 
 
 class NoSpeedError(ValueError):
@@ -26,11 +33,15 @@ def cluster_model(
     profiles: Mapping[str, WorkerSpeed],
     start_seconds: float,
     links: Links | None = None,
+    host_bytes_per_second: float = HOST_BYTES_PER_SECOND,
+    pool_bytes_per_second: float = POOL_BYTES_PER_SECOND,
 ) -> ClusterModel:
     """Return the pools of `spec` that may have workers; speeds by `profiles` (by pool), else by the roofline.
 
+    The last two are the links of each worker to its host memory and to the KV pool, where the spec has them.
+
     Raises:
-        NoSpeedError: a pool on CPUs without a profile.
+        NoSpeedError: a pool on CPUs without a profile, or offloaded KV of a model whose size is not known.
         UnknownModelError, UnknownAcceleratorError, EngineShapeError: the roofline does not know it, or it cannot be.
     """
     pools = [pool for pool in spec.pools if pool.workers.max > 0]
@@ -48,8 +59,35 @@ def cluster_model(
         ),
         links=links or Links(),
         block_tokens=spec.engine.kv_cache.block_size or BLOCK_TOKENS,
+        kv_tiers=_kv_tiers(spec, host_bytes_per_second, pool_bytes_per_second),
         drain_timeout_seconds=seconds(spec.balance.flip.drain_timeout),
     )
+
+
+def _kv_tiers(spec: InferenceClusterSpec, host_bytes_per_second: float, pool_bytes_per_second: float) -> KvTiers | None:
+    cache = spec.engine.kv_cache
+    offload = cache.offload
+    if offload is None:
+        return None
+    try:
+        size = kv_bytes_per_token(known_model(spec.model.name), _kv_precision(spec))
+    except UnknownModelError as error:
+        raise NoSpeedError(f"engine.kvCache.offload: how large the KV of a token is, is not known: {error}") from error
+
+    def link(bytes_per_second: float) -> TransferCost:
+        return TransferCost(base_seconds=0.0, seconds_per_token=size / bytes_per_second)
+
+    return KvTiers(
+        host_tokens=int(number_of_bytes(offload.host_memory) / size),
+        host_link=link(host_bytes_per_second),
+        pool_tokens=int(number_of_bytes(offload.pool.size) / size) if offload.pool is not None else 0,
+        pool_link=link(pool_bytes_per_second),
+        front=offload.policy is OffloadPolicy.PARTIAL_RECOMPUTE,
+    )
+
+
+def _kv_precision(spec: InferenceClusterSpec) -> Precision:
+    return Precision.FP8 if spec.engine.kv_cache.dtype.value == Precision.FP8 else Precision.BF16
 
 
 def _roofline(spec: InferenceClusterSpec, pool: Pool) -> WorkerSpeed:
@@ -64,6 +102,6 @@ def _roofline(spec: InferenceClusterSpec, pool: Pool) -> WorkerSpeed:
         chosen,
         tensor=tensor,
         pipeline=pipeline,
-        kv=Precision.FP8 if cache.dtype.value == Precision.FP8 else Precision.BF16,
+        kv=_kv_precision(spec),
         kv_memory_bytes=memory,
     )

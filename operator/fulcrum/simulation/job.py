@@ -45,6 +45,7 @@ class Job:
         "lease_until",
         "left",
         "leg",
+        "limit",
         "loading",
         "output",
         "pinned",
@@ -53,6 +54,7 @@ class Job:
         "prefix_ids",
         "prompt",
         "qos_class",
+        "restoring",
         "started_seconds",
         "tried",
     )  # fmt: skip
@@ -105,6 +107,10 @@ class Job:
         """Tokens that the prefix cache of the worker had."""
         self.pinned = 0
         """Leading prefix ids in use on the worker."""
+        self.limit: int | None = None
+        """Tokens up to which it may be computed until the rest of its prefix is loaded; None: all of them."""
+        self.restoring = 0
+        """Tokens that are being loaded behind `limit`."""
         self.joined_step = 0
         self.started_seconds = 0.0
         self.prefill_seconds = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from fulcrum.admission import AGAIN_SECONDS
@@ -162,6 +163,15 @@ class Journeys:
         job.loading = True
         job.due = self._pulled
         self._timeline.plan(self._transfers.end_seconds(job, source, worker, now), job)
+
+    def restore(self, job: Job, worker: Worker, ends: float) -> None:
+        """Wait until a part of a prompt's KV is loaded from host memory or the pool."""
+        job.due = partial(self._restored, worker)
+        self._timeline.plan(ends, job)
+
+    @staticmethod
+    def _restored(worker: Worker, job: Job, now: float) -> None:
+        worker.restored(job, now)
 
     def _pulled(self, job: Job, now: float) -> None:
         job.loading = False

@@ -28,7 +28,7 @@ class PrefillRun:
 
     def begin(self, job: Job, budget: int) -> int:
         """Give a prompt its chunk, which may be nothing; returns the tokens of it."""
-        chunk = max(0, min(budget, job.context - job.done))
+        chunk = max(0, min(budget, (job.context if job.limit is None else job.limit) - job.done))
         self.tokens += chunk
         self.squared_tokens += chunk * (chunk + 2 * job.done)
         self.chunks.append((job, chunk))

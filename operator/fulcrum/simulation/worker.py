@@ -22,6 +22,7 @@ from fulcrum.simulation.decode_run import DecodeRun
 from fulcrum.simulation.held_kv import HeldKv
 from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.kv_blocks import KvBlocks
+from fulcrum.simulation.kv_tiers import WorkerTiers
 from fulcrum.simulation.prefill_run import PrefillRun
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.timeline import Timeline
@@ -44,10 +45,13 @@ class Worker:
         pauses: bool = False,
         ranks: Mapping[str | None, int] | None = None,
         crowd: Crowd | None = None,
+        tiers: WorkerTiers | None = None,
         timeline: Timeline,
         host: WorkerHost,
     ) -> None:
-        """`ranks` of the classes by name, the lowest first; None: all are alike. `crowd`: who shares its machine."""
+        """`ranks` of the classes by name, the lowest first; None: all are alike. `crowd`: who shares its machine.
+        `tiers`: what is below its KV cache.
+        """
         self.name = name
         self.pool = pool
         self.role = role
@@ -71,7 +75,7 @@ class Worker:
         self._began = 0.0  # the same on the crowd's clock
         self._first: list[Job] = []  # whose first token the run under way, of one step, brings; in a crowd only
         self._pauses = pauses  # no step while KV is on its way (`Pulling.BETWEEN`)
-        self._times, self._timeline, self._host = times, timeline, host
+        self._times, self._timeline, self._host, self._tiers = times, timeline, host, tiers
         self._kv = KvBlocks(capacity_tokens=speed.kv_capacity_tokens, block_tokens=block_tokens, cached=cached)
         self.held = HeldKv(self._kv)
         """What is kept until decode workers have pulled it."""
@@ -149,7 +153,8 @@ class Worker:
             self._prefill.drop(job)
             del self._running[job.index]
             self._kv.give_back(job, self._kv.blocks_of(job, job.context))
-            self.queued_tokens -= job.context - job.done
+            self.queued_tokens -= job.context - job.done - job.restoring
+            _stop_restoring(job)
         elif job in self.waiting:
             self.waiting.remove(job)
             self.queued_tokens -= job.context
@@ -158,6 +163,14 @@ class Worker:
         """The KV of a job has arrived."""
         self.loading -= 1
         self._ready.append(job)
+        self.wake(now)
+
+    def restored(self, job: Job, now: float) -> None:
+        """The rest of a begun prompt's prefix is loaded: it goes on behind it once its front is computed."""
+        if job.limit == job.done:
+            _jump(job)
+        else:
+            job.loading = True  # until its front is computed
         self.wake(now)
 
     def release(self, job: Job, now: float) -> None:
@@ -233,12 +246,17 @@ class Worker:
         work = self.work
         computed, whole = self._prefill.advance()
         self.queued_tokens -= computed
+        for job, _ in self._prefill.chunks:
+            if job.loading and job.limit == job.done:
+                _jump(job)
         for job in whole:
             job.prefill_seconds = now - job.started_seconds
             work.prompts += 1
             work.prompt_tokens += job.context
             work.cached_tokens += job.cached
             work.prefill_seconds += job.prefill_seconds
+            if self._tiers is not None:
+                self._tiers.store(job)
             if job.leg is Leg.PREFILL:
                 del self._running[job.index]
                 self.held.hold(job)
@@ -269,7 +287,8 @@ class Worker:
         del self._running[job.index]
         if job.done < job.context and self._prefill.drop(job):
             self._kv.give_back(job, self._kv.blocks_of(job, job.context))
-            self.queued_tokens += job.done
+            self.queued_tokens += job.done + job.restoring
+            _stop_restoring(job)
         else:
             self._decode.drop(job)
             self.queued_tokens += job.context
@@ -354,6 +373,10 @@ class Worker:
             job.started_seconds = now
             job.done = job.cached
             self.queued_tokens -= job.cached
+            if self._tiers is not None and (found := self._tiers.begin(job, now)) is not None:
+                job.limit, job.restoring = found.compute_until, found.matched - found.compute_until
+                self.queued_tokens -= job.restoring
+                self._host.restore(job, self, found.ends)
             budget -= prefill.begin(job, budget)
         return prefill.tokens
 
@@ -362,12 +385,28 @@ class Worker:
         self.stopped = True
         self.event = -1
         lost = {job.index: job for job in (*self._running.values(), *self.waiting, *self._ready)}
+        for job in self._running.values():
+            _stop_restoring(job)
         self._rest(now)
         return list(lost.values())
 
 
 def _queue(ranks: Mapping[str | None, int] | None) -> deque[Job] | ClassQueue:
     return deque() if ranks is None else ClassQueue(ranks)
+
+
+def _jump(job: Job) -> None:
+    """Go on behind what was loaded."""
+    job.done += job.restoring
+    job.cached += job.restoring
+    job.limit, job.restoring, job.loading = None, 0, False
+
+
+def _stop_restoring(job: Job) -> None:
+    """What is being loaded is not wanted any more."""
+    if job.limit is not None:
+        job.event = -1
+        job.limit, job.restoring, job.loading = None, 0, False
 
 
 def _is_pulled(job: Job) -> bool:

@@ -26,6 +26,9 @@ class WorkerHost(Protocol):
     def pull(self, job: Job, worker: Worker, now: float) -> None:
         """Start moving the job's KV to `worker`, which has reserved the blocks; then call `loaded`."""
 
+    def restore(self, job: Job, worker: Worker, ends: float) -> None:
+        """Call `restored` at `ends`."""
+
 
 @dataclass(slots=True)
 class WorkDone:
