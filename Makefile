@@ -15,6 +15,7 @@ install:  ## Make .venv and install everything from the lock files
 	@sh requirements/install.sh
 	@sh requirements/helm.sh
 	@sh requirements/promtool.sh
+	@sh requirements/chromium.sh
 
 demo: install  ## Local cluster with real vLLM workers: ask, replay, flip, report
 	@$(BIN)/python benchmarks/demo.py

@@ -96,6 +96,25 @@ def test_a_digest_wins_over_the_tag(render: Render) -> None:
     assert container["image"] == f"ghcr.io/fulcrum/fulcrum@{digest}"
 
 
+def test_the_dashboard_is_off_and_brings_its_service_and_its_right(render: Render) -> None:
+    reads_events = {"apiGroups": [""], "resources": ["events"], "verbs": ["list", "watch"]}
+    for settings, roles in (
+        ((), [("ClusterRole", "release-operator")]),
+        (("watchNamespaces={team-a}",), [("Role", "release-operator-clusters")]),
+    ):
+        off, on = render("fulcrum", *settings), render("fulcrum", "dashboard.enabled=true", *settings)
+        for objects, is_on in ((off, False), (on, True)):
+            (container,) = objects[OPERATOR]["spec"]["template"]["spec"]["containers"]
+            assert ("--dashboard" in container["args"]) == is_on
+            assert (("Service", "release-operator-dashboard") in objects) == is_on
+            for role in roles:
+                assert (reads_events in objects[role]["rules"]) == is_on
+    service = on["Service", "release-operator-dashboard"]["spec"]
+    assert service["selector"] == on[OPERATOR]["spec"]["selector"]["matchLabels"]
+    assert service["ports"] == [{"name": "http", "port": 8081, "targetPort": "health"}]
+    assert service.get("type", "ClusterIP") == "ClusterIP"
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

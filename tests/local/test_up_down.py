@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -162,6 +163,10 @@ def test_up_says_what_it_does_and_a_second_up_changes_nothing(local: Local) -> N
     assert "Deployment default/web is available" in said
     assert "fulcrum down" in said
     assert local.answers()
+    (url,) = re.findall(r"(http://127\.0\.0\.1:\d+/dashboard) ", said)
+    assert local.status()["dashboard"] == url
+    with urllib.request.urlopen(url, timeout=30) as page:
+        assert b"<title>Fulcrum</title>" in page.read()
     before = {process.pid for process in local.everything()}
     assert "Kubernetes runs already" in local.up()
     assert {process.pid for process in local.everything()} == before
@@ -173,7 +178,8 @@ def test_up_says_what_it_does_and_a_second_up_changes_nothing(local: Local) -> N
 def test_status_and_logs(local: Local) -> None:
     status = local.status()
     assert status["running"]
-    assert [row["name"] for row in status["processes"]] == ["supervisor", "apiserver", "controllers", "kubelet"]
+    programs = ["supervisor", "apiserver", "controllers", "kubelet", "dashboard"]
+    assert [row["name"] for row in status["processes"]] == programs
     (pod,) = status["others"]
     assert (pod["ready"], pod["restarts"], pod["phase"]) == (True, 0, "Running")
     assert pod["name"] in local.fulcrum("status")

@@ -36,3 +36,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: fulcrum
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
+
+{{- define "fulcrum.dashboardRules" -}}
+{{- if .Values.dashboard.enabled }}
+# The last decisions on the dashboard.
+- apiGroups: ['']
+  resources: [events]
+  verbs: [list, watch]
+{{- end }}
+{{- end -}}

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     help="Where /healthz and /metrics are served.  [default: $POD_IP:8081, or 127.0.0.1:8081]",
 )
 @click.option(
+    "--dashboard",
+    is_flag=True,
+    help="Serve the dashboard at /dashboard of that address: read-only, for everyone who can reach it.",
+)
+@click.option(
     "--leader-election/--no-leader-election",
     default=True,
     show_default=True,
@@ -73,6 +78,7 @@ def command(
     kubeconfig: str | None,
     namespaces: tuple[str, ...],
     health_address: str | None,
+    dashboard: bool,
     leader_election: bool,
     lease: str | None,
     lease_duration: str,
@@ -144,6 +150,7 @@ def command(
                     health_host=host,
                     health_port=port,
                     election=election,
+                    dashboard=dashboard,
                 )
             )
     except LeaseLostError as error:

@@ -90,7 +90,8 @@ def _show(shown: Overview, console: Console) -> None:
         memory = f"{process.memory_bytes / 2**20:.0f} MiB"
         processes.add_row(process.name, str(process.pid), memory, _age(process.age_seconds))
     console.print(processes)
-    console.print(f"\nState       {shown.home}\nKubeconfig  {shown.kubeconfig}", markup=False, soft_wrap=True)
+    page = f"\nDashboard   {shown.dashboard}" if shown.dashboard else ""
+    console.print(f"\nState       {shown.home}\nKubeconfig  {shown.kubeconfig}{page}", markup=False, soft_wrap=True)
 
 
 def _pods(rows: Iterable[WorkerRow], *, workers: bool) -> object:

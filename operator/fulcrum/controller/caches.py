@@ -67,11 +67,17 @@ class Caches:
 
     def check(self) -> None:
         """Raise Unreachable when something has been out of date for too long to act on."""
-        now = asyncio.get_running_loop().time()
         for informer in self._informers.values():
-            if informer.behind_since is not None and now - informer.behind_since > BEHIND_SECONDS:
-                seconds = now - informer.behind_since
+            seconds = informer.behind_seconds
+            if seconds is not None and seconds > BEHIND_SECONDS:
                 raise Unreachable(f"{informer.resource.plural} have not been watched for {seconds:.0f} s")
+
+    @property
+    def behind_seconds(self) -> float | None:
+        """For how long a watch has been down, in seconds; None while all of them stand."""
+        return max(
+            (s for informer in self._informers.values() if (s := informer.behind_seconds) is not None), default=None
+        )
 
     def get(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
         """Return an object, None where there is none."""
@@ -88,6 +94,12 @@ class Caches:
             scale
             for scale in self._informer(INFERENCE_SCALE, namespace).in_namespace(namespace)
             if scale["metadata"]["labels"][LABEL_CLUSTER] == name
+        ]
+
+    def clusters(self) -> list[Manifest]:
+        """Return all InferenceClusters."""
+        return [
+            obj for (resource, _), known in self._informers.items() if resource is INFERENCE_CLUSTER for obj in known
         ]
 
     def pods(self, cluster: Key) -> list[Manifest]:

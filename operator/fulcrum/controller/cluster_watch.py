@@ -175,6 +175,16 @@ class ClusterWatch:
             and now - found[0] <= LOAD_FRESH_SECONDS
         }
 
+    def shown(self) -> tuple[Traffic | None, dict[str, LoadReport]]:
+        """Return traffic and the loads of all workers by name as people see them: in Manual, too, if less fresh."""
+        now, fresh = self._clock(), LOAD_FRESH_SECONDS + (0.0 if decides(self.sight.spec) else SHOWN_LOAD_SECONDS)
+        loads = {
+            worker.name: found[1]
+            for worker in self.sight.workers
+            if (found := self._loads.get(worker.uid)) is not None and now - found[0] <= fresh
+        }
+        return self.outlook().traffic, loads
+
     # What runs in the background.
 
     async def run(self) -> None:

@@ -12,6 +12,7 @@ from fulcrum.balance.outlook import Outlook
 from fulcrum.controller.cluster_watch import ClusterWatch, Sight
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.sources import ReadSecret, Sources
+from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry import Agents
 from fulcrum.telemetry.source import ClusterRef
 
@@ -55,6 +56,11 @@ class OutlookKeeper:
         watch, _ = self._watches[key]
         watch.see(sight)
         return watch.outlook(), watch.loads(), watch.settled
+
+    def shown(self, key: ClusterKey) -> tuple[Traffic | None, dict[str, LoadReport]]:
+        """Return what is known of a cluster's traffic and of its workers' loads, for people."""
+        found = self._watches.get(key)
+        return (None, {}) if found is None else found[0].shown()
 
     def forget(self, key: ClusterKey) -> None:
         """Stop following a cluster that is gone."""

@@ -14,6 +14,7 @@ from typing import Final
 import kopf
 
 from fulcrum.controller.caches import Caches
+from fulcrum.controller.dashboard_source import WAITING, OperatorSource
 from fulcrum.controller.handlers import make_registry, make_settings
 from fulcrum.controller.health import serve_health
 from fulcrum.controller.installation import Installation
@@ -23,6 +24,7 @@ from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.outlook import ClusterKey, OutlookKeeper
 from fulcrum.controller.queue import KeyedQueue, Wake
 from fulcrum.controller.reconcile import Reconciler
+from fulcrum.dashboard import Board, routes
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)
@@ -38,22 +40,33 @@ async def run_operator(
     health_host: str,
     health_port: int,
     election: Election | None,
+    dashboard: bool = False,
 ) -> None:
     """Run until SIGTERM or SIGINT. No namespaces means all of them; no election, that nobody else acts.
 
-    `identity` is what events name as their author.
+    `identity` is what events name as their author. `dashboard` serves the page, without authentication, beside
+    health and metrics.
     Errors: LeaseLostError when another operator leads, or may soon; nothing was written after that.
     """
     metrics = Metrics()
     stop = asyncio.Event()
+    board = Board(origin=f"operator {identity}", waiting=WAITING) if dashboard else None
     async with (
         Kube.from_environment(metrics) as kube,
         Agents() as agents,
-        serve_health(health_host, health_port, metrics) as port,
+        serve_health(health_host, health_port, metrics, routes(board) if board is not None else ()) as port,
     ):
 
         def acting(client: Kube) -> _Acting:
-            return _Acting(client, agents, metrics, identity=identity, installation=installation, namespaces=namespaces)
+            return _Acting(
+                client,
+                agents,
+                metrics,
+                identity=identity,
+                installation=installation,
+                namespaces=namespaces,
+                board=board,
+            )
 
         _on_signals(stop.set)
         logger.info("operator_started namespaces=%s health=%s:%d", ",".join(namespaces) or "*", health_host, port)
@@ -101,8 +114,11 @@ class _Acting:
         identity: str,
         installation: Installation,
         namespaces: Sequence[str],
+        board: Board | None,
     ) -> None:
         self._namespaces = list(namespaces)
+        self._api = kube.api
+        self._board = board
         self._outlooks = OutlookKeeper(agents, metrics, partial(kube.get, SECRET), wake=self._measured)
         self._caches = Caches(kube.api, self._namespaces, changed=self._changed)
         kube.note, kube.note_deletion = self._caches.record, self._caches.record_deletion
@@ -131,6 +147,10 @@ class _Acting:
     async def _run(self, stop: asyncio.Event) -> None:
         working = asyncio.create_task(self._queue.run(), name="queue")
         watching = asyncio.create_task(self._caches.run(), name="caches")
+        showing = []
+        if self._board is not None:
+            source = OperatorSource(self._api, self._caches, self._outlooks, self._namespaces)
+            showing = [asyncio.create_task(source.show(self._board), name="dashboard")]
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await asyncio.sleep(0)
         # kopf takes every task that is younger than itself for its own, and waits for it at the end.
@@ -145,17 +165,18 @@ class _Acting:
         # kopf has put its own handlers there, which would end the intake before what was taken in is worked off.
         _on_signals(stop.set)
         listening = asyncio.create_task(kopf.run_tasks(roots, ignored=ours), name="kopf")
+        tasks = {working, watching, listening, stopping}
         try:
             # None of them ends by itself but by a defect, which must not go unseen.
-            await asyncio.wait({working, watching, listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             # What was begun is finished: a decision without its event and status would be hard to understand.
             self._queue.stop()
             await asyncio.wait({working}, timeout=STOP_SECONDS)
             await self._outlooks.stop()
         finally:
-            for task in (working, watching, listening, stopping):
+            for task in (*tasks, *showing):
                 task.cancel()
-            for result in await asyncio.gather(working, watching, listening, stopping, return_exceptions=True):
+            for result in await asyncio.gather(*tasks, *showing, return_exceptions=True):
                 if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                     raise result
 

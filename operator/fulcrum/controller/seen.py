@@ -95,6 +95,23 @@ class _PodStatus(_Part):
     container_statuses: list[_ContainerStatus] | None = None
 
 
+class _About(_Part):
+    name: str | None = None
+    uid: str | None = None
+
+
+class SeenEvent(_Part):
+    """A Kubernetes Event about an InferenceCluster; for the dashboard."""
+
+    metadata: _Metadata
+    involved_object: _About
+    type: str | None = None
+    reason: str | None = None
+    message: str | None = None
+    last_timestamp: str | None = None
+    event_time: str | None = None
+
+
 class SeenPod(_Part):
     """A Pod of a worker or a gateway."""
 

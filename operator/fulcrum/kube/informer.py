@@ -33,10 +33,11 @@ class Informer:
         *,
         namespace: str | None = None,
         labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
         shape: type[msgspec.Struct] | None = None,
         optional: bool = False,
     ) -> None:
-        """Of `namespace` or (None) all, with `labels`; `run` begins to read.
+        """Of `namespace` or (None) all, with `labels` and `fields`; `run` begins to read.
 
         `optional`: while the API server has no such resource, or gives no right to read it, there are no objects of it.
         `shape` names the fields worth keeping; None keeps all. The others are skipped while an answer is decoded: whole
@@ -46,11 +47,11 @@ class Informer:
         self.synced = asyncio.Event()
         self.missing = False
         """The resource is optional, and cannot be read."""
-        self.behind_since: float | None = None
+        self._behind_since: float | None = None
         """Loop time since which the watch is down; None while it stands."""
         self._api = api
         self._path = resource.collection(namespace)
-        self._selectors = selector(labels or {})
+        self._selectors = selector(labels or {}, fields or {})
         self._shape: Any = dict[str, Any] if shape is None else shape
         self._objects: dict[Key, Json] = {}
         self._optional = optional
@@ -59,6 +60,11 @@ class Informer:
 
     def __iter__(self) -> Iterator[Json]:
         return iter(tuple(self._objects.values()))
+
+    @property
+    def behind_seconds(self) -> float | None:
+        """For how long the watch has been down, in seconds; None while it stands."""
+        return None if self._behind_since is None else asyncio.get_running_loop().time() - self._behind_since
 
     def get(self, key: Key) -> Json | None:
         """The object as it was last seen or written."""
@@ -102,12 +108,12 @@ class Informer:
                 case Bookmark(version=version):
                     self._seen_version = int(version)
                 case Connected():
-                    self.behind_since = None
+                    self._behind_since = None
                 case Interrupted(error=ApiError(code=403 | 404)) if self._optional:
                     self._miss()
                 case Interrupted(error=error):
-                    if self.behind_since is None:
-                        self.behind_since = asyncio.get_running_loop().time()
+                    if self._behind_since is None:
+                        self._behind_since = asyncio.get_running_loop().time()
                     gone = isinstance(error, ApiError) and error.code == 410
                     logger.log(
                         logging.DEBUG if gone else logging.WARNING,
@@ -119,7 +125,7 @@ class Informer:
     def _miss(self) -> None:
         if not self.missing:
             logger.info("resource_missing resource=%s", self.resource.plural)
-        self.missing, self.behind_since = True, None
+        self.missing, self._behind_since = True, None
         for obj in self:
             self._remove(obj)
         self.synced.set()

@@ -99,10 +99,13 @@ _VERSIONED: Final = msgspec.json.Decoder(_Versioned)
 _STATUS: Final = msgspec.json.Decoder(_Status)
 
 
-def selector(labels: Mapping[str, str]) -> dict[str, str]:
-    """The query parameter that selects objects with all of `labels`; an empty value asks for the label alone."""
-    terms = [f"{name}={value}" if value else name for name, value in labels.items()]
-    return {"labelSelector": ",".join(terms)} if terms else {}
+def selector(labels: Mapping[str, str], fields: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The query that selects objects with all of `labels` and `fields`; an empty value asks for the label alone."""
+    terms = {
+        "labelSelector": ",".join(f"{name}={value}" if value else name for name, value in labels.items()),
+        "fieldSelector": ",".join(f"{name}={value}" for name, value in (fields or {}).items()),
+    }
+    return {name: term for name, term in terms.items() if term}
 
 
 @functools.cache

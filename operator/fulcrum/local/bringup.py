@@ -18,7 +18,7 @@ from fulcrum.capacity.cpu import CPUINFO
 from fulcrum.kube import Api, ApiFailure, ConfigError
 from fulcrum.local.home import Home
 from fulcrum.local.install import InstallError, apply, install_operator
-from fulcrum.local.launch import is_running, log_tail, start_supervisor
+from fulcrum.local.launch import dashboard_url, is_running, log_tail, start_supervisor
 from fulcrum.local.preflight import cannot_run
 from fulcrum.local.readiness import Awaited, awaited, condition, is_current, is_true, is_worker_of, trouble
 from fulcrum.local.supervisor import NODE_NAME
@@ -27,6 +27,8 @@ Json = dict[str, Any]
 
 _START_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.2
+_DASHBOARD_SECONDS: Final = 10.0
+"""How long `fulcrum up` waits for the dashboard's URL: it takes some 2 s from the start of the API server."""
 _OPERATOR: Final = Awaited(
     kind="Deployment",
     namespace="fulcrum-system",
@@ -63,6 +65,7 @@ class BringUp:
                 for file in files:
                     await self._apply(file)
                 if not wait:
+                    await self._say_dashboard()
                     return
                 deadline = time.monotonic() + timeout_seconds
                 if operator:
@@ -73,6 +76,7 @@ class BringUp:
             finally:
                 await api.close()
         self._say_what_next(clusters)
+        await self._say_dashboard()
 
     async def _start(self, status: Status) -> Api:
         """The API server answers and the node is ready."""
@@ -189,6 +193,14 @@ class BringUp:
             "  export KUBECONFIG=$(fulcrum kubeconfig --path)  # then: kubectl get ic\n"
             "  fulcrum down                                    # stop everything"
         )
+
+    async def _say_dashboard(self) -> None:
+        """Print where the page is; it starts beside the rest, and nothing depends on it."""
+        deadline = time.monotonic() + _DASHBOARD_SECONDS
+        while not (url := dashboard_url(self._home)) and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_SECONDS)
+        if url:
+            self._print(f"\n  {url}   # all clusters on one page")
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)

@@ -61,6 +61,16 @@ class Home:
         return self.root / "kubeconfig"
 
     @property
+    def dashboard(self) -> Path:
+        """The URL of the dashboard, while it runs."""
+        return self.root / "dashboard"
+
+    @property
+    def dashboard_port(self) -> int:
+        """The dashboard's port, where it is free: it follows from the folder, so that open pages find it again."""
+        return 8090 + self._slot
+
+    @property
     def supervisor(self) -> Path:
         """Who the supervisor and its children are: pid and start time of each."""
         return self.root / "supervisor.json"

@@ -18,7 +18,7 @@ from fulcrum.local.kubelet.processes import MARK_STATE, Identity, kill_marked, m
 from fulcrum.local.supervisor import open_log
 
 _SUPERVISOR_SECONDS: Final = 45.0
-"""Its three children get ten seconds each."""
+"""Its four children get ten seconds each."""
 _KILL_SECONDS: Final = 5.0
 
 
@@ -42,6 +42,7 @@ def start_supervisor(home: Home, chaos_seed: int | None = None) -> None:
     chaos = () if chaos_seed is None else (str(chaos_seed),)
     home.make()
     home.kubeconfig.unlink(missing_ok=True)  # the API server writes it when it listens
+    home.dashboard.unlink(missing_ok=True)
     with open_log(home.logs / "supervisor.log") as log:
         subprocess.Popen(
             [sys.executable, "-m", "fulcrum.local.supervisor", str(home.root), *chaos],
@@ -52,6 +53,14 @@ def start_supervisor(home: Home, chaos_seed: int | None = None) -> None:
             start_new_session=True,
             env={**os.environ, MARK_HOME: str(home.root)},
         )
+
+
+def dashboard_url(home: Home) -> str | None:
+    """The URL of the dashboard; None while it does not run."""
+    try:
+        return home.dashboard.read_text(encoding="ascii").strip() or None
+    except FileNotFoundError:
+        return None
 
 
 def members(home: Home) -> dict[str, Identity]:
@@ -107,7 +116,7 @@ def purge(home: Home) -> None:
     for folder in (home.apiserver, home.kubelet, home.logs, home.install):
         if folder.exists():
             shutil.rmtree(folder)
-    for file in (home.kubeconfig, home.supervisor, home.lock):
+    for file in (home.kubeconfig, home.dashboard, home.supervisor, home.lock):
         file.unlink(missing_ok=True)
     if home.root.is_dir() and not any(home.root.iterdir()):
         home.root.rmdir()

@@ -21,7 +21,7 @@ from fulcrum.api.names import (
 from fulcrum.kube import Api, ApiError
 from fulcrum.local.home import Home
 from fulcrum.local.kubelet.processes import Identity
-from fulcrum.local.launch import members
+from fulcrum.local.launch import dashboard_url, members
 from fulcrum.local.readiness import condition, is_true, labels, restarts, trouble
 
 Json = dict[str, Any]
@@ -75,6 +75,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     others: list[WorkerRow]
     """Pods that are no workers: operator, gateways, the user's own."""
     processes: list[ProcessRow]
+    dashboard: str | None = None
+    """URL of the page about all clusters."""
 
 
 async def overview(home: Home, api: Api | None) -> Overview:
@@ -97,6 +99,7 @@ async def overview(home: Home, api: Api | None) -> Overview:
         workers=[_pod(pod) for pod in workers],
         others=[_pod(pod) for pod in pods if pod not in workers],
         processes=[_process(name, identity) for name, identity in members(home).items()],
+        dashboard=dashboard_url(home) if api is not None else None,
     )
 
 

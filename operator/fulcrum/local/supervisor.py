@@ -1,4 +1,4 @@
-"""The parent of local mode's processes: API server, controllers, kubelet.
+"""The parent of local mode's processes: API server, controllers, kubelet, dashboard.
 
 Run as `python -m fulcrum.local.supervisor ROOT [CHAOS_SEED]`. It restarts what dies; when the API server cannot have
 its port any more, it gets another one, and everything is started anew. When the supervisor is told to stop, or is
@@ -67,10 +67,15 @@ def programs(home: Home, chaos_seed: int | None = None) -> tuple[Program, ...]:
         *(f"--pass-env={name}" for name in _PASSED_ON),
         *((f"--extended-resource=nvidia.com/gpu={gpus}",) if gpus else ()),
     )  # fmt: skip
+    dashboard = (
+        *fulcrum, "dashboard", "--kubeconfig", kubeconfig, "--listen", f"127.0.0.1:{home.dashboard_port}",
+        "--url-file", str(home.dashboard),
+    )  # fmt: skip
     return (
         Program(name=SERVER, argv=server),
         Program(name="controllers", argv=(sys.executable, "-m", "fulcrum.local.controlling", kubeconfig)),
         Program(name="kubelet", argv=kubelet),
+        Program(name="dashboard", argv=dashboard),
     )
 
 

@@ -8,7 +8,6 @@ import click
 
 if TYPE_CHECKING:
     from fulcrum.cli.top.source import Source
-    from fulcrum.kube import Api
 
 
 @click.command("top", short_help="Watch a cluster: workers, ratio, load, decisions.")
@@ -63,28 +62,16 @@ def command(
 async def _run(
     name: str | None, namespace: str | None, *, once: bool, interval_seconds: float, kubeconfig: str | None
 ) -> None:
+    from fulcrum.cli.connect import api_of
     from fulcrum.cli.top.source import Source, find_cluster
     from fulcrum.telemetry import Agents
 
-    api = _api(kubeconfig)
+    api = api_of(kubeconfig)
     try:
         async with Agents() as agents, Source.open(api, agents, await find_cluster(api, namespace, name)) as source:
             await (_once(source, interval_seconds) if once else _live(source, interval_seconds))
     finally:
         await api.close()
-
-
-def _api(kubeconfig: str | None) -> Api:
-    import os
-
-    from fulcrum.kube import Api
-    from fulcrum.local.home import Home
-
-    named = kubeconfig or os.environ.get("KUBECONFIG")
-    local = Home.find().kubeconfig
-    if named is None and local.is_file():
-        named = str(local)
-    return Api(named)
 
 
 async def _once(source: Source, interval_seconds: float) -> None:
