@@ -1,4 +1,4 @@
-"""The documentation as a site: every link leads somewhere and every page is in the list of pages."""
+"""The documentation as a site: every link leads somewhere and every page is linked from another one."""
 
 from __future__ import annotations
 
@@ -33,3 +33,14 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     targets = {match[1] for match in _LINK.finditer(_CODE.sub("", page.read_text())) if "://" not in match[1]}
     assert sorted(target for target in targets if not (page.parent / target).exists()) == []
+
+
+def test_every_page_is_found_from_another_one() -> None:
+    linked = {
+        (page.parent / match[1]).resolve()
+        for page in pages()
+        for match in _LINK.finditer(_CODE.sub("", page.read_text()))
+        if "://" not in match[1]
+    }
+    found = {page.resolve() for page in ROOT.glob("docs/**/*.md")} - {ROOT / "docs/README.md"}
+    assert sorted(str(page.relative_to(ROOT)) for page in found - linked) == []
