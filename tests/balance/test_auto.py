@@ -67,7 +67,7 @@ def test_a_mix_that_moves_is_answered_by_flips_alone() -> None:
     decision = result.status.last_decision
     assert decision is not None
     assert (decision.from_, decision.to, decision.reason) == ("3P:1D", "1P:3D", Reason.LOAD_SHIFTED)
-    assert (result.target, result.insight.reason) == ({P: 1, D: 3}, Reason.LOAD_SHIFTED)
+    assert (result.target, result.trace.reason) == ({P: 1, D: 3}, Reason.LOAD_SHIFTED)
 
 
 def test_no_worker_flips_again_within_its_dwell() -> None:
@@ -185,9 +185,9 @@ def test_prompts_that_are_longer_by_chance_widen_no_promise() -> None:
     hardly = {"ttft": "210ms", "tpot": "25ms", "attainment": 0.95}
     world = settled(auto(pool(low=4, high=4), slo=hardly), outlook(20.0, window_seconds=30.0))
     world.outlook = longer_by_chance(20.0, 1.0)
-    assert not world.plan().insight.unreachable
+    assert not world.plan().trace.unreachable
     world.outlook = outlook(20.0, 3000.0)
-    assert world.plan().insight.unreachable
+    assert world.plan().trace.unreachable
 
 
 def test_prompts_that_are_late_on_any_worker_take_few_more() -> None:
@@ -451,7 +451,7 @@ def test_what_is_unknown_is_said(known: Outlook, said: str) -> None:
     progressing = condition(result, ConditionType.PROGRESSING)
     assert progressing.reason is Reason.METRICS_UNKNOWN
     assert said in progressing.message
-    assert result.insight.unknown is not None
+    assert result.trace.unknown is not None
     assert world.roles() == before == dict(result.target)
 
 

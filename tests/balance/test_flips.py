@@ -11,35 +11,35 @@ from tests.balance.loads import outlook
 from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
-from fulcrum.balance.auto import Sight, look
-from fulcrum.balance.flips import IMMEDIATE_COST, LAST_ERROR, SPLIT_ERROR, Stakes, after, paying_moves
-from fulcrum.balance.load import NOISE_SIGMAS
+from fulcrum.balance.inputs import Inputs, gather
+from fulcrum.balance.split import Stakes, after, split
+from fulcrum.balance.tuning import TUNING
 from fulcrum.performance.layout import Layout
 
 WORKERS = 8
 
 
-def sight_of(rate: float, isl: float, osl: float, dispersion: float, *, expected: float) -> Sight:
+def inputs_of(rate: float, isl: float, osl: float, dispersion: float, *, expected: float) -> Inputs:
     spec = make_spec(pool(low=WORKERS, high=WORKERS), mode="Auto", slo={"ttft": "500ms", "tpot": "25ms"})
     world = World(spec)
     known = outlook(expected, isl, osl, dispersion=dispersion)
     assert known.traffic is not None
     world.outlook = replace(known, traffic=replace(known.traffic, rate=rate))
-    sight = look(world.snapshot(), world.now)
-    assert isinstance(sight, Sight)
-    return sight
+    inputs = gather(world.snapshot(), world.now)
+    assert isinstance(inputs, Inputs)
+    return inputs
 
 
-def split(prefill: int) -> Layout:
+def divided(prefill: int) -> Layout:
     return Layout.of(prefill={"p": prefill}, decode={"p": WORKERS - prefill})
 
 
-def flipped(sight: Sight, standing: Layout) -> Layout:
+def flipped(inputs: Inputs, standing: Layout) -> Layout:
     """The split after the flips that pay."""
     movable = Counter({("p", role): standing.count(role) for role in (Role.PREFILL, Role.DECODE)})
-    stakes = Stakes(payback_seconds=30.0, cost_workers=IMMEDIATE_COST)
-    moves = paying_moves(sight.rooms, standing, movable, loads=sight.loads, service=sight.service, stakes=stakes)
-    return after(standing, moves)
+    stakes = Stakes(payback_seconds=30.0, cost_workers=TUNING.immediate_cost)
+    flips = split(inputs.pools, standing, movable, load=inputs.load, model=inputs.model, stakes=stakes)
+    return after(standing, flips.moves)
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,36 +54,14 @@ def flipped(sight: Sight, standing: Layout) -> Layout:
 def test_a_flip_is_no_loss_whatever_the_load_may_be(
     *, rate: float, isl: float, osl: float, dispersion: float, prefill: int, ahead: float
 ) -> None:
-    sight = sight_of(rate, isl, osl, dispersion, expected=rate * ahead)
-    standing = split(prefill)
-    layout = flipped(sight, standing)
+    inputs = inputs_of(rate, isl, osl, dispersion, expected=rate * ahead)
+    standing = divided(prefill)
+    layout = flipped(inputs, standing)
     if layout == standing:
         return
     event("flips")
-    near, noise, service = sight.loads.near, sight.loads.noise, sight.service
-    for other in (
-        sight.loads.sure,
-        near.with_rate(near.rate * (1 + NOISE_SIGMAS * noise.rate)),
-        near.with_rate(sight.loads.measured_rate),
-    ):
-        assert service.goodput(layout, other) > service.goodput(standing, other)
-    alone = any(layout.count(role) == 1 < standing.count(role) for role in (Role.PREFILL, Role.DECODE))
-    gain = (service.goodput(layout, near) - service.goodput(standing, near)) / near.rate
-    assert gain > (LAST_ERROR if alone else SPLIT_ERROR)
-
-
-def test_a_role_is_left_to_one_worker_only_for_what_is_beyond_doubt() -> None:
-    """The same small gain moves a worker from three to two, and not from two to one."""
-    found = set()
-    for rate in range(10, 120, 2):
-        for isl in (1000.0, 2000.0, 4000.0):
-            sight = sight_of(float(rate), isl, 100.0, 1.0, expected=float(rate))
-            for prefill in (5, 6):
-                near = sight.loads.near
-                best = max(sight.service.goodput(split(k), near) for k in range(1, WORKERS))
-                gain = (best - sight.service.goodput(split(prefill), near)) / near.rate
-                if SPLIT_ERROR < gain <= LAST_ERROR:
-                    found.add((prefill, flipped(sight, split(prefill)).count(Role.PREFILL)))
-    assert (5, 6) in found
-    assert (6, 6) in found
-    assert (6, 7) not in found
+    current, model = inputs.load.current, inputs.model
+    for other in inputs.load.bounds:
+        assert model.goodput(layout, other) > model.goodput(standing, other)
+    gain = (model.goodput(layout, current) - model.goodput(standing, current)) / current.rate
+    assert gain > TUNING.estimate_error

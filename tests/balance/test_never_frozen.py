@@ -13,7 +13,7 @@ from tests.balance.world import World, make_spec, pool
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType
-from fulcrum.balance import CreateWorker, DeleteWorker, SetRole, StartDrain, auto
+from fulcrum.balance import CreateWorker, DeleteWorker, SetRole, StartDrain, decide
 from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.snapshot import CLOCK_SKEW
 from fulcrum.load.traffic import without_nonsense
@@ -63,8 +63,8 @@ def test_a_pool_removed_while_no_worker_serves() -> None:
     world.outlook = replace(late(), speeds={"a": speed()})
     decided = world.plan()
     assert [a.name for a in decided.actions if isinstance(a, DeleteWorker)] == ["c-b-0"]
-    assert decided.insight.failure is None
-    assert decided.insight.attainment is None
+    assert decided.trace.failure is None
+    assert decided.trace.attainment is None
 
 
 def test_a_defect_of_the_balance_is_a_condition_and_dead_workers_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_a_defect_of_the_balance_is_a_condition_and_dead_workers_are_replaced(mo
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr(auto, "look", broken)
+    monkeypatch.setattr(decide, "gather", broken)
     decided = world.plan()
     assert [(a.name, a.role) for a in decided.actions if isinstance(a, CreateWorker)] == [("c-a-2", lost.role)]
     assert not [a for a in decided.actions if isinstance(a, StartDrain | SetRole | DeleteWorker)]

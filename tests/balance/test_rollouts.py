@@ -297,7 +297,7 @@ def test_budgets_hold_at_every_instant_of_rollouts_under_load(
         world.outlook = replace(known, speeds={chosen.name: speed() for chosen in spec.pools})
         for _ in range(data.draw(st.integers(1, 5), label="rounds")):
             decided = world.plan()
-            assert decided.insight.failure is None
+            assert decided.trace.failure is None
             actions = list(decided.actions)
             if actions:
                 order = st.lists(st.sampled_from(range(len(actions))), unique=True)

@@ -6,9 +6,9 @@ import pytest
 from tests.balance.loads import speed
 
 from fulcrum.api.names import Role
+from fulcrum.balance.best_split import splits
+from fulcrum.balance.cheapest import cheapest
 from fulcrum.balance.pools import PoolBounds
-from fulcrum.balance.sizing import cheapest
-from fulcrum.balance.split import splits
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel, reachable

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.balance.loads import forecast, traffic
 
-from fulcrum.balance.load import Loads, read_loads
+from fulcrum.balance.estimate import LoadEstimate, estimate
 from fulcrum.balance.outlook import Outlook
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.load.traffic import Traffic
@@ -15,9 +15,9 @@ from fulcrum.load.traffic import Traffic
 SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
 
 
-def loads(measured: Traffic, **outlook: object) -> Loads:
-    read = read_loads(Outlook(traffic=measured, **outlook), (), SLO, payback_seconds=30.0)  # type: ignore[arg-type]
-    assert isinstance(read, Loads)
+def loads(measured: Traffic, **outlook: object) -> LoadEstimate:
+    read = estimate(Outlook(traffic=measured, **outlook), (), SLO, payback_seconds=30.0)  # type: ignore[arg-type]
+    assert isinstance(read, LoadEstimate)
     return read
 
 
@@ -38,17 +38,17 @@ def test_a_load_is_told_to_people() -> None:
         (600.0, 0.0, 1.0, 100.0),  # the long ones of before
         (200.0, 1 / 3, 1.0, 200.0),  # the others were turned away
         (200.0, 0.0, 10.0, 210.0),  # they came just now
-        (None, 0.0, 1.0, 200.0),  # nobody counted
+        (None, 0.0, 1.0, 200.0),  # not counted
     ],
 )
 def test_answers_that_have_not_ended_are_longer(
     ended: float | None, rejected: float, dispersion: float, expected: float
 ) -> None:
     measured = traffic(10.0, osl=200.0, osl_cv2=1.0, ended=ended, rejected=rejected, dispersion=dispersion)
-    assert loads(measured).near.decode.osl_tokens == pytest.approx(expected)
+    assert loads(measured).current.decode.osl_tokens == pytest.approx(expected)
 
 
-def test_lengths_that_nobody_measured_are_as_good_as_guessed() -> None:
+def test_lengths_that_were_not_measured_are_as_good_as_guessed() -> None:
     ahead = forecast(10.0)
     assert loads(traffic(10.0, osl=None), forecast=ahead).noise.osl == 1.0
     assert loads(traffic(10.0, isl=None), forecast=ahead).noise.isl == 1.0
@@ -56,5 +56,5 @@ def test_lengths_that_nobody_measured_are_as_good_as_guessed() -> None:
 
 def test_what_is_only_expected_is_not_sure() -> None:
     read = loads(traffic(10.0), forecast=forecast(50.0))
-    assert read.near.rate == 50.0
-    assert read.sure.rate < 10.0
+    assert read.current.rate == 50.0
+    assert read.bounds[1].rate < 10 < read.bounds[2].rate

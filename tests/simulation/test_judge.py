@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.balance import flips
+from fulcrum.balance import tuning
 from fulcrum.simulation.ablations import ABLATIONS, Ablation, Constant, switched_off
 from fulcrum.simulation.judge import judged, rivals, run_ours
 from fulcrum.simulation.scenarios import Scenario, draw, layouts
@@ -40,28 +40,36 @@ def test_moving_workers_are_judged_by_gpu_hours_for_the_same_attainment() -> Non
         assert one.ratio > 1
 
 
+def value_of(constant: Constant) -> object:
+    value: object = import_module(f"fulcrum.{constant.module}")
+    for part in constant.name.split("."):
+        value = getattr(value, part)
+    return value
+
+
 def test_every_constant_that_is_switched_off_is_there_and_comes_back() -> None:
     assert len({one.name for one in ABLATIONS}) == len(ABLATIONS)
     for entry in ABLATIONS:
-        before = [getattr(import_module(f"fulcrum.{each.module}"), each.name) for each in entry.constants]
+        before = [value_of(each) for each in entry.constants]
         with switched_off(entry):
             for constant, value in zip(entry.constants, before, strict=True):
-                assert getattr(import_module(f"fulcrum.{constant.module}"), constant.name) == constant.neutral != value
-        assert [getattr(import_module(f"fulcrum.{each.module}"), each.name) for each in entry.constants] == before
+                assert value_of(constant) == constant.neutral != value
+        assert [value_of(each) for each in entry.constants] == before
 
 
 def test_what_others_have_imported_is_switched_off_too() -> None:
-    entry = Ablation(name="x", says="", constants=(Constant(module="balance.load", name="NOISE_SIGMAS", neutral=0.0),))
-    with switched_off(entry):
-        taken = [import_module(f"fulcrum.balance.{name}") for name in ("load", "rejecting", "lengths", "flips")]
-        assert {getattr(module, "NOISE_SIGMAS", 0.0) for module in taken} == {0.0}
+    constant = Constant(module="balance.tuning", name="TUNING.noise_sigmas", neutral=0.0)
+    with switched_off(Ablation(name="x", says="", constants=(constant,))):
+        taken = [import_module(f"fulcrum.balance.{name}") for name in ("tuning", "estimate", "split", "size")]
+        assert {module.TUNING.noise_sigmas for module in taken} == {0.0}
 
 
 def test_a_constant_that_is_gone_is_named() -> None:
-    entry = Ablation(name="x", says="", constants=(Constant(module="balance.flips", name="GONE", neutral=0.0),))
-    with pytest.raises(LookupError, match=r"fulcrum\.balance\.flips has no GONE"), switched_off(entry):
-        pass
-    assert flips.SPLIT_ERROR > 0
+    for name in ("GONE", "TUNING.gone"):
+        entry = Ablation(name="x", says="", constants=(Constant(module="balance.tuning", name=name, neutral=0.0),))
+        with pytest.raises(LookupError, match=rf"fulcrum\.balance\.tuning has no {name}"), switched_off(entry):
+            pass
+    assert tuning.TUNING.estimate_error > 0
 
 
 def test_the_planner_and_admission_are_switched_off_in_the_spec() -> None:

@@ -94,6 +94,57 @@ class ForecastStatus(ApiStruct, frozen=True, kw_only=True):
     horizon: Annotated[Duration | None, Meta(description="How far ahead the plan looks.")] = None
 
 
+class DecidedLoad(ApiStruct, frozen=True, kw_only=True):
+    """The load that a decision was made for, with its bounds."""
+
+    rate: Annotated[float, Meta(ge=0, description="Requests per second that were measured.")]
+    lower_rate: Annotated[float, Meta(ge=0, description="Requests per second that arrive at least.")]
+    upper_rate: Annotated[float, Meta(ge=0, description="Requests per second that arrive at most.")]
+    forecast_rate: Annotated[
+        float | None, Meta(description="Requests per second within the horizon, at the forecast's quantile.")
+    ] = None
+    input_tokens: Annotated[float, Meta(ge=0, description="Mean prompt tokens.")]
+    output_tokens: Annotated[float, Meta(ge=0, description="Mean output tokens.")]
+
+
+class Candidate(ApiStruct, frozen=True, kw_only=True):
+    """A layout of workers that was considered."""
+
+    layout: Annotated[str, Meta(max_length=256, description="Workers per role, as `3P:5D`.")]
+    attainment: Annotated[
+        _Share, Meta(description="Share of requests that it serves inside the SLO by estimate, at the expected load.")
+    ]
+    lowest: Annotated[_Share | None, Meta(description="The same for the least favourable load within the bounds.")] = (
+        None
+    )
+    verdict: Annotated[str, Meta(max_length=256, description="Why it was chosen, or was not.")]
+
+
+class Explanation(ApiStruct, frozen=True, kw_only=True):
+    """What a decision rests on. It is written with the decision and not again."""
+
+    load: DecidedLoad
+    attainment: Annotated[
+        _Share | None, Meta(description="Share of admitted requests inside the SLO, as measured.")
+    ] = None
+    candidates: Annotated[
+        tuple[Candidate, ...],
+        Meta(
+            max_length=8,
+            description="Layouts that were compared.",
+            extra_json_schema={"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = ()
+    changes: Annotated[
+        tuple[Annotated[str, Meta(max_length=256)], ...],
+        Meta(
+            max_length=4,
+            description="What would change the decision.",
+            extra_json_schema={"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = ()
+
+
 class Decision(ApiStruct, frozen=True, kw_only=True):
     """The last decision that changed something."""
 
@@ -102,6 +153,9 @@ class Decision(ApiStruct, frozen=True, kw_only=True):
     from_: Annotated[str, Meta(max_length=256, description="State before.")] = msgspec.field(name="from")
     to: Annotated[str, Meta(max_length=256, description="State after.")]
     time: Annotated[Time, Meta(description="When.")]
+    explanation: Annotated[
+        Explanation | None, Meta(description="What it rests on; absent where the load was not the reason.")
+    ] = None
 
 
 class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):

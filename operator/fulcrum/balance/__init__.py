@@ -1,7 +1,7 @@
 """How many workers of each role, and the next safe step towards it. Pure."""
 
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, changes_cluster
-from fulcrum.balance.choice import RoleScale
+from fulcrum.balance.decision import RoleScale
 from fulcrum.balance.plan import Plan, PlanEvent, plan, stopped_status, with_failure
 from fulcrum.balance.revision import kv_pool_claim, worker_config, worker_image, worker_revision
 from fulcrum.balance.snapshot import GatewayState, Snapshot, Termination, Worker, WorkerPhase

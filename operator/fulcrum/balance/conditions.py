@@ -11,7 +11,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import AdmissionPolicy, Condition, ConditionStatus, ConditionType, InferenceClusterStatus
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.assignment import Assignment
-from fulcrum.balance.choice import Choice
+from fulcrum.balance.decision import Decision
 from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, names_of, worker_fault
 from fulcrum.balance.kv_tiers import pool_fault, restoring_notes
 from fulcrum.balance.rejecting import rejecting
@@ -78,11 +78,11 @@ def available(snapshot: Snapshot) -> Finding:
 
 
 def progressing(
-    snapshot: Snapshot, choice: Choice, actions: tuple[Action, ...], halted: frozenset[str], *, least_available: int
+    snapshot: Snapshot, decision: Decision, actions: tuple[Action, ...], halted: frozenset[str], *, least_available: int
 ) -> Finding:
     """Progressing: the cluster is on its way to what the spec says, or to what the load asks for."""
-    finding = _progress(snapshot, choice.assignment, actions, halted)
-    reason, notes = _notes(choice)
+    finding = _progress(snapshot, decision.assignment, actions, halted)
+    reason, notes = _notes(decision)
     notes += restoring_notes(snapshot)
     ready = sum(worker.ready and not worker.deleting for worker in snapshot.workers)
     if finding.status and 0 < ready <= least_available:
@@ -132,20 +132,18 @@ def _progress(
     return Finding(type=kind, status=False, reason=Reason.RECONCILED, message="The cluster is as its spec says.")
 
 
-def _notes(choice: Choice) -> tuple[Reason | None, list[str]]:
+def _notes(decision: Decision) -> tuple[Reason | None, list[str]]:
     """Return what is to be said about the balance beside its progress; without figures, which never stand still."""
-    insight = choice.insight
-    if insight.failure is not None:
-        return Reason.PLAN_FAILED, [_plan_failed(insight.failure)]
-    if insight.unknown is not None:
-        return Reason.METRICS_UNKNOWN, [
-            f"The balance holds what stands, because its input is unknown: {insight.unknown}"
-        ]
+    trace = decision.trace
+    if trace.failure is not None:
+        return Reason.PLAN_FAILED, [_plan_failed(trace.failure)]
+    if trace.unknown is not None:
+        return Reason.METRICS_UNKNOWN, [f"The balance holds what stands, because its input is unknown: {trace.unknown}"]
     reason, notes = None, []
-    if choice.proposal is not None:
+    if decision.proposal is not None:
         reason = Reason.OBSERVING
-        notes.append(f"Mode Observe changes nothing. Auto would {_proposal(choice, choice.proposal)}.")
-    if insight.unreachable:
+        notes.append(f"Mode Observe changes nothing. Auto would {_proposal(decision, decision.proposal)}.")
+    if trace.unreachable:
         notes.append(
             "Even an idle worker is slower than spec.slo for requests of this length; the balance plans for the "
             "nearest promise that one keeps. Widen spec.slo.ttft or spec.slo.tpot, or use faster workers."
@@ -161,33 +159,33 @@ def _plan_failed(error: Exception) -> str:
     )
 
 
-def _proposal(choice: Choice, proposal: Choice) -> str:
+def _proposal(decision: Decision, proposal: Decision) -> str:
     return (
         "change nothing"
-        if proposal.target.counts() == choice.target.counts()
+        if proposal.target.counts() == decision.target.counts()
         else f"go to {ratio_text(proposal.target.counts())}"
     )
 
 
-def degraded(snapshot: Snapshot, choice: Choice, halted: frozenset[str], now: datetime) -> Finding:
+def degraded(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now: datetime) -> Finding:
     """Degraded: something needs a human; the message says which Pod, what it said, and what to do."""
-    reason, message = _worst(snapshot, choice, halted, now) or (Reason.HEALTHY, "No worker reports a fault.")
+    reason, message = _worst(snapshot, decision, halted, now) or (Reason.HEALTHY, "No worker reports a fault.")
     return Finding(type=ConditionType.DEGRADED, status=reason is not Reason.HEALTHY, reason=reason, message=message)
 
 
-def _worst(snapshot: Snapshot, choice: Choice, halted: frozenset[str], now: datetime) -> tuple[Reason, str] | None:
+def _worst(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now: datetime) -> tuple[Reason, str] | None:
     if snapshot.refused:
         said = (f"No worker of pool {pool} is made: {why}" for pool, why in snapshot.refused.items())
         return Reason.TEMPLATE_REFUSED, " ".join(said)
     fault = worker_fault(snapshot, now) or transfer_fault(snapshot, now) or pool_fault(snapshot)
     if fault is not None:
         return fault
-    if choice.insight.failure is not None:
-        return Reason.PLAN_FAILED, _plan_failed(choice.insight.failure)
+    if decision.trace.failure is not None:
+        return Reason.PLAN_FAILED, _plan_failed(decision.trace.failure)
     if halted:
         return Reason.ROLLOUT_HALTED, halted_message(snapshot, sorted(halted))
     rejected = rejecting(snapshot)
-    if choice.insight.over_capacity:
+    if decision.trace.over_capacity:
         return Reason.OVER_CAPACITY, _over_capacity(snapshot, rejected)
     return None if rejected is None else (Reason.REQUESTS_REJECTED, rejected)
 

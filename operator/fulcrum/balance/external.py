@@ -12,8 +12,8 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.scale_types import scaled_roles
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.balance.choice import Choice, Reasons, RoleScale
-from fulcrum.balance.placing import Kept, keep, place
+from fulcrum.balance.assign import Kept, keep, place
+from fulcrum.balance.decision import Decision, Reasons, RoleScale
 from fulcrum.balance.pools import only_role
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.target import Target
@@ -25,7 +25,7 @@ Counts = dict[str, dict[Role, int]]
 """Workers by pool and role."""
 
 
-def follow_scales(snapshot: Snapshot, now: datetime) -> Choice:
+def follow_scales(snapshot: Snapshot, now: datetime) -> Decision:
     """Return what is to be done in mode External: flips where they do, else new workers and drains."""
     spec = snapshot.spec
     asked = _asked(snapshot)
@@ -41,7 +41,7 @@ def follow_scales(snapshot: Snapshot, now: datetime) -> Choice:
     roles = _roles(kept, goal, resting_since)
     wanted_before = sum(counts.desired for counts in snapshot.status.roles.values())
     grows, shrinks = 0 < wanted_before < goal.total, wanted_before > goal.total
-    return Choice(
+    return Decision(
         target=Target(
             workers=workers,
             fixed={pool.name: role for pool in spec.pools if (role := only_role(pool)) is not None},

@@ -17,25 +17,25 @@ from fulcrum.api.types import (
     Condition,
     ConditionStatus,
     ConditionType,
-    Decision,
     InferenceClusterStatus,
     RoleCounts,
 )
+from fulcrum.api.types import Decision as LastDecision
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, changes_cluster
 from fulcrum.balance.assignment import assign
-from fulcrum.balance.auto import choose, hold
-from fulcrum.balance.choice import Choice, Insight, Reasons, RoleScale
 from fulcrum.balance.conditions import Finding, available, degraded, progressing, settle, timestamp
+from fulcrum.balance.decide import decide, hold
+from fulcrum.balance.decision import Decision, Reasons, RoleScale, Trace
 from fulcrum.balance.external import follow_scales
 from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, is_stuck
 from fulcrum.balance.guard import RoleGuard
-from fulcrum.balance.load import DEFAULT_START_SECONDS
 from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.rollout import Surge, halted_pools, surge_of, with_revisions
 from fulcrum.balance.snapshot import Snapshot, Worker, roles_served, served_roles
 from fulcrum.balance.standing import standing_workers
-from fulcrum.balance.steps import STEPS, Turn
+from fulcrum.balance.steps import STEPS, StepContext
 from fulcrum.balance.target import Target, make_target, ratio_text
+from fulcrum.balance.tuning import TUNING
 
 __all__ = [
     "RESYNC_SECONDS",
@@ -84,7 +84,7 @@ class Plan:
     """Ready workers that evictions must leave: all but one of those that can serve."""
     target: Mapping[Role, int] = field(default_factory=dict)
     """Workers per role that are to be, roles with none left out."""
-    insight: Insight = field(default_factory=Insight)
+    trace: Trace = field(default_factory=Trace)
     """Figures behind an automatic decision, for metrics; empty in mode Manual."""
     scales: tuple[RoleScale, ...] = ()
     """What each InferenceScale gets, in mode External; none where the balance failed."""
@@ -104,81 +104,81 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     surge = surge_of(snapshot)
     # A worker that is to replace another one and that other one are one place.
     seen = replace(snapshot, workers=tuple(w for w in snapshot.workers if w.uid not in surge.uids))
-    choice = _with_surge(_choose(seen, now), surge, halted)
-    actions = () if snapshot.paused else _actions(snapshot, choice, halted, now)
-    least_available = _least_available(snapshot, choice, now)
-    status = _status(snapshot, choice, actions, halted, now, least_available=least_available)
+    decision = _with_surge(_choose(seen, now), surge, halted)
+    actions = () if snapshot.paused else _actions(snapshot, decision, halted, now)
+    least_available = _least_available(snapshot, decision, now)
+    status = _status(snapshot, decision, actions, halted, now, least_available=least_available)
     return Plan(
         actions=actions,
         status=status,
         events=_events(snapshot, status),
         requeue_after_seconds=_requeue_seconds(snapshot, actions, status),
         least_available=least_available,
-        target=(choice.proposal or choice).target.counts(),
-        insight=choice.insight,
-        scales=choice.scales,
-        observed_only=choice.proposal is not None,
+        target=(decision.proposal or decision).target.counts(),
+        trace=decision.trace,
+        scales=decision.scales,
+        observed_only=decision.proposal is not None,
     )
 
 
-def _choose(snapshot: Snapshot, now: datetime) -> Choice:
+def _choose(snapshot: Snapshot, now: datetime) -> Decision:
     if snapshot.spec.balance.mode is BalanceMode.MANUAL:
         target = make_target(snapshot.spec)
         served = served_roles(snapshot.workers)
         # What flips while a role is served by nobody takes that role over, whatever else it is for.
         reasons = Reasons(flip=Reason.ROLE_EMPTY) if len(served) == 1 else Reasons()
-        return Choice(target=target, assignment=assign(snapshot, target), reasons=reasons)
+        return Decision(target=target, assignment=assign(snapshot, target), reasons=reasons)
     try:
         if snapshot.spec.balance.mode is BalanceMode.EXTERNAL:
             return follow_scales(snapshot, now)
-        return choose(snapshot, now)
+        return decide(snapshot, now)
     except Exception as error:  # noqa: BLE001 (a defect in the balance must not keep dead workers from being replaced)
         # Without speeds and load: nothing is left that the performance model could trip over again.
         blind = replace(snapshot, outlook=Outlook())
         held = hold(blind, standing_workers(blind), now, repair=False)
-        return replace(held, insight=Insight(failure=error))
+        return replace(held, trace=Trace(failure=error))
 
 
-def _with_surge(choice: Choice, surge: Surge, halted: frozenset[str]) -> Choice:
-    """Return the choice with the workers that stand twice for one place; those that are not needed any more go."""
+def _with_surge(decision: Decision, surge: Surge, halted: frozenset[str]) -> Decision:
+    """Return the decision with the workers that stand twice for one place; those that are not needed any more go."""
     going = [w for w in surge.superseded if w.pool not in halted or w.role is Role.DRAINING]
-    surplus = (*choice.assignment.surplus, *surge.obsolete, *going)
-    return replace(choice, assignment=replace(choice.assignment, surplus=surplus, surge=surge))
+    surplus = (*decision.assignment.surplus, *surge.obsolete, *going)
+    return replace(decision, assignment=replace(decision.assignment, surplus=surplus, surge=surge))
 
 
-def _actions(snapshot: Snapshot, choice: Choice, halted: frozenset[str], now: datetime) -> tuple[Action, ...]:
-    assignment = choice.assignment
+def _actions(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now: datetime) -> tuple[Action, ...]:
+    assignment = decision.assignment
     needed = frozenset[Role]().union(*(roles_served(role) for role in assignment.roles))
-    turn = Turn(
+    context = StepContext(
         now=now,
         snapshot=snapshot,
-        target=choice.target,
+        target=decision.target,
         assignment=assignment,
         halted=halted,
         drain_timeout=timedelta(seconds=seconds(snapshot.spec.balance.flip.drain_timeout)),
         guard=RoleGuard(snapshot.workers, needed),
         touched=set(),
-        reasons=choice.reasons,
+        reasons=decision.reasons,
     )
     actions: list[Action] = []
     for step in STEPS:
-        for action in step(turn):
+        for action in step(context):
             if isinstance(action, CreateWorker) and action.pool in snapshot.refused:
                 continue
-            if action.name not in turn.touched:
-                turn.touched.add(action.name)
+            if action.name not in context.touched:
+                context.touched.add(action.name)
                 actions.append(action)
     return tuple(actions)
 
 
-def _least_available(snapshot: Snapshot, choice: Choice, now: datetime) -> int:
+def _least_available(snapshot: Snapshot, decision: Decision, now: datetime) -> int:
     """Return how many ready workers an eviction must leave, so that nodes drain one worker at a time.
 
     Workers that are wanted and still start count: the next eviction waits for them. Those that cannot start do not:
     else no node would ever drain. Of several workers the last that serves stays.
     """
-    usual = timedelta(seconds=snapshot.outlook.start_seconds or DEFAULT_START_SECONDS)
-    slots = choice.assignment.slots
+    usual = timedelta(seconds=snapshot.outlook.start_seconds or TUNING.start_seconds)
+    slots = decision.assignment.slots
     able = sum(
         slot.worker is None
         or not is_stuck(slot.worker, snapshot.spec, now)
@@ -195,24 +195,24 @@ def _least_available(snapshot: Snapshot, choice: Choice, now: datetime) -> int:
 
 def _status(
     snapshot: Snapshot,
-    choice: Choice,
+    decision: Decision,
     actions: tuple[Action, ...],
     halted: frozenset[str],
     now: datetime,
     *,
     least_available: int,
 ) -> InferenceClusterStatus:
-    target, assignment = choice.target, choice.assignment
+    target, assignment = decision.target, decision.assignment
     findings = (
         available(snapshot),
-        progressing(snapshot, choice, actions, halted, least_available=least_available),
-        degraded(snapshot, choice, halted, now),
+        progressing(snapshot, decision, actions, halted, least_available=least_available),
+        degraded(snapshot, decision, halted, now),
     )
     ready = sum(1 for slot in assignment.slots if slot.worker is not None and slot.worker.ready)
     address = snapshot.gateway.cluster_ip
-    decision = _decision(snapshot, target, actions, now)
-    if decision is None and choice.proposal is not None:
-        decision = _proposed(snapshot, choice, choice.proposal, now)
+    last = _last_decision(snapshot, decision, actions, now)
+    if last is None and decision.proposal is not None:
+        last = _proposed(snapshot, decision, decision.proposal, now)
     return InferenceClusterStatus(
         observed_generation=snapshot.generation,
         conditions=settle(findings, status=snapshot.status, generation=snapshot.generation, now=now),
@@ -220,7 +220,7 @@ def _status(
         ratio=ratio_text(_counts(w for w in snapshot.workers if w.serving)),
         ready=f"{ready}/{len(assignment.slots)}",
         roles=_role_counts(snapshot, target),
-        last_decision=decision or snapshot.status.last_decision,
+        last_decision=last or snapshot.status.last_decision,
     )
 
 
@@ -246,36 +246,40 @@ def _role_counts(snapshot: Snapshot, target: Target) -> dict[Role, RoleCounts]:
     return roles
 
 
-def _decision(snapshot: Snapshot, target: Target, actions: tuple[Action, ...], now: datetime) -> Decision | None:
+def _last_decision(
+    snapshot: Snapshot, decision: Decision, actions: tuple[Action, ...], now: datetime
+) -> LastDecision | None:
     """Summarise a plan in one line; flips first, because they are what an operator on call looks for."""
     for kind, verb in ((SetRole, "Flip"), (StartDrain, "Drain"), (DeleteWorker, "Delete"), (CreateWorker, "Create")):
         chosen = [action for action in actions if isinstance(action, kind)]
         if chosen:
-            return Decision(
+            return LastDecision(
                 action=f"{verb} {', '.join(action.name for action in chosen[:4])}{' ...' if chosen[4:] else ''}",
                 reason=chosen[0].reason,
                 from_=ratio_text(_counts(w for w in snapshot.workers if not w.deleting and not w.ended)),
-                to=ratio_text(target.counts()),
+                to=ratio_text(decision.target.counts()),
                 time=timestamp(now),
+                explanation=decision.trace.explanation if chosen[0].reason is decision.trace.reason else None,
             )
     return None
 
 
-def _proposed(snapshot: Snapshot, choice: Choice, proposal: Choice, now: datetime) -> Decision | None:
+def _proposed(snapshot: Snapshot, decision: Decision, proposal: Decision, now: datetime) -> LastDecision | None:
     """Return what mode Auto would do; the one that stands while it would still be the same."""
-    have, want = ratio_text(choice.target.counts()), ratio_text(proposal.target.counts())
+    have, want = ratio_text(decision.target.counts()), ratio_text(proposal.target.counts())
     if have == want:
         return None
-    decision = Decision(
+    last = LastDecision(
         action=f"Observed only: Auto would go from {have} to {want}",
-        reason=proposal.insight.reason or Reason.OBSERVING,
+        reason=proposal.trace.reason or Reason.OBSERVING,
         from_=have,
         to=want,
         time=timestamp(now),
+        explanation=proposal.trace.explanation,
     )
     standing = snapshot.status.last_decision
-    same = standing is not None and (standing.action, standing.reason) == (decision.action, decision.reason)
-    return standing if same else decision
+    same = standing is not None and (standing.action, standing.reason) == (last.action, last.reason)
+    return standing if same else last
 
 
 def _events(snapshot: Snapshot, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:

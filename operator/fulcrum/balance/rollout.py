@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from fulcrum.api.types import Pool
-from fulcrum.balance.load import deviation, served_share
+from fulcrum.balance.estimate import deviation, served_share
 from fulcrum.balance.revision import worker_image, worker_revision
 from fulcrum.balance.snapshot import Snapshot, Worker
 

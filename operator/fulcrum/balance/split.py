@@ -1,143 +1,198 @@
-"""Given workers, the roles in which they serve the most requests inside the SLO."""
+"""Stage `split`: a worker changes its role when that serves more requests in time than it costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import sqrt
 from typing import Final
 
 from fulcrum.api.names import Role
+from fulcrum.balance.best_split import splits
+from fulcrum.balance.estimate import LoadEstimate, Noise
 from fulcrum.balance.pools import PoolBounds
+from fulcrum.balance.tuning import TUNING
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
-from fulcrum.performance.model import USUAL_ADMITTED, PerformanceModel
+from fulcrum.performance.model import PerformanceModel
 
-FINENESS: Final = 128
-"""Splits of many workers are searched to this part of them: one in a thousand changes nothing that can be measured."""
+_ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One worker of a pool changes its role."""
+
+    pool: str
+    from_role: Role
+    role: Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """All splits of the given workers, from fewest to most prefill workers.
+class Considered:
+    """A layout that was compared with the one that stands."""
 
-    Flippable pools are in the order of their comparative advantage (Ricardo): those that give up the least decoding
-    for their prefill go first, so that one number says which worker does what.
+    layout: Layout
+    gain: float
+    """Requests that the change brings inside the SLO within the payback time, less its cost, at the expected load."""
+    lowest: float
+    """The same for the least favourable load within the bounds."""
+    least: float
+    """What the gain must exceed: the error of the estimates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flips:
+    """Which workers change their role, and what was compared."""
+
+    moves: tuple[Move, ...] = ()
+    gain: float = 0.0
+    """Requests that they bring inside the SLO within the payback time, less their cost, at the expected load."""
+    considered: tuple[Considered, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stakes:
+    """What a flip is weighed by."""
+
+    payback_seconds: float
+    """How long the new role is kept at least, in which the flip must have paid for itself."""
+    cost_workers: float
+    """Workers that a flip takes away while its old work lasts (`Tuning`)."""
+
+
+def split(
+    pools: Sequence[PoolBounds],
+    standing: Layout,
+    movable: Counter[tuple[str, Role]],
+    *,
+    load: LoadEstimate,
+    model: PerformanceModel,
+    stakes: Stakes,
+) -> Flips:
+    """Return the moves with the highest gain over cost; none when standing still is best, or might be by noise.
+
+    `standing` are the workers that serve, `movable` how many of them may flip now (dwell), by pool and role.
     """
-
-    prefill: dict[str, int]
-    decode: dict[str, int]
-    mixed: dict[str, int]
-    flexible: tuple[tuple[str, int], ...]
-    mixes: bool
-    """Flippable workers may also do both: all their pools allow it, or there is only one worker."""
-
-    @property
-    def lowest(self) -> int:
-        """Fewest flippable workers that must prefill."""
-        return 0 if self.prefill else 1
-
-    @property
-    def highest(self) -> int:
-        """Most flippable workers that may prefill."""
-        return sum(count for _, count in self.flexible) - (0 if self.decode else 1)
-
-    def at(self, prefilling: int) -> Layout:
-        prefill, decode = dict(self.prefill), dict(self.decode)
-        for pool, count in self.flexible:
-            taken = min(prefilling, count)
-            prefill[pool], decode[pool] = taken, count - taken
-            prefilling -= taken
-        return Layout.of(prefill=prefill, decode=decode, mixed=self.mixed)
-
-    def all_mixed(self) -> Layout:
-        return Layout.of(prefill=self.prefill, decode=self.decode, mixed=self.mixed | dict(self.flexible))
+    if load.current.rate <= 0 or not standing.complete:
+        return Flips()
+    workers = {pool.name: sum(standing.in_pool(pool.name).values()) for pool in pools}
+    best, considered = Flips(), list[Considered]()
+    for goal in splits(pools, workers, model, load.current):
+        wanted = _moves(pools, standing, goal)
+        possible = _possible(wanted, movable)
+        counts = {len(possible), (len(possible) + 1) // 2, min(1, len(possible))} - {0}
+        if standing.mixed != goal.mixed:
+            # Beside mixed workers, single roles say little about what all of them in one role would do.
+            counts = {len(wanted)} if len(possible) == len(wanted) else set()
+        found = _paying(standing, possible, counts, load=load, model=model, stakes=stakes)
+        considered += found.considered
+        if found.gain > best.gain:
+            best = found
+    return replace(best, considered=tuple(considered))
 
 
-def splits(
-    rooms: Sequence[PoolBounds], workers: dict[str, int], service: PerformanceModel, load: Load
-) -> tuple[Layout, ...]:
-    """Return the best disaggregated split of `workers` and, where they may, the one in which flippable workers do both.
+def _paying(
+    standing: Layout,
+    possible: tuple[Move, ...],
+    counts: set[int],
+    *,
+    load: LoadEstimate,
+    model: PerformanceModel,
+    stakes: Stakes,
+) -> Flips:
+    """Return how many of the moves pay.
 
-    One that leaves prefill or decode to nobody is left out; without workers there is none. The one with the higher
-    goodput comes first; where both keep the promise, the disaggregated one.
+    They must bring more than the estimates are off, for what is expected and for what was measured, and be no loss
+    in any load within the bounds. So must each further one.
     """
-    key = (tuple(sorted((room.name, workers[room.name]) for room in rooms)), load)
-    if key not in service.known_splits:
-        service.known_splits[key] = _splits(_line(rooms, workers, service, load), service, load)
-    return service.known_splits[key]
-
-
-def _splits(line: _Line, service: PerformanceModel, load: Load) -> tuple[Layout, ...]:
-    found: list[Layout] = []
-    if line.lowest <= line.highest:
-        found.append(line.at(_best_on(line, service, load)))
-    together = line.all_mixed()
-    if line.mixes and together.complete and together not in found:
-        found.append(together)
-    promised = load.rate * service.slo.attainment
-    return tuple(sorted(found, key=lambda layout: min(service.goodput(layout, load), promised), reverse=True))
-
-
-def _line(rooms: Sequence[PoolBounds], workers: dict[str, int], service: PerformanceModel, load: Load) -> _Line:
-    having = {role: {r.name: workers[r.name] for r in rooms if r.role is role and workers[r.name]} for role in _KINDS}
-    flexible = sorted(having[None].items(), key=lambda item: -_advantage(service, item[0], load))
-    return _Line(
-        prefill=having[Role.PREFILL],
-        decode=having[Role.DECODE],
-        mixed=having[Role.MIXED],
-        flexible=tuple(flexible),
-        mixes=all(room.mixes for room in rooms if room.name in having[None]) or sum(workers.values()) == 1,
-    )
-
-
-_KINDS: Final = (Role.PREFILL, Role.DECODE, Role.MIXED, None)
-
-
-def _advantage(service: PerformanceModel, pool: str, load: Load) -> float:
-    rates = service.unit_rates(pool, load)
-    return rates.prefill / rates.decode
-
-
-def _best_on(line: _Line, service: PerformanceModel, load: Load) -> int:
-    def prefill_covers(k: int) -> bool:
-        layout = line.at(k)
-        prefill, decode = (service.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
-        return prefill * load.decode.rate >= decode * load.prefill.rate
-
-    # Where both roles have the same room, and from there uphill; between equal ones the more even one stands.
-    crossing = _first_true(line.lowest, line.highest, prefill_covers)
-    best = max(range(max(line.lowest, crossing - 1), crossing + 1), key=lambda k: (service.cover(line.at(k), load), k))
-    worth = _worth(line.at(best), service, load)
-    value = worth(line.at(best))
-    span = line.highest - line.lowest
-    step = max(1, span // 16)
-    while step > span // FINENESS:
-        tried = [k for k in (best - step, best + step) if line.lowest <= k <= line.highest]
-        higher = max((worth(line.at(k)), k) for k in tried) if tried else (value, best)
-        if higher[0] > value:
-            value, best = higher
+    loads = (load.current, *load.bounds, *_other_mix(standing, possible, load))
+    moves, gains, considered = possible[:0], [0.0] * len(loads), list[Considered]()
+    for count in sorted(counts):
+        layout = after(standing, possible[:count])
+        error = TUNING.estimate_error * stakes.payback_seconds
+        least = [error * each.rate if place < 2 else 0.0 for place, each in enumerate(loads)]
+        found: list[float] = []
+        for each, before, least_more in zip(loads, gains, least, strict=True):
+            found.append(_gain(standing, possible[:count], each, model, stakes))
+            if found[-1] <= before + least_more:
+                break
         else:
-            step //= 2
-    return best
+            moves, gains = possible[:count], found
+        considered.append(Considered(layout=layout, gain=found[0], lowest=min(found), least=least[0]))
+    return Flips(moves=moves, gain=gains[0], considered=tuple(considered))
 
 
-def _worth(layout: Layout, service: PerformanceModel, load: Load) -> Callable[[Layout], float]:
-    """Return what splits are compared by: with room to spare all are equally good, and so a larger load tells.
+def after(standing: Layout, moves: Iterable[Move]) -> Layout:
+    """Return the layout after the moves."""
+    counts = {role: Counter(dict(standing.of_role(role))) for role in _ROLES}
+    for move in moves:
+        counts[move.from_role][move.pool] -= 1
+        counts[move.role][move.pool] += 1
+    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
 
-    Where the promise is not kept, what matters is how many can be served within it.
+
+def _moves(pools: Sequence[PoolBounds], standing: Layout, goal: Layout) -> list[Move]:
+    found: list[list[Move]] = []
+    for pool in pools:
+        have, want = standing.in_pool(pool.name), goal.in_pool(pool.name)
+        givers = [role for role in _ROLES for _ in range(max(0, have.get(role, 0) - want.get(role, 0)))]
+        takers = [role for role in _ROLES for _ in range(max(0, want.get(role, 0) - have.get(role, 0)))]
+        found.append([Move(pool.name, giver, taker) for giver, taker in zip(givers, takers, strict=True)])
+    return list(chain.from_iterable(found))
+
+
+def _possible(moves: list[Move], movable: Counter[tuple[str, Role]]) -> tuple[Move, ...]:
+    left = Counter(movable)
+    chosen = []
+    for move in moves:
+        if left[move.pool, move.from_role] > 0:
+            left[move.pool, move.from_role] -= 1
+            chosen.append(move)
+    return tuple(chosen)
+
+
+def _gain(standing: Layout, moves: Sequence[Move], load: Load, model: PerformanceModel, stakes: Stakes) -> float:
+    """Return the requests that the moves bring inside the SLO within the payback time, less what they cost."""
+    layout = after(standing, moves)
+    if not layout.complete:
+        return -1.0
+    present = model.goodput(standing, load)
+    # While its old work lasts, a part of each worker is missing: in its new role, and where it is missed, in the old.
+    residence = {role: model.residence_seconds(role, standing, load) for role in {move.from_role for move in moves}}
+    missing_seconds = stakes.cost_workers * sum(residence[move.from_role] for move in moves) / len(moves)
+    missed = max(0.0, present - model.goodput(_without(standing, moves), load))
+    gain = model.goodput(layout, load) - present
+    return gain * max(0.0, stakes.payback_seconds - missing_seconds) - missed * missing_seconds
+
+
+def _without(standing: Layout, moves: Iterable[Move]) -> Layout:
+    counts = {role: Counter(dict(standing.of_role(role))) for role in _ROLES}
+    for move in moves:
+        counts[move.from_role][move.pool] -= 1
+    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
+
+
+def _other_mix(standing: Layout, moves: Sequence[Move], load: LoadEstimate) -> tuple[Load, ...]:
+    """Return the load with the mix that favours what stands, as far as it may be; nothing for moves to or from mixed.
+
+    For those the mix matters less than how much there is.
     """
-    if service.attainment(layout, load) < service.slo.attainment:
-        return lambda split: service.goodput(split, load)
-    larger = load.scaled(max(1.0, USUAL_ADMITTED * service.cover(layout, load)))
-    return lambda split: service.attainment(split, larger)
+    layout = after(standing, moves)
+    towards = layout.count(Role.PREFILL) - standing.count(Role.PREFILL)
+    away = layout.count(Role.DECODE) - standing.count(Role.DECODE)
+    if towards * away >= 0:
+        return ()
+    prefill, decode = _mix_doubt(load.noise)
+    sign = 1 if towards > 0 else -1
+    return (load.current.shifted(prefill=max(0.0, 1 - sign * prefill), decode=max(0.0, 1 + sign * decode)),)
 
 
-def _first_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the first k in [low, high] for which `holds` (false before, true after it); high when there is none."""
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+def _mix_doubt(noise: Noise) -> tuple[float, float]:
+    """Return the shares by which prefill and decode work are off when their ratio is off by `Tuning.noise_sigmas`."""
+    ratio = sqrt(noise.isl**2 + noise.osl**2)
+    if ratio == 0:
+        return 0.0, 0.0
+    return TUNING.noise_sigmas * noise.isl**2 / ratio, TUNING.noise_sigmas * noise.osl**2 / ratio

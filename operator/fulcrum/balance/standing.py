@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from fulcrum.api.names import Role
-from fulcrum.api.types import InferenceClusterSpec, Pool, Ratio
+from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.balance.initial import first_layout
 from fulcrum.balance.pools import only_role
 from fulcrum.balance.snapshot import Snapshot, Worker
-from fulcrum.balance.target import fit
 from fulcrum.performance.layout import Layout
 
 
@@ -97,24 +100,23 @@ def with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str,
     return raised
 
 
-def layout_in_ratio(spec: InferenceClusterSpec, workers: dict[str, int], ratio: Ratio | None) -> Layout:
-    """Return `workers` in the proportion of `ratio`, None being an even split, prefill first; at least one of each.
-
-    It is the layout for which nothing has to be known of the load.
-    """
-    flexible = [pool for pool in spec.pools if only_role(pool) is not Role.MIXED]
-    bounds = {pool.name: (workers[pool.name],) * 2 for pool in flexible}
-    prefill, decode = (ratio.prefill, ratio.decode) if ratio is not None else (0, 0)
-    target = fit(flexible, bounds=bounds, prefill=prefill, decode=decode)
+def held_layout(snapshot: Snapshot, held: Mapping[str, int]) -> Layout:
+    """Return the roles of the last decision, as far as the status says them; else those that the spec begins with."""
+    desired = {role: counts.desired for role, counts in snapshot.status.roles.items()}
+    if not sum(desired.values()):
+        return first_layout(snapshot.spec, held, snapshot.outlook.speeds)
     counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
-    left = target.flexible_prefill
-    for pool in spec.pools:
-        role = target.fixed.get(pool.name) or only_role(pool)
-        count = workers[pool.name]
-        if role is not None:
-            counts[role][pool.name] = count
-            continue
-        counts[Role.PREFILL][pool.name] = min(left, count)
-        counts[Role.DECODE][pool.name] = count - min(left, count)
-        left -= min(left, count)
+    for pool in sorted(snapshot.spec.pools, key=lambda pool: only_role(pool) is None):
+        left = held[pool.name]
+        fixed = only_role(pool)
+        have = Counter(w.role for w in snapshot.in_pool(pool.name) if not w.deleting and not w.ended)
+        for role in counts if fixed is None else (fixed,):
+            taken = left if fixed is not None else min(left, max(have[role], 0))
+            counts[role][pool.name] = taken
+            left -= taken
+            desired[role] = desired.get(role, 0) - taken
+        for _ in range(left):
+            role = max(counts, key=lambda role: desired.get(role, 0))
+            counts[role][pool.name] = counts[role].get(pool.name, 0) + 1
+            desired[role] = desired.get(role, 0) - 1
     return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])

@@ -1,7 +1,7 @@
 """The steps of a plan, each a small decision: what to do next towards the assignment, and nothing that is unsafe.
 
-Every step reads the same `Turn` and yields actions; a worker gets at most one action per plan. The order of the steps
-in `STEPS` is the order of their claims on the guard, not the order in which actions are carried out.
+Every step reads the same `StepContext` and yields actions; a worker gets at most one action per plan. The order of the
+steps in `STEPS` is the order of their claims on the guard, not the order in which actions are carried out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import FlipStyle, Pool
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole
 from fulcrum.balance.assignment import Assignment, Slot, free_ordinals
-from fulcrum.balance.choice import Reasons
+from fulcrum.balance.decision import Reasons
 from fulcrum.balance.guard import RoleGuard
 from fulcrum.balance.pools import only_role
 from fulcrum.balance.rollout import next_to_replace, surge_limit, unavailable_limit
@@ -29,7 +29,7 @@ DRAIN_SETTLE: Final = timedelta(seconds=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class StepContext:
     """Input of every step."""
 
     now: datetime
@@ -46,29 +46,29 @@ class Turn:
     """Why the target asks for flips, new workers and drains."""
 
 
-def remove_ended(turn: Turn) -> Iterator[Action]:
+def remove_ended(context: StepContext) -> Iterator[Action]:
     """A Pod that is over (evicted, for example), or whose node is gone, only takes up its name and its place."""
-    for worker in turn.snapshot.workers:
+    for worker in context.snapshot.workers:
         if worker.lost:
             yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.NODE_LOST, force=True)
-    for worker in turn.assignment.ended:
+    for worker in context.assignment.ended:
         yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REPLACED)
 
 
-def finish_drains(turn: Turn) -> Iterator[Action]:
+def finish_drains(context: StepContext) -> Iterator[Action]:
     """A drained worker is deleted when it has no place any more, or a stale revision; otherwise it gets its role."""
-    surplus = [(worker, None) for worker in turn.assignment.surplus]
-    for worker, role in (*surplus, *turn.assignment.kept):
+    surplus = [(worker, None) for worker in context.assignment.surplus]
+    for worker, role in (*surplus, *context.assignment.kept):
         if worker.role is not Role.DRAINING:
             continue
         going = role is None or worker.stale or worker.restart_asked
-        immediate = turn.snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE
+        immediate = context.snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE
         if going or not immediate:
             if worker.draining_since is None:
                 # Somebody else wrote the label: start the clock.
-                yield _drain(turn, worker)
+                yield _drain(context, worker)
                 continue
-            reason = _drain_end(turn, worker, turn.now - worker.draining_since)
+            reason = _drain_end(context, worker, context.now - worker.draining_since)
             if reason is None:
                 continue
         else:
@@ -79,39 +79,39 @@ def finish_drains(turn: Turn) -> Iterator[Action]:
             yield _flip(worker, role, Reason.ROLE_FLIPPED if reason is Reason.WORKER_DRAINED else reason)
 
 
-def _drain_end(turn: Turn, worker: Worker, drained_for: timedelta) -> Reason | None:
+def _drain_end(context: StepContext, worker: Worker, drained_for: timedelta) -> Reason | None:
     """Return why the drain is over; None while it is not. Unknown load is not idle."""
     if worker.phase is not WorkerPhase.RUNNING or worker.waiting_reason is not None:
         return Reason.WORKER_DRAINED  # no process, nothing to wait for
-    if drained_for >= turn.drain_timeout:
+    if drained_for >= context.drain_timeout:
         return Reason.DRAIN_TIMED_OUT
     idle = worker.load is not None and worker.load.idle
     return Reason.WORKER_DRAINED if idle and drained_for >= DRAIN_SETTLE else None
 
 
-def replace_stale(turn: Turn) -> Iterator[Action]:
+def replace_stale(context: StepContext) -> Iterator[Action]:
     """Replace workers of an older revision: those that serve nobody at once, the others a few at a time per pool."""
-    for worker, _ in turn.assignment.kept:
+    for worker, _ in context.assignment.kept:
         if worker.stale and not worker.ready and worker.role is not Role.DRAINING:
             yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REPLACED)
     blocked: list[Worker] = []
-    for pool in turn.snapshot.spec.pools:
-        if pool.name not in turn.halted:
-            yield from _replace_in(turn, pool, blocked)
-    if blocked and not _rollout_busy(turn):
-        yield from _cover(turn, blocked[0])
+    for pool in context.snapshot.spec.pools:
+        if pool.name not in context.halted:
+            yield from _replace_in(context, pool, blocked)
+    if blocked and not _rollout_busy(context):
+        yield from _cover(context, blocked[0])
 
 
-def _replace_in(turn: Turn, pool: Pool, blocked: list[Worker]) -> Iterator[Action]:
+def _replace_in(context: StepContext, pool: Pool, blocked: list[Worker]) -> Iterator[Action]:
     """Drain stale workers of one pool as far as its rollout allows; `blocked` gets those that a role depends on."""
-    slots = [slot for slot in turn.assignment.slots if slot.pool == pool.name]
+    slots = [slot for slot in context.assignment.slots if slot.pool == pool.name]
     serving = [slot.worker for slot in slots if slot.worker is not None and slot.worker.serving]
     allowed = unavailable_limit(pool, len(slots)) - (len(slots) - len(serving))
-    awaited = {worker.replaces for worker in turn.assignment.surge.coming}
+    awaited = {worker.replaces for worker in context.assignment.surge.coming}
     candidates = next_to_replace((w for w in serving if w.stale and w.uid not in awaited), serving)
     for worker in candidates if allowed > 0 else ():
-        if turn.guard.allow(worker, Role.DRAINING):
-            yield _drain(turn, worker)
+        if context.guard.allow(worker, Role.DRAINING):
+            yield _drain(context, worker)
             allowed -= 1
             if allowed == 0:
                 return
@@ -119,140 +119,140 @@ def _replace_in(turn: Turn, pool: Pool, blocked: list[Worker]) -> Iterator[Actio
             blocked.append(worker)
 
 
-def restart_cut_off(turn: Turn) -> Iterator[Action]:
+def restart_cut_off(context: StepContext) -> Iterator[Action]:
     """Make a worker anew that cannot move KV to or from any peer: one at a time, with ever longer pauses."""
-    faults = transfer_faults(turn.snapshot, turn.now)
-    if not faults.culprits or _rollout_busy(turn):
+    faults = transfer_faults(context.snapshot, context.now)
+    if not faults.culprits or _rollout_busy(context):
         return
-    kept = {worker.uid for worker, _ in turn.assignment.kept}
+    kept = {worker.uid for worker, _ in context.assignment.kept}
     due = [
         worker
         for worker in faults.culprits
-        if worker.uid in kept and not worker.stale and may_restart(turn.snapshot, worker, turn.now)
+        if worker.uid in kept and not worker.stale and may_restart(context.snapshot, worker, context.now)
     ]
     for worker in due:
-        if turn.guard.allow(worker, Role.DRAINING):
-            yield _drain(turn, worker, Reason.KV_TRANSFER_FAILING, restart=True)
+        if context.guard.allow(worker, Role.DRAINING):
+            yield _drain(context, worker, Reason.KV_TRANSFER_FAILING, restart=True)
             return
     if due:
-        yield from _cover(turn, due[0], Reason.KV_TRANSFER_FAILING)
+        yield from _cover(context, due[0], Reason.KV_TRANSFER_FAILING)
 
 
-def _cover(turn: Turn, blocked: Worker, reason: Reason = Reason.WORKER_REPLACED) -> Iterator[Action]:
+def _cover(context: StepContext, blocked: Worker, reason: Reason = Reason.WORKER_REPLACED) -> Iterator[Action]:
     """Let another worker take the role over while `blocked` is away: every engine can do both."""
-    cover = [worker for worker, _ in turn.assignment.kept if worker.serving and worker is not blocked]
+    cover = [worker for worker, _ in context.assignment.kept if worker.serving and worker is not blocked]
     if cover:
         helper = min(cover, key=lambda worker: (worker.stale, worker.pool, worker.ordinal))
         if helper.role is not Role.MIXED:
             yield _flip(helper, Role.MIXED, reason)
-    elif len(turn.assignment.slots) == 1:
+    elif len(context.assignment.slots) == 1:
         fault = reason is Reason.KV_TRANSFER_FAILING
-        yield _drain(turn, blocked, reason if fault else Reason.WORKER_DRAINING, restart=fault)
+        yield _drain(context, blocked, reason if fault else Reason.WORKER_DRAINING, restart=fault)
 
 
-def flip_roles(turn: Turn) -> Iterator[Action]:
+def flip_roles(context: StepContext) -> Iterator[Action]:
     """Change roles towards the assignment; a flip that would leave a role empty waits for the others."""
     blocked: list[tuple[Worker, Role]] = []
     moved = False
-    for worker, role in turn.assignment.kept:
-        if worker.role in (role, Role.DRAINING) or worker.name in turn.touched:
+    for worker, role in context.assignment.kept:
+        if worker.role in (role, Role.DRAINING) or worker.name in context.touched:
             continue
-        drains = turn.snapshot.spec.balance.flip.style is FlipStyle.DRAIN and _changes_sides(worker, role)
-        if not turn.guard.allow(worker, Role.DRAINING if drains else role):
+        drains = context.snapshot.spec.balance.flip.style is FlipStyle.DRAIN and _changes_sides(worker, role)
+        if not context.guard.allow(worker, Role.DRAINING if drains else role):
             blocked.append((worker, role))
             continue
         moved = True
-        reason = turn.reasons.flip
+        reason = context.reasons.flip
         if drains:
             why = Reason.WORKER_DRAINING if reason is Reason.ROLE_FLIPPED else reason
-            yield _drain(turn, worker, why, turn.reasons.load)
+            yield _drain(context, worker, why, context.reasons.load)
         else:
-            yield _flip(worker, role, reason, turn.reasons.load)
+            yield _flip(worker, role, reason, context.reasons.load)
     if blocked and not moved:
-        yield from _break_cycle(turn, blocked)
+        yield from _break_cycle(context, blocked)
 
 
-def cover_empty_role(turn: Turn) -> Iterator[Action]:
+def cover_empty_role(context: StepContext) -> Iterator[Action]:
     """While the only worker of a role is replaced (evicted, or its node is gone), the last other worker does both."""
-    needed = frozenset[Role]().union(*(roles_served(role) for role in turn.assignment.roles))
-    empty = needed - served_roles(turn.snapshot.workers)
-    vacant = any(slot.worker is None and roles_served(slot.role) & empty for slot in turn.assignment.slots)
-    flexible = {pool.name for pool in turn.snapshot.spec.pools if only_role(pool) is None}
-    able = [worker for worker, _ in turn.assignment.kept if worker.serving and worker.pool in flexible]
-    if vacant and able and not any(worker.name in turn.touched for worker in able):
+    needed = frozenset[Role]().union(*(roles_served(role) for role in context.assignment.roles))
+    empty = needed - served_roles(context.snapshot.workers)
+    vacant = any(slot.worker is None and roles_served(slot.role) & empty for slot in context.assignment.slots)
+    flexible = {pool.name for pool in context.snapshot.spec.pools if only_role(pool) is None}
+    able = [worker for worker, _ in context.assignment.kept if worker.serving and worker.pool in flexible]
+    if vacant and able and not any(worker.name in context.touched for worker in able):
         yield _flip(able[-1], Role.MIXED, Reason.ROLE_EMPTY)
 
 
-def _break_cycle(turn: Turn, blocked: list[tuple[Worker, Role]]) -> Iterator[Action]:
+def _break_cycle(context: StepContext, blocked: list[tuple[Worker, Role]]) -> Iterator[Action]:
     """Two workers that wait for each other: one takes both roles for a moment."""
     for worker, role in blocked:
-        lost = turn.guard.lost(worker, role)
+        lost = context.guard.lost(worker, role)
         coming = any(
             roles_served(slot.role) & lost and (slot.worker is None or not slot.worker.serving)
-            for slot in turn.assignment.slots
+            for slot in context.assignment.slots
         )
         if lost and not coming and worker.role is not Role.MIXED:
-            yield _flip(worker, Role.MIXED, turn.reasons.flip, turn.reasons.load)
+            yield _flip(worker, Role.MIXED, context.reasons.flip, context.reasons.load)
             return
 
 
-def drain_surplus(turn: Turn) -> Iterator[Action]:
+def drain_surplus(context: StepContext) -> Iterator[Action]:
     """A worker without a place is drained first; one that serves nobody goes at once (SIGTERM still drains it)."""
-    for worker in turn.assignment.surplus:
+    for worker in context.assignment.surplus:
         if worker.role is Role.DRAINING:
             continue
         if not worker.ready:
             yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REMOVED)
-        elif turn.guard.allow(worker, Role.DRAINING):
-            yield _drain(turn, worker, turn.reasons.drain)
+        elif context.guard.allow(worker, Role.DRAINING):
+            yield _drain(context, worker, context.reasons.drain)
 
 
-def create_missing(turn: Turn) -> Iterator[Action]:
+def create_missing(context: StepContext) -> Iterator[Action]:
     """Create workers, but only into room that is free already: a worker on its way out still has its GPUs.
 
     Beyond the wanted number only as far as the rollout of the pool allows it: for places that become free when a worker
     has ended, then for workers of an older revision.
     """
-    names = {*turn.snapshot.taken_names, *(worker.name for worker in turn.snapshot.workers)}
+    names = {*context.snapshot.taken_names, *(worker.name for worker in context.snapshot.workers)}
 
     def occupied(slot: Slot) -> bool:
         """Report whether a Pod has the name of a place already, ours or not."""
-        return worker_name(turn.snapshot.name, slot.pool, slot.ordinal) in names
+        return worker_name(context.snapshot.name, slot.pool, slot.ordinal) in names
 
-    for pool in turn.snapshot.spec.pools:
-        wanted = turn.target.workers.get(pool.name, 0)
-        room = wanted + surge_limit(pool, wanted) - len(turn.snapshot.in_pool(pool.name))
-        slots = [slot for slot in turn.assignment.slots if slot.pool == pool.name]
+    for pool in context.snapshot.spec.pools:
+        wanted = context.target.workers.get(pool.name, 0)
+        room = wanted + surge_limit(pool, wanted) - len(context.snapshot.in_pool(pool.name))
+        slots = [slot for slot in context.assignment.slots if slot.pool == pool.name]
         missing = [slot for slot in slots if slot.worker is None]
-        surging = _to_surge(turn, slots) if pool.name not in turn.halted else []
+        surging = _to_surge(context, slots) if pool.name not in context.halted else []
         # Places whose own name is free come first: those whose Pod still ends may get it back.
         missing.sort(key=occupied)
-        free = free_ordinals(turn.snapshot, pool.name, [slot.ordinal for slot in slots])
+        free = free_ordinals(context.snapshot, pool.name, [slot.ordinal for slot in slots])
         for slot in [*missing, *surging][: max(0, room)]:
             taken = slot.worker is not None or occupied(slot)
             ordinal = next(free) if taken else slot.ordinal
             yield CreateWorker(
-                name=worker_name(turn.snapshot.name, pool.name, ordinal),
+                name=worker_name(context.snapshot.name, pool.name, ordinal),
                 pool=pool.name,
                 ordinal=ordinal,
                 role=slot.role,
-                reason=turn.reasons.create if slot.worker is None else Reason.WORKER_REPLACED,
+                reason=context.reasons.create if slot.worker is None else Reason.WORKER_REPLACED,
                 replaces=None if slot.worker is None else slot.worker.uid,
             )
 
 
-def _to_surge(turn: Turn, slots: list[Slot]) -> list[Slot]:
+def _to_surge(context: StepContext, slots: list[Slot]) -> list[Slot]:
     """Return the places of stale workers for which a replacement is created before they go."""
     places = {slot.worker.uid: slot for slot in slots if slot.worker is not None}
-    awaited = {worker.replaces for worker in turn.assignment.surge.coming}
+    awaited = {worker.replaces for worker in context.assignment.surge.coming}
     serving = [slot.worker for slot in slots if slot.worker is not None and slot.worker.serving]
-    stale = [w for w in serving if w.stale and w.uid not in awaited and w.name not in turn.touched]
+    stale = [w for w in serving if w.stale and w.uid not in awaited and w.name not in context.touched]
     return [places[worker.uid] for worker in next_to_replace(stale, serving)]
 
 
-def tell_roles(turn: Turn) -> Iterator[Action]:
+def tell_roles(context: StepContext) -> Iterator[Action]:
     """Repeat the role to an agent that reports an older epoch."""
-    for worker in turn.snapshot.workers:
+    for worker in context.snapshot.workers:
         behind = worker.load is not None and worker.load.role_epoch < worker.role_epoch
         if behind and worker.pod_ip is not None and not worker.deleting:
             yield TellRole(
@@ -260,7 +260,7 @@ def tell_roles(turn: Turn) -> Iterator[Action]:
             )
 
 
-Step = Callable[[Turn], Iterator[Action]]
+Step = Callable[[StepContext], Iterator[Action]]
 
 STEPS: tuple[Step, ...] = (
     remove_ended,
@@ -275,10 +275,10 @@ STEPS: tuple[Step, ...] = (
 )
 
 
-def _rollout_busy(turn: Turn) -> bool:
+def _rollout_busy(context: StepContext) -> bool:
     """Report whether some worker is away already: replacement is one at a time over the whole cluster."""
-    return any(_away(slot) for slot in turn.assignment.slots) or any(
-        worker.deleting for worker in turn.snapshot.workers
+    return any(_away(slot) for slot in context.assignment.slots) or any(
+        worker.deleting for worker in context.snapshot.workers
     )
 
 
@@ -304,14 +304,19 @@ def _flip(worker: Worker, role: Role, reason: Reason, load: str = "") -> SetRole
 
 
 def _drain(
-    turn: Turn, worker: Worker, reason: Reason = Reason.WORKER_DRAINING, load: str = "", *, restart: bool = False
+    context: StepContext,
+    worker: Worker,
+    reason: Reason = Reason.WORKER_DRAINING,
+    load: str = "",
+    *,
+    restart: bool = False,
 ) -> StartDrain:
     return StartDrain(
         name=worker.name,
         uid=worker.uid,
         from_role=worker.role,
         epoch=worker.role_epoch + 1,
-        since=turn.now,
+        since=context.now,
         reason=reason,
         load=load,
         restart=restart,

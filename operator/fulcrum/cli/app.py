@@ -16,6 +16,7 @@ _COMMANDS: Final = {
     "status": ("fulcrum.cli.status", "Show clusters, workers and what runs."),
     "top": ("fulcrum.cli.top", "Watch a cluster: workers, ratio, load, decisions."),
     "dashboard": ("fulcrum.cli.dashboard", "Serve a page that shows all clusters live."),
+    "explain": ("fulcrum.cli.explain", "Say why the last decision was made, and what would change it."),
     "logs": ("fulcrum.cli.logs", "Print the log of a Pod."),
     "kubeconfig": ("fulcrum.cli.kubeconfig", "Print the kubeconfig of the local Kubernetes."),
     "replay": ("fulcrum.cli.replay", "Replay a trace against an OpenAI-compatible endpoint."),

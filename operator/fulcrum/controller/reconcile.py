@@ -253,8 +253,8 @@ class Reconciler:
         now, began = self._now(), time.perf_counter()
         decided = plan(snapshot, now)
         self._metrics.plan(time.perf_counter() - began)
-        if decided.insight.failure is not None:
-            logger.error("plan_failed cluster=%s what_stands_is_held", snapshot.name, exc_info=decided.insight.failure)
+        if decided.trace.failure is not None:
+            logger.error("plan_failed cluster=%s what_stands_is_held", snapshot.name, exc_info=decided.trace.failure)
         return now, decided
 
     def _forget(self, key: ClusterKey) -> None:

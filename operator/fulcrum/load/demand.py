@@ -75,9 +75,14 @@ class Load:
             decode=replace(self.decode, rate=self.decode.rate * decode),
         )
 
-    def even(self) -> Load:
-        """Return the load without its bursts."""
-        return replace(self, prefill=replace(self.prefill, dispersion=1.0), decode=replace(self.decode, dispersion=1.0))
+    def plus(self, more: Load, *, less: Load) -> Load:
+        """Return the load with the work that `more` has beyond `less`, role by role; arrivals stay."""
+        prefill, decode = more.prefill.rate - less.prefill.rate, more.decode.rate - less.decode.rate
+        return replace(
+            self,
+            prefill=replace(self.prefill, rate=self.prefill.rate + prefill),
+            decode=replace(self.decode, rate=self.decode.rate + decode),
+        )
 
     def at_least(self, other: Load) -> Load:
         """Return the larger of both, rate by rate and length by length."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from math import inf
 from typing import Any, Final
@@ -27,6 +27,7 @@ class Constant:
     module: str
     """Below `fulcrum`."""
     name: str
+    """A name of the module, or an entry of its `TUNING` as `TUNING.entry`."""
     neutral: Any
 
 
@@ -65,14 +66,16 @@ def switched_off(ablation: Ablation) -> Iterator[None]:
             home = import_module(f"fulcrum.{constant.module}")
             if not str(home.__file__).endswith(".py"):
                 raise CompiledError(f"{home.__name__} is compiled: run the ablation from a checkout without libraries")
-            if not hasattr(home, constant.name):
+            name, _, entry = constant.name.partition(".")
+            old = getattr(home, name, None)
+            if old is None or (entry and not hasattr(old, entry)):
                 raise LookupError(
                     f"{home.__name__} has no {constant.name}: take it out of ABLATIONS, or rename it there"
                 )
-            old = getattr(home, constant.name)
-            for module in [home, *_importers(constant.name, old)]:
-                changed.append((module, constant.name, old))
-                setattr(module, constant.name, constant.neutral)
+            value = replace(old, **{entry: constant.neutral}) if entry else constant.neutral
+            for module in [home, *_importers(name, old)]:
+                changed.append((module, name, old))
+                setattr(module, name, value)
         yield
     finally:
         for module, name, old in changed:
@@ -131,17 +134,15 @@ ABLATIONS: Final = (
     _one("routing.search", "_TAKEN", 1.0, "Prefill workers' time is counted in full."),
     _one("routing.worker", "LEAST_LEFT", 0.001, "Answers end when they are expected to."),
     _one("routing.affinity", "_RESIDENT", 1.0, "Prefixes are believed to fill the whole KV cache."),
-    _one("balance.flips", "IMMEDIATE_COST", 0.0, "A flip costs nothing."),
-    _one("balance.flips", "ESTIMATE_ERROR", 0.0, "Estimates of a change of kind are believed as they are."),
-    _one("balance.flips", "SPLIT_ERROR", 0.0, "Estimates of splits are believed as they are."),
-    _one("balance.flips", "LAST_ERROR", 0.0, "The last worker of a role flips as any other."),
-    _one("balance.load", "NOISE_SIGMAS", 0.0, "What is measured is taken for the truth."),
+    _one("balance.tuning", "TUNING.immediate_cost", 0.0, "A flip costs nothing."),
+    _one("balance.tuning", "TUNING.estimate_error", 0.0, "Estimates of layouts are believed as they are."),
+    _one("balance.tuning", "TUNING.noise_sigmas", 0.0, "What is measured is taken for the truth."),
     _one("load.lengths", "_CLEARLY", inf, "A new mix of lengths is seen only when the window is full of it."),
     _one("load.bursts", "_SIGMAS", 0.0, "Bursts are what was measured of them."),
-    _one("balance.correction", "MOST_CORRECTION", 1.0, "The model is not corrected by the attainment that is seen."),
+    _one("balance.tuning", "TUNING.most_correction", 1.0, "The model is not corrected by what is measured."),
     _one("performance.model", "_NEARLY_ALL", 1.0, "Each role always sees what the other turns away."),
     _one("performance.queueing.prefill", "_SHORTEST_FIRST", 0.0, "Early rejection is estimated as if by chance."),
-    _one("balance.scaling", "_SPARED", 0.0, "Workers are given back as soon as the others suffice."),
-    _one("balance.scaling", "_BESIDE", 0.0, "Queues may add nothing to misses that no worker can help."),
+    _one("balance.tuning", "TUNING.spared_misses", 0.0, "Workers are given back as soon as the others suffice."),
+    _one("balance.tuning", "TUNING.unhelped_misses", 0.0, "Queues may add nothing to misses that no worker can help."),
 )
 """Every entry has to buy something over random scenarios (`benchmarks/ablation.py`)."""

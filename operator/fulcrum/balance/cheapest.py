@@ -32,24 +32,24 @@ class Size:
     enough: bool
     """The promise holds; False: it does not even with all that the pools may have."""
 
-    def workers(self, rooms: Iterable[PoolBounds]) -> dict[str, int]:
+    def workers(self, pools: Iterable[PoolBounds]) -> dict[str, int]:
         """Return the workers per pool, never fewer than its lowest."""
-        return {room.name: max(room.low, _used(self.layout, room.name)) for room in rooms}
+        return {pool.name: max(pool.low, _used(self.layout, pool.name)) for pool in pools}
 
 
 def cheapest(
-    rooms: Sequence[PoolBounds], service: PerformanceModel, load: Load, *, attainment: float | None = None
+    pools: Sequence[PoolBounds], model: PerformanceModel, load: Load, *, attainment: float | None = None
 ) -> Size:
     """Return the cheaper of disaggregated and mixed use of the flippable pools; a tie goes to disaggregated.
 
     `attainment`: other than what is promised.
     """
-    divided = cheapest_as_is(rooms, service, load, attainment=attainment)
-    if all(room.role is not None for room in rooms) or (divided.enough and divided.gpus == 0):
+    divided = cheapest_as_is(pools, model, load, attainment=attainment)
+    if all(pool.role is not None for pool in pools) or (divided.enough and divided.gpus == 0):
         return divided
     together = cheapest_as_is(
-        [room.as_mixed() for room in rooms],
-        service,
+        [pool.as_mixed() for pool in pools],
+        model,
         load,
         below=divided.gpus if divided.enough else None,
         attainment=attainment,
@@ -58,8 +58,8 @@ def cheapest(
 
 
 def cheapest_as_is(
-    rooms: Sequence[PoolBounds],
-    service: PerformanceModel,
+    pools: Sequence[PoolBounds],
+    model: PerformanceModel,
     load: Load,
     *,
     below: int | None = None,
@@ -72,18 +72,18 @@ def cheapest_as_is(
     size of `below` GPUs or more is not looked for and comes back as not enough. `attainment` replaces what is
     promised.
     """
-    target = service.slo.attainment if attainment is None else attainment
-    rates = {room.name: service.unit_rates(room.name, load) for room in rooms}
+    target = model.slo.attainment if attainment is None else attainment
+    rates = {pool.name: model.unit_rates(pool.name, load) for pool in pools}
 
     def layout_at(headroom: float) -> tuple[float, Layout]:
         wanted = {Role.PREFILL: load.prefill.rate * headroom, Role.DECODE: load.decode.rate * headroom}
-        return _cover(rooms, rates, wanted)
+        return _cover(pools, rates, wanted)
 
     def holds(layout: Layout) -> bool:
-        return layout.complete and (load.rate <= 0 or service.attainment(layout, load) >= target)
+        return layout.complete and (load.rate <= 0 or model.attainment(layout, load) >= target)
 
     def too_dear(layout: Layout) -> bool:
-        return below is not None and _gpus(rooms, layout) >= below
+        return below is not None and _gpus(pools, layout) >= below
 
     low, high = 0.0, 1.0
     missing, best = layout_at(high)
@@ -99,7 +99,7 @@ def cheapest_as_is(
             high, dear = (high, middle) if too_dear(layout_at(middle)[1]) else (middle, dear)
         _, best = layout_at(high)
     if too_dear(best) or not holds(best):
-        return Size(layout=best, gpus=_gpus(rooms, best), enough=False)
+        return Size(layout=best, gpus=_gpus(pools, best), enough=False)
     while high - low > HEADROOM_PRECISION * max(high, 1.0):
         middle = (low + high) / 2
         _, layout = layout_at(middle)
@@ -107,12 +107,12 @@ def cheapest_as_is(
             high, best = middle, layout
         else:
             low = middle
-    best = _trim(rooms, best, holds)
-    return Size(layout=best, gpus=_gpus(rooms, best), enough=True)
+    best = _trim(pools, best, holds)
+    return Size(layout=best, gpus=_gpus(pools, best), enough=True)
 
 
-def _gpus(rooms: Sequence[PoolBounds], layout: Layout) -> int:
-    return sum(room.gpus * max(0, _used(layout, room.name) - room.low) for room in rooms)
+def _gpus(pools: Sequence[PoolBounds], layout: Layout) -> int:
+    return sum(pool.gpus * max(0, _used(layout, pool.name) - pool.low) for pool in pools)
 
 
 def _used(layout: Layout, pool: str) -> int:
@@ -120,15 +120,15 @@ def _used(layout: Layout, pool: str) -> int:
 
 
 def _cover(
-    rooms: Sequence[PoolBounds], rates: Mapping[str, UnitRates], wanted: dict[Role, float]
+    pools: Sequence[PoolBounds], rates: Mapping[str, UnitRates], wanted: dict[Role, float]
 ) -> tuple[float, Layout]:
     """Return (requests/s left over, cheapest layout) for workers that carry `wanted` at their plain rates.
 
     A linear program with two constraints and few pools: the best of a few greedy orders solves it.
     """
     tried = (
-        _fill(rooms, rates, wanted, mixed_first=mixed_first, decode_first=decode_first, by_advantage=by_advantage)
-        for mixed_first, decode_first, by_advantage in product((False, True) if len(rooms) > 1 else (False,), repeat=3)
+        _fill(pools, rates, wanted, mixed_first=mixed_first, decode_first=decode_first, by_advantage=by_advantage)
+        for mixed_first, decode_first, by_advantage in product((False, True) if len(pools) > 1 else (False,), repeat=3)
     )
     missing, _, layout = min(tried, key=lambda each: (each[0], each[1]))
     return missing, layout
@@ -150,11 +150,11 @@ class _Tranche:
 class _Basket:
     """Workers that were taken, and those that are left."""
 
-    def __init__(self, rooms: Sequence[PoolBounds], rates: Mapping[str, UnitRates], *, by_price: bool) -> None:
-        self._rooms = rooms
-        self._left = {(r.name, kept): r.low if kept else r.high - r.low for r in rooms for kept in (True, False)}
+    def __init__(self, pools: Sequence[PoolBounds], rates: Mapping[str, UnitRates], *, by_price: bool) -> None:
+        self._pools = pools
+        self._left = {(r.name, kept): r.low if kept else r.high - r.low for r in pools for kept in (True, False)}
         self._taken: dict[Role, dict[str, int]] = {role: {} for role in _ROLES}
-        self._tranches = {role: _tranches(rooms, rates, role, by_price=by_price) for role in _ROLES}
+        self._tranches = {role: _tranches(pools, rates, role, by_price=by_price) for role in _ROLES}
 
     def take(self, role: Role, rate: float, *, extra: bool = True, least: int = 0) -> float:
         """Take workers for `rate` requests/s, and at least `least`; returns the requests/s that they carry."""
@@ -175,7 +175,7 @@ class _Basket:
 
     @property
     def gpus(self) -> int:
-        return sum(room.gpus * (room.high - room.low - self._left[room.name, False]) for room in self._rooms)
+        return sum(pool.gpus * (pool.high - pool.low - self._left[pool.name, False]) for pool in self._pools)
 
     @property
     def layout(self) -> Layout:
@@ -184,7 +184,7 @@ class _Basket:
 
 
 def _fill(
-    rooms: Sequence[PoolBounds],
+    pools: Sequence[PoolBounds],
     rates: Mapping[str, UnitRates],
     wanted: dict[Role, float],
     *,
@@ -193,7 +193,7 @@ def _fill(
     by_advantage: bool,
 ) -> tuple[float, int, Layout]:
     """Return (requests/s left over, GPUs, layout) of one greedy order."""
-    basket = _Basket(rooms, rates, by_price=not by_advantage)
+    basket = _Basket(pools, rates, by_price=not by_advantage)
     divided = basket.can(Role.PREFILL) and basket.can(Role.DECODE)
     together = basket.take(
         Role.MIXED, max(wanted.values()), extra=mixed_first or not divided, least=0 if divided else 1
@@ -210,26 +210,26 @@ def _fill(
 
 
 def _tranches(
-    rooms: Sequence[PoolBounds], rates: Mapping[str, UnitRates], role: Role, *, by_price: bool
+    pools: Sequence[PoolBounds], rates: Mapping[str, UnitRates], role: Role, *, by_price: bool
 ) -> list[_Tranche]:
     found: list[_Tranche] = []
-    for room in rooms:
-        if room.role is not role and (room.role is not None or role is Role.MIXED):
+    for pool in pools:
+        if pool.role is not role and (pool.role is not None or role is Role.MIXED):
             continue
-        each = rates[room.name]
+        each = rates[pool.name]
         rate = {Role.PREFILL: each.prefill, Role.DECODE: each.decode, Role.MIXED: each.mixed}[role]
         lost = each.decode if role is Role.PREFILL else each.prefill
-        advantage = rate / lost if room.role is None else inf
-        found += [_Tranche(room.name, kept, rate, room.gpus / rate, advantage) for kept in (True, False)]
+        advantage = rate / lost if pool.role is None else inf
+        found += [_Tranche(pool.name, kept, rate, pool.gpus / rate, advantage) for kept in (True, False)]
     return sorted(
         found, key=lambda t: (not t.kept, *((t.price, -t.advantage) if by_price else (-t.advantage, t.price)))
     )
 
 
-def _trim(rooms: Sequence[PoolBounds], layout: Layout, holds: Callable[[Layout], bool]) -> Layout:
+def _trim(pools: Sequence[PoolBounds], layout: Layout, holds: Callable[[Layout], bool]) -> Layout:
     """Give back workers that the promise does not need: rounding, and headroom that only the other role needed."""
-    lows = {room.name: room.low for room in rooms}
-    price = {room.name: room.gpus for room in rooms}
+    lows = {pool.name: pool.low for pool in pools}
+    price = {pool.name: pool.gpus for pool in pools}
     kinds = [(pool, role) for role in _ROLES for pool, _ in layout.of_role(role)]
     for pool, role in sorted(kinds, key=lambda kind: -price[kind[0]]):
         step = max(1, layout.in_pool(pool).get(role, 0) // 16)

@@ -1,15 +1,16 @@
-"""When fewer requests are inside the SLO than the model says, and when that is left alone."""
+"""Where what is measured differs from what the model says of the workers that stand, and when that is left alone."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from tests.balance.small_workers import SLO, SPEED
 from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
-from fulcrum.balance.correction import corrected
-from fulcrum.balance.load import Loads, read_loads
+from fulcrum.balance.calibrate import calibrated
+from fulcrum.balance.estimate import LoadEstimate, estimate
 from fulcrum.balance.outlook import Outlook
 from fulcrum.load.traffic import Traffic
 from fulcrum.performance.model import PerformanceModel
@@ -17,7 +18,7 @@ from fulcrum.performance.model import PerformanceModel
 WINDOW_SECONDS = 60.0
 
 
-def after_a_while(traffic: Traffic, *, flipped_before_seconds: float | None = None) -> Loads | None:
+def after_a_while(traffic: Traffic, *, flipped_before_seconds: float | None = None) -> LoadEstimate | None:
     """Two workers in each role that stood for an hour; what the loads of `traffic` are corrected to."""
     world = World(make_spec(pool(high=4), ratio=(2, 2)))
     world.settle()
@@ -27,9 +28,9 @@ def after_a_while(traffic: Traffic, *, flipped_before_seconds: float | None = No
     assert sorted(worker.role for worker in world.workers.values()) == [Role.DECODE] * 2 + [Role.PREFILL] * 2
     world.outlook = Outlook(traffic=traffic, speeds={"p": SPEED})
     snapshot = world.snapshot()
-    loads = read_loads(world.outlook, snapshot.workers, SLO, payback_seconds=30)
-    assert isinstance(loads, Loads)
-    return corrected(snapshot, world.now, loads, PerformanceModel({"p": SPEED}, SLO), SLO)
+    loads = estimate(world.outlook, snapshot.workers, SLO, payback_seconds=30)
+    assert isinstance(loads, LoadEstimate)
+    return calibrated(snapshot, world.now, loads, PerformanceModel({"p": SPEED}, SLO), SLO)
 
 
 def traffic(*, attainment: float, window_seconds: float = WINDOW_SECONDS, served: float | None = None) -> Traffic:
@@ -50,11 +51,11 @@ def traffic(*, attainment: float, window_seconds: float = WINDOW_SECONDS, served
 def test_some_more_load_explains_some_more_misses() -> None:
     found = after_a_while(traffic(attainment=0.6))
     assert found is not None
-    assert found.near.prefill.rate > 0.5
-    assert found.near.decode.rate == 0.5
+    assert found.current.prefill.rate > 0.5
+    assert found.current.decode.rate == 0.5
 
 
-def test_what_no_load_explains_is_not_corrected() -> None:
+def test_what_no_load_explains_is_not_calibrated() -> None:
     """Nothing in time though the model serves nearly all even at four times the load: that is another fault."""
     idle = Traffic(
         window_seconds=WINDOW_SECONDS,
@@ -68,6 +69,22 @@ def test_what_no_load_explains_is_not_corrected() -> None:
         tpot_p90_seconds=0.1,
     )
     assert after_a_while(idle) is None
+
+
+def test_where_more_are_in_time_than_the_model_says_both_roles_have_less_work() -> None:
+    known = replace(traffic(attainment=1.0), rate=1.5)
+    found = after_a_while(known)
+    assert found is not None
+    assert found.current.rate == 1.5
+    assert found.current.prefill.rate == found.current.decode.rate < 1.5
+    assert found.lower.prefill.rate > 0.7 * 1.5  # workers are counted by the load that was measured
+
+
+def test_attainment_of_another_load_lightens_nothing() -> None:
+    """The prompts that come now are few of the window: what ended belongs to those before them."""
+    known = replace(traffic(attainment=1.0), rate=1.5)
+    assert after_a_while(replace(known, isl_seen=20.0)) is None
+    assert after_a_while(replace(known, window_seconds=12.0, served_window_seconds=WINDOW_SECONDS)) is None
 
 
 def test_a_change_within_the_window_of_attainment_counts_though_arrivals_are_newer() -> None:

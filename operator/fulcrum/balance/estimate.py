@@ -1,29 +1,20 @@
-"""From what was measured and forecast to the load that the roles must carry: now, soon, and at the worst."""
+"""From what was measured and forecast to the load that the roles must carry, with its bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.peak import Peak
 from fulcrum.balance.snapshot import Worker
+from fulcrum.balance.tuning import TUNING
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.load.lengths import standard_error
 from fulcrum.load.traffic import Traffic
-
-NOISE_SIGMAS: Final = 2.0
-"""A difference counts as one when it is beyond this many standard errors of what was measured: 1 in 40 by chance."""
-_NOT_MEASURED: Final = 1.0
-"""Relative error of lengths that are only guessed at: nobody flips for them."""
-DEFAULT_START_SECONDS: Final = 120.0
-"""How long a Pod takes to serve while nobody has measured it."""
-_FIRST_ORDER: Final = 0.5
-"""Share of the requests under way up to which that says something about those that are not there yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,43 +31,44 @@ class Noise:
         The lower bound of a count, whose root has the same error whatever the count is: of a few requests some are
         left, where as many standard errors below their number none would be.
         """
-        return measured_rate * max(0.0, 1 - NOISE_SIGMAS / 2 * self.rate) ** 2
+        return measured_rate * max(0.0, 1 - TUNING.noise_sigmas / 2 * self.rate) ** 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loads:
-    """Everything that a decision is made for."""
+class LoadEstimate:
+    """The load that a decision is made for, and how sure it is."""
 
-    near: Load
-    """Arrivals of the next minute and the backlog: what flips answer."""
-    lasting: Load
-    """The same, but the backlog may take as long as a new Pod takes to start: what is gone by then needs none."""
-    far: Load
-    """The most of the forecast's horizon at its quantile: what Pods answer, because they take minutes to start; without
-    a forecast what is least."""
-    slow: Load | None
-    """What the forecast expects next: the load of the last minutes and not of seconds; None without a forecast."""
-    peak: Load | None
+    current: Load
+    """Arrivals of the next minute, and a backlog that is to be gone within a flip's payback time."""
+    lower: Load
+    """What there is at least: rate and lengths two standard errors below what was measured. The backlog may take as
+    long as a Pod takes to start: what is gone by then needs none."""
+    forecast: Load
+    """The most of the forecast's horizon at its quantile: what Pods are started for; without a forecast the lower
+    bound."""
+    trailing_maximum: Load | None
     """The most of the past `scaleDown.stabilization` and of what is ahead; None: no worker is given back."""
     measured_rate: float
+    """Requests per second."""
     noise: Noise
     window_seconds: float
-    kept: bool
-    """The promise is kept, as far as anybody measured."""
+    promise_kept: bool
+    """The promise is kept, as far as it was measured."""
     forecast_leads: bool
     """The forecast expects clearly more than what is measured."""
-    queued: Role | None
+    queued_role: Role | None
     """The role whose backlog is clearly more than the noise of its arrivals."""
 
     @property
-    def sure(self) -> Load:
-        """The near load without what is only expected, and without what may be noise: what arrives at least."""
-        return self.near.with_rate(self.noise.sure_rate(self.measured_rate))
-
-    @property
-    def least(self) -> Load:
-        """The lasting load as far as it is sure, with lengths, too, two standard errors below what was measured."""
-        return _least(self.lasting, self.measured_rate, self.noise)
+    def bounds(self) -> tuple[Load, Load, Load]:
+        """The current load at the rate that was measured, and at the least and the most that it may be."""
+        rates = (
+            self.measured_rate,
+            self.noise.sure_rate(self.measured_rate),
+            self.current.rate * (1 + TUNING.noise_sigmas * self.noise.rate),
+        )
+        measured, lower, upper = (self.current.with_rate(rate) for rate in rates)
+        return measured, lower, upper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +78,9 @@ class Unknown:
     message: str
 
 
-def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback_seconds: float) -> Loads | Unknown:
+def estimate(
+    outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback_seconds: float
+) -> LoadEstimate | Unknown:
     """Return the load to plan for. A backlog adds what it takes to be gone within `payback_seconds`; to what Pods are
     asked for, before a new one would be there.
     """
@@ -113,13 +107,17 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback
     now = replace(now, osl_tokens=now.osl_tokens * _those_under_way(traffic, now, sum(queue.values())))
     noise = Noise(
         rate=sqrt(now.dispersion / seen),
-        isl=standard_error(now.isl_cv2, traffic.isl_seen or seen) if traffic.isl_tokens is not None else _NOT_MEASURED,
-        osl=standard_error(now.osl_cv2, traffic.osl_seen or ended) if traffic.osl_tokens is not None else _NOT_MEASURED,
+        isl=standard_error(now.isl_cv2, traffic.isl_seen or seen)
+        if traffic.isl_tokens is not None
+        else TUNING.unmeasured_error,
+        osl=standard_error(now.osl_cv2, traffic.osl_seen or ended)
+        if traffic.osl_tokens is not None
+        else TUNING.unmeasured_error,
     )
     soon = forecast.rate[0] if forecast is not None and forecast.rate else 0.0
     arrivals = replace(now, rate=max(now.rate, soon))
-    start_seconds = DEFAULT_START_SECONDS if outlook.start_seconds is None else outlook.start_seconds
-    near, lasting = (
+    start_seconds = TUNING.start_seconds if outlook.start_seconds is None else outlook.start_seconds
+    current, lasting = (
         Load(
             rate=arrivals.rate,
             prefill=replace(arrivals, rate=arrivals.rate + queue[Role.PREFILL] / span_seconds),
@@ -127,29 +125,29 @@ def read_loads(outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback
         )
         for span_seconds in (payback_seconds, max(payback_seconds, start_seconds))
     )
-    far = _worst(forecast, now) if forecast is not None else _least(lasting, now.rate, noise)
-    peak = None
+    lower = _lower(lasting, now.rate, noise)
+    ahead = _worst(forecast, now) if forecast is not None else lower
+    highest = None
     if outlook.peak is not None:
-        peak = near.at_least(far).at_least(_highest(outlook.peak, now))
+        highest = current.at_least(ahead).at_least(_highest(outlook.peak, now))
     # The longer queue, and only if the arrivals of the window cannot have made it by chance.
     longest = max(queue, key=lambda role: queue[role])
-    return Loads(
-        near=near,
-        lasting=lasting,
-        far=far,
-        slow=_next(forecast, now) if forecast is not None and forecast.rate else None,
-        peak=peak,
+    return LoadEstimate(
+        current=current,
+        lower=lower,
+        forecast=ahead,
+        trailing_maximum=highest,
         measured_rate=now.rate,
         noise=noise,
         window_seconds=traffic.window_seconds,
-        kept=served_share(traffic) + deviation(traffic, slo.attainment) >= slo.attainment,
-        forecast_leads=soon > now.rate * (1 + NOISE_SIGMAS * noise.rate),
-        queued=longest if queue[longest] > NOISE_SIGMAS * sqrt(seen) else None,
+        promise_kept=served_share(traffic) + deviation(traffic, slo.attainment) >= slo.attainment,
+        forecast_leads=soon > now.rate * (1 + TUNING.noise_sigmas * noise.rate),
+        queued_role=longest if queue[longest] > TUNING.noise_sigmas * sqrt(seen) else None,
     )
 
 
-def _least(lasting: Load, measured_rate: float, noise: Noise) -> Load:
-    isl, osl = (max(0.0, 1 - NOISE_SIGMAS * error) for error in (noise.isl, noise.osl))
+def _lower(lasting: Load, measured_rate: float, noise: Noise) -> Load:
+    isl, osl = (max(0.0, 1 - TUNING.noise_sigmas * error) for error in (noise.isl, noise.osl))
     sure = lasting.with_rate(noise.sure_rate(measured_rate))
     prefill, decode = (
         replace(each, isl_tokens=max(each.isl_tokens * isl, 1.0), osl_tokens=max(each.osl_tokens * osl, 1.0))
@@ -172,7 +170,7 @@ def served_share(traffic: Traffic) -> float:
 def deviation(traffic: Traffic, share: float) -> float:
     """Return by how much a measured share may differ from `share` by chance."""
     seen = traffic.rate * traffic.window_seconds * (1 - (traffic.rejected or 0.0))
-    return NOISE_SIGMAS * sqrt(share * (1 - share) / max(seen, 1.0))
+    return TUNING.noise_sigmas * sqrt(share * (1 - share) / max(seen, 1.0))
 
 
 def _lengths(traffic: Traffic, forecast: Forecast | None) -> Demand | None:
@@ -199,7 +197,7 @@ def _those_under_way(traffic: Traffic, now: Demand, queued: float) -> float:
     growth = traffic.rate * traffic.window_seconds * (1 - (traffic.rejected or 0.0)) - traffic.ended
     if growth > 0:
         growth = max(growth - queued, 0.0)
-    return 1 + now.osl_cv2 / now.dispersion * min(max(growth / traffic.ended, -_FIRST_ORDER), _FIRST_ORDER)
+    return 1 + now.osl_cv2 / now.dispersion * min(max(growth / traffic.ended, -TUNING.first_order), TUNING.first_order)
 
 
 def _worst(forecast: Forecast, now: Demand) -> Load:
@@ -231,16 +229,6 @@ def _highest(peak: Peak, now: Demand) -> Load:
         prefill=replace(lengths, rate=peak.prompts.rate),
         decode=replace(lengths, rate=peak.outputs.rate),
     )
-
-
-def _next(forecast: Forecast, now: Demand) -> Load:
-    expected = replace(
-        now,
-        rate=forecast.rate[0],
-        isl_tokens=max(forecast.isl_tokens[0], 1.0) if forecast.isl_tokens else now.isl_tokens,
-        osl_tokens=max(forecast.osl_tokens[0], 1.0) if forecast.osl_tokens else now.osl_tokens,
-    )
-    return Load(rate=expected.rate, prefill=expected, decode=expected)
 
 
 def _backlog(workers: Iterable[Worker], now: Demand) -> dict[Role, float]:

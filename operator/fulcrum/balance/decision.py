@@ -1,4 +1,4 @@
-"""What a decision comes to: the target, who does what in it, and why."""
+"""What a decision comes to: the target, which worker does what in it, and why."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
+from fulcrum.api.types import Explanation
 from fulcrum.balance.assignment import Assignment
 from fulcrum.balance.target import Target
-from fulcrum.load.demand import Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Reasons:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Insight:
+class Trace:
     """Figures of a decision, for status and metrics."""
 
     attainment: float | None = None
@@ -37,8 +37,8 @@ class Insight:
     """Not even an idle worker keeps the SLO; the plan is made for the nearest that one does."""
     failure: Exception | None = field(default=None, compare=False)
     """What a defect raised; what stands is held."""
-    near: Load | None = None
-    far: Load | None = None
+    explanation: Explanation | None = None
+    """What the decision rests on, for people; None where the load was not the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +56,14 @@ class RoleScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Decision:
     """Input of the steps."""
 
     target: Target
     assignment: Assignment
     reasons: Reasons = Reasons()
-    insight: Insight = field(default_factory=Insight)
-    proposal: Choice | None = None
+    trace: Trace = field(default_factory=Trace)
+    proposal: Decision | None = None
     """What would be done if the mode were Auto."""
     scales: tuple[RoleScale, ...] = ()
     """What each InferenceScale gets; mode External."""

@@ -1,4 +1,4 @@
-"""Lays an automatic decision over the workers: who stays, who goes, and which role each place has."""
+"""Stage `assign`: a decision laid over the workers. Which stay, which go, and which role each place has."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from fulcrum.api.names import Role
 from fulcrum.balance.assignment import Assignment, Slot
-from fulcrum.balance.flips import Move
 from fulcrum.balance.pools import only_role
 from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.split import Move
 from fulcrum.balance.standing import live
 from fulcrum.performance.layout import Layout
 

@@ -1,0 +1,173 @@
+"""Modes Auto and Observe: the stages of one decision, in order. Without knowledge, what stands is held."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType
+from fulcrum.balance.assign import Kept, keep, layout_of, layout_of_places, place, roles_after
+from fulcrum.balance.assignment import Assignment, assign
+from fulcrum.balance.best_split import splits
+from fulcrum.balance.decision import Decision, Reasons, Trace
+from fulcrum.balance.estimate import Unknown
+from fulcrum.balance.explanation import explain
+from fulcrum.balance.initial import first_layout
+from fulcrum.balance.inputs import Inputs, gather
+from fulcrum.balance.pools import only_role
+from fulcrum.balance.roles import RoleChanges, dwelled, repairs, role_changes
+from fulcrum.balance.size import Sizing, size
+from fulcrum.balance.snapshot import Snapshot
+from fulcrum.balance.split import Move
+from fulcrum.balance.standing import held_layout, standing_workers
+from fulcrum.balance.target import Target, make_target
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel
+
+
+def decide(snapshot: Snapshot, now: datetime) -> Decision:
+    """Return what is to be done in modes Auto and Observe."""
+    held = standing_workers(snapshot)
+    inputs = gather(snapshot, now)
+    observing = snapshot.spec.balance.mode is BalanceMode.OBSERVE
+    if isinstance(inputs, Unknown):
+        decision = hold(snapshot, held, now, repair=not observing)
+        return replace(decision, trace=replace(decision.trace, unknown=inputs.message))
+    decided = _decide(inputs, held)
+    if not observing:
+        return decided
+    standing = hold(snapshot, held, now, repair=False)
+    return replace(standing, trace=decided.trace, proposal=decided)
+
+
+def _decide(inputs: Inputs, held: Mapping[str, int]) -> Decision:
+    snapshot, load = inputs.snapshot, inputs.load
+    divided = any(worker.role in (Role.PREFILL, Role.DECODE) for worker in snapshot.workers if worker.serving)
+    sized = size(
+        snapshot, inputs.now, held, load=load, model=inputs.model, divided=divided, was_over=_said_over(snapshot)
+    )
+    goal = _goal(inputs, sized)
+    kept = keep(snapshot, sized.workers, goal)
+    if _forces_early_flip(inputs, sized, kept):
+        sized = replace(sized, workers=dict(held), reason=None, considered=())
+        goal = _goal(inputs, sized)
+        kept = keep(snapshot, sized.workers, goal)
+    coming = _coming(snapshot, sized.workers, kept, goal)
+    changes = role_changes(inputs, kept, coming)
+    assignment = _assign(
+        snapshot, sized.workers, kept, goal, moves=changes.moves, movable=changes.movable, coming=coming
+    )
+    return Decision(
+        target=_target(snapshot, sized.workers, assignment),
+        assignment=assignment,
+        reasons=_reasons(inputs, held, sized, changes),
+        trace=_trace(inputs, sized, changes, assignment, goal),
+    )
+
+
+def _reasons(inputs: Inputs, held: Mapping[str, int], sized: Sizing, changes: RoleChanges) -> Reasons:
+    grown = sum(sized.workers.values()) > sum(held.values())
+    return Reasons(
+        flip=changes.reason or sized.reason or Reason.ROLE_FLIPPED,
+        create=(sized.reason if grown else None) or Reason.WORKER_CREATED,
+        drain=(sized.reason if not grown else None) or Reason.WORKER_DRAINING,
+        load=str(inputs.load.current) if changes.reason not in (None, Reason.ROLE_EMPTY) else "",
+    )
+
+
+def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assignment, goal: Layout) -> Trace:
+    load = inputs.load.current
+    expected = PerformanceModel(inputs.snapshot.outlook.speeds, inputs.promise)
+    serving = [(s.pool, s.role) for s in assignment.slots if s.worker is not None and s.worker.serving]
+    result = layout_of_places(serving) if serving else goal
+    known = load.rate > 0 and all(expected.knows(pool) for pool in result.pools)
+    return Trace(
+        attainment=expected.attainment(result, load) if known else None,
+        reason=changes.reason or sized.reason,
+        over_capacity=sized.over_capacity,
+        unreachable=inputs.model.slo != inputs.promise,
+        explanation=explain(inputs, sized, changes) if known else None,
+    )
+
+
+def _goal(inputs: Inputs, sized: Sizing) -> Layout:
+    """Return the roles that all workers together would best have; for places that have none yet."""
+    snapshot, load = inputs.snapshot, inputs.load
+    live = [w for w in snapshot.workers if not w.deleting and not w.ended]
+    placed = Counter(w.pool for w in live if w.role is not Role.DRAINING)
+    if sized.workers == {pool: placed[pool] for pool in sized.workers}:
+        return layout_of(snapshot.workers)  # no worker comes or goes
+    there = Counter(w.pool for w in live)
+    desired = sum(counts.desired for counts in snapshot.status.roles.values())
+    if sized.workers == {pool: there[pool] for pool in sized.workers} and desired == sum(sized.workers.values()):
+        # A worker that drains to change its role gets the one that it was told to drain for. Meanwhile the load cannot
+        # be judged as it was then: what is measured during a change corrects nothing.
+        return held_layout(snapshot, sized.workers)
+    ahead = load.current if sized.reason is Reason.LOAD_FELL else load.current.at_least(load.forecast)
+    found = splits(inputs.pools, sized.workers, inputs.model, ahead) if ahead.rate > 0 else ()
+    if found:
+        return found[0]
+    # Nothing arrives: what stands is held, and fewer workers begin anew.
+    if sized.reason is None:
+        return held_layout(snapshot, sized.workers)
+    return first_layout(snapshot.spec, sized.workers, snapshot.outlook.speeds)
+
+
+def _coming(snapshot: Snapshot, workers: Mapping[str, int], kept: Kept, goal: Layout) -> dict[str, Role]:
+    """Return the role that each worker that drains, and stays, gets afterwards; by name."""
+    if not any(worker.role is Role.DRAINING for worker in kept.workers):
+        return {}
+    assignment = _assign(snapshot, workers, kept, goal, moves=(), movable=frozenset())
+    return {worker.name: role for worker, role in assignment.kept if worker.role is Role.DRAINING}
+
+
+def hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair: bool) -> Decision:
+    """Keep what stands and replace what died; a cluster with nothing at all starts small, in Observe as in Manual."""
+    if not repair and not snapshot.workers and not snapshot.status.roles:
+        target = make_target(snapshot.spec)
+        return Decision(target=target, assignment=assign(snapshot, target))
+    goal = held_layout(snapshot, held)
+    kept = keep(snapshot, held, goal)
+    moves = repairs(snapshot, kept, now) if repair else ()
+    assignment = _assign(snapshot, held, kept, goal, moves=moves, movable=frozenset(w.name for w in kept.serving))
+    reasons = Reasons(flip=Reason.ROLE_EMPTY if moves else Reason.ROLE_FLIPPED)
+    return Decision(target=_target(snapshot, held, assignment), assignment=assignment, reasons=reasons)
+
+
+def _assign(
+    snapshot: Snapshot,
+    workers: Mapping[str, int],
+    kept: Kept,
+    goal: Layout,
+    *,
+    moves: tuple[Move, ...],
+    movable: frozenset[str],
+    coming: Mapping[str, Role] | None = None,
+) -> Assignment:
+    roles = roles_after(kept.serving, moves, movable) | dict(coming or {})
+    roles |= {w.name: w.role for w in kept.workers if not w.serving and w.role is not Role.DRAINING}
+    return place(snapshot, workers, kept, roles, goal)
+
+
+def _target(snapshot: Snapshot, workers: Mapping[str, int], assignment: Assignment) -> Target:
+    fixed = {pool.name: role for pool in snapshot.spec.pools if (role := only_role(pool)) is not None}
+    return Target(workers=dict(workers), fixed=fixed, roles=Counter(slot.role for slot in assignment.slots))
+
+
+def _forces_early_flip(inputs: Inputs, sized: Sizing, kept: Kept) -> bool:
+    """A last worker takes both roles; when it has just flipped, the others stay until it may flip again."""
+    if sized.reason is not Reason.LOAD_FELL or sum(sized.workers.values()) != 1:
+        return False
+    settled = {worker.uid for worker in dwelled(inputs, kept)}
+    return any(worker.role is not Role.MIXED and worker.uid not in settled for worker in kept.serving)
+
+
+def _said_over(snapshot: Snapshot) -> bool:
+    return any(
+        c.type is ConditionType.DEGRADED and c.status is ConditionStatus.TRUE and c.reason is Reason.OVER_CAPACITY
+        for c in snapshot.status.conditions
+    )

@@ -1,0 +1,105 @@
+"""What a decision rests on, as the status says it: load and bounds, the layouts compared, what would change it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fulcrum.api.names import Role
+from fulcrum.api.types import Candidate, DecidedLoad, Explanation
+from fulcrum.balance.estimate import served_share
+from fulcrum.balance.inputs import Inputs, payback_seconds
+from fulcrum.balance.roles import RoleChanges
+from fulcrum.balance.size import Sizing
+from fulcrum.balance.split import Considered, after
+from fulcrum.balance.target import ratio_text
+from fulcrum.load.demand import Load
+from fulcrum.performance.layout import Layout
+
+_MOST_CANDIDATES: Final = 8
+
+
+def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
+    """Return the explanation of a decision; its size has a bound."""
+    load, spec = inputs.load, inputs.snapshot.spec
+    measured, lower, upper = load.bounds
+    traffic, forecast = inputs.snapshot.outlook.traffic, inputs.snapshot.outlook.forecast
+    known = traffic is not None and traffic.attainment is not None
+    return Explanation(
+        load=DecidedLoad(
+            rate=_digits(measured.rate),
+            lower_rate=_digits(lower.rate),
+            upper_rate=_digits(upper.rate),
+            forecast_rate=_digits(load.forecast.rate) if forecast is not None else None,
+            input_tokens=_digits(load.current.prefill.isl_tokens),
+            output_tokens=_digits(load.current.decode.osl_tokens),
+        ),
+        attainment=_share(served_share(traffic)) if known and traffic is not None else None,
+        candidates=(*_sizes(inputs, sized), *_splits(inputs, changes))[:_MOST_CANDIDATES],
+        changes=(
+            f"another split, once it brings {_least(changes)} more requests within {spec.balance.flip.min_dwell} "
+            "than it costs, and is no loss at any load within the bounds",
+            f"more workers, once lower bound or forecast need them to keep {spec.slo.attainment:.0%} inside the SLO",
+            f"fewer workers, once the most of the last {spec.balance.scale_down.stabilization} leaves some idle",
+        ),
+    )
+
+
+def _splits(inputs: Inputs, changes: RoleChanges) -> tuple[Candidate, ...]:
+    if not changes.standing.complete or not changes.standing.total:
+        return ()
+    chosen = after(changes.standing, changes.moves)
+    stays = "stands" if changes.moves else "stands, and is kept"
+    compared = [_candidate(inputs, changes.standing, stays)]
+    for each in sorted(changes.considered, key=lambda each: -each.gain):
+        verdict = ("chosen: " if each.layout == chosen else "") + _verdict(inputs, each)
+        compared.append(_candidate(inputs, each.layout, verdict))
+    return tuple(compared)
+
+
+def _verdict(inputs: Inputs, each: Considered) -> str:
+    dwell = f"{payback_seconds(inputs.snapshot):.0f} s"
+    gain = f"{each.gain:+.1f} requests within {dwell}, flips paid"
+    if each.gain <= each.least:
+        return f"{gain}; less than the {each.least:.1f} by which estimates are off"
+    return f"{gain}; {each.lowest:+.1f} at the least favourable load" if each.lowest <= 0 else gain
+
+
+def _sizes(inputs: Inputs, sized: Sizing) -> tuple[Candidate, ...]:
+    """Return the layout that the number of workers was changed for, at the load that it was sized by."""
+    return tuple(
+        Candidate(
+            layout=_layout_text(layout),
+            attainment=_share(inputs.model.attainment(layout, load)) if load.rate > 0 else 1.0,
+            verdict=f"the fewest workers for {load}",
+        )
+        for layout, load in sized.considered
+    )
+
+
+def _candidate(inputs: Inputs, layout: Layout, verdict: str) -> Candidate:
+    def share(load: Load) -> float:
+        return inputs.flips_model.goodput(layout, load) / load.rate if load.rate > 0 else 1.0
+
+    return Candidate(
+        layout=_layout_text(layout),
+        attainment=_share(share(inputs.load.current)),
+        lowest=_share(min(share(load) for load in (inputs.load.current, *inputs.load.bounds))),
+        verdict=verdict,
+    )
+
+
+def _least(changes: RoleChanges) -> str:
+    least = [each.least for each in changes.considered]
+    return f"{max(min(least), 0.05):.1f}" if least else "clearly"
+
+
+def _layout_text(layout: Layout) -> str:
+    return ratio_text({role: layout.count(role) for role in (Role.PREFILL, Role.DECODE, Role.MIXED)})
+
+
+def _share(value: float) -> float:
+    return round(min(max(value, 0.0), 1.0), 3)
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.3g}")

@@ -1,0 +1,92 @@
+"""Stage `observe`: everything that one decision is made from, gathered once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from fulcrum.api.durations import seconds
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import AdmissionPolicy
+from fulcrum.balance.calibrate import calibrated
+from fulcrum.balance.estimate import LoadEstimate, Unknown, estimate
+from fulcrum.balance.pools import PoolBounds, bounds_of
+from fulcrum.balance.snapshot import Snapshot
+from fulcrum.load.demand import Slo, promised
+from fulcrum.performance.model import PerformanceModel, reachable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What is known about one cluster: enough to decide by."""
+
+    snapshot: Snapshot
+    now: datetime
+    load: LoadEstimate
+    model: PerformanceModel
+    """For numbers of workers. Its SLO is wider where no hardware at hand keeps the promise, beyond doubt."""
+    flips_model: PerformanceModel
+    """For roles. Its SLO is wider where none keeps it for what was measured: else all splits would look equally bad."""
+    promise: Slo
+    """The SLO of the spec."""
+    calibrated: bool
+    """The load is as heavy as the attainment that was measured makes it."""
+
+    @property
+    def pools(self) -> list[PoolBounds]:
+        """The pools whose speed is known."""
+        return [
+            bounds_of(pool, low=pool.workers.min, high=pool.workers.max)
+            for pool in self.snapshot.spec.pools
+            if self.model.knows(pool.name)
+        ]
+
+    @property
+    def reason(self) -> Reason:
+        """What most of all makes the current load what it is."""
+        if self.calibrated:
+            return Reason.ATTAINMENT_FALLING
+        if self.load.queued_role is not None:
+            return Reason.QUEUE_GROWING
+        return Reason.LOAD_FORECAST if self.load.forecast_leads else Reason.LOAD_SHIFTED
+
+
+def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
+    """Gather what a decision needs; Unknown names the first thing that is missing."""
+    spec, outlook = snapshot.spec, snapshot.outlook
+    speeds = {pool.name: outlook.speeds[pool.name] for pool in spec.pools if pool.name in outlook.speeds}
+    used = {worker.pool for worker in snapshot.workers}
+    missing = [pool.name for pool in spec.pools if pool.name not in speeds and pool.name in used]
+    if missing or not speeds:
+        names = ", ".join(missing or [pool.name for pool in spec.pools])
+        return Unknown(message=f"Nobody knows yet how fast the workers of pool {names} are.")
+    promise = promised(spec)
+    load = estimate(outlook, snapshot.workers, promise, payback_seconds=payback_seconds(snapshot))
+    if isinstance(load, Unknown):
+        return load
+    turns_away = spec.admission.policy is not AdmissionPolicy.OFF
+    model, flips_model = (
+        PerformanceModel(speeds, reachable(speeds, promise, each), turns_away=turns_away)
+        for each in (load.lower, load.current)
+    )
+    if flips_model.slo == model.slo:
+        flips_model = model
+    changed = calibrated(snapshot, now, load, model, promise)
+    return Inputs(
+        snapshot=snapshot,
+        now=now,
+        load=changed or load,
+        model=model,
+        flips_model=flips_model,
+        promise=promise,
+        calibrated=changed is not None
+        and changed.current.prefill.rate + changed.current.decode.rate
+        > load.current.prefill.rate + load.current.decode.rate,
+    )
+
+
+def payback_seconds(snapshot: Snapshot) -> float:
+    """Return how long a flip may take to pay for itself: its dwell, or without one as long as the load was watched."""
+    dwell = seconds(snapshot.spec.balance.flip.min_dwell)
+    traffic = snapshot.outlook.traffic
+    return dwell if dwell > 0 else max(traffic.window_seconds if traffic is not None else 0.0, 1.0)

@@ -1,0 +1,111 @@
+"""Which serving workers change their role now: to take over an empty one, because it pays, or back from a stopgap."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from fulcrum.api.durations import seconds
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import FlipStyle
+from fulcrum.balance.assign import Kept, layout_of, layout_of_places
+from fulcrum.balance.inputs import Inputs, payback_seconds
+from fulcrum.balance.pools import only_role
+from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.split import Considered, Move, Stakes, after, split
+from fulcrum.balance.tuning import TUNING
+from fulcrum.performance.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleChanges:
+    """The flips of a decision."""
+
+    moves: tuple[Move, ...] = ()
+    reason: Reason | None = None
+    """None: the load does not ask for them."""
+    movable: frozenset[str] = frozenset()
+    """Names of the workers that may be the ones."""
+    standing: Layout = field(default_factory=Layout)
+    """What they are compared with."""
+    considered: tuple[Considered, ...] = ()
+
+
+def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> RoleChanges:
+    """Return the flips of serving workers of flippable pools.
+
+    Those that drain count by the role that they get (`coming`): no other worker flips for what they are about to do.
+    """
+    repair = repairs(inputs.snapshot, kept, inputs.now)
+    if repair:
+        movable = frozenset(worker.name for worker in kept.serving)
+        return RoleChanges(moves=repair, reason=Reason.ROLE_EMPTY, movable=movable)
+    settled = dwelled(inputs, kept)
+    there = [worker for worker in kept.workers if worker.serving or worker.name in coming]
+    standing = layout_of_places((worker.pool, coming.get(worker.name, worker.role)) for worker in there)
+    flexible = {pool.name for pool in inputs.snapshot.spec.pools if only_role(pool) is None}
+    able = Counter((worker.pool, worker.role) for worker in settled if worker.pool in flexible)
+    immediate = inputs.snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE
+    flips = split(
+        inputs.pools,
+        standing,
+        able,
+        load=inputs.load,
+        model=inputs.flips_model,
+        stakes=Stakes(
+            payback_seconds=payback_seconds(inputs.snapshot),
+            cost_workers=TUNING.immediate_cost if immediate else TUNING.drain_cost,
+        ),
+    )
+    return RoleChanges(
+        moves=flips.moves or _single_role(inputs, standing, able),
+        reason=inputs.reason if flips.moves else None,
+        movable=frozenset(worker.name for worker in settled),
+        standing=standing,
+        considered=flips.considered,
+    )
+
+
+def dwelled(inputs: Inputs, kept: Kept) -> list[Worker]:
+    """Return the serving workers that have had their role for the dwell time."""
+    since = inputs.now - timedelta(seconds=seconds(inputs.snapshot.spec.balance.flip.min_dwell))
+    return [worker for worker in kept.serving if worker.role_since is None or worker.role_since <= since]
+
+
+def repairs(snapshot: Snapshot, kept: Kept, now: datetime) -> tuple[Move, ...]:
+    """Return the flip by which a role that no worker serves is taken over; an only worker does both.
+
+    A cluster that has just started is not broken: its other workers come, too.
+    """
+    if layout_of(worker for worker in snapshot.workers if worker.serving).complete:
+        return ()
+    standing = layout_of(kept.serving)
+    flexible = {pool.name for pool in snapshot.spec.pools if only_role(pool) is None}
+    settled = timedelta(seconds=seconds(snapshot.spec.balance.flip.min_dwell))
+    able = [
+        worker
+        for worker in kept.serving
+        if worker.pool in flexible and (worker.ready_since is None or now - worker.ready_since >= settled)
+    ]
+    if not able:
+        return ()
+    chosen = able[-1]
+    # A drain would leave requests without a worker: then, too, one does both for the time being.
+    immediate = snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE
+    missing = Role.DECODE if standing.prefill else Role.PREFILL
+    return (Move(chosen.pool, chosen.role, missing if immediate and standing.total > 1 else Role.MIXED),)
+
+
+def _single_role(inputs: Inputs, standing: Layout, able: Counter[tuple[str, Role]]) -> tuple[Move, ...]:
+    """Return a temporary `mixed` worker, beside workers of one role, to a single role."""
+    if not (standing.prefill or standing.decode):
+        return ()
+    stopgaps = [pool for (pool, role), count in able.items() if role is Role.MIXED and count]
+    options = [Move(pool, Role.MIXED, role) for pool in sorted(stopgaps)[:1] for role in (Role.PREFILL, Role.DECODE)]
+    complete = [move for move in options if after(standing, [move]).complete]
+    if not complete:
+        return ()
+    return (max(complete, key=lambda move: inputs.model.goodput(after(standing, [move]), inputs.load.current)),)

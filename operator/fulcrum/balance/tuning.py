@@ -1,0 +1,43 @@
+"""Every number that shapes what the balance decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Default, unit and reason of each; `benchmarks/ablation.py` prints what they buy."""
+
+    noise_sigmas: float = 2.0
+    """Standard errors beyond which a difference of what was measured counts as one: 1 in 40 by chance."""
+    unmeasured_error: float = 1.0
+    """Relative error of lengths that are only guessed at: no worker flips for them."""
+    first_order: float = 0.5
+    """Share of the requests under way up to which they tell how long those are that have not ended."""
+    start_seconds: float = 120.0
+    """How long a Pod takes to serve until it was measured."""
+    immediate_cost: float = 0.5
+    """Workers that a flip takes away while old work finishes: it serves two roles, each with half of its time."""
+    drain_cost: float = 1.0
+    """The same for style Drain: nothing new arrives until the old work is done."""
+    estimate_error: float = 0.005
+    """Share of requests by which two layouts are told apart at best (docs/concepts/sizing.md): less is no gain."""
+    most_correction: float = 4.0
+    """Factor on the load up to which the model is corrected by what was measured; beyond, it is something else."""
+    correction_steps: int = 6
+    """Halvings of that range: to 5 % of the load."""
+    steady_share: float = 0.9
+    """Share of the window's requests that must be alike before what they attained is compared with the model."""
+    spared_misses: float = 0.5
+    """Hysteresis: scale down only if the smaller layout leaves this share of the queueing error budget unused."""
+    unhelped_misses: float = 0.25
+    """Where prompts are late on any worker, queues may add this share of those misses: more workers help few."""
+    rejections_end: float = 0.2
+    """A Degraded condition for rejections ends below this share of the misses that the SLO allows."""
+    rejections_least: float = 20.0
+    """Arrivals in the window below which a share of rejections says little."""
+
+
+TUNING: Final = Tuning()
