@@ -44,3 +44,8 @@ def test_every_page_is_found_from_another_one() -> None:
     }
     found = {page.resolve() for page in ROOT.glob("docs/**/*.md")} - {ROOT / "docs/README.md"}
     assert sorted(str(page.relative_to(ROOT)) for page in found - linked) == []
+
+
+@pytest.mark.parametrize("page", [*pages(), ROOT / "mkdocs.yml"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_merge_left_no_marker(page: Path) -> None:
+    assert re.findall(r"^(?:<{7}|>{7}) .*", page.read_text(), re.MULTILINE) == []
