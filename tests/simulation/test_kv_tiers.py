@@ -11,6 +11,7 @@ from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload
 
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.kv import restore
+from fulcrum.load.demand import Slo
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.kv_tiers import Blocks, KvTiers
 from fulcrum.simulation.policies import Aggregated
@@ -25,14 +26,18 @@ FAST = TransferCost(base_seconds=0.001, seconds_per_token=1e-6)
 PARITY = TransferCost(base_seconds=0.0, seconds_per_token=4.4e-5)
 
 
+HURRY = replace(SLO, ttft_seconds=0.01)
+"""A promise that no way keeps, so the quickest is taken."""
+
+
 def host(link: TransferCost, *, front: bool = True, tokens: int = 1 << 20) -> KvTiers:
     return KvTiers(host_tokens=tokens, host_link=link, front=front)
 
 
-def again(tiers: KvTiers | None, *, workers: int = 1) -> Result:
+def again(tiers: KvTiers | None, *, workers: int = 1, slo: Slo = HURRY) -> Result:
     """A prompt, another one that drives it out of the cache, and the first one again."""
     load = make_workload([(0.0, PROMPT, 2), (10.0, PROMPT, 2), (20.0, PROMPT, 2)], prefix_ids=(IDS, OTHER, IDS))
-    return simulate(load, make_cluster(SPEED, kv_tiers=tiers), Aggregated(pool="p", workers=workers), slo=SLO)
+    return simulate(load, make_cluster(SPEED, kv_tiers=tiers), Aggregated(pool="p", workers=workers), slo=slo)
 
 
 @pytest.mark.parametrize("link", [FAST, PARITY, TransferCost(base_seconds=0.0, seconds_per_token=1e-3)])
@@ -55,6 +60,13 @@ def test_at_parity_both_at_once_are_quicker_than_either() -> None:
     both, load = (again(host(PARITY, front=front)).ttft_seconds[2] for front in (True, False))
     computed = again(None).ttft_seconds[2]
     assert both < 0.75 * min(load, computed)
+
+
+def test_where_the_promise_leaves_time_the_way_that_computes_least_is_taken() -> None:
+    hurried, patient = again(host(PARITY)), again(host(PARITY), slo=SLO)
+    assert patient.ttft_seconds[2] <= SLO.ttft_seconds
+    assert patient.ttft_seconds[2] <= again(None).ttft_seconds[2], "and never later than computing all of it"
+    assert patient.computed_tokens[2] < hurried.computed_tokens[2] / 2
 
 
 def test_the_pool_serves_a_worker_that_never_saw_the_prompt() -> None:

@@ -169,7 +169,13 @@ class Simulation:
         tiers, speed = self._cluster.kv_tiers, known_speeds(self._cluster).get(pod.pool.name)
         if tiers is None or self._pool is None or speed is None:
             return None
-        return WorkerTiers(tiers, self._pool, speed.coefficients, block_tokens=self._cluster.block_tokens)
+        return WorkerTiers(
+            tiers,
+            self._pool,
+            speed.coefficients,
+            block_tokens=self._cluster.block_tokens,
+            ttft_seconds=self._view.slo.ttft_seconds,
+        )
 
     def _engine_stopped(self, worker: Worker, now: float) -> None:
         self._journeys.engine_stopped(worker, now)

@@ -75,8 +75,12 @@ class Restoring:
 class WorkerTiers:
     """The tiers as one worker has them."""
 
-    def __init__(self, tiers: KvTiers, pool: Blocks, speed: SpeedCoefficients, *, block_tokens: int) -> None:
+    def __init__(
+        self, tiers: KvTiers, pool: Blocks, speed: SpeedCoefficients, *, block_tokens: int, ttft_seconds: float
+    ) -> None:
+        """`ttft_seconds` is the promise: of the ways that keep it the one that computes least is taken."""
         self._tiers, self._pool, self._speed, self._block_tokens = tiers, pool, speed, block_tokens
+        self._ttft_seconds = ttft_seconds
         self._host = Blocks(tiers.host_tokens)
         self._link_free = 0.0
 
@@ -86,8 +90,11 @@ class WorkerTiers:
         self._host.use(ids)
         self._pool.use(ids)
 
-    def begin(self, job: Job, now: float) -> Restoring | None:
-        """Load what is worth it of a prompt of which `job.cached` tokens are in the engine's cache; None: nothing."""
+    def begin(self, job: Job, now: float, *, ahead_tokens: int) -> Restoring | None:
+        """Load what is worth it of a prompt of which `job.cached` tokens are in the engine's cache; None: nothing.
+
+        `ahead_tokens` of begun prompts are computed first.
+        """
         present = job.cached
         most = min(job.prompt // PREFIX_BLOCK_TOKENS, len(job.prefix_ids), (job.context - 1) // PREFIX_BLOCK_TOKENS)
         ids = list(islice(job.prefix_ids, present // PREFIX_BLOCK_TOKENS, most))
@@ -103,7 +110,11 @@ class WorkerTiers:
             prompt_tokens=job.context,
             speed=self._speed,
             link=link,
-            waits=Waits(link_seconds=max(self._link_free - now, 0.0)),
+            waits=Waits(
+                link_seconds=max(self._link_free - now, 0.0),
+                compute_seconds=ahead_tokens * self._speed.prefill_b,
+            ),
+            within_seconds=job.arrival_seconds + self._ttft_seconds - now,
             front=self._tiers.front,
             block_tokens=self._block_tokens,
         )

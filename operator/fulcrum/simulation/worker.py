@@ -22,7 +22,7 @@ from fulcrum.simulation.decode_run import DecodeRun
 from fulcrum.simulation.held_kv import HeldKv
 from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.kv_blocks import KvBlocks
-from fulcrum.simulation.kv_tiers import WorkerTiers
+from fulcrum.simulation.kv_tiers import Restoring, WorkerTiers
 from fulcrum.simulation.prefill_run import PrefillRun
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.timeline import Timeline
@@ -373,12 +373,19 @@ class Worker:
             job.started_seconds = now
             job.done = job.cached
             self.queued_tokens -= job.cached
-            if self._tiers is not None and (found := self._tiers.begin(job, now)) is not None:
+            if (found := self._restoring(job, now)) is not None:
                 job.limit, job.restoring = found.compute_until, found.matched - found.compute_until
                 self.queued_tokens -= job.restoring
                 self._host.restore(job, self, found.ends)
             budget -= prefill.begin(job, budget)
         return prefill.tokens
+
+    def _restoring(self, job: Job, now: float) -> Restoring | None:
+        """Return what is loaded for a prompt that begins, while prompts that have begun come first."""
+        if self._tiers is None:
+            return None
+        ahead = sum(begun.context - begun.done - begun.restoring - chunk for begun, chunk in self._prefill.chunks)
+        return self._tiers.begin(job, now, ahead_tokens=ahead)
 
     def stop(self, now: float) -> list[Job]:
         """The engine dies: returns every job that was on it and had not been handed over."""

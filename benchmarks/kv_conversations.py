@@ -1,0 +1,137 @@
+"""Conversations over two real engines that share a KV pool: prefill on one, decode on the other, little KV on either.
+
+    python benchmarks/kv_conversations.py [--conversations 8] [--turns 5]
+
+The KV caches are too small for two conversations, and turns are interleaved, so that each finds the caches full of
+others. In turn 3 the engines change roles. Before turn 4 one is killed (SIGKILL) and another one takes its place with
+nothing but the pool. Prints, for each turn, the tokens of earlier turns (answers too) that were not computed again, and
+how many answers are those of one engine without tiers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.worker_image.agents import SERVED_NAME, wait_until
+from tests.worker_image.tiered_engine import TieredEngine, tiered_engine
+
+USER_TOKENS, ANSWER_TOKENS = 200, 96
+_REMOTE = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was said, and the prompts and answers so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    asked: list[tuple[list[int], tuple[int, ...]]] = field(default_factory=list)
+
+
+class Fleet:
+    """Engines on one pool."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder, self._stack, self._count = folder, stack, 0
+        (folder / "pool").mkdir()
+
+    def start(self) -> TieredEngine:
+        """Start one more engine."""
+        self._count += 1
+        folder = self._folder / f"engine-{self._count}"
+        folder.mkdir()
+        engine = self._stack.enter_context(tiered_engine(folder, pool=self._folder / "pool"))
+        for tokens in (100, 400, 1200):
+            engine.ask(engine.prompt(tokens), max_tokens=2)
+        return engine
+
+
+def post(engine: TieredEngine, request_id: str, **body: Any) -> dict[str, Any]:
+    """One completion; `kv_transfer_params` come back with a prefill leg."""
+    request = urllib.request.Request(
+        f"{engine.url}/v1/completions",
+        json.dumps(
+            {"model": SERVED_NAME, "temperature": 0, "ignore_eos": True, "return_token_ids": True} | body
+        ).encode(),
+        {"Content-Type": "application/json", "X-Request-Id": request_id},
+    )
+    with urllib.request.urlopen(request, timeout=300) as response:
+        return dict(json.load(response))
+
+
+def ask(prefill: TieredEngine, decode: TieredEngine, prompt: list[int], request_id: str) -> tuple[int, ...]:
+    """The two legs of one request."""
+    remote = {"do_remote_decode": True, "do_remote_prefill": False, **dict.fromkeys(_REMOTE)}
+    held = post(prefill, request_id, prompt=prompt, max_tokens=1, kv_transfer_params=remote)["kv_transfer_params"]
+    answer = post(decode, request_id, prompt=prompt, max_tokens=ANSWER_TOKENS, kv_transfer_params=held)
+    return tuple(answer["choices"][0]["token_ids"])
+
+
+def computed(*engines: TieredEngine) -> float:
+    """Prompt tokens that these engines computed."""
+    return sum(each.metric("vllm:prompt_tokens_by_source_total", source="local_compute") for each in engines)
+
+
+def is_stored(engine: TieredEngine) -> bool:
+    """Whether the pool has what the engine has put into host memory."""
+    return engine.metric("vllm:kv_offload_store_bytes_total") <= engine.metric(
+        "vllm:kv_offload_tiering_write_bytes_total"
+    )
+
+
+def turn(number: int, prefill: TieredEngine, decode: TieredEngine, talks: list[Conversation]) -> None:
+    """One turn of each conversation."""
+    earlier = new = again = 0.0
+    for index, talk in enumerate(talks):
+        user = prefill.prompt(USER_TOKENS)
+        prompt = [*talk.tokens, *user]
+        before = computed(prefill, decode)
+        answer = ask(prefill, decode, prompt, f"talk-{index}-{number}")
+        again += computed(prefill, decode) - before - len(user) - 1  # each decode leg computes the last token
+        earlier, new = earlier + len(talk.tokens), new + len(user)
+        talk.asked.append((prompt, answer))
+        talk.tokens = [*prompt, *answer]
+    for each in (prefill, decode):
+        wait_until(lambda each=each: is_stored(each), seconds=60, what="the pool has it")
+    saved = f"{1 - again / earlier:.1%} of {earlier:.0f} earlier tokens not computed again" if earlier else "all is new"
+    print(f"turn {number}: {saved}", flush=True)
+
+
+def main() -> None:
+    """Talk, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--conversations", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=5)
+    asked = parser.parse_args()
+    talks = [Conversation() for _ in range(asked.conversations)]
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        fleet = Fleet(Path(name), stack)
+        prefill, decode = fleet.start(), fleet.start()
+        for number in range(1, asked.turns + 1):
+            if number == 3:
+                prefill, decode = decode, prefill
+                print("the engines change roles", flush=True)
+            if number == 4:
+                prefill.process.send_signal(signal.SIGKILL)
+                prefill.process.wait()
+                prefill = fleet.start()
+                print("the prefill engine was killed; another one has the pool", flush=True)
+            turn(number, prefill, decode, talks)
+    with tempfile.TemporaryDirectory() as name, tiered_engine(Path(name), tier=False) as alone:
+        said = [pair for talk in talks for pair in talk.asked]
+        same = sum(alone.ask(prompt, max_tokens=ANSWER_TOKENS).tokens == answer for prompt, answer in said)
+    print(f"{same} of {len(said)} answers are those of one engine without tiers; none was lost")
+
+
+if __name__ == "__main__":
+    main()
