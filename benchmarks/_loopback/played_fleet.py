@@ -41,6 +41,7 @@ class _Played:
     fault: Reason | None = None
     events: list[Json] = field(default_factory=list)
     prefill: int = 0
+    decided: Json | None = None
 
     def load(self, now: float) -> float:
         """Requests per second at a moment."""
@@ -144,6 +145,7 @@ class PlayedFleet:
                     "decode": {"desired": cluster.workers - target, "ready": decode, "draining": 0},
                 },
                 "attainment": round(attainment, 3),
+                **({"lastDecision": cluster.decided} if cluster.decided else {}),
                 "rejectedRatio": 0.029 if cluster.fault else 0.0,
                 "ttft": {"p50": "142ms", "p90": "610ms" if cluster.fault else "318ms"},
                 "tpot": {"p50": "24ms", "p90": "37ms"},
@@ -173,6 +175,45 @@ class PlayedFleet:
             }
         )
         del cluster.events[:-20]
+        cluster.decided = _decision(cluster, before, reason, now)
+
+
+def _decision(cluster: _Played, before: int, reason: Reason, now: float) -> Json:
+    rate = cluster.load(now)
+    layouts = [f"{prefill}P:{cluster.workers - prefill}D" for prefill in (before, cluster.prefill)]
+    return {
+        "action": "SetRole",
+        "reason": reason.value,
+        "from": layouts[0],
+        "to": layouts[1],
+        "time": _stamp(now),
+        "explanation": {
+            "load": {
+                "rate": float(f"{rate:.3g}"),
+                "lowerRate": float(f"{0.9 * rate:.3g}"),
+                "upperRate": float(f"{1.12 * rate:.3g}"),
+                "forecastRate": float(f"{1.15 * rate:.3g}"),
+                "inputTokens": 1840,
+                "outputTokens": 290,
+            },
+            "attainment": 0.962,
+            "candidates": [
+                {"layout": layouts[0], "attainment": 0.958, "lowest": 0.913, "verdict": "stands"},
+                {
+                    "layout": layouts[1],
+                    "attainment": 0.991,
+                    "lowest": 0.974,
+                    "verdict": "chosen: +38.2 requests within 30 s, flips paid",
+                },
+            ],
+            "changes": [
+                "another split, once it brings 4.1 more requests within 30s than it costs, and is no loss at any load "
+                "within the bounds",
+                "more workers, once lower bound or forecast need them to keep 95% inside the SLO",
+                "fewer workers, once the most of the last 300s leaves some idle",
+            ],
+        },
+    }
 
 
 def _conditions(cluster: _Played, now: float) -> list[Json]:
@@ -238,6 +279,13 @@ async def played_dashboard(
         clock.seconds = began - history_seconds + step * SAMPLE_SECONDS
         await board.refresh()
     clock.seconds = None
+    async with served(board) as url:
+        yield url
+
+
+@asynccontextmanager
+async def served(board: Board) -> AsyncIterator[str]:
+    """Serve the board on a free port of this machine; yields the page's URL."""
     app = web.Application()
     app.add_routes(routes(board, hosts=frozenset({"127.0.0.1"})))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)

@@ -67,6 +67,10 @@ class Board:
         self._ticked = asyncio.Event()
         self._wanted = asyncio.Event()
 
+    def has_source(self) -> bool:
+        """Report whether there is something to show."""
+        return self.source is not None
+
     async def run(self) -> None:
         """Read until cancelled: each second while a page is open, else as often as the charts need."""
         while True:

@@ -83,7 +83,7 @@ async def _stream(board: Board, request: web.Request) -> web.StreamResponse:
     key = request.query.get("cluster", "")
     if len(key) > _LONGEST_KEY:
         return _refused("There is no cluster with such a long name.", status=400)
-    if board.source is None:
+    if not board.has_source():
         return _refused(board.waiting)
     try:
         with board.open(key) as shown:
@@ -92,10 +92,11 @@ async def _stream(board: Board, request: web.Request) -> web.StreamResponse:
             )
             await response.prepare(request)
             await response.write(b"retry: %d\n\n" % _RETRY_MILLISECONDS)
-            while True:
+            while board.has_source():
                 news = await board.news(shown)
                 async with asyncio.timeout(WRITE_SECONDS):
                     await response.write(news)
+            return response
     except TooManyPagesError:
         return _refused("Too many pages are open. Close one, or try again later.")
     except (ConnectionError, TimeoutError):

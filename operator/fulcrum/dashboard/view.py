@@ -16,7 +16,7 @@ from fulcrum.dashboard.facts import ClusterFacts, Json
 from fulcrum.dashboard.public import message_of
 from fulcrum.dashboard.wire import ConditionRow, DecisionRow, Detail, ForecastRow, Latency, RoleRow, Row, WorkerRow
 
-DECISIONS: Final = 30
+DECISIONS: Final = 15
 """Decisions that are shown of a cluster: more are history, for `kubectl get events`."""
 _ROLE_ORDER: Final = tuple(role.value for role in (Role.PREFILL, Role.DECODE, Role.MIXED, Role.DRAINING))
 
@@ -88,6 +88,7 @@ def detail(facts: ClusterFacts, status: InferenceClusterStatus, shown: Row) -> D
         if traffic is None
         else {reason.value: float(f"{share * traffic.rate:.3g}") for reason, share in traffic.rejections.items()},
         decisions=_decisions(facts, status),
+        last=status.last_decision,
     )
 
 

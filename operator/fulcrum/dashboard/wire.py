@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from fulcrum.api.status import Decision
+
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """One document of the stream."""
@@ -105,6 +107,8 @@ class Detail(_Document, frozen=True, kw_only=True):
     """Requests per second that are turned away, by reason; None: not known."""
     decisions: tuple[DecisionRow, ...] = ()
     """Newest first."""
+    last: Decision | None = None
+    """The last decision as the status has it: with what it rests on, where the load was the reason."""
 
 
 class WorkerRow(_Document, frozen=True, kw_only=True):
