@@ -26,7 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.worker_image.agents import SERVED_NAME, wait_until
 from tests.worker_image.tiered_engine import TieredEngine, tiered_engine
 
+from fulcrum_worker.kv.pool.names import BAD_BLOCKS, DROPPED_BLOCKS, PROBLEM
+
 USER_TOKENS, ANSWER_TOKENS = 200, 96
+_FULL = (
+    "vllm:kv_offload_tiering_promotion_allocation_failures_total",
+    "vllm:kv_offload_tiering_promotion_job_failures_total",
+    "vllm:kv_offload_allocation_failure_total",
+)
 _REMOTE = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
 
 
@@ -89,6 +96,17 @@ def is_stored(engine: TieredEngine) -> bool:
     )
 
 
+def troubles(*engines: TieredEngine) -> str:
+    """What the pool or host memory could not take, so far."""
+    found = {
+        f"{name} on engine {number}": value
+        for number, engine in enumerate(engines, 1)
+        for name in (f"{DROPPED_BLOCKS}_total", f"{BAD_BLOCKS}_total", PROBLEM, *_FULL)
+        if (value := engine.metric(name))
+    }
+    return f"; {found}" if found else ""
+
+
 def turn(number: int, prefill: TieredEngine, decode: TieredEngine, talks: list[Conversation]) -> None:
     """One turn of each conversation."""
     earlier = new = again = 0.0
@@ -104,7 +122,7 @@ def turn(number: int, prefill: TieredEngine, decode: TieredEngine, talks: list[C
     for each in (prefill, decode):
         wait_until(lambda each=each: is_stored(each), seconds=60, what="the pool has it")
     saved = f"{1 - again / earlier:.1%} of {earlier:.0f} earlier tokens not computed again" if earlier else "all is new"
-    print(f"turn {number}: {saved}", flush=True)
+    print(f"turn {number}: {saved}{troubles(prefill, decode)}", flush=True)
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 from fulcrum.api.worker import EXIT_BAD_CONFIG
 from fulcrum.capacity.cpu import CPUINFO
@@ -40,8 +42,12 @@ def main() -> int:
             config.accelerator,
             model or config.model,
         )
-        command = engine_command(config, pod, model=model, environment=os.environ, vllm=vllm_version())
-        return asyncio.run(run_agent(config, pod, command, token=token_from(os.environ)))
+        with tempfile.TemporaryDirectory(prefix="fulcrum-") as folder:
+            speed_file = Path(folder) / "speed.json"
+            command = engine_command(
+                config, pod, model=model, environment=os.environ, vllm=vllm_version(), speed_file=speed_file
+            )
+            return asyncio.run(run_agent(config, pod, command, token=token_from(os.environ), speed_file=speed_file))
     except BadConfigError as error:
         print(f"the worker's configuration cannot be used: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG

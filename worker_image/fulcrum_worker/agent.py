@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -23,6 +24,7 @@ from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineComman
 from fulcrum_worker.engine_process import EngineProcess
 from fulcrum_worker.kv.orphans import remove_orphans
 from fulcrum_worker.kv.policy import offload_setting, vllm_version
+from fulcrum_worker.kv.speed_file import write_speed
 from fulcrum_worker.readiness import not_ready_reason
 from fulcrum_worker.roles import WorkerRole
 from fulcrum_worker.server import make_app
@@ -37,10 +39,18 @@ _STALLED_GRACE_SECONDS: Final = 1.0
 """An engine that hangs finishes nothing more, and its requests go on elsewhere once its connections break."""
 
 
-async def run_agent(config: WorkerConfig, pod: PodIdentity, command: EngineCommand, *, token: str | None = None) -> int:
+async def run_agent(
+    config: WorkerConfig,
+    pod: PodIdentity,
+    command: EngineCommand,
+    *,
+    token: str | None = None,
+    speed_file: Path | None = None,
+) -> int:
     """Runs the worker until it is told to stop (SIGTERM, SIGINT) or vLLM ends; returns the process's exit code.
 
-    `token` is what the engine asks for, and what the agent asks of those who would change something.
+    `token` is what the engine asks for, and what the agent asks of those who would change something. `speed_file` is
+    where the engine finds its measured speed.
     """
     stop = asyncio.Event()
     hurry = asyncio.Event()
@@ -61,6 +71,7 @@ async def run_agent(config: WorkerConfig, pod: PodIdentity, command: EngineComma
             pod_name=pod.name,
             token=token,
             offload=offload_setting(config, vllm_version()),
+            speed_file=speed_file,
         )
         async with _serving(config, pod, state):
             return await _Life(config, state, EngineProcess(command), stop, hurry).run()
@@ -154,6 +165,11 @@ class _Life:
                 budget_seconds=budget_for(state.engine_start_seconds),
             )
             state.measure_seconds = time.monotonic() - measuring
+            if state.speed is not None and state.speed_file is not None:
+                try:
+                    write_speed(state.speed_file, state.speed)
+                except OSError as error:  # the engine learns it by itself, or loads all there is
+                    logger.warning("speed_not_written path=%s error=%r", state.speed_file, str(error))
         state.warm = True
         logger.info("worker_ready role=%s epoch=%d", state.role.role, state.role.epoch)
         return True

@@ -19,6 +19,7 @@ from fulcrum_worker.config import CPU, KV_CACHE_DTYPES, PodIdentity
 from fulcrum_worker.engine_access import GUARD
 from fulcrum_worker.kv.policy import FRONT, FRONT_SCHEDULER, LAYOUT, effective_policy
 from fulcrum_worker.kv.registration import CONNECTOR_MODULE, TIER_CONNECTOR
+from fulcrum_worker.kv.speed_file import SPEED_FILE
 from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS
 
 CPU_DEFAULT_KV_BYTES: Final = 1 << 30
@@ -59,15 +60,18 @@ def engine_command(
     model: Path | None,
     environment: Mapping[str, str],
     vllm: str | None = None,
+    speed_file: Path | None = None,
 ) -> EngineCommand:
     """vLLM's command for this worker.
 
     `model` is the model's folder on this machine, None when `config.model` is a hub id. `environment` is the agent's
     own: UCX_*, OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND found there (a pool's template sets them) win over our
-    defaults. `vllm` is the version of vLLM; where it is unknown, offloaded KV is loaded as vLLM itself does it.
+    defaults. `vllm` is the version of vLLM; where it is unknown, offloaded KV is loaded as vLLM itself does it. In
+    `speed_file` the engine finds what it was measured to do.
     """
     return EngineCommand(
-        argv=_argv(config, pod, model, vllm), environment=_environment(config, pod, model is not None, environment)
+        argv=_argv(config, pod, model, vllm, speed_file),
+        environment=_environment(config, pod, model is not None, environment),
     )
 
 
@@ -82,11 +86,13 @@ def block_tokens(config: WorkerConfig) -> int | None:
     return -(-size // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
 
 
-def _argv(config: WorkerConfig, pod: PodIdentity, model: Path | None, vllm: str | None) -> tuple[str, ...]:
+def _argv(
+    config: WorkerConfig, pod: PodIdentity, model: Path | None, vllm: str | None, speed_file: Path | None
+) -> tuple[str, ...]:
     on_cpu = config.accelerator == CPU
     kv_bytes = config.kv_cache.memory_bytes or (CPU_DEFAULT_KV_BYTES if on_cpu else None)
     restored = effective_policy(config, vllm)
-    transfer = _transfer(config, restored)
+    transfer = _transfer(config, restored, speed_file)
     argv = [sys.executable, "-m", "fulcrum_worker.engine_main"]
     argv += ["--model", str(model or config.model), "--served-model-name", config.served_name]
     argv += ["--host", pod.ip, "--port", str(PORT_ENGINE)]
@@ -115,7 +121,7 @@ def _argv(config: WorkerConfig, pod: PodIdentity, model: Path | None, vllm: str 
     return (*argv, *config.engine_args)
 
 
-def _transfer(config: WorkerConfig, restored: OffloadPolicy | None) -> dict[str, Any]:
+def _transfer(config: WorkerConfig, restored: OffloadPolicy | None, speed_file: Path | None) -> dict[str, Any]:
     """vLLM's `--kv-transfer-config`: NIXL between workers, and host memory below it where the spec has it."""
     nixl = {
         "kv_connector": "NixlConnector",
@@ -141,6 +147,7 @@ def _transfer(config: WorkerConfig, restored: OffloadPolicy | None) -> dict[str,
             FRONT: restored is OffloadPolicy.PARTIAL_RECOMPUTE,
             # Answers as well: the next turn of a conversation begins with them.
             "offload_prompt_only": False,
+            SPEED_FILE: str(speed_file) if speed_file is not None else None,
         },
     }
     if offload.pool is not None:

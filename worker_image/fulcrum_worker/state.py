@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import aiohttp
 
@@ -40,6 +41,8 @@ class WorkerState:
     drains: int = 0
     offload: OffloadReport | None = None
     """The host tier as it is set up; None without one."""
+    speed_file: Path | None = None
+    """Where the engine finds its measured speed."""
     _scraped: tuple[float, EngineMetrics] = field(default=(float("-inf"), EngineMetrics()))
     _probed: tuple[float, str | None] = field(default=(float("-inf"), None))
 

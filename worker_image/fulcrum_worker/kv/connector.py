@@ -19,7 +19,8 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from fulcrum_worker.kv.host_worker import HostWorker
 from fulcrum_worker.kv.pool.namespace import NotShareableError, namespace
 from fulcrum_worker.kv.spec import HostTierSpec
-from fulcrum_worker.kv.tier_scheduler import IDLE_WAIT_SECONDS, TierMetadata, TierScheduler, TierWorkerMetadata
+from fulcrum_worker.kv.step_metadata import TierMetadata, TierWorkerMetadata
+from fulcrum_worker.kv.tier_scheduler import IDLE_WAIT_SECONDS, TierScheduler
 
 logger = logging.getLogger(__name__)
 

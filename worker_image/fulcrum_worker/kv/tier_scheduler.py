@@ -9,11 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
-    OffloadingConnectorMetadata,
-    OffloadingWorkerMetadata,
-    TransferJob,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import TransferJob
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
     _TransferMetricName,
@@ -22,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import Of
 from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from vllm.v1.request import RequestStatus
 
+from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.kv import How, LinkRate, Restore, Waits, restore
 from fulcrum_worker.kv.front import Front
@@ -30,30 +27,13 @@ from fulcrum_worker.kv.policy import FRONT
 from fulcrum_worker.kv.pool.loads import PoolLoads
 from fulcrum_worker.kv.registration import HOST_USED
 from fulcrum_worker.kv.speed import StepSpeed
+from fulcrum_worker.kv.speed_file import SPEED_FILE, MeasuredSpeed
+from fulcrum_worker.kv.step_metadata import TierMetadata, TierWorkerMetadata
 
 _PRIOR_BYTES_PER_SECOND: Final = 5e9
 """What one core copies, until a load was seen."""
 IDLE_WAIT_SECONDS: Final = 0.005
 """Longest time that a new request waits for an engine that only waits for a load; without a wait it would spin."""
-
-
-@dataclass
-class TierMetadata(OffloadingConnectorMetadata):
-    """From the scheduler to the worker, once a step."""
-
-    fronts: dict[int, TransferJob] = field(default_factory=dict)
-    kept: dict[int, int] = field(default_factory=dict)
-    """Job -> blocks of it, from the end, that are still wanted."""
-    idle: bool = False
-    """No request computes in this step."""
-
-
-@dataclass
-class TierWorkerMetadata(OffloadingWorkerMetadata):
-    """From the worker to the scheduler, once a step."""
-
-    progress: dict[int, LoadProgress] = field(default_factory=dict)
-    moved: tuple[int, float] = (0, 0.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +54,8 @@ class TierScheduler(OffloadingConnectorScheduler):
     def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__(spec, vllm_config, kv_cache_config)
         self.speed = StepSpeed()
+        """Learnt from this engine's steps, by a scheduler that tells of them."""
+        self._measured = MeasuredSpeed(spec.extra_config.get(SPEED_FILE))
         self._front = bool(spec.extra_config.get(FRONT)) and _can_front(self, vllm_config)
         self._block = self.config.kv_group_configs[0].tokens_per_chunk
         self._bytes_per_token = spec.kv_bytes_per_chunk / self._block
@@ -88,12 +70,16 @@ class TierScheduler(OffloadingConnectorScheduler):
         self._released: list[list[Any]] = []
         self._begun: dict[int, TransferJob] = {}
         self._pool = PoolLoads.of(
-            self.manager, block_tokens=self._block, bytes_per_token=self._bytes_per_token, speed=self.speed.coefficients
+            self.manager, block_tokens=self._block, bytes_per_token=self._bytes_per_token, speed=self.known_speed
         )
+
+    def known_speed(self) -> SpeedCoefficients | None:
+        """How fast this engine computes: by its steps, or by the agent's measurement; None: it is not known yet."""
+        return self.speed.coefficients() or self._measured.coefficients()
 
     def decide(self, *, present: int, matched: int, prompt: int) -> Restore | None:
         """How to restore a prefix; None where nothing is known of the engine's speed."""
-        speed = self.speed.coefficients()
+        speed = self.known_speed()
         if speed is None:
             return None
         link = self._link.predict()
@@ -195,7 +181,7 @@ class TierScheduler(OffloadingConnectorScheduler):
 
     def split_again(self, front: Front) -> None:
         """Compute more of what is still missing, where that is quicker than waiting for it."""
-        speed = self.speed.coefficients()
+        speed = self.known_speed()
         if speed is not None:
             front.split_again(speed=speed, link=self._link.predict(), now=time.monotonic())
 
