@@ -123,7 +123,8 @@ def test_upgrades_lose_no_request(release: Release) -> None:
     uids = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in workers(release)}
     with Load(release.address()) as load:
         # The operator's Pod is replaced, and nothing else moves.
-        release.helm_operator("upgrade", "networkPolicy.enabled=true", "operator.resources.requests.memory=260Mi")
+        release.helm_operator("upgrade", "networkPolicy.enabled=true", "dashboard.enabled=true",
+                              "operator.resources.requests.memory=260Mi")  # fmt: skip
         assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in workers(release)} == uids
         # Other gateways: every one of them is replaced.
         before = gateways(release)
@@ -137,6 +138,23 @@ def test_upgrades_lose_no_request(release: Release) -> None:
         release.until("answers go on", lambda: load.answered > answered + 8)
     assert load.failures == []
     assert load.answered > 20
+
+
+def test_the_dashboard_answers_at_its_service_with_decisions_and_workers(release: Release) -> None:
+    address = release.read("service", "fulcrum-operator-dashboard", "-n", OPERATOR_NAMESPACE)["spec"]["clusterIP"]
+    url = f"http://{address}:8081/dashboard"
+    release.until("the operator leads", lambda: operator_clusters(release) == 1)
+    with urllib.request.urlopen(url, timeout=30) as page:
+        assert "script-src 'sha256-" in page.headers["Content-Security-Policy"]
+    shown: dict[str, Any] = {"workers": []}
+    with urllib.request.urlopen(f"{url}/events?cluster=default/chat", timeout=30) as stream:
+        # The first documents can be from before somebody looked at this cluster.
+        while not (shown["workers"] and shown.get("detail", {}).get("decisions")):
+            if stream.readline() == b"event: cluster\n":
+                shown |= json.loads(stream.readline().removeprefix(b"data: "))
+    assert {worker["name"] for worker in shown["workers"]} == {pod["metadata"]["name"] for pod in workers(release)}
+    assert shown["detail"]["row"]["ratio"] == release.read("ic", "chat")["status"]["ratio"]
+    assert "WorkerCreated" in {decision["reason"] for decision in shown["detail"]["decisions"]}
 
 
 def test_rollback_goes_back(release: Release) -> None:
