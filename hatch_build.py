@@ -64,6 +64,7 @@ MODULES = {
         "http/framing",
         "http/pool",
         "http/request",
+        "http/request_parser",
         "http/response",
         "http/response_head",
         "http/upstream",

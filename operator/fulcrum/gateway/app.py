@@ -17,9 +17,8 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway.config import Settings, raise_file_limit
 from fulcrum.gateway.dispatch.admit import AdmissionControl
-from fulcrum.gateway.dispatch.api_keys import RELOAD_SECONDS, KeyRing
 from fulcrum.gateway.dispatch.attempt import Inference
-from fulcrum.gateway.dispatch.routes import Routes, path_of
+from fulcrum.gateway.dispatch.routes import Routes
 from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.connection import ClientConnection
 from fulcrum.gateway.http.internal_server import InternalServer
@@ -30,6 +29,7 @@ from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.metrics.admission_metrics import admission_metrics
 from fulcrum.gateway.metrics.counts import CONTENT_TYPE, Metrics, counter, gauge
 from fulcrum.gateway.metrics.slo import SloOutcome
+from fulcrum.gateway.openai.api_keys import RELOAD_SECONDS, ApiKey, KeyRing
 from fulcrum.gateway.openai.errors import RequestError, shutting_down
 from fulcrum.gateway.unhandled import log_unhandled
 from fulcrum.gateway.workers.load_poll import LoadPoller
@@ -102,14 +102,14 @@ class Gateway:
 
     # server.Service
 
-    def turned_away(self, target: bytes, headers: Mapping[str, str]) -> RequestError | None:
-        return self._routes.turned_away(target, headers)
+    def authenticate(self, path: str, headers: Mapping[str, str]) -> ApiKey | None:
+        return self.admission.authenticate(path, headers)
 
     def answer(self, request: Request, response: Response) -> bool:
         return self._routes.answer(request, response)
 
     def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
-        return self._inference.serve(path_of(request.target), request, response)
+        return self._inference.serve(request, response)
 
     def refused(self, error: RequestError) -> None:
         reason = error.reason.value if error.reason is not None else ""

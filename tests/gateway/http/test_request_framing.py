@@ -9,7 +9,8 @@ from tests.gateway.conftest import Engine, MakeSite
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.api.names import Role
-from fulcrum.gateway.http.request import Request, RequestParser
+from fulcrum.gateway.http.request import Request
+from fulcrum.gateway.http.request_parser import RequestParser
 from fulcrum.gateway.openai.errors import RequestError
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked\r\n"
@@ -17,7 +18,7 @@ PIECE = 64 * 1024
 
 
 def parsed(wire: bytes, *, kept: frozenset[bytes] = frozenset(), piece: int = PIECE) -> list[Request | RequestError]:
-    parser = RequestParser(GatewayLimits(), kept)
+    parser = RequestParser(GatewayLimits(), kept, lambda _path, _headers: None)
     for at in range(0, len(wire), piece):
         parser.feed(wire[at : at + piece])
         if parser.broken:

@@ -13,7 +13,7 @@ from fulcrum.admission import Admission, Admit, Postponed, Preempt, Reject, Thre
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.gateway.dispatch.api_keys import AUTHORIZATION, ApiKey, KeyRing
+from fulcrum.gateway.openai.api_keys import AUTHORIZATION, ApiKey, KeyRing
 from fulcrum.gateway.openai.errors import RequestError, bad_request, never_fits, no_worker, rejected
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, InferenceRequest
 from fulcrum.gateway.openai.prompt_estimate import PromptEstimate
@@ -24,6 +24,8 @@ TTFT_HEADER: Final = "x-llm-d-slo-ttft-ms"
 TPOT_HEADER: Final = "x-llm-d-slo-tpot-ms"
 _BEFORE_PROMPT: Final = ("cache_salt", "tools", "chat_template", "chat_template_kwargs")
 """Fields with which an engine's prefix cache tells equal prompts apart."""
+_GUARDED: Final = "/v1/"
+"""Where a key is asked for, if anywhere."""
 _PREDICTIVE: Final = AdmissionPolicy.PREDICTIVE
 _NO_LIMITS: Final = ThresholdLimits(queued_prompt_tokens=inf, kv_usage=inf, batch=inf)
 """While a speed is unknown nothing can be predicted, and what is unknown is not overload."""
@@ -75,9 +77,11 @@ class AdmissionControl:
         if self.keys is not None:
             self.keys.share(gateways, now)
 
-    def authenticate(self, headers: Mapping[str, str]) -> ApiKey | None:
+    def authenticate(self, path: str, headers: Mapping[str, str]) -> ApiKey | None:
         """The key of a request; None where none is needed. Raises RequestError (401)."""
-        return None if self.keys is None else self.keys.find(headers.get(AUTHORIZATION))
+        if self.keys is None or not path.startswith(_GUARDED):
+            return None
+        return self.keys.find(headers.get(AUTHORIZATION))
 
     def class_of(self, key: ApiKey | None, headers: Mapping[str, str]) -> int:
         """Class of a request: by its headers; where keys are asked for, only as far as its key says."""

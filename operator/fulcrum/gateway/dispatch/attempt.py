@@ -87,12 +87,12 @@ class Inference:
         self._under_way: dict[Flight, tuple[asyncio.Task[None], Response]] = {}
         """Whom to tell that their request makes way for another; empty where there is one class only."""
 
-    async def serve(self, route: str, http_request: Request, response: Response) -> None:
+    async def serve(self, http_request: Request, response: Response) -> None:
         """Answer one request; raises nothing. A cancelled one is answered with `reply.verdict`, if there is one."""
         now = self._loop.time()
         qos = self._classes.rest
         exchange = Exchange(
-            route=route,
+            route=http_request.path,
             response=response,
             started_at=now,
             deadline=now + self._request_timeout_seconds,
@@ -100,10 +100,10 @@ class Inference:
         )
         error: RequestError | None = None
         try:
-            key = exchange.key = self._admission.authenticate(http_request.headers)
+            key = exchange.key = http_request.require_key()
             qos = self._admission.class_of(key, http_request.headers)
             exchange.qos_class = self._classes.names[qos]
-            request = read_request(route, http_request.body, self._served_name)
+            request = read_request(http_request.path, http_request.body, self._served_name)
             if key is not None and self._salts_prefixes:
                 request.fields["cache_salt"] = Raw(key.cache_salt(bytes(request.fields.get("cache_salt", b""))))
             incoming = self._admission.incoming(request, qos, http_request.headers)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fulcrum.gateway.dispatch.api_keys import ApiKey
 from fulcrum.gateway.dispatch.held_prefill import HeldPrefill
 from fulcrum.gateway.dispatch.legs import LegFailedError
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import StreamSink
+from fulcrum.gateway.openai.api_keys import ApiKey
 from fulcrum.gateway.openai.inference_request import InferenceRequest, Usage
 from fulcrum.gateway.openai.stream_log import StreamLog
 from fulcrum.routing import Flight, Incoming

@@ -6,7 +6,7 @@ Compiled (hatch_build.py): it sees every request first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -22,12 +22,9 @@ from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
 
 _JSON: Final = b"application/json"
 _TEXT: Final = b"text/plain; charset=utf-8"
-_GUARDED: Final = "/v1/"
-"""Where a key is asked for, if anywhere."""
 _MODELS: Final = "/v1/models"
 GET_PATHS: Final = (_MODELS, "/health", "/ready", openapi.PATH)
 POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
-_POST_TARGETS: Final = {path.encode(): path for path in POST_PATHS}
 
 
 class Routes:
@@ -48,18 +45,9 @@ class Routes:
         self._refused = refused
         self._created = int(time.time())
 
-    def turned_away(self, target: bytes, headers: Mapping[str, str]) -> RequestError | None:
-        """Why a request's body need not be read, by its head; None: it may be."""
-        if self._admission.keys is not None and path_of(target).startswith(_GUARDED):
-            try:
-                self._admission.authenticate(headers)
-            except RequestError as error:
-                return error
-        return None
-
     def answer(self, request: Request, response: Response) -> bool:
         """Answer a request; False: it needs a worker."""
-        path = path_of(request.target)
+        path = request.path
         if path in POST_PATHS and request.method == b"POST":
             media_type = request.content_type.partition(b";")[0].strip().lower()
             if media_type in (b"application/json", b""):
@@ -72,9 +60,8 @@ class Routes:
         return True
 
     def _answer_other(self, path: str, request: Request, response: Response) -> None:
-        error = self.turned_away(request.target, request.headers)
-        if error is not None:
-            self._fail(response, error)
+        if request.unauthorized is not None:
+            self._fail(response, request.unauthorized)
             return
         one_model = path.startswith(_MODELS + "/")
         if request.method in (b"GET", b"HEAD") and (one_model or path in GET_PATHS):
@@ -132,14 +119,3 @@ class Routes:
             "parent": None,
             "max_model_len": config.max_model_len,
         }
-
-
-def path_of(target: bytes) -> str:
-    """The path of a request target."""
-    known = _POST_TARGETS.get(target)
-    if known is not None:
-        return known
-    path = target.partition(b"?")[0]
-    if not path.startswith(b"/"):  # absolute form: http://host/path
-        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
-    return path.decode("latin-1")

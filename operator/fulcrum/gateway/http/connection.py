@@ -11,10 +11,12 @@ from typing import Any, Final, Protocol, cast
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.gateway.http.budget import Budget
-from fulcrum.gateway.http.request import Request, RequestParser, new_request_id
+from fulcrum.gateway.http.request import Request, new_request_id
+from fulcrum.gateway.http.request_parser import RequestParser
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
+from fulcrum.gateway.openai.api_keys import ApiKey
 from fulcrum.gateway.openai.errors import RequestError, overloaded, timed_out
 
 _LINGER_SECONDS: Final = 2.0
@@ -42,8 +44,8 @@ class Service(Protocol):
     closing: bool
     """Connections end with the answer under way."""
 
-    def turned_away(self, target: bytes, headers: Mapping[str, str]) -> RequestError | None:
-        """Why a request's body need not be read, by its head; None: it may be."""
+    def authenticate(self, path: str, headers: Mapping[str, str]) -> ApiKey | None:
+        """The key of a request, by its head; None where none is needed. Raises RequestError."""
 
     def answer(self, request: Request, response: Response) -> bool:
         """Answer what needs no waiting; False when `serve` must."""
@@ -66,7 +68,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
         self._service = service
         self._loop = loop
-        self._parser = RequestParser(service.limits, service.kept_headers)
+        self._parser = RequestParser(service.limits, service.kept_headers, service.authenticate)
         self._transport: asyncio.Transport | None = None
         self._queue: deque[Request | RequestError] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -155,10 +157,8 @@ class ClientConnection(asyncio.Protocol):
             return
         if not parser.head_seen:
             parser.head_seen = True
-            # Who may not ask need not send all of it.
-            error = self._service.turned_away(parser.target, parser.headers)
-            if error is not None:
-                parser.refuse(error)
+            if parser.unauthorized is not None:
+                parser.refuse(parser.unauthorized)  # the body need not be sent
                 return
             if self._task is None:
                 self._wait_for_body()

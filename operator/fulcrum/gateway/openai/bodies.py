@@ -44,7 +44,7 @@ _one_decoder: Final = msgspec.json.Decoder(tuple[Raw])
 _answer_decoder: Final = msgspec.json.Decoder(EngineAnswer)
 
 
-def read_request(path: str, body: bytes, served_name: str) -> InferenceRequest:
+def read_request(path: str, body: bytes | bytearray, served_name: str) -> InferenceRequest:
     """The job that a client's `body` asks for. Raises RequestError (400, 404)."""
     fields = _decode_fields(body)
     _check_model(fields.get("model"), served_name)
@@ -76,7 +76,7 @@ def read_request(path: str, body: bytes, served_name: str) -> InferenceRequest:
     )
 
 
-def _decode_fields(body: bytes) -> dict[str, Raw]:
+def _decode_fields(body: bytes | bytearray) -> dict[str, Raw]:
     try:
         # msgspec does not look inside strings of raw fields, but the engine would.
         body.decode()
@@ -95,7 +95,7 @@ def _decode_fields(body: bytes) -> dict[str, Raw]:
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
 
 
-def _colons_between_fields(body: bytes) -> int:
+def _colons_between_fields(body: bytes | bytearray) -> int:
     """Colons outside of the values that may have many: at least one for each other field."""
     large = _large_decoder.decode(body)
     return body.count(b":") - sum(bytes(getattr(large, name)).count(b":") for name in large.__struct_fields__)
