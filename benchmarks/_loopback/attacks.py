@@ -158,6 +158,21 @@ def brackets() -> bytes:
     return HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text)
 
 
+@functools.cache
+def lists() -> bytes:
+    """2.6 million empty lists, and a pair of surrogates, for which strings have to be looked into."""
+    return body(prompt="a", max_tokens=16, user="\U0001f600", x=[[]] * 2_600_000)
+
+
+@functools.cache
+def parts() -> bytes:
+    """A chat of 2.6 million empty parts."""
+    content = [{"type": "text", "text": "a"}, *[{}] * 2_600_000]
+    return body(messages=[{"role": "user", "content": content}], max_tokens=16).replace(
+        b"/v1/completions", b"/v1/chat/completions", 1
+    )
+
+
 async def nothing(_: Attacker) -> None:
     """No attack: what two quiet periods differ by."""
     await asyncio.Event().wait()
@@ -208,6 +223,16 @@ async def deep_json(attacker: Attacker) -> None:
     await attacker.paced(2, itertools.repeat((brackets(),)))
 
 
+async def many_lists(attacker: Attacker) -> None:
+    """Bodies of 2.6 million empty lists with a pair of surrogates, 8 MB, 2 a second."""
+    await attacker.paced(2, itertools.repeat((lists(),)))
+
+
+async def many_parts(attacker: Attacker) -> None:
+    """Chats of 2.6 million empty parts, 8 MB, 2 a second."""
+    await attacker.paced(2, itertools.repeat((parts(),)))
+
+
 async def crashes(attacker: Attacker) -> None:
     """Requests at which every engine answers 500, 20 a second."""
     await attacker.paced(20, itertools.repeat((body(prompt="a", max_tokens=16, user="crash"),)))
@@ -238,7 +263,7 @@ ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
     attack.__name__: attack
     for attack in (
         nothing, trailers, small_chunks, smuggling, stream_interval, images, long_prompts, many_fields, deep_json,
-        crashes, slow_heads, slow_bodies, slow_readers, idle,
+        many_lists, many_parts, crashes, slow_heads, slow_bodies, slow_readers, idle,
     )
 }  # fmt: skip
 

@@ -93,7 +93,7 @@ async def test_an_only_worker_that_was_late_is_asked_again(make_site: MakeSite, 
 
 async def test_patience_is_lost_for_few_requests_only(make_site: MakeSite, agent: Agent) -> None:
     site = await known_site(make_site, agent, Model("m1", Role.MIXED), Model("m2", Role.MIXED))
-    waiting = site.gateway._inference._leg_deadlines
+    waiting = site.gateway._inference._attempts._leg_deadlines
     for _ in range(20):
         waiting.lost()
     for _ in range(19):

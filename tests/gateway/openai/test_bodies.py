@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fulcrum.gateway.openai import bodies
 from fulcrum.gateway.openai.bodies import read_answer, read_request
 from fulcrum.gateway.openai.errors import RequestError
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, InferenceRequest
@@ -204,4 +205,33 @@ def test_a_batch_is_told_by_its_second_prompt(prompt: list[Any], whole: bool) ->
     text = json.dumps({"prompt": prompt}).encode()
     began = time.process_time()
     assert read_request(COMPLETIONS_PATH, text, "m").whole is whole
+    assert time.process_time() - began < 0.4
+
+
+PIECES = (
+    "\\ud83d", "\\uDE00", "\\uDBff", "\\udc00", "\\ud83d\\ude00", "\\\\", '\\"', "\\n", "\\u0041", "u", "d83d", "é",
+)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES)), st.sampled_from((16, 1024)))
+def test_half_of_a_surrogate_pair_is_found_wherever_it_stands(pieces: list[str], slice_bytes: int) -> None:
+    body = '{{"prompt":"{}"}}'.format("".join(pieces)).encode()
+    try:
+        json.loads(body)["prompt"].encode()
+        whole = True
+    except UnicodeEncodeError:
+        whole = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bodies, "_SLICE_BYTES", slice_bytes)
+        if whole:
+            assert read_request(COMPLETIONS_PATH, body, "m").prompt
+        else:
+            with pytest.raises(RequestError, match="half of a surrogate pair"):
+                read_request(COMPLETIONS_PATH, body, "m")
+
+
+def test_a_pair_of_surrogates_does_not_make_a_body_costly() -> None:
+    text = '{"prompt":"\\ud83d\\ude00","x":[' + ",".join(["[]"] * 2_600_000) + "]}"
+    began = time.process_time()
+    assert read_request(COMPLETIONS_PATH, text.encode(), "m").prompt
     assert time.process_time() - began < 0.4

@@ -75,3 +75,17 @@ def test_eight_mebibytes_of_images_cost_milliseconds() -> None:
     began = time.process_time()
     assert measure(body)[0] == 4
     assert time.process_time() - began < 0.1
+
+
+@pytest.mark.parametrize("begin", ['[{"type":"x"},', '[{"content":[{"type":"text"},'])
+def test_millions_of_parts_are_not_read(begin: str) -> None:
+    end = "]" if begin.count("[") == 1 else "]}]"
+    body = (begin + ",".join(["{}"] * 2_600_000) + end).encode()
+    began = time.process_time()
+    assert measure(body) == (0, 0)
+    assert time.process_time() - began < 0.1
+
+
+def test_what_stands_beside_a_medium_in_its_part_counts_as_text() -> None:
+    part = {"type": "image_url", "image_url": {"url": "u"}, "note": "x" * 100_000}
+    assert measure(chat(part))[1] < 100

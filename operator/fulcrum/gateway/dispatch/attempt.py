@@ -1,4 +1,4 @@
-"""One inference request: let in or turned away, its leg or legs run, tried again elsewhere, accounted for."""
+"""One request: let in or turned away, its leg or legs run, tried again elsewhere."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from http import HTTPStatus
 from typing import Final
-
-from msgspec import Raw
 
 from fulcrum.admission import AGAIN_SECONDS, Admit, Postponed, Preempt
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
-from fulcrum.gateway.dispatch.accounting import Accounts
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.exchange import Exchange
 from fulcrum.gateway.dispatch.first_tokens import FirstTokens
@@ -23,15 +19,13 @@ from fulcrum.gateway.dispatch.leg_deadlines import LegDeadlines, between_pieces_
 from fulcrum.gateway.dispatch.legs import DOUBTFUL, LegFailedError, Legs
 from fulcrum.gateway.dispatch.recovery import Recovery
 from fulcrum.gateway.dispatch.resume import follow
-from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Answer, Failure
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.bodies import read_answer, read_request
-from fulcrum.gateway.openai.errors import SERVER_ERROR, RequestError, rejected, upstream_failed
+from fulcrum.gateway.openai.bodies import read_answer
+from fulcrum.gateway.openai.errors import rejected, upstream_failed
 from fulcrum.gateway.openai.inference_request import InferenceRequest, ask_for_usage
 from fulcrum.gateway.openai.stream_log import StreamLogBudget
-from fulcrum.gateway.unhandled import describe
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 from fulcrum.routing import Flight, Incoming, Route
 
@@ -47,12 +41,10 @@ _READ_USAGE_BYTES: Final = 256 * 1024
 _LONGEST_GUESS_SECONDS: Final = 600.0
 _LONGEST_PREFILL_SECONDS: Final = 600.0
 """A million tokens take minutes on one GPU node. A prefill worker of unknown speed that takes longer hangs."""
-CLIENT_CLOSED: Final = 499
-"""Code in metrics and logs of a request whose client left."""
 
 
-class Inference:
-    """Serves completions and chat completions over the workers of `registry`."""
+class Attempts:
+    """Runs requests over the workers of `registry`."""
 
     def __init__(
         self,
@@ -62,15 +54,10 @@ class Inference:
         registry: WorkerRegistry,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
-        access_log: bool,
     ) -> None:
-        self._served_name = config.served_name
-        self._request_timeout_seconds = config.limits.request_timeout_seconds
         # A third, so that a prefill worker that hangs leaves time for two more attempts.
-        self._prefill_timeout_seconds = min(self._request_timeout_seconds / 3, _LONGEST_PREFILL_SECONDS)
-        self._salts_prefixes = config.salt_prefixes
+        self._prefill_timeout_seconds = min(config.limits.request_timeout_seconds / 3, _LONGEST_PREFILL_SECONDS)
         self._admission = admission
-        self._classes = admission.classes
         self._cluster = admission.cluster
         self._registry = registry
         self._metrics = metrics
@@ -80,59 +67,15 @@ class Inference:
         self.first_tokens = FirstTokens(admission.cluster)
         self._budget = StreamLogBudget()
         self._leg_deadlines = LegDeadlines(config.slo_ttft_seconds, admission.core.neighbours)
-        self._priorities = _engine_priorities(admission)
-        self._accounts = Accounts(config=config, admission=admission, metrics=metrics, loop=loop, access_log=access_log)
-        self.has_slo = self._accounts.has_slo
-        self._preempts = len(self._classes) > 1
+        self._preempts = len(admission.classes) > 1
         self._under_way: dict[Flight, tuple[asyncio.Task[None], Response]] = {}
-        """Whom to tell that their request makes way for another; empty where there is one class only."""
+        """Tasks to cancel when their request makes way for another; empty where there is one class only."""
 
-    async def serve(self, http_request: Request, response: Response) -> None:
-        """Answer one request; raises nothing. A cancelled one is answered with `reply.verdict`, if there is one."""
+    async def run(self, exchange: Exchange, request: InferenceRequest, incoming: Incoming) -> None:
+        """Let a request in and have it served. Raises RequestError."""
         now = self._loop.time()
-        qos = self._classes.rest
-        exchange = Exchange(
-            route=http_request.path,
-            response=response,
-            started_at=now,
-            deadline=now + self._request_timeout_seconds,
-            qos_class=self._classes.names[qos],
-        )
-        error: RequestError | None = None
-        try:
-            key = exchange.key = http_request.require_key()
-            qos = self._admission.class_of(key, http_request.headers)
-            exchange.qos_class = self._classes.names[qos]
-            request = read_request(http_request.path, http_request.body, self._served_name)
-            if key is not None and self._salts_prefixes:
-                request.fields["cache_salt"] = Raw(key.cache_salt(bytes(request.fields.get("cache_salt", b""))))
-            incoming = self._admission.incoming(request, qos, http_request.headers)
-            if key is not None:
-                key.charge(incoming.prompt_tokens + incoming.output_tokens, now)
-            if self._priorities:
-                request.fields["priority"] = self._priorities[qos]
-            # From here on it is load, whatever becomes of it.
-            exchange.request, exchange.incoming = request, incoming
-            self._accounts.arrived(exchange, incoming)
-            await self._attempts(exchange, request, incoming)
-        except RequestError as refused:
-            error = refused
-        except asyncio.CancelledError:
-            error = response.verdict
-            if error is None:
-                response.status = CLIENT_CLOSED
-        except Exception as crash:  # noqa: BLE001  the edge of one request: the gateway must go on serving the others
-            logger.error("request_crashed id=%s error=%s", http_request.request_id.decode(), describe(crash))  # noqa: TRY400
-            error = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed.", kind=SERVER_ERROR)
-        if error is not None:
-            response.fail(error)
-        self._accounts.close(exchange, error)
-        if exchange.stream_log is not None:
-            exchange.stream_log.close()
-
-    async def _attempts(self, exchange: Exchange, request: InferenceRequest, incoming: Incoming) -> None:
-        self.first_tokens.pass_time(exchange.started_at)
-        decided = self._admission.decide(incoming, exchange.started_at)
+        self.first_tokens.pass_time(now)
+        decided = self._admission.decide(incoming, now)
         if isinstance(decided, Postponed):
             postponed = decided
             decided = await self._kept(postponed)
@@ -344,9 +287,3 @@ def _pass_on(exchange: Exchange, answer: Answer) -> None:
         read = read_answer(answer.body)
         if read is not None:
             exchange.note_usage(read.usage, output=True)
-
-
-def _engine_priorities(admission: AdmissionControl) -> tuple[Raw, ...]:
-    """What each class is to the engines' schedulers, where lower comes first; empty where there is one class only."""
-    classes = admission.classes
-    return tuple(Raw(b"%d" % -priority) for priority in classes.priorities) if len(classes) > 1 else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fulcrum.admission import TokenRatio
-from fulcrum.gateway.openai.media import MEDIA_MARK, measure
+from fulcrum.gateway.openai.media import measure
 
 _OPENING: Final = b"["
 _PRIOR_MEDIA_TOKENS: Final = 1024.0
@@ -34,7 +34,7 @@ class PromptEstimate:
         """Take in one answered request; lists of token ids and counts that are not positive are ignored."""
         if tokens <= 0 or _is_id_list(prompt):
             return
-        parts, media_bytes = measure(prompt) if MEDIA_MARK in prompt else (0, 0)
+        parts, media_bytes = measure(prompt)
         text_bytes = float(len(prompt) - media_bytes + beside_bytes)
         if not parts:
             self._ratio.learn(text_bytes, float(tokens))
@@ -46,7 +46,7 @@ class PromptEstimate:
         """Return the expected tokens of a prompt, at least 1."""
         if _is_id_list(prompt):
             return prompt.count(b",") + 1
-        parts, media_bytes = measure(prompt) if MEDIA_MARK in prompt else (0, 0)
+        parts, media_bytes = measure(prompt)
         text_tokens = self._ratio.tokens(float(len(prompt) - media_bytes + beside_bytes))
         return round(text_tokens + parts * self._media_tokens)
 

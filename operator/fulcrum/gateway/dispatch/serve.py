@@ -1,0 +1,138 @@
+"""One inference request from its arrival to its answer and what is counted of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from time import perf_counter
+from typing import Final
+
+from msgspec import Raw
+
+from fulcrum.api.gateway import GatewayConfig
+from fulcrum.gateway.dispatch.accounting import Accounts
+from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.dispatch.attempt import Attempts
+from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.http.request import Request
+from fulcrum.gateway.http.response import Response
+from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.openai.bodies import check_text, read_checked, read_request
+from fulcrum.gateway.openai.errors import SERVER_ERROR, RequestError
+from fulcrum.gateway.openai.inference_request import InferenceRequest
+from fulcrum.gateway.unhandled import describe
+from fulcrum.gateway.workers.registry import WorkerRegistry
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED: Final = 499
+"""Code in metrics and logs of a request whose client left."""
+_LARGE_BYTES: Final = 512 * 1024
+"""A larger body is read in slices. Reading takes 1.5 ns a byte and more (benchmarks/hostile.py)."""
+_LONGEST_REST_SECONDS: Final = 0.05
+"""Bounds what a machine that is busy with other things adds to a request."""
+
+
+class Inference:
+    """Serves completions and chat completions."""
+
+    def __init__(
+        self,
+        *,
+        config: GatewayConfig,
+        admission: AdmissionControl,
+        registry: WorkerRegistry,
+        metrics: Metrics,
+        loop: asyncio.AbstractEventLoop,
+        access_log: bool,
+    ) -> None:
+        self._served_name = config.served_name
+        self._request_timeout_seconds = config.limits.request_timeout_seconds
+        self._salts_prefixes = config.salt_prefixes
+        self._admission = admission
+        self._classes = admission.classes
+        self._loop = loop
+        self._attempts = Attempts(config=config, admission=admission, registry=registry, metrics=metrics, loop=loop)
+        self.first_tokens = self._attempts.first_tokens
+        self._priorities = _engine_priorities(admission)
+        self._accounts = Accounts(config=config, admission=admission, metrics=metrics, loop=loop, access_log=access_log)
+        self.has_slo = self._accounts.has_slo
+        self._resting = asyncio.Lock()
+        """Held while work on a large request rests, so that such work fills half of the event loop's time at most."""
+
+    async def serve(self, http_request: Request, response: Response) -> None:
+        """Answer one request; raises nothing. A cancelled one is answered with `response.verdict`, if there is one."""
+        now = self._loop.time()
+        qos = self._classes.rest
+        exchange = Exchange(
+            route=http_request.path,
+            response=response,
+            started_at=now,
+            deadline=now + self._request_timeout_seconds,
+            qos_class=self._classes.names[qos],
+        )
+        error: RequestError | None = None
+        try:
+            key = exchange.key = http_request.require_key()
+            qos = self._admission.class_of(key, http_request.headers)
+            exchange.qos_class = self._classes.names[qos]
+            large = len(http_request.body) > _LARGE_BYTES
+            if large:
+                request = await self._read_large(http_request)
+            else:
+                request = read_request(http_request.path, http_request.body, self._served_name)
+            if key is not None and self._salts_prefixes:
+                request.fields["cache_salt"] = Raw(key.cache_salt(bytes(request.fields.get("cache_salt", b""))))
+            began = perf_counter()
+            incoming = self._admission.incoming(request, qos, http_request.headers)
+            if key is not None:
+                key.charge(incoming.prompt_tokens + incoming.output_tokens, now)
+            if self._priorities:
+                request.fields["priority"] = self._priorities[qos]
+            # From here on it is load, whatever becomes of it.
+            exchange.request, exchange.incoming = request, incoming
+            self._accounts.arrived(exchange, incoming)
+            if large:
+                await self._rest(began)
+            await self._attempts.run(exchange, request, incoming)
+        except RequestError as refused:
+            error = refused
+        except asyncio.CancelledError:
+            error = response.verdict
+            if error is None:
+                response.status = CLIENT_CLOSED
+        except Exception as crash:  # noqa: BLE001  the edge of one request: the gateway must go on serving the others
+            logger.error("request_crashed id=%s error=%s", http_request.request_id.decode(), describe(crash))  # noqa: TRY400
+            error = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed.", kind=SERVER_ERROR)
+        if error is not None:
+            response.fail(error)
+        self._accounts.close(exchange, error)
+        if exchange.stream_log is not None:
+            exchange.stream_log.close()
+
+    async def _read_large(self, http_request: Request) -> InferenceRequest:
+        """Read a large request in slices, and let others have the event loop in between. Raises RequestError."""
+        began = perf_counter()
+        for _ in check_text(http_request.body):
+            began = await self._rest(began)
+        began = await self._rest(began)
+        request = read_checked(http_request.path, http_request.body, self._served_name)
+        await self._rest(began)
+        return request
+
+    async def _rest(self, began: float) -> float:
+        """Rest for as long as was worked since `began`, by a clock that does not stand still within a turn of the loop.
+
+        Returns the time after it.
+        """
+        worked_seconds = perf_counter() - began
+        async with self._resting:
+            await asyncio.sleep(min(worked_seconds, _LONGEST_REST_SECONDS))
+        return perf_counter()
+
+
+def _engine_priorities(admission: AdmissionControl) -> tuple[Raw, ...]:
+    """What each class is to the engines' schedulers, where lower comes first; empty where there is one class only."""
+    classes = admission.classes
+    return tuple(Raw(b"%d" % -priority) for priority in classes.priorities) if len(classes) > 1 else ()
