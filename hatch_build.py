@@ -23,59 +23,25 @@ except ImportError:  # a compiled copy needs no hatchling
     BuildHookInterface = object
 
 PACKAGE = Path(__file__).parent / "operator" / "fulcrum"
-MODULES = {
-    "routing": (
-        "affinity",
-        "breaker",
-        "flight",
-        "lanes",
-        "latency",
-        "outliers",
-        "route",
-        "search",
-        "timing",
-        "view",
-        "worker",
+PACKAGES = (
+    "routing", "admission", "gateway/http", "gateway/openai", "gateway/dispatch", "gateway/metrics", "gateway/workers",
+)  # fmt: skip
+"""Where all modules are compiled but those below. Without one of them a request costs 5 % more CPU time or more, or a
+streamed chunk does (`benchmarks/gateway.py --packages`)."""
+PLAIN = {
+    "defines values; msgspec, dataclasses and enums make classes in ways of their own": (
+        "routing/outcome", "routing/pairs", "routing/path", "admission/outcome", "gateway/http/upstream_answer",
+        "gateway/openai/api_keys", "gateway/openai/inference_request", "gateway/openai/media",
+        "gateway/openai/stream_event", "gateway/dispatch/held_prefill", "gateway/dispatch/recovery",
+        "gateway/dispatch/resume", "gateway/metrics/slo", "gateway/workers/record",
     ),
-    "admission": (
-        "classes",
-        "decide",
-        "late",
-        "limits",
-        "neighbours",
-        "peaks",
-        "postpone",
-        "predict",
-        "quantile",
-        "shares",
-        "spare",
-        "turns",
+    "no request waits for it": (
+        "gateway/http/internal_server", "gateway/openai/openapi", "gateway/dispatch/continuation",
+        "gateway/metrics/counts", "gateway/workers/learned_speeds",
+        "gateway/workers/canary", "gateway/workers/load_poll", "gateway/workers/prewarm", "gateway/workers/watch",
     ),
-    "gateway": (
-        "dispatch/accounting",
-        "dispatch/admit",
-        "dispatch/attempt",
-        "dispatch/exchange",
-        "dispatch/first_tokens",
-        "dispatch/leg_deadlines",
-        "dispatch/legs",
-        "dispatch/routes",
-        "http/connection",
-        "http/framing",
-        "http/pool",
-        "http/request",
-        "http/request_parser",
-        "http/response",
-        "http/response_head",
-        "http/upstream",
-        "metrics/histogram",
-        "openai/bodies",
-        "openai/prompt_estimate",
-        "openai/events",
-        "workers/registry",
-    ),
-}
-"""What does not define values (msgspec, dataclasses and enums make classes in ways of their own)."""
+}  # fmt: skip
+"""Modules of these packages that stay Python, by the reason."""
 _SETUP = """
 import sys
 from mypyc.build import mypycify
@@ -85,23 +51,30 @@ setup(name="fulcrum", packages=[], ext_modules=extensions, script_args=["--quiet
 """
 
 
-def compile_into(folder: Path) -> list[Path]:
+def modules(without: str = "") -> list[str]:
+    """What is compiled, as paths in the package without their suffix; none of the package `without`."""
+    plain = {name for names in PLAIN.values() for name in names}
+    found = (f"{package}/{path.stem}" for package in PACKAGES if package != without for path in _files(package))
+    return sorted(name for name in found if name not in plain)
+
+
+def _files(package: str) -> list[Path]:
+    return [path for path in (PACKAGE / package).glob("*.py") if path.stem != "__init__"]
+
+
+def compile_into(folder: Path, *, without: str = "") -> list[Path]:
     """Put a compiled copy of the package into `folder`; the libraries, relative to it. Raises RuntimeError.
 
-    Does nothing where `folder` has been made from the same sources by the same interpreter.
+    `without`: a package that stays Python in it. Does nothing where `folder` has been made from the same sources by the
+    same interpreter.
     """
     stamp = folder / "stamp"
-    want = _sources_digest()
+    want = _sources_digest() + without
     if stamp.is_file() and stamp.read_text() == want:
         return _libraries(folder)
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(PACKAGE, folder / "fulcrum", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    command = [
-        sys.executable,
-        "-c",
-        _SETUP,
-        *(f"fulcrum/{room}/{name}.py" for room, names in MODULES.items() for name in names),
-    ]
+    command = [sys.executable, "-c", _SETUP, *(f"fulcrum/{name}.py" for name in modules(without))]
     done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
     shutil.rmtree(folder / "build", ignore_errors=True)
     if done.returncode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,18 @@ PATCHES = "tests/gateway/dispatch/test_access.py::test_logs_hold_neither_prompts
 """Replaces a method, which compiled classes do not allow."""
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+
+
+def test_no_module_of_the_path_is_missed(compiled: Path) -> None:
+    """All are compiled but those that are named; each of these exists and is not."""
+    build = runpy.run_path(str(ROOT / "hatch_build.py"))
+    plain = {name for names in build["PLAIN"].values() for name in names}
+    for package in build["PACKAGES"]:
+        for path in (ROOT / "operator/fulcrum" / package).glob("*.py"):
+            name = f"{package}/{path.stem}"
+            is_compiled = any((compiled / "fulcrum" / package).glob(f"{path.stem}.*.so"))
+            assert is_compiled is (name not in plain and path.stem != "__init__"), name
+    assert all((ROOT / "operator/fulcrum" / f"{name}.py").is_file() for name in plain)
 
 
 def test_the_compiled_gateway_passes_the_tests_of_the_plain_one(compiled: Path) -> None:

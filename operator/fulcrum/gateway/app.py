@@ -7,18 +7,17 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 import msgspec
-from prometheus_client.metrics_core import Metric
 
-from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway.config import Settings, raise_file_limit
 from fulcrum.gateway.dispatch.admit import AdmissionControl
-from fulcrum.gateway.dispatch.attempt import Inference
 from fulcrum.gateway.dispatch.routes import Routes
+from fulcrum.gateway.dispatch.serve import Inference
+from fulcrum.gateway.gauges import gauges
 from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.connection import ClientConnection
 from fulcrum.gateway.http.internal_server import InternalServer
@@ -26,8 +25,7 @@ from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
-from fulcrum.gateway.metrics.admission_metrics import admission_metrics
-from fulcrum.gateway.metrics.counts import CONTENT_TYPE, Metrics, counter, gauge
+from fulcrum.gateway.metrics.counts import CONTENT_TYPE, Metrics
 from fulcrum.gateway.metrics.slo import SloOutcome
 from fulcrum.gateway.openai.api_keys import RELOAD_SECONDS, ApiKey, KeyRing
 from fulcrum.gateway.openai.errors import RequestError, shutting_down
@@ -84,7 +82,7 @@ class Gateway:
         self.inside_port = settings.inside_port
         self._inside = InternalServer(
             {
-                "/metrics": lambda: (CONTENT_TYPE, self.metrics.render(self._gauges())),
+                "/metrics": lambda: (CONTENT_TYPE, self.metrics.render(gauges(self))),
                 "/kv-pairs": lambda: (b"application/json", msgspec.json.encode(self.prewarmer.report())),
             }
         )
@@ -146,39 +144,6 @@ class Gateway:
         self.gateways = gateways
         self.poller.alone = gateways == 1
         self.admission.share(gateways, self._loop.time())
-
-    def _gauges(self) -> Iterator[Metric]:
-        workers = self.registry.workers
-        by_role = [((role.value,), float(sum(worker.role is role for worker in workers))) for role in Role]
-        info = ((self.settings.config.served_name, self.settings.pod_name), 1.0)
-        yield gauge("info", "1 for each gateway that is scraped.", ("model", "pod"), [info])
-        yield gauge(
-            "sharing", "Gateways that share the traffic and the limits of keys, as this one counts them.", (),
-            [((), float(self.gateways))],
-        )  # fmt: skip
-        yield gauge("workers", "Usable workers.", ("role",), by_role)
-        in_flight = [((worker.name, worker.role.value), float(worker.in_flight)) for worker in workers]
-        yield gauge("worker_in_flight", "Legs under way on each worker.", ("worker", "role"), in_flight)
-        known = float(sum(worker.state.known for worker in workers))
-        yield gauge("workers_speed_known", "Usable workers whose speed is known.", (), [((), known)])
-        yield from admission_metrics(self.admission)
-        epochs = [((worker.name,), float(worker.record.role_epoch)) for worker in workers]
-        yield gauge("worker_role_epoch", "Role epoch by which this gateway routes.", ("worker",), epochs)
-        yield gauge("client_connections", "Open client connections.", (), [((), len(self.connections))])
-        slow = len(self.slow_readers)
-        waiting = self.response_budget.waiting
-        yield gauge("answers_waiting", "Large answers that wait at their engines for room.", (), [((), waiting)])
-        yield gauge("slow_readers", "Clients that do not keep up with their answers.", (), [((), slow)])
-        yield counter(
-            "slow_readers_cut", "Connections cut because the client did not read.", ("cause",),
-            [((cause,), number) for cause, number in self.slow_readers.cut.items()],
-        )  # fmt: skip
-        failing = [((pair.prefill, pair.decode), pair.failures) for pair in self.prewarmer.report().failing]
-        yield gauge(
-            "kv_pair_failures", "Canaries in a row that failed, of pairs that fail.", ("prefill", "decode"), failing
-        )
-        yield gauge("prewarms_pending", "Worker pairs still to try.", (), [((), self.prewarmer.pending)])
-        yield gauge("watch_connected", "Whether the Pod watch is up.", (), [((), self.watch_connected)])
 
     # Life.
 

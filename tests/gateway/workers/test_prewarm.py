@@ -160,8 +160,10 @@ MakeCluster = Callable[..., Awaitable[Cluster]]
 async def make_cluster(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeCluster]:
     """Canaries are verified within milliseconds instead of seconds."""
     agents: list[Agent] = []
-    for name, seconds in {"_POLL_SECONDS": 0.01, "_BOOKED_SECONDS": 0.1, "_RETRY_SECONDS": 0.02}.items():
-        monkeypatch.setattr(f"fulcrum.gateway.workers.prewarm.{name}", seconds)
+    for name, seconds in {
+        "canary._POLL_SECONDS": 0.01, "canary._BOOKED_SECONDS": 0.1, "prewarm._RETRY_SECONDS": 0.02,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(f"fulcrum.gateway.workers.{name}", seconds)
 
     async def make(blocked: dict[str, set[str]]) -> Cluster:
         pulling: dict[str, Pulling] = {}
@@ -254,7 +256,7 @@ async def test_a_busy_decode_worker_is_not_taken_for_one_that_cannot_pull(
     make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its canary waits for its turn: it times out, but others are pulled meanwhile, or run."""
-    monkeypatch.setattr("fulcrum.gateway.workers.prewarm._LEG_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr("fulcrum.gateway.workers.canary._LEG_TIMEOUT_SECONDS", 0.3)
     transfers = TransferCounters(
         pulled_tokens=0, computed_tokens=0, failed_transfers=0, failed_notifications=0, expired_requests=0
     )

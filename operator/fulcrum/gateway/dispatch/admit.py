@@ -15,13 +15,17 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.gateway.openai.api_keys import AUTHORIZATION, ApiKey, KeyRing
 from fulcrum.gateway.openai.errors import RequestError, bad_request, never_fits, no_worker, rejected
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, InferenceRequest
+from fulcrum.gateway.openai.inference_request import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    TPOT_HEADER,
+    TTFT_HEADER,
+    InferenceRequest,
+)
 from fulcrum.gateway.openai.prompt_estimate import PromptEstimate
 from fulcrum.routing import Incoming, Route, WorkerView, decode_elsewhere, prefix_keys, route
 from fulcrum.routing.view import DEFAULT_TPOT_SECONDS, DEFAULT_TTFT_SECONDS
 
-TTFT_HEADER: Final = "x-llm-d-slo-ttft-ms"
-TPOT_HEADER: Final = "x-llm-d-slo-tpot-ms"
 _BEFORE_PROMPT: Final = ("cache_salt", "tools", "chat_template", "chat_template_kwargs")
 """Fields with which an engine's prefix cache tells equal prompts apart."""
 _GUARDED: Final = "/v1/"

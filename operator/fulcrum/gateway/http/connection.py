@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Coroutine, Mapping
 from http import HTTPStatus
-from typing import Any, Final, Protocol, cast
+from typing import Final, cast
 
-from fulcrum.api.gateway import GatewayLimits
-from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.request import Request, new_request_id
 from fulcrum.gateway.http.request_parser import RequestParser
 from fulcrum.gateway.http.response import Response
-from fulcrum.gateway.http.response_budget import ResponseBudget
-from fulcrum.gateway.http.slow_readers import SlowReaders
-from fulcrum.gateway.openai.api_keys import ApiKey
+from fulcrum.gateway.http.service import Service
 from fulcrum.gateway.openai.errors import RequestError, overloaded, timed_out
 
 _LINGER_SECONDS: Final = 2.0
@@ -27,34 +22,6 @@ _LARGE_BODY_BYTES: Final = 64 * 1024
 """From here on what a client has sent of a request counts towards the budget of all."""
 _REFUSED_AT_ONCE: Final = 256
 """Connections beyond the bound that are told so; further ones are only closed."""
-
-
-class Service(Protocol):
-    """What a connection needs of the gateway."""
-
-    limits: GatewayLimits
-    kept_headers: frozenset[bytes]
-    """Names, in lower case, of the headers that it reads."""
-    max_connections: int
-    connections: set[ClientConnection]
-    slow_readers: SlowReaders
-    response_budget: ResponseBudget
-    bodies: Budget[ClientConnection]
-    """What has arrived of large requests that are not complete, or wait for their turn."""
-    closing: bool
-    """Connections end with the answer under way."""
-
-    def authenticate(self, path: str, headers: Mapping[str, str]) -> ApiKey | None:
-        """The key of a request, by its head; None where none is needed. Raises RequestError."""
-
-    def answer(self, request: Request, response: Response) -> bool:
-        """Answer what needs no waiting; False when `serve` must."""
-
-    def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
-        """Answer. Raises nothing; when cancelled, answers with `reply.verdict` if there is one."""
-
-    def refused(self, error: RequestError) -> None:
-        """Note an answer to a request that could not be read."""
 
 
 class ClientConnection(asyncio.Protocol):

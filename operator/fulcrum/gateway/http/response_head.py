@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from fulcrum.gateway.http.framing import FramingError
+
+_MAX_HEAD_BYTES: Final = 64 * 1024
+_MAX_INTERIM_ANSWERS: Final = 8
+_OK: Final = 200
+_SWITCHING_PROTOCOLS: Final = 101
+
 
 class Head:
     """What a response head says about its body."""
@@ -16,6 +25,34 @@ class Head:
         self.chunked = chunked
         self.keep_alive = keep_alive
         self.content_type = content_type
+
+
+class HeadReader:
+    """Puts together the head of one answer; interim ones (1xx) before it are skipped."""
+
+    __slots__ = ("_interim", "held")
+
+    def __init__(self) -> None:
+        self.held = b""
+        """What has come of a head."""
+        self._interim = 0
+
+    def feed(self, data: bytes) -> tuple[Head, bytes] | None:
+        """The head and what came behind it; None: it is not complete. Raises FramingError, ValueError."""
+        buffer = self.held + data if self.held else data
+        while (end := buffer.find(b"\r\n\r\n")) >= 0:
+            head, buffer = read_head(buffer[:end]), buffer[end + 4 :]
+            if head.status >= _OK:
+                self.held = b""
+                self._interim = 0
+                return head, buffer
+            self._interim += 1
+            if head.status == _SWITCHING_PROTOCOLS or self._interim > _MAX_INTERIM_ANSWERS:
+                raise FramingError("an upgrade, or too many interim answers")
+        if len(buffer) > _MAX_HEAD_BYTES:
+            raise FramingError("head too long")
+        self.held = buffer
+        return None
 
 
 def read_head(head: bytes) -> Head:

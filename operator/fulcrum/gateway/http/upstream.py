@@ -9,11 +9,10 @@ from typing import Final, cast
 
 from fulcrum.gateway.http.framing import ChunkedBody, FramingError, payload
 from fulcrum.gateway.http.response_budget import LARGE_BYTES, ResponseBudget
-from fulcrum.gateway.http.response_head import Head, read_head
+from fulcrum.gateway.http.response_head import Head, HeadReader
 from fulcrum.gateway.http.upstream_answer import Answer, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.openai.events import WholeEvents, begins_with_failure
 
-_MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
 _MAX_UNDECLARED_BYTES: Final = 4 * 1024 * 1024
 """Of an answer that comes as one and does not say its length beforehand; engines do."""
@@ -24,17 +23,16 @@ _LENGTH: Final = 2
 _CHUNKED: Final = 3
 _UNTIL_CLOSE: Final = 4
 _CLOSED: Final = 5
-_MAX_INTERIM_ANSWERS: Final = 8
 
 
 class UpstreamConnection(asyncio.Protocol):
     """Keep-alive connection; one exchange at a time."""
 
     __slots__ = (
-        "_buffer", "_chunks", "_content_type", "_events", "_holds_budget", "_interim", "_keep_alive", "_left_bytes",
-        "_loop", "_lost", "_moved_at", "_moved_chunks", "_paused", "_pieces", "_released", "_response_budget",
-        "_reused", "_sink", "_state", "_status", "_streaming", "_transport", "_unread_since", "_waiter", "deadline",
-        "first_byte_at", "idle_since", "stall_seconds",
+        "_chunks", "_content_type", "_events", "_head", "_holds_budget", "_keep_alive", "_left_bytes", "_loop", "_lost",
+        "_moved_at", "_moved_chunks", "_paused", "_pieces", "_released", "_response_budget", "_reused", "_sink",
+        "_state", "_status", "_streaming", "_transport", "_unread_since", "_waiter", "deadline", "first_byte_at",
+        "idle_since", "stall_seconds",
     )  # fmt: skip
 
     def __init__(
@@ -53,7 +51,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._state = _IDLE
         self._waiter: asyncio.Future[Answer] | None = None
         self._sink: StreamSink | None = None
-        self._buffer = b""
+        self._head = HeadReader()
         self._reused = False
         self._streaming = False
         self._keep_alive = False
@@ -64,7 +62,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._chunks = ChunkedBody()
         self._events: WholeEvents | None = None
         """Puts events together; None as long as each chunk is whole events, as engines write them."""
-        self._interim = 0
         self._holds_budget = False
         """Its answer is large: it has room, or waits for it."""
         self._unread_since = 0.0
@@ -159,7 +156,9 @@ class UpstreamConnection(asyncio.Protocol):
             if self._state == _CHUNKED:
                 self._on_chunks(data)
             elif self._state == _HEAD:
-                self._on_head(data)
+                read = self._head.feed(data)
+                if read is not None:
+                    self._begin(read[0], read[1])
             elif self._state == _LENGTH:
                 self._on_length(data)
             elif self._state == _UNTIL_CLOSE:
@@ -180,32 +179,11 @@ class UpstreamConnection(asyncio.Protocol):
                 self._pass_on(self._sink, self._events.feed_bytes(b"", last=True), last=True)
             self._resolve()
         elif self._waiter is not None:
-            unanswered = state == _HEAD and not self._buffer
+            unanswered = state == _HEAD and not self._head.held
             failure = Failure.STALE if unanswered and self._reused else Failure.RESET
             self._fail(UpstreamError(failure, "connection lost"))
 
     # Answer, in the order of its bytes.
-
-    def _on_head(self, data: bytes) -> None:
-        buffer = self._buffer + data if self._buffer else data
-        end = buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(buffer) > _MAX_HEAD_BYTES:
-                raise FramingError("head too long")
-            self._buffer = buffer
-            return
-        head = read_head(buffer[:end])
-        self._buffer = b""
-        rest = buffer[end + 4 :]
-        if head.status < 200:
-            self._interim += 1
-            if head.status == 101 or self._interim > _MAX_INTERIM_ANSWERS:
-                raise FramingError("an upgrade, or too many interim answers")
-            if rest:
-                self._on_head(rest)
-            return
-        self._interim = 0
-        self._begin(head, rest)
 
     def _begin(self, head: Head, rest: bytes) -> None:
         """The head has come; `rest` is what came behind it."""

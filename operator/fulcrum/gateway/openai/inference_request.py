@@ -12,6 +12,8 @@ from msgspec import Raw
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
+TTFT_HEADER: Final = "x-llm-d-slo-ttft-ms"
+TPOT_HEADER: Final = "x-llm-d-slo-tpot-ms"
 
 _PREFILL_PARAMS: Final = Raw(
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'

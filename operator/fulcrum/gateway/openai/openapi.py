@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fulcrum.api.reasons import REJECTIONS, Reason
-from fulcrum.gateway.dispatch.admit import TPOT_HEADER, TTFT_HEADER
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
+from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, TPOT_HEADER, TTFT_HEADER
 
 Json = dict[str, Any]
 PATH: Final = "/openapi.json"

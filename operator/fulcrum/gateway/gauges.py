@@ -1,16 +1,56 @@
-"""What admission decides and predicts, as metrics."""
+"""What holds at the moment of a scrape, as metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
 
+from fulcrum.api.names import Role
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.metrics.counts import counter, gauge
 
+if TYPE_CHECKING:
+    from fulcrum.gateway.app import Gateway
 
-def admission_metrics(admission: AdmissionControl) -> Iterator[Metric]:
+
+def gauges(gateway: Gateway) -> Iterator[Metric]:
+    """Workers, connections, what admission decides and predicts, and pairs that fail."""
+    workers = gateway.registry.workers
+    by_role = [((role.value,), float(sum(worker.role is role for worker in workers))) for role in Role]
+    info = ((gateway.settings.config.served_name, gateway.settings.pod_name), 1.0)
+    yield gauge("info", "1 for each gateway that is scraped.", ("model", "pod"), [info])
+    yield gauge(
+        "sharing", "Gateways that share the traffic and the limits of keys, as this one counts them.", (),
+        [((), float(gateway.gateways))],
+    )  # fmt: skip
+    yield gauge("workers", "Usable workers.", ("role",), by_role)
+    in_flight = [((worker.name, worker.role.value), float(worker.in_flight)) for worker in workers]
+    yield gauge("worker_in_flight", "Legs under way on each worker.", ("worker", "role"), in_flight)
+    known = float(sum(worker.state.known for worker in workers))
+    yield gauge("workers_speed_known", "Usable workers whose speed is known.", (), [((), known)])
+    yield from _admission(gateway.admission)
+    epochs = [((worker.name,), float(worker.record.role_epoch)) for worker in workers]
+    yield gauge("worker_role_epoch", "Role epoch by which this gateway routes.", ("worker",), epochs)
+    yield gauge("client_connections", "Open client connections.", (), [((), len(gateway.connections))])
+    slow = len(gateway.slow_readers)
+    waiting = gateway.response_budget.waiting
+    yield gauge("answers_waiting", "Large answers that wait at their engines for room.", (), [((), waiting)])
+    yield gauge("slow_readers", "Clients that do not keep up with their answers.", (), [((), slow)])
+    yield counter(
+        "slow_readers_cut", "Connections cut because the client did not read.", ("cause",),
+        [((cause,), number) for cause, number in gateway.slow_readers.cut.items()],
+    )  # fmt: skip
+    failing = [((pair.prefill, pair.decode), pair.failures) for pair in gateway.prewarmer.report().failing]
+    yield gauge(
+        "kv_pair_failures", "Canaries in a row that failed, of pairs that fail.", ("prefill", "decode"), failing
+    )
+    yield gauge("prewarms_pending", "Worker pairs still to try.", (), [((), gateway.prewarmer.pending)])
+    yield gauge("watch_connected", "Whether the Pod watch is up.", (), [((), gateway.watch_connected)])
+
+
+def _admission(admission: AdmissionControl) -> Iterator[Metric]:
     """Rejections with the load that was turned away, and how good predictions are."""
     core = admission.core
     tallies = [((name, reason.value), tally) for (name, reason), tally in core.rejected.items()]

@@ -1,0 +1,46 @@
+"""What a client's connection needs of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fulcrum.api.gateway import GatewayLimits
+from fulcrum.gateway.http.budget import Budget
+from fulcrum.gateway.http.request import Request
+from fulcrum.gateway.http.response import Response
+from fulcrum.gateway.http.response_budget import ResponseBudget
+from fulcrum.gateway.http.slow_readers import SlowReaders
+from fulcrum.gateway.openai.api_keys import ApiKey
+from fulcrum.gateway.openai.errors import RequestError
+
+if TYPE_CHECKING:
+    from fulcrum.gateway.http.connection import ClientConnection
+
+
+class Service(Protocol):
+    """Serves the requests of all connections."""
+
+    limits: GatewayLimits
+    kept_headers: frozenset[bytes]
+    """Names, in lower case, of the headers that it reads."""
+    max_connections: int
+    connections: set[ClientConnection]
+    slow_readers: SlowReaders
+    response_budget: ResponseBudget
+    bodies: Budget[ClientConnection]
+    """What has arrived of large requests that are not complete, or wait for their turn."""
+    closing: bool
+    """Connections end with the answer under way."""
+
+    def authenticate(self, path: str, headers: Mapping[str, str]) -> ApiKey | None:
+        """The key of a request, by its head; None where none is needed. Raises RequestError."""
+
+    def answer(self, request: Request, response: Response) -> bool:
+        """Answer what needs no waiting; False when `serve` must."""
+
+    def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
+        """Answer. Raises nothing; when cancelled, answers with `reply.verdict` if there is one."""
+
+    def refused(self, error: RequestError) -> None:
+        """Note an answer to a request that could not be read."""
