@@ -27,7 +27,7 @@ PACKAGES = (
     "routing", "admission", "gateway/http", "gateway/openai", "gateway/dispatch", "gateway/metrics", "gateway/workers",
 )  # fmt: skip
 """Where all modules are compiled but those below. Without one of them a request costs 5 % more CPU time or more, or a
-streamed chunk does (`benchmarks/gateway.py --packages`)."""
+streamed chunk does (`benchmarks/compiled.py`)."""
 PLAIN = {
     "defines values; msgspec, dataclasses and enums make classes in ways of their own": (
         "routing/outcome", "routing/pairs", "routing/path", "admission/outcome", "gateway/http/upstream_answer",
