@@ -105,7 +105,9 @@ class AdmissionControl:
         """A request as admission and routing see it. Raises RequestError (400) for a promise that cannot be read."""
         prompt = bytes(request.prompt)
         tool_bytes = request.tool_bytes
-        prompt_tokens = min(self._prompts[request.path].tokens(prompt, tool_bytes), self._max_model_len)
+        prompt_tokens = min(
+            self._prompts[request.path].tokens(prompt, tool_bytes, request.measure_media()), self._max_model_len
+        )
         ttft_seconds = tpot_seconds = inf
         if headers:
             ttft_seconds = _promise(headers, TTFT_HEADER)
@@ -127,7 +129,9 @@ class AdmissionControl:
 
     def learn_prompt(self, request: InferenceRequest, prompt_tokens: int) -> None:
         """A prompt had so many tokens."""
-        self._prompts[request.path].learn(bytes(request.prompt), prompt_tokens, request.tool_bytes)
+        self._prompts[request.path].learn(
+            bytes(request.prompt), prompt_tokens, request.tool_bytes, request.measure_media()
+        )
 
     def decide(self, incoming: Incoming, now: float) -> Admit | Preempt | Postponed:
         """Let a request in, or keep it for a moment (`again`, `leave`).

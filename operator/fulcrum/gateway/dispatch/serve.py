@@ -18,7 +18,7 @@ from fulcrum.gateway.dispatch.exchange import Exchange
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.bodies import check_text, read_checked, read_request
+from fulcrum.gateway.openai.bodies import check_body, read_checked, read_request
 from fulcrum.gateway.openai.errors import SERVER_ERROR, RequestError
 from fulcrum.gateway.openai.inference_request import InferenceRequest
 from fulcrum.gateway.unhandled import describe
@@ -114,10 +114,12 @@ class Inference:
     async def _read_large(self, http_request: Request) -> InferenceRequest:
         """Read a large request in slices, and let others have the event loop in between. Raises RequestError."""
         began = perf_counter()
-        for _ in check_text(http_request.body):
+        for _ in check_body(http_request.body):
             began = await self._rest(began)
         began = await self._rest(began)
         request = read_checked(http_request.path, http_request.body, self._served_name)
+        began = await self._rest(began)
+        request.measure_media()
         await self._rest(began)
         return request
 

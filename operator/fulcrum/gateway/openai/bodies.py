@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -49,26 +49,30 @@ _HALF_A_PAIR: Final = re.compile(
 
 _fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
 _large_decoder: Final = msgspec.json.Decoder(LargeFields)
+Fields = TypeVar("Fields")
 _one_decoder: Final = msgspec.json.Decoder(tuple[Raw])
 _answer_decoder: Final = msgspec.json.Decoder(EngineAnswer)
 
 
 def read_request(path: str, body: bytes | bytearray, served_name: str) -> InferenceRequest:
     """The request that a client's `body` makes. Raises RequestError (400, 404)."""
-    for _ in check_text(body):
+    for _ in check_body(body):
         pass
     return read_checked(path, body, served_name)
 
 
-def check_text(body: bytes | bytearray) -> Iterator[None]:
-    """Check what msgspec does not look at in raw fields, but the engine would. Raises RequestError (400).
+def check_body(body: bytes | bytearray) -> Iterator[None]:
+    """Check that reading a body is cheap, and what msgspec does not look at in raw fields. Raises RequestError (400).
 
-    Yields where a large body has kept the event loop long enough.
+    Yields where a large one has kept the event loop long enough.
     """
     try:
         body.decode()
     except UnicodeDecodeError:
         raise bad_request("The body is not valid UTF-8.", code="invalid_json") from None
+    yield
+    if body.count(b":") > _MOST_FIELDS and _colons_between_fields(body) > _MOST_FIELDS:
+        raise bad_request(f"The body has more than {_MOST_FIELDS} fields.", code="invalid_json")
     if 0x5C not in body or not (b"\\ud" in body or b"\\uD" in body):
         return
     yield
@@ -83,7 +87,7 @@ def check_text(body: bytes | bytearray) -> Iterator[None]:
 
 def read_checked(path: str, body: bytes | bytearray, served_name: str) -> InferenceRequest:
     """The request that a body makes whose text was checked. Raises RequestError (400, 404)."""
-    fields = _decode_fields(body)
+    fields = _decode(_fields_decoder, body)
     _check_model(fields.get("model"), served_name)
     if not fields.keys().isdisjoint(_CONNECTOR_FIELDS):
         _drop_connector_fields(fields)
@@ -113,11 +117,9 @@ def read_checked(path: str, body: bytes | bytearray, served_name: str) -> Infere
     )
 
 
-def _decode_fields(body: bytes | bytearray) -> dict[str, Raw]:
+def _decode(decoder: msgspec.json.Decoder[Fields], body: bytes | bytearray) -> Fields:
     try:
-        if body.count(b":") > _MOST_FIELDS and _colons_between_fields(body) > _MOST_FIELDS:
-            raise bad_request(f"The body has more than {_MOST_FIELDS} fields.", code="invalid_json")
-        return _fields_decoder.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError:
         raise bad_request("The body must be a JSON object.", code="invalid_json") from None
     except msgspec.DecodeError as error:
@@ -128,7 +130,7 @@ def _decode_fields(body: bytes | bytearray) -> dict[str, Raw]:
 
 def _colons_between_fields(body: bytes | bytearray) -> int:
     """Colons outside of the values that may have many: at least one for each other field."""
-    large = _large_decoder.decode(body)
+    large = _decode(_large_decoder, body)
     return body.count(b":") - sum(bytes(getattr(large, name)).count(b":") for name in large.__struct_fields__)
 
 

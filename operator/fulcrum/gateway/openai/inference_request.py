@@ -10,6 +10,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from fulcrum.gateway.openai.media import measure
+
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
 TTFT_HEADER: Final = "x-llm-d-slo-ttft-ms"
@@ -40,11 +42,21 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The two-leg protocol cannot carry it: prefill and decode on one worker."""
     max_tokens: int | None = None
     """Most output tokens of each sequence; None: as many as the model's length leaves."""
+    media: tuple[int, int] | None = None
+    """What `measure_media` has found."""
 
     @property
     def prompt(self) -> Raw:
         """What the prompt is made of, undecoded; empty for a prompt that came as embeddings."""
         return self.fields.get("messages" if self.path == CHAT_PATH else "prompt") or _EMPTY
+
+    def measure_media(self) -> tuple[int, int]:
+        """Images and recordings in it, and their bytes; looked for once."""
+        if self.media is None:
+            found = measure(bytes(self.prompt)) if self.path == CHAT_PATH else (0, 0)
+            msgspec.structs.force_setattr(self, "media", found)
+            return found
+        return self.media
 
     @property
     def stream_interval(self) -> int:

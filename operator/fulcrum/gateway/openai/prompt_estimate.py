@@ -21,7 +21,7 @@ class PromptEstimate:
 
     A list of token ids is counted. The ratio of bytes to tokens of all other text is learned online, and so are the
     tokens of an image or a recording, whose bytes say nothing about them. `beside_bytes` is what the prompt is made of
-    besides: tools are written into it by the chat template.
+    besides: tools are written into it by the chat template. `media` is what `measure` found in it, where that is known.
     """
 
     __slots__ = ("_media_tokens", "_ratio")
@@ -30,11 +30,11 @@ class PromptEstimate:
         self._ratio = TokenRatio()
         self._media_tokens = _PRIOR_MEDIA_TOKENS
 
-    def learn(self, prompt: bytes, tokens: int, beside_bytes: int = 0) -> None:
+    def learn(self, prompt: bytes, tokens: int, beside_bytes: int = 0, media: tuple[int, int] | None = None) -> None:
         """Take in one answered request; lists of token ids and counts that are not positive are ignored."""
         if tokens <= 0 or _is_id_list(prompt):
             return
-        parts, media_bytes = measure(prompt)
+        parts, media_bytes = media or measure(prompt)
         text_bytes = float(len(prompt) - media_bytes + beside_bytes)
         if not parts:
             self._ratio.learn(text_bytes, float(tokens))
@@ -42,11 +42,11 @@ class PromptEstimate:
         each = (tokens - self._ratio.tokens(text_bytes)) / parts
         self._media_tokens += _MEMORY * (min(max(each, _LEAST_MEDIA_TOKENS), _MOST_MEDIA_TOKENS) - self._media_tokens)
 
-    def tokens(self, prompt: bytes, beside_bytes: int = 0) -> int:
+    def tokens(self, prompt: bytes, beside_bytes: int = 0, media: tuple[int, int] | None = None) -> int:
         """Return the expected tokens of a prompt, at least 1."""
         if _is_id_list(prompt):
             return prompt.count(b",") + 1
-        parts, media_bytes = measure(prompt)
+        parts, media_bytes = media or measure(prompt)
         text_tokens = self._ratio.tokens(float(len(prompt) - media_bytes + beside_bytes))
         return round(text_tokens + parts * self._media_tokens)
 
