@@ -1,7 +1,9 @@
 """CRDs of other projects, with the fields that we use: an API server that serves them refuses what we misspell.
 
 Written after the API references of the Gateway API (v1), its inference extension (v1), the Prometheus operator (v1),
-KEDA (v1alpha1) and Kubernetes (HorizontalPodAutoscaler, autoscaling/v2).
+KEDA (v1alpha1), Kubernetes (HorizontalPodAutoscaler, autoscaling/v2) and LeaderWorkerSet (v1). No package registry has
+that last one's published CRD: its part here is transcribed by hand from kubernetes-sigs/lws, api/leaderworkerset/v1.
+Pod templates are open in it; `tests/controller/test_worker_group.py` holds them against what Kubernetes publishes.
 """
 
 from __future__ import annotations
@@ -88,8 +90,34 @@ _SCALED = thing(
     scaleTargetRef=_TARGET, pollingInterval=COUNT, cooldownPeriod=COUNT, minReplicaCount=COUNT, maxReplicaCount=COUNT,
     triggers=items(_TRIGGER), advanced=thing(horizontalPodAutoscalerConfig=thing(behavior=_BEHAVIOR)),
 )  # fmt: skip
+_TEMPLATE: Json = {
+    "type": "object",
+    "properties": {
+        "metadata": thing(labels=TEXTS, annotations=TEXTS),
+        "spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+    },
+}
+_GROUP_SIZE: Json = {"type": "integer", "format": "int32", "default": 1}
+_GROUPS = thing(
+    "leaderWorkerTemplate",
+    replicas=_GROUP_SIZE,
+    startupPolicy={**TEXT, "enum": ["LeaderCreated", "LeaderReady"], "default": "LeaderCreated"},
+    networkConfig=thing("subdomainPolicy", subdomainPolicy={**TEXT, "enum": ["Shared", "UniquePerReplica"]}),
+    leaderWorkerTemplate=thing(
+        "workerTemplate",
+        size=_GROUP_SIZE,
+        restartPolicy={
+            **TEXT,
+            "enum": ["Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"],
+            "default": "RecreateGroupOnPodRestart",
+        },
+        leaderTemplate=_TEMPLATE,
+        workerTemplate=_TEMPLATE,
+    ),
+)
 
 _KINDS = (
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets", _GROUPS),
     ("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", _AUTOSCALER),
     ("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", _SCALED),
     ("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes", _ROUTE),

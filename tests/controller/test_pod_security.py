@@ -65,7 +65,7 @@ def security(**fields: Any) -> dict[str, Any]:
 )
 def test_what_is_above_the_level_is_refused_with_field_and_fix(template: dict[str, Any], field: str) -> None:
     spec = spec_of(template)
-    message = refused_templates(OWNER, spec, Installation())["p"]
+    message = refused_templates(OWNER, spec, Installation())["p"].message
     assert message.startswith("spec.pools[0].template.spec.")
     assert field in message
     assert "--allow-privileged-templates" in message

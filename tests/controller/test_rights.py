@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from tests.charts.foreign_kinds import foreign_crds
 from tests.controller.cluster import (
     BIN,
     REPOSITORY,
@@ -26,7 +27,7 @@ from tests.controller.cluster import (
 )
 
 from fulcrum.api.gateway import GatewayConfig
-from fulcrum.controller.kube import INFERENCE_SCALE
+from fulcrum.controller.kube import INFERENCE_SCALE, LEADER_WORKER_SET
 
 pytestmark = pytest.mark.integration
 
@@ -84,6 +85,9 @@ def manifests(folder: str) -> list[dict[str, Any]]:
 def server(tmp_path: Path) -> Iterator[ApiServer]:
     with running_api_server(tmp_path) as started:
         started.install()
+        crds = tmp_path / "foreign.yaml"
+        crds.write_text(yaml.safe_dump_all(foreign_crds()))
+        started.kubectl("apply", "-f", str(crds))
         yield started
 
 
@@ -124,6 +128,7 @@ async def live(cluster: Cluster) -> None:
 
         await eventually(gone)
     await scale(cluster)
+    await take_several_nodes(cluster)
 
 
 async def scale(cluster: Cluster) -> None:
@@ -135,6 +140,20 @@ async def scale(cluster: Cluster) -> None:
     for mode, wanted in (("External", 2), ("Manual", 0)):
         await cluster.patch({"spec": {"balance": {"mode": mode}}})
         await eventually(lambda wanted=wanted: count_is(wanted))
+
+
+async def take_several_nodes(cluster: Cluster) -> None:
+    """A worker on two nodes comes, and goes."""
+    pool = {"name": "big", "accelerator": "H100-SXM-80GB", "parallelism": {"tensor": 16}, "gpu": {"perNode": 8}}
+    small = {"name": "p", "accelerator": "cpu", "workers": {"max": 3}}
+
+    async def count_is(wanted: int) -> bool:
+        return len(await cluster.kube.list(LEADER_WORKER_SET, cluster.namespace, {})) == wanted
+
+    for count in (1, 0):
+        mixed = {**pool, "roles": ["mixed"], "workers": {"max": count}}
+        await cluster.patch({"spec": {"pools": [small, mixed]}})
+        await eventually(lambda count=count: count_is(count))
 
 
 async def test_the_operators_rights_are_those_that_it_uses(server: ApiServer) -> None:

@@ -11,8 +11,8 @@ import pytest
 from tests.worker_image.agents import worker_config
 
 from fulcrum.api.worker import KvCacheConfig, TransferConfig, WorkerConfig
-from fulcrum_worker.config import PodIdentity
-from fulcrum_worker.engine_command import engine_command
+from fulcrum_worker.config import BadConfigError, PodIdentity
+from fulcrum_worker.engine_command import EngineCommand, engine_command
 
 POD = PodIdentity(ip="10.1.2.3", name="chat-h100-0", namespace="default")
 MODEL = Path("/models/m")
@@ -172,3 +172,39 @@ def test_the_token_reaches_the_engine_by_its_environment_alone() -> None:
     command = engine_command(cuda(), POD, model=MODEL, environment={"VLLM_API_KEY": "the-token"})
     assert command.environment["VLLM_API_KEY"] == "the-token"
     assert "the-token" not in " ".join(command.argv)
+
+
+def in_group(rank: str, **changes: Any) -> EngineCommand:
+    config = cuda(tensor_parallel=16, nodes=2, **changes)
+    environment = {"LWS_LEADER_ADDRESS": "c-p-0-0.c-p-0.ml", "LWS_WORKER_INDEX": rank}
+    return engine_command(config, POD, model=MODEL, environment=environment)
+
+
+def test_an_engine_on_one_node_is_told_of_no_other() -> None:
+    assert {"--nnodes", "--headless", "--distributed-executor-backend"}.isdisjoint(argv_of(cuda(tensor_parallel=8)))
+    assert "VLLM_HOST_IP" not in environment_of(cuda())
+
+
+def test_the_parts_of_an_engine_on_two_nodes_meet_at_the_leader_which_alone_has_an_api() -> None:
+    leader, follower = in_group("0"), in_group("1")
+    for command, rank in ((leader, "0"), (follower, "1")):
+        assert (value(command.argv, "--nnodes"), value(command.argv, "--node-rank")) == ("2", rank)
+        assert value(command.argv, "--master-addr") == "c-p-0-0.c-p-0.ml"
+        assert value(command.argv, "--distributed-executor-backend") == "mp"
+        assert value(command.argv, "--tensor-parallel-size") == "16"
+        assert command.environment["VLLM_HOST_IP"] == POD.ip
+    assert ("--headless" in leader.argv, "--headless" in follower.argv) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "environment", "named"),
+    [
+        (3, {"LWS_LEADER_ADDRESS": "l", "LWS_WORKER_INDEX": "0"}, "nodes"),
+        (2, {"LWS_LEADER_ADDRESS": "l"}, "LWS_WORKER_INDEX"),
+        (2, {"LWS_LEADER_ADDRESS": "l", "LWS_WORKER_INDEX": "2"}, "LWS_WORKER_INDEX"),
+        (2, {"LWS_WORKER_INDEX": "1"}, "LWS_LEADER_ADDRESS"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused_by_name(nodes: int, environment: dict[str, str], named: str) -> None:
+    with pytest.raises(BadConfigError, match=named):
+        engine_command(cuda(tensor_parallel=16, nodes=nodes), POD, model=MODEL, environment=environment)

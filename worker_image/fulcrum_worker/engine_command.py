@@ -17,6 +17,7 @@ from fulcrum.api.types import OffloadPolicy
 from fulcrum.api.worker import WorkerConfig
 from fulcrum_worker.config import CPU, KV_CACHE_DTYPES, PodIdentity
 from fulcrum_worker.engine_access import GUARD
+from fulcrum_worker.group import GroupPlace, read_place
 from fulcrum_worker.kv.policy import FRONT, FRONT_SCHEDULER, LAYOUT, effective_policy
 from fulcrum_worker.kv.registration import CONNECTOR_MODULE, TIER_CONNECTOR
 from fulcrum_worker.kv.speed_file import SPEED_FILE
@@ -69,10 +70,16 @@ def engine_command(
     defaults. `vllm` is the version of vLLM; where it is unknown, offloaded KV is loaded as vLLM itself does it. In
     `speed_file` the engine finds what it was measured to do.
     """
-    return EngineCommand(
-        argv=_argv(config, pod, model, vllm, speed_file),
-        environment=_environment(config, pod, model is not None, environment),
-    )
+    argv = (*_argv(config, pod, model, vllm, speed_file), *_in_group(read_place(config, environment)))
+    return EngineCommand(argv=argv, environment=_environment(config, pod, model is not None, environment))
+
+
+def _in_group(place: GroupPlace | None) -> tuple[str, ...]:
+    """Arguments of an engine on several nodes. Its ranks find each other at the leader; only that one has an API."""
+    if place is None:
+        return ()
+    argv = ["--distributed-executor-backend", "mp", "--nnodes", str(place.nodes), "--node-rank", str(place.rank)]
+    return (*argv, "--master-addr", place.leader, *(("--headless",) if place.rank else ()))
 
 
 def block_tokens(config: WorkerConfig) -> int | None:
@@ -186,6 +193,9 @@ def _environment(
         # vLLM would set it itself, but not when NIXL is imported already; without it UCX may leak memory.
         "UCX_RCACHE_MAX_UNRELEASED": "1024",
     }
+    if config.nodes > 1:
+        # The address by which the ranks of other nodes reach those of this one.
+        fixed["VLLM_HOST_IP"] = pod.ip
     if model_is_local:
         fixed["HF_HUB_OFFLINE"] = "1"
     if on_cpu and config.tensor_parallel * config.pipeline_parallel == 1:

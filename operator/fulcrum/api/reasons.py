@@ -25,6 +25,7 @@ class Reason(StrEnum):
     WORKER_UNSCHEDULABLE = "WorkerUnschedulable"
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REFUSED = "TemplateRefused"
+    LEADER_WORKER_SET_MISSING = "LeaderWorkerSetMissing"
     RECONCILE_FAILED = "ReconcileFailed"
     PLAN_FAILED = "PlanFailed"
     IMAGE_PULL_FAILED = "ImagePullFailed"

@@ -241,4 +241,9 @@ class InferenceCluster(ApiStruct, frozen=True, kw_only=True):
             "metadata.name: together with the name of a pool it is longer than 57 characters; "
             "a worker's Pod could not carry its name as a host name",
         ),
+        rule(
+            "self.spec.pools.all(p, !has(p.gpu.perNode) || size(self.metadata.name) + size(p.name) <= 40)",
+            "metadata.name: together with the name of a pool with gpu.perNode it is longer than 40 characters; "
+            "the Pods of a worker on several nodes have longer names",
+        ),
     )

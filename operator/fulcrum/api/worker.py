@@ -67,6 +67,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_model_len: int | None = None
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    nodes: int = 1
+    """Pods, each on a node of its own, that share the worker's GPUs evenly."""
     kv_cache: KvCacheConfig = KvCacheConfig()
     transfer: TransferConfig = TransferConfig()
     attention_backend: str | None = None

@@ -4,7 +4,7 @@ from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole,
 from fulcrum.balance.decision import RoleScale
 from fulcrum.balance.plan import Plan, PlanEvent, plan, stopped_status, with_failure
 from fulcrum.balance.revision import kv_pool_claim, worker_config, worker_image, worker_revision
-from fulcrum.balance.snapshot import GatewayState, Snapshot, Termination, Worker, WorkerPhase
+from fulcrum.balance.snapshot import GatewayState, Refusal, Snapshot, Termination, Worker, WorkerPhase
 from fulcrum.balance.target import Target, make_target
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "GatewayState",
     "Plan",
     "PlanEvent",
+    "Refusal",
     "RoleScale",
     "SetRole",
     "Snapshot",

@@ -175,8 +175,8 @@ def degraded(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now
 
 def _worst(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now: datetime) -> tuple[Reason, str] | None:
     if snapshot.refused:
-        said = (f"No worker of pool {pool} is made: {why}" for pool, why in snapshot.refused.items())
-        return Reason.TEMPLATE_REFUSED, " ".join(said)
+        said = (f"No worker of pool {pool} is made: {why.message}" for pool, why in snapshot.refused.items())
+        return next(iter(snapshot.refused.values())).reason, " ".join(said)
     fault = worker_fault(snapshot, now) or transfer_fault(snapshot, now) or pool_fault(snapshot)
     if fault is not None:
         return fault

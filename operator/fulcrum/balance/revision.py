@@ -30,6 +30,7 @@ def worker_config(
         max_model_len=spec.model.max_model_len,
         tensor_parallel=pool.parallelism.tensor,
         pipeline_parallel=pool.parallelism.pipeline,
+        nodes=pool.nodes,
         kv_cache=KvCacheConfig(
             dtype=cache.dtype.value,
             block_size=cache.block_size,

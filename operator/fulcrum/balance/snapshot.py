@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import (
     EXIT_BAD_CONFIG,
@@ -161,6 +162,14 @@ def _not_after(now: datetime, moment: datetime | None) -> datetime | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why no worker of a pool is made."""
+
+    message: str
+    reason: Reason = Reason.TEMPLATE_REFUSED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayState:
     """Readiness of the gateway Deployment and address of its Service."""
 
@@ -189,7 +198,7 @@ class Snapshot:
     """Load, latency and speed; read in modes Auto and Observe."""
     asked: Mapping[tuple[str, Role], int] = field(default_factory=dict)
     """Workers that the cluster's InferenceScales ask for, by pool and role; read in mode External."""
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
     """Pools whose workers may not be made, and why; those that stand are left as they are."""
 
     def as_of(self, now: datetime) -> Snapshot:

@@ -14,12 +14,14 @@ from fulcrum.api.names import (
     ANNOTATION_ROLE_EPOCH,
     ANNOTATION_ROLE_SINCE,
     Role,
+    leader_name,
 )
-from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, worker_revision
 from fulcrum.controller.children import Manifest, Owner, role_labels, worker_pod
+from fulcrum.controller.children.worker_group import worker_group
 from fulcrum.controller.installation import Installation
-from fulcrum.controller.kube import POD, ApiFailure, Kube
+from fulcrum.controller.kube import LEADER_WORKER_SET, POD, ApiFailure, Kube
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.observe import ANNOTATION_DRAINING_FROM, ANNOTATION_DRAINING_SINCE, is_of_namesake
 
@@ -56,16 +58,21 @@ class Applier:
         spec: InferenceClusterSpec,
         *,
         images: Mapping[tuple[str, str], str],
+        groups: Iterable[Manifest] = (),
         installation: Installation,
         token_fingerprint: str | None,
     ) -> None:
-        """`images` is what the workers of each (pool, revision) run; `token_fingerprint` as in `worker_pod`."""
+        """`images` is what the workers of each (pool, revision) run; `token_fingerprint` as in `worker_pod`.
+
+        `groups` are the LeaderWorkerSets of workers on several nodes.
+        """
         self._kube = kube
         self._metrics = metrics
         self._owner = owner
         self._spec = spec
         self._taken_names: set[str] = set()
         self._images = images
+        self._groups = {leader_name(group["metadata"]["name"]): group["metadata"] for group in groups}
         self._installation = installation
         self._token_fingerprint = token_fingerprint
 
@@ -122,10 +129,7 @@ class Applier:
                 )  # fmt: skip
                 if action.replaces is not None:
                     pod["metadata"]["annotations"][ANNOTATION_REPLACES] = action.replaces
-                created = await self._kube.create(POD, pod)
-                if created is None:
-                    await self._note_taken(action.name)
-                return _uid(created)
+                return await self._create(action.name, pod, pool)
             case SetRole():
                 patch = _role_patch(action.uid, action.role, action.epoch, since=None, was=None)
                 patch["metadata"]["annotations"][ANNOTATION_ROLE_SINCE] = now.isoformat()
@@ -142,11 +146,30 @@ class Applier:
                     patch["metadata"]["annotations"][ANNOTATION_RESTART] = action.reason.value
                 return _uid(await self._kube.merge(POD, namespace, action.name, patch))
             case DeleteWorker():
-                grace_seconds = 0 if action.force else None
-                await self._kube.delete(POD, namespace, action.name, uid=action.uid, grace_seconds=grace_seconds)
+                await self._delete(action)
                 return action.uid
             case TellRole():
                 return None
+
+    async def _create(self, name: str, pod: Manifest, pool: Pool) -> str | None:
+        if pool.nodes > 1:
+            created = await self._kube.create(LEADER_WORKER_SET, worker_group(pod, pool))
+            if created is None:  # not one of ours, which are all known
+                self._taken_names.add(name)
+            return _uid(created)
+        created = await self._kube.create(POD, pod)
+        if created is None:
+            await self._note_taken(name)
+        return _uid(created)
+
+    async def _delete(self, action: DeleteWorker) -> None:
+        """Delete a worker's Pod, or its LeaderWorkerSet; by force also the leader, which no node will end."""
+        namespace, group = self._owner.namespace, self._groups.get(action.name)
+        if group is not None:
+            await self._kube.delete(LEADER_WORKER_SET, namespace, group["name"], uid=group["uid"])
+        if group is None or (action.force and action.uid != group["uid"]):
+            grace_seconds = 0 if action.force else None
+            await self._kube.delete(POD, namespace, action.name, uid=action.uid, grace_seconds=grace_seconds)
 
     async def _note_taken(self, name: str) -> None:
         """Remember the name of a Pod that is not ours: the worker gets another one."""

@@ -9,18 +9,21 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from fulcrum.api.names import LABEL_CLUSTER
 from fulcrum.controller.children import Manifest
-from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, INFERENCE_SCALE, POD, SERVICE
-from fulcrum.controller.seen import SeenObject, SeenPod
+from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, INFERENCE_SCALE, LEADER_WORKER_SET, POD, SERVICE
+from fulcrum.controller.seen import SeenGroup, SeenObject, SeenPod
 from fulcrum.kube import Api, Key, Resource, Unreachable
 from fulcrum.kube.informer import Informer
 
 BEHIND_SECONDS: Final = 15.0
 """Longest outage of a watch, in seconds, over which decisions are still made: that of a call's deadline."""
-_CHILDREN: Final = (POD, DEPLOYMENT, SERVICE, INFERENCE_SCALE)
-_OPTIONAL: Final = frozenset({INFERENCE_SCALE})
-"""An operator goes on without them where its CRDs or its rights are those of an older release."""
+_CHILDREN: Final = (POD, DEPLOYMENT, SERVICE, INFERENCE_SCALE, LEADER_WORKER_SET)
+_OPTIONAL: Final = frozenset({INFERENCE_SCALE, LEADER_WORKER_SET})
+"""An operator goes on without them where a CRD is not installed, or its rights are those of an older release."""
+_SHAPES: Final[dict[Resource, type[msgspec.Struct]]] = {POD: SeenPod, LEADER_WORKER_SET: SeenGroup}
 
 
 class Caches:
@@ -37,13 +40,12 @@ class Caches:
             clusters.subscribe(self._cluster_changed)
             self._informers[INFERENCE_CLUSTER, namespace] = clusters
             for resource in _CHILDREN:
-                shape = SeenPod if resource is POD else SeenObject
                 informer = Informer(
                     api,
                     resource,
                     namespace=namespace,
                     labels={LABEL_CLUSTER: ""},
-                    shape=shape,
+                    shape=_SHAPES.get(resource, SeenObject),
                     optional=resource in _OPTIONAL,
                 )
                 informer.subscribe(self._pod_changed if resource is POD else self._child_changed)
@@ -87,14 +89,11 @@ class Caches:
         """Report whether an optional resource cannot be read."""
         return self._informer(resource, namespace).missing
 
-    def scales(self, cluster: Key) -> list[Manifest]:
-        """Return the InferenceScales that carry a cluster's label."""
+    def of_cluster(self, resource: Resource, cluster: Key) -> list[Manifest]:
+        """Return the objects of a resource, of which a cluster has few, that carry the cluster's label."""
         namespace, name = cluster
-        return [
-            scale
-            for scale in self._informer(INFERENCE_SCALE, namespace).in_namespace(namespace)
-            if scale["metadata"]["labels"][LABEL_CLUSTER] == name
-        ]
+        found = self._informer(resource, namespace).in_namespace(namespace)
+        return [each for each in found if each["metadata"]["labels"][LABEL_CLUSTER] == name]
 
     def clusters(self) -> list[Manifest]:
         """Return all InferenceClusters."""

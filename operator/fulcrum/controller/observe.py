@@ -20,6 +20,7 @@ from fulcrum.api.names import (
     GROUP,
     KIND,
     LABEL_COMPONENT,
+    LABEL_GROUP,
     LABEL_POOL,
     LABEL_ROLE,
     Role,
@@ -30,9 +31,10 @@ from fulcrum.api.types import InferenceCluster
 from fulcrum.balance import GatewayState, Snapshot, Termination, Worker, WorkerPhase
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.children import Manifest
-from fulcrum.controller.children.owner import GATEWAY, WORKER
+from fulcrum.controller.children.owner import GATEWAY
 from fulcrum.controller.children.worker_pod import CONTAINER as WORKER_CONTAINER
-from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, SERVICE
+from fulcrum.controller.groups import worker_pods
+from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, INFERENCE_SCALE, LEADER_WORKER_SET, SERVICE
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +48,15 @@ class Observed:
 
     cluster: Manifest
     pods: tuple[Manifest, ...]
-    """Of workers."""
+    """One for each worker; see `groups.worker_pods`."""
     deployment: Manifest | None
     service: Manifest | None
     gateways: tuple[Manifest, ...] = ()
     """Pods of gateways."""
     scales: tuple[Manifest, ...] = ()
     """InferenceScales."""
+    groups: tuple[Manifest, ...] = ()
+    """LeaderWorkerSets: of workers on several nodes."""
 
 
 def observe(caches: Caches, namespace: str, name: str) -> Observed | None:
@@ -64,14 +68,15 @@ def observe(caches: Caches, namespace: str, name: str) -> Observed | None:
     cluster = caches.get(INFERENCE_CLUSTER, namespace, name)
     if cluster is None:
         return None
-    pods = caches.pods((namespace, name))
+    pods, groups = caches.pods((namespace, name)), caches.of_cluster(LEADER_WORKER_SET, (namespace, name))
     return Observed(
         cluster=cluster,
-        pods=_of_component(pods, WORKER),
+        pods=tuple(worker_pods(pods, groups)),
         deployment=caches.get(DEPLOYMENT, namespace, gateway_name(name)),
         service=caches.get(SERVICE, namespace, gateway_name(name)),
         gateways=_of_component(pods, GATEWAY),
-        scales=tuple(caches.scales((namespace, name))),
+        scales=tuple(caches.of_cluster(INFERENCE_SCALE, (namespace, name))),
+        groups=tuple(groups),
     )
 
 
@@ -142,7 +147,8 @@ def make_snapshot(
         continues_rollout=(
             cluster.metadata.annotations.get(ANNOTATION_CONTINUE_ROLLOUT) == str(cluster.metadata.generation)
         ),
-        taken_names=taken | foreign,
+        # A set that ends keeps its name until then; its worker goes by the name of its Pod.
+        taken_names=taken | foreign | {group["metadata"]["name"] for group in observed.groups},
         asked=asked_replicas(observed, cluster.metadata.uid),
     )
 
@@ -185,9 +191,10 @@ def read_worker(
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     pool, name, uid = labels.get(LABEL_POOL, ""), metadata["name"], metadata["uid"]
-    suffix = name.rpartition("-")[2]
+    place = labels.get(LABEL_GROUP, name)
+    suffix = place.rpartition("-")[2]
     ordinal = int(suffix) if suffix.isdecimal() and suffix.isascii() else -1
-    if ordinal < 0 or name != worker_name(cluster.metadata.name, pool, ordinal):
+    if ordinal < 0 or place != worker_name(cluster.metadata.name, pool, ordinal):
         return None
     container: dict[str, Any] = next(
         (c for c in status.get("containerStatuses") or [] if c.get("name") == WORKER_CONTAINER), {}

@@ -22,6 +22,7 @@ from fulcrum.balance import (
     Action,
     CreateWorker,
     Plan,
+    Refusal,
     SetRole,
     Snapshot,
     StartDrain,
@@ -36,9 +37,10 @@ from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import ChildSync, NameTakenError
 from fulcrum.controller.children import Owner, children, refused_templates
 from fulcrum.controller.cluster_watch import Sight
+from fulcrum.controller.groups import groups_missing
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
-from fulcrum.controller.kube import INFERENCE_SCALE, ApiFailure, Kube
+from fulcrum.controller.kube import INFERENCE_SCALE, LEADER_WORKER_SET, ApiFailure, Kube
 from fulcrum.controller.kv_claims import KvClaims
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.nodes import Nodes
@@ -220,7 +222,7 @@ class Reconciler:
                 taken=taken,
                 token_fingerprint=self._asked_for(token),
             ),
-            refused=refused_templates(owner, cluster.spec, self._installation),
+            refused=self._refused(owner, cluster),
         )
         sight = Sight(
             namespace=key[0],
@@ -248,6 +250,11 @@ class Reconciler:
             now=now,
             settled=settled,
         )
+
+    def _refused(self, owner: Owner, cluster: InferenceCluster) -> dict[str, Refusal]:
+        missing = self._caches.is_missing(LEADER_WORKER_SET, owner.namespace)
+        groups = groups_missing(cluster.spec) if missing else {}
+        return groups | refused_templates(owner, cluster.spec, self._installation)
 
     def _plan(self, snapshot: Snapshot) -> tuple[datetime, Plan]:
         now, began = self._now(), time.perf_counter()
@@ -284,6 +291,7 @@ class Reconciler:
             turn.owner,
             turn.cluster.spec,
             images=running_images(turn.observed),
+            groups=turn.observed.groups,
             installation=self._installation,
             token_fingerprint=(self._asked_for(turn.token) or None) if gateways_send_token(turn.observed) else None,
         )

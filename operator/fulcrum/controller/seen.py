@@ -38,6 +38,12 @@ class SeenObject(_Part):
     status: dict[str, Any] | None = None
 
 
+class SeenGroup(_Part):
+    """A LeaderWorkerSet: who it is. The labels and annotations of its leader are on itself, too."""
+
+    metadata: _WholeMetadata
+
+
 class _Owner(_Part):
     kind: str | None = None
     name: str | None = None

@@ -38,7 +38,7 @@ def children(
         gateway_service(owner, spec.gateway.service),
         # Before the Pods that they are about.
         gateway_policy(owner, installation),
-        workers_policy(owner, installation),
+        workers_policy(owner, installation, grouped=any(pool.nodes > 1 for pool in spec.pools)),
         gateway_deployment(owner, spec, installation, token_fingerprint=token_fingerprint, live_replicas=live_gateways),
         gateway_budget(owner),
         workers_budget(owner, least_available),

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from fulcrum.api.names import (
+    COMPONENT_FOLLOWER,
     COMPONENT_OPERATOR,
+    LABEL_CLUSTER,
     LABEL_COMPONENT,
     LABEL_NAME,
     PORT_AGENT,
@@ -30,15 +32,25 @@ PROMETHEUS: Final[Manifest] = {
 """Prometheus as its operator and its charts label it, in any namespace."""
 
 
-def workers_policy(owner: Owner, installation: Installation) -> Manifest:
-    """Return the policy of the workers: gateways, the operator, Prometheus, and each other."""
+def workers_policy(owner: Owner, installation: Installation, *, grouped: bool = False) -> Manifest:
+    """Return the policy of the workers: gateways, the operator, Prometheus, and each other.
+
+    `grouped`: some are on several nodes, and the policy is about their followers, too.
+    """
+    members = owner.selector(WORKER)
+    selector: Manifest = {"matchLabels": members}
+    if grouped:
+        both = {"key": LABEL_COMPONENT, "operator": "In", "values": [COMPONENT_FOLLOWER, WORKER]}
+        selector = {"matchLabels": {LABEL_CLUSTER: members[LABEL_CLUSTER]}, "matchExpressions": [both]}
     ingress = [
-        # UCX listens on ports of its own choice.
-        {"from": [_pods(owner, WORKER)]},
+        # UCX listens on ports of its own choice, and so do the ranks of one engine.
+        {"from": [{"podSelector": selector}]},
         {"from": [_pods(owner, GATEWAY)], "ports": _ports(PORT_ENGINE, PORT_AGENT)},
         {"from": [_operator(installation), PROMETHEUS], "ports": _ports(PORT_AGENT)},
     ]
-    return _policy(owner, workers_policy_name(owner.name), WORKER, ingress)
+    policy = _policy(owner, workers_policy_name(owner.name), WORKER, ingress)
+    policy["spec"]["podSelector"] = selector
+    return policy
 
 
 def gateway_policy(owner: Owner, installation: Installation) -> Manifest:

@@ -37,8 +37,8 @@ def on_gpu(pool: Pool) -> bool:
 
 
 def gpus(pool: Pool) -> int:
-    """GPUs of one worker; 0 on CPUs."""
-    return pool.parallelism.tensor * pool.parallelism.pipeline if on_gpu(pool) else 0
+    """GPUs of one Pod of a worker; 0 on CPUs."""
+    return pool.parallelism.tensor * pool.parallelism.pipeline // pool.nodes if on_gpu(pool) else 0
 
 
 def resources(spec: InferenceClusterSpec, pool: Pool) -> Manifest:

@@ -27,7 +27,7 @@ from fulcrum.api.names import (
 )
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.balance import kv_pool_claim, worker_config, worker_image, worker_revision
+from fulcrum.balance import Refusal, kv_pool_claim, worker_config, worker_image, worker_revision
 from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.overlay import overlay
 from fulcrum.controller.children.owner import (
@@ -170,7 +170,7 @@ def _credentials(spec: InferenceClusterSpec) -> list[Manifest]:
     return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}]
 
 
-def refused_templates(owner: Owner, spec: InferenceClusterSpec, installation: Installation) -> dict[str, str]:
+def refused_templates(owner: Owner, spec: InferenceClusterSpec, installation: Installation) -> dict[str, Refusal]:
     """Return, by pool, what its template may not ask for; the pool's workers are not made."""
     if installation.allow_privileged_templates:
         return {}
@@ -182,8 +182,8 @@ def refused_templates(owner: Owner, spec: InferenceClusterSpec, installation: In
         found = list(violations(pod["spec"], own_capabilities=frozenset(("IPC_LOCK",) if pool.rdma else ())))
         if found:
             said = "; ".join(f"spec.pools[{number}].template.{each.field}: {each.fix}" for each in found)
-            refused[pool.name] = (
-                f"{said}. The worker would be above the Pod Security level restricted, which templates may not exceed "
-                "unless the operator runs with --allow-privileged-templates."
+            refused[pool.name] = Refusal(
+                message=f"{said}. The worker would be above the Pod Security level restricted, which templates may "
+                "not exceed unless the operator runs with --allow-privileged-templates."
             )
     return refused
