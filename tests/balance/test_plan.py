@@ -123,10 +123,10 @@ def test_one_worker_becomes_two_and_back_without_a_gap() -> None:
     assert play(world) == ["mixed c-p-0", "drain c-p-1", "delete c-p-1"]
 
 
-def test_fewer_workers_drains_the_highest_ordinals_and_flips_what_is_left() -> None:
+def test_fewer_workers_drains_the_highest_ordinals_of_each_role_and_flips_none() -> None:
     world = settled(make_spec(pool(high=4)))
     world.spec = make_spec(pool(high=2))
-    assert play(world) == ["decode c-p-1", "drain c-p-3", "delete c-p-3", "drain c-p-2", "delete c-p-2"]
+    assert play(world) == ["drain c-p-3", "drain c-p-1", "delete c-p-3", "delete c-p-1"]
 
 
 def test_a_worker_that_is_not_ready_is_removed_first_and_at_once() -> None:

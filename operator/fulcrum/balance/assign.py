@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
-from fulcrum.api.names import Role
-from fulcrum.balance.assignment import Assignment, Slot
+import msgspec
+
+from fulcrum.api.names import Role, worker_name
 from fulcrum.balance.pools import only_role
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.rollout import Surge
+from fulcrum.balance.snapshot import Snapshot, Worker, served_roles
 from fulcrum.balance.split import Move
 from fulcrum.balance.standing import live
 from fulcrum.performance.layout import Layout
 
 _ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """One place in the target: a worker that stays, or one that is missing. Thousands are made for each plan."""
+
+    pool: str
+    ordinal: int
+    role: Role
+    worker: Worker | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The target, worker by worker."""
+
+    slots: tuple[Slot, ...]
+    surplus: tuple[Worker, ...]
+    """Workers that the target has no place for and that are not yet going."""
+    ended: tuple[Worker, ...]
+    """Pods that are over and only take up their name."""
+    surge: Surge = field(default_factory=Surge)
+    """Workers beyond the target, for a rollout."""
+
+    @property
+    def kept(self) -> tuple[tuple[Worker, Role], ...]:
+        """Workers that stay, each with the role it is to have."""
+        return tuple((slot.worker, slot.role) for slot in self.slots if slot.worker is not None)
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """Roles that the target has."""
+        return frozenset(slot.role for slot in self.slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +88,10 @@ def _leaving(workers: tuple[Worker, ...], number: int, wanted: Mapping[Role, int
     gone = {worker.uid for worker in idle}
     serving = {role: [w for w in workers if w.role is role and w.uid not in gone] for role in _ROLES}
     while len(leaving) < number:
-        role = max(_ROLES, key=lambda each: (bool(serving[each]), len(serving[each]) - wanted.get(each, 0)))
+        role = max(
+            (each for each in _ROLES if serving[each]),
+            key=lambda each: (len(serving[each]) - wanted.get(each, 0), serving[each][-1].ordinal),
+        )
         leaving.append(serving[role].pop())
     return leaving
 
@@ -87,6 +126,59 @@ def roles_after(workers: Iterable[Worker], moves: Iterable[Move], movable: froze
     return roles
 
 
+def follow(
+    snapshot: Snapshot, workers: Mapping[str, int], goal: Layout, *, resting_since: datetime | None = None
+) -> Assignment:
+    """Lay a goal that does not come from the load over the workers, with the fewest flips (modes Manual and External).
+
+    Workers whose role changed after `resting_since` keep it.
+    """
+    kept = keep(snapshot, workers, goal)
+    assignment = place(snapshot, workers, kept, _keeping_roles(kept, goal, resting_since), goal)
+    return replace(assignment, slots=_take_over_empty_role(snapshot, list(assignment.slots)))
+
+
+def _keeping_roles(kept: Kept, goal: Layout, resting_since: datetime | None) -> dict[str, Role]:
+    """Return the role of each worker that keeps its own: because its pool needs it, or it was changed just now.
+
+    Those that serve keep theirs before those that do not yet. The others, workers that drain and new ones get what is
+    left, in the order of their places.
+    """
+    roles: dict[str, Role] = {}
+    gaps = {pool: Counter(goal.in_pool(pool)) for pool in {worker.pool for worker in kept.workers}}
+
+    def rests(worker: Worker) -> bool:
+        return resting_since is not None and worker.role_since is not None and worker.role_since > resting_since
+
+    for worker in sorted(kept.workers, key=lambda w: (not rests(w), not w.serving, w.pool, w.ordinal)):
+        if worker.role is not Role.DRAINING and (rests(worker) or gaps[worker.pool][worker.role] > 0):
+            roles[worker.name] = worker.role
+            gaps[worker.pool][worker.role] -= 1
+    return roles
+
+
+def _take_over_empty_role(snapshot: Snapshot, slots: list[Slot]) -> tuple[Slot, ...]:
+    """Give a role whose worker is gone to a serving worker of the other role, where that has two or more.
+
+    The replacement gets the other role: a flip takes moments, and a start can take minutes.
+    """
+    served = served_roles(slot.worker for slot in slots if slot.worker is not None)
+    flexible = {pool.name for pool in snapshot.spec.pools if only_role(pool) is None}
+    for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+        places = [index for index, slot in enumerate(slots) if slot.pool in flexible]
+        vacant = [index for index in places if slots[index].role is role and slots[index].worker is None]
+        able = [
+            index
+            for index in places
+            if slots[index].role is other and (worker := slots[index].worker) is not None and other in worker.serves
+        ]
+        if role not in served and vacant and len(able) > 1:
+            for index, changed in ((max(able), role), (vacant[0], other)):
+                slots[index] = msgspec.structs.replace(slots[index], role=changed)
+            break
+    return tuple(slots)
+
+
 def place(
     snapshot: Snapshot, workers: Mapping[str, int], kept: Kept, roles: Mapping[str, Role], goal: Layout
 ) -> Assignment:
@@ -104,7 +196,7 @@ def place(
             if role is None and worker is not None:
                 role = roles.get(worker.name)
             if role is None:
-                role = max(_ROLES, key=lambda each: gaps[each])
+                role = max(_ROLES, key=lambda each: gaps[each] > 0)  # prefill first
                 gaps[role] -= 1
             slots.append(Slot(pool=pool, ordinal=ordinal, role=role, worker=worker))
     return Assignment(
@@ -127,3 +219,10 @@ def _complete(slots: list[Slot], fixed: Mapping[str, Role | None]) -> tuple[Slot
     slot = slots[chosen]
     slots[chosen] = Slot(pool=slot.pool, ordinal=slot.ordinal, role=role, worker=slot.worker)
     return tuple(slots)
+
+
+def free_ordinals(snapshot: Snapshot, pool: str, reserved: Iterable[int]) -> Iterator[int]:
+    """Yield the ordinals of a pool, lowest first, that no Pod has and that are not reserved."""
+    occupied = {worker.name for worker in snapshot.workers} | snapshot.taken_names
+    kept = set(reserved)
+    return (n for n in itertools.count() if n not in kept and worker_name(snapshot.name, pool, n) not in occupied)

@@ -10,7 +10,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import AdmissionPolicy, Condition, ConditionStatus, ConditionType, InferenceClusterStatus
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
-from fulcrum.balance.assignment import Assignment
+from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decision import Decision
 from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, names_of, worker_fault
 from fulcrum.balance.kv_tiers import pool_fault, restoring_notes

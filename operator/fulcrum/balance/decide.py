@@ -10,8 +10,7 @@ from datetime import datetime
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType
-from fulcrum.balance.assign import Kept, keep, layout_of, layout_of_places, place, roles_after
-from fulcrum.balance.assignment import Assignment, assign
+from fulcrum.balance.assign import Assignment, Kept, follow, keep, layout_of, layout_of_places, place, roles_after
 from fulcrum.balance.best_split import splits
 from fulcrum.balance.decision import Decision, Reasons, Trace
 from fulcrum.balance.estimate import Unknown
@@ -21,12 +20,22 @@ from fulcrum.balance.inputs import Inputs, gather
 from fulcrum.balance.pools import only_role
 from fulcrum.balance.roles import RoleChanges, dwelled, repairs, role_changes
 from fulcrum.balance.size import Sizing, size
-from fulcrum.balance.snapshot import Snapshot
+from fulcrum.balance.snapshot import Snapshot, served_roles
 from fulcrum.balance.split import Move
-from fulcrum.balance.standing import held_layout, standing_workers
-from fulcrum.balance.target import Target, make_target
+from fulcrum.balance.standing import held_layout, live, standing_workers
+from fulcrum.balance.target import Target, layout_of_target, make_target
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
+
+
+def manual(snapshot: Snapshot) -> Decision:
+    """Return what is to be done in mode Manual: the workers and the ratio of the spec."""
+    target = make_target(snapshot.spec)
+    there = {pool: Counter(w.role for w in live(snapshot, pool)) for pool in target.workers}
+    # What flips while no worker serves a role takes that role over, whatever else it is for.
+    reasons = Reasons(flip=Reason.ROLE_EMPTY) if len(served_roles(snapshot.workers)) == 1 else Reasons()
+    goal = layout_of_target(target, there)
+    return Decision(target=target, assignment=follow(snapshot, target.workers, goal), reasons=reasons)
 
 
 def decide(snapshot: Snapshot, now: datetime) -> Decision:
@@ -128,8 +137,7 @@ def _coming(snapshot: Snapshot, workers: Mapping[str, int], kept: Kept, goal: La
 def hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair: bool) -> Decision:
     """Keep what stands and replace what died; a cluster with nothing at all starts small, in Observe as in Manual."""
     if not repair and not snapshot.workers and not snapshot.status.roles:
-        target = make_target(snapshot.spec)
-        return Decision(target=target, assignment=assign(snapshot, target))
+        return manual(snapshot)
     goal = held_layout(snapshot, held)
     kept = keep(snapshot, held, goal)
     moves = repairs(snapshot, kept, now) if repair else ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Explanation
-from fulcrum.balance.assignment import Assignment
+from fulcrum.balance.assign import Assignment
 from fulcrum.balance.target import Target
 
 

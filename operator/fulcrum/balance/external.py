@@ -12,10 +12,10 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.scale_types import scaled_roles
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.balance.assign import Kept, keep, place
+from fulcrum.balance.assign import follow
 from fulcrum.balance.decision import Decision, Reasons, RoleScale
 from fulcrum.balance.pools import only_role
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import Snapshot
 from fulcrum.balance.target import Target
 from fulcrum.performance.layout import Layout
 
@@ -36,9 +36,7 @@ def follow_scales(snapshot: Snapshot, now: datetime) -> Decision:
         decode={pool: counts.get(Role.DECODE, 0) for pool, counts in desired.items()},
         mixed={pool: counts.get(Role.MIXED, 0) for pool, counts in desired.items()},
     )
-    kept = keep(snapshot, workers, goal)
     resting_since = now - timedelta(seconds=seconds(spec.balance.flip.min_dwell))
-    roles = _roles(kept, goal, resting_since)
     wanted_before = sum(counts.desired for counts in snapshot.status.roles.values())
     grows, shrinks = 0 < wanted_before < goal.total, wanted_before > goal.total
     return Decision(
@@ -47,7 +45,7 @@ def follow_scales(snapshot: Snapshot, now: datetime) -> Decision:
             fixed={pool.name: role for pool in spec.pools if (role := only_role(pool)) is not None},
             roles={role: goal.count(role) for role in _ROLES},
         ),
-        assignment=place(snapshot, workers, kept, roles, goal),
+        assignment=follow(snapshot, workers, goal, resting_since=resting_since),
         reasons=Reasons(
             flip=Reason.SCALE_REQUESTED,
             create=Reason.SCALE_REQUESTED if grows else Reason.WORKER_CREATED,
@@ -151,31 +149,3 @@ def _limit(pool: Pool, asked: Mapping[Role, int]) -> str:
     if total < pool.workers.min:
         return f"{said} workers.min is {of(pool.workers.min)}. {share}"
     return "No role is left without a worker: requests need both prefill and decode."
-
-
-def _roles(kept: Kept, goal: Layout, resting_since: datetime) -> dict[str, Role]:
-    """Return the role of each worker that stays and has one: its own, where the pool needs it or it was just flipped.
-
-    Those that serve keep theirs before those that do not yet. Workers that drain take what is left, as new ones do.
-    """
-    roles: dict[str, Role] = {}
-    moving: list[Worker] = []
-    gaps = {pool: Counter(goal.in_pool(pool)) for pool in {worker.pool for worker in kept.workers}}
-
-    def rests(worker: Worker) -> bool:
-        return worker.role_since is not None and worker.role_since > resting_since
-
-    for worker in sorted(kept.workers, key=lambda w: (not rests(w), not w.serving, w.pool, w.ordinal)):
-        if worker.role is Role.DRAINING:
-            continue
-        if rests(worker) or gaps[worker.pool][worker.role] > 0:
-            roles[worker.name] = worker.role
-            gaps[worker.pool][worker.role] -= 1
-        else:
-            moving.append(worker)
-    for worker in moving:
-        gap, served = gaps[worker.pool], set(roles.values())
-        role = max(_ROLES, key=lambda each: (gap[each] > 0, each not in served, gap[each]))
-        roles[worker.name] = role if gap[role] > 0 else worker.role
-        gap[role] -= 1
-    return roles

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Ratio
 from fulcrum.balance.best_split import splits
 from fulcrum.balance.pools import PoolBounds, bounds_of, only_role
-from fulcrum.balance.target import fit
+from fulcrum.balance.target import fit, layout_of_target
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, Load, Slo, promised
 from fulcrum.performance.layout import Layout
@@ -54,15 +55,6 @@ def layout_in_ratio(spec: InferenceClusterSpec, workers: dict[str, int], ratio: 
     bounds = {pool.name: (workers[pool.name],) * 2 for pool in flexible}
     prefill, decode = (ratio.prefill, ratio.decode) if ratio is not None else (0, 0)
     target = fit(flexible, bounds=bounds, prefill=prefill, decode=decode)
-    counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
-    left = target.flexible_prefill
-    for pool in spec.pools:
-        role = target.fixed.get(pool.name) or only_role(pool)
-        count = workers[pool.name]
-        if role is not None:
-            counts[role][pool.name] = count
-            continue
-        counts[Role.PREFILL][pool.name] = min(left, count)
-        counts[Role.DECODE][pool.name] = count - min(left, count)
-        left -= min(left, count)
-    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
+    mixed = {pool.name: workers[pool.name] for pool in spec.pools if only_role(pool) is Role.MIXED}
+    fixed = target.fixed | dict.fromkeys(mixed, Role.MIXED)
+    return layout_of_target(replace(target, workers=target.workers | mixed, fixed=fixed), {})

@@ -79,9 +79,7 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
         model=model,
         flips_model=flips_model,
         promise=promise,
-        calibrated=changed is not None
-        and changed.current.prefill.rate + changed.current.decode.rate
-        > load.current.prefill.rate + load.current.decode.rate,
+        calibrated=changed is not None,
     )
 
 

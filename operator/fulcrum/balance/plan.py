@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.durations import seconds
-from fulcrum.api.names import PORT_GATEWAY, Role
+from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import (
     BalanceMode,
@@ -18,23 +18,21 @@ from fulcrum.api.types import (
     ConditionStatus,
     ConditionType,
     InferenceClusterStatus,
-    RoleCounts,
 )
-from fulcrum.api.types import Decision as LastDecision
-from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, changes_cluster
-from fulcrum.balance.assignment import assign
-from fulcrum.balance.conditions import Finding, available, degraded, progressing, settle, timestamp
-from fulcrum.balance.decide import decide, hold
-from fulcrum.balance.decision import Decision, Reasons, RoleScale, Trace
+from fulcrum.balance.actions import Action, CreateWorker, changes_cluster
+from fulcrum.balance.conditions import Finding, settle
+from fulcrum.balance.decide import decide, hold, manual
+from fulcrum.balance.decision import Decision, RoleScale, Trace
 from fulcrum.balance.external import follow_scales
 from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, is_stuck
 from fulcrum.balance.guard import RoleGuard
 from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.rollout import Surge, halted_pools, surge_of, with_revisions
-from fulcrum.balance.snapshot import Snapshot, Worker, roles_served, served_roles
+from fulcrum.balance.snapshot import Snapshot, roles_served
 from fulcrum.balance.standing import standing_workers
+from fulcrum.balance.status import status_of, stopped_status
 from fulcrum.balance.steps import STEPS, StepContext
-from fulcrum.balance.target import Target, make_target, ratio_text
+from fulcrum.balance.target import ratio_text
 from fulcrum.balance.tuning import TUNING
 
 __all__ = [
@@ -107,7 +105,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     decision = _with_surge(_choose(seen, now), surge, halted)
     actions = () if snapshot.paused else _actions(snapshot, decision, halted, now)
     least_available = _least_available(snapshot, decision, now)
-    status = _status(snapshot, decision, actions, halted, now, least_available=least_available)
+    status = status_of(snapshot, decision, actions, halted, now, least_available=least_available)
     return Plan(
         actions=actions,
         status=status,
@@ -123,11 +121,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
 
 def _choose(snapshot: Snapshot, now: datetime) -> Decision:
     if snapshot.spec.balance.mode is BalanceMode.MANUAL:
-        target = make_target(snapshot.spec)
-        served = served_roles(snapshot.workers)
-        # What flips while a role is served by nobody takes that role over, whatever else it is for.
-        reasons = Reasons(flip=Reason.ROLE_EMPTY) if len(served) == 1 else Reasons()
-        return Decision(target=target, assignment=assign(snapshot, target), reasons=reasons)
+        return manual(snapshot)
     try:
         if snapshot.spec.balance.mode is BalanceMode.EXTERNAL:
             return follow_scales(snapshot, now)
@@ -193,95 +187,6 @@ def _least_available(snapshot: Snapshot, decision: Decision, now: datetime) -> i
     return max(able - 1, min(able, 1) if len(slots) > 1 else 0)
 
 
-def _status(
-    snapshot: Snapshot,
-    decision: Decision,
-    actions: tuple[Action, ...],
-    halted: frozenset[str],
-    now: datetime,
-    *,
-    least_available: int,
-) -> InferenceClusterStatus:
-    target, assignment = decision.target, decision.assignment
-    findings = (
-        available(snapshot),
-        progressing(snapshot, decision, actions, halted, least_available=least_available),
-        degraded(snapshot, decision, halted, now),
-    )
-    ready = sum(1 for slot in assignment.slots if slot.worker is not None and slot.worker.ready)
-    address = snapshot.gateway.cluster_ip
-    last = _last_decision(snapshot, decision, actions, now)
-    if last is None and decision.proposal is not None:
-        last = _proposed(snapshot, decision, decision.proposal, now)
-    return InferenceClusterStatus(
-        observed_generation=snapshot.generation,
-        conditions=settle(findings, status=snapshot.status, generation=snapshot.generation, now=now),
-        endpoint=f"http://{address}:{PORT_GATEWAY}" if address else None,
-        ratio=ratio_text(_counts(w for w in snapshot.workers if w.serving)),
-        ready=f"{ready}/{len(assignment.slots)}",
-        roles=_role_counts(snapshot, target),
-        last_decision=last or snapshot.status.last_decision,
-    )
-
-
-def _counts(workers: Iterable[Worker]) -> dict[Role, int]:
-    counts: dict[Role, int] = {}
-    for worker in workers:
-        counts[worker.role] = counts.get(worker.role, 0) + 1
-    return counts
-
-
-def _role_counts(snapshot: Snapshot, target: Target) -> dict[Role, RoleCounts]:
-    desired = target.counts()
-    ready = _counts(w for w in snapshot.workers if w.serving)
-    draining: dict[Role, int] = {}
-    for worker in snapshot.workers:
-        if worker.role is Role.DRAINING and not worker.deleting and worker.draining_from is not None:
-            draining[worker.draining_from] = draining.get(worker.draining_from, 0) + 1
-    roles: dict[Role, RoleCounts] = {}
-    for role in (Role.PREFILL, Role.DECODE, Role.MIXED):
-        counts = RoleCounts(desired=desired.get(role, 0), ready=ready.get(role, 0), draining=draining.get(role, 0))
-        if counts.desired or counts.ready or counts.draining:
-            roles[role] = counts
-    return roles
-
-
-def _last_decision(
-    snapshot: Snapshot, decision: Decision, actions: tuple[Action, ...], now: datetime
-) -> LastDecision | None:
-    """Summarise a plan in one line; flips first, because they are what an operator on call looks for."""
-    for kind, verb in ((SetRole, "Flip"), (StartDrain, "Drain"), (DeleteWorker, "Delete"), (CreateWorker, "Create")):
-        chosen = [action for action in actions if isinstance(action, kind)]
-        if chosen:
-            return LastDecision(
-                action=f"{verb} {', '.join(action.name for action in chosen[:4])}{' ...' if chosen[4:] else ''}",
-                reason=chosen[0].reason,
-                from_=ratio_text(_counts(w for w in snapshot.workers if not w.deleting and not w.ended)),
-                to=ratio_text(decision.target.counts()),
-                time=timestamp(now),
-                explanation=decision.trace.explanation if chosen[0].reason is decision.trace.reason else None,
-            )
-    return None
-
-
-def _proposed(snapshot: Snapshot, decision: Decision, proposal: Decision, now: datetime) -> LastDecision | None:
-    """Return what mode Auto would do; the one that stands while it would still be the same."""
-    have, want = ratio_text(decision.target.counts()), ratio_text(proposal.target.counts())
-    if have == want:
-        return None
-    last = LastDecision(
-        action=f"Observed only: Auto would go from {have} to {want}",
-        reason=proposal.trace.reason or Reason.OBSERVING,
-        from_=have,
-        to=want,
-        time=timestamp(now),
-        explanation=proposal.trace.explanation,
-    )
-    standing = snapshot.status.last_decision
-    same = standing is not None and (standing.action, standing.reason) == (last.action, last.reason)
-    return standing if same else last
-
-
 def _events(snapshot: Snapshot, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
     before = {c.type: c for c in snapshot.status.conditions}.get(ConditionType.DEGRADED)
     after = next(c for c in status.conditions if c.type is ConditionType.DEGRADED)
@@ -320,16 +225,3 @@ def with_failure(
     base = msgspec.structs.replace(result.status, conditions=(*others, *before))
     conditions = settle(findings, status=base, generation=snapshot.generation, now=now)
     return replace(result, status=msgspec.structs.replace(result.status, conditions=conditions))
-
-
-def stopped_status(
-    reason: Reason, message: str, *, status: InferenceClusterStatus, generation: int, now: datetime
-) -> InferenceClusterStatus:
-    """Return the status of an object about which nothing can be decided; what runs is left as it is."""
-    text = first_bytes(message, ENGINE_LINES_BYTES)
-    findings = (
-        Finding(type=ConditionType.PROGRESSING, status=False, reason=reason, message=text),
-        Finding(type=ConditionType.DEGRADED, status=True, reason=reason, message=text),
-    )
-    conditions = settle(findings, status=status, generation=generation, now=now)
-    return msgspec.structs.replace(status, conditions=conditions, observed_generation=generation)

@@ -160,12 +160,20 @@ def _gain(standing: Layout, moves: Sequence[Move], load: Load, model: Performanc
     if not layout.complete:
         return -1.0
     present = model.goodput(standing, load)
+    gain = (model.goodput(layout, load) - present) * stakes.payback_seconds
+    leaving = [move for move in moves if _leaves_work(move)]
+    if not leaving:
+        return gain
     # While its old work lasts, a part of each worker is missing: in its new role, and where it is missed, in the old.
-    residence = {role: model.residence_seconds(role, standing, load) for role in {move.from_role for move in moves}}
-    missing_seconds = stakes.cost_workers * sum(residence[move.from_role] for move in moves) / len(moves)
-    missed = max(0.0, present - model.goodput(_without(standing, moves), load))
-    gain = model.goodput(layout, load) - present
-    return gain * max(0.0, stakes.payback_seconds - missing_seconds) - missed * missing_seconds
+    residence = {role: model.residence_seconds(role, standing, load) for role in {move.from_role for move in leaving}}
+    missing_seconds = stakes.cost_workers * sum(residence[move.from_role] for move in leaving) / len(leaving)
+    missed = max(0.0, present - model.goodput(_without(standing, leaving), load))
+    return gain * max(0.0, 1 - missing_seconds / stakes.payback_seconds) - missed * missing_seconds
+
+
+def _leaves_work(move: Move) -> bool:
+    """Report whether a worker is missing while its old work lasts: one that did both goes on with it as it decodes."""
+    return (move.from_role, move.role) != (Role.MIXED, Role.DECODE)
 
 
 def _without(standing: Layout, moves: Iterable[Move]) -> Layout:

@@ -15,7 +15,7 @@ from fulcrum.api.names import Role, worker_name
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import FlipStyle, Pool
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole
-from fulcrum.balance.assignment import Assignment, Slot, free_ordinals
+from fulcrum.balance.assign import Assignment, Slot, free_ordinals
 from fulcrum.balance.decision import Reasons
 from fulcrum.balance.guard import RoleGuard
 from fulcrum.balance.pools import only_role

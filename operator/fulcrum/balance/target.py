@@ -1,7 +1,7 @@
 """How many workers each pool has and how many of them take which role: from the spec alone.
 
 `fit` turns a wish (P prefill, D decode) into counts that the pools can have. Which worker takes which role is
-`assignment`'s part.
+`assign`'s part.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.balance.pools import only_role
+from fulcrum.performance.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,29 @@ class Target:
         for pool, workers in self.workers.items():
             counts[self.fixed.get(pool, Role.DECODE)] += workers
         return {role: count for role, count in counts.items() if count > 0}
+
+
+def layout_of_target(target: Target, there: Mapping[str, Mapping[Role, int]]) -> Layout:
+    """Return the target's roles per pool, with the fewest flips of the workers that are `there` (by pool and role)."""
+    flexible = [name for name in target.workers if name not in target.fixed]
+    prefill = {name: min(there.get(name, {}).get(Role.PREFILL, 0), target.workers[name]) for name in flexible}
+    decoding = {name: min(there.get(name, {}).get(Role.DECODE, 0), target.workers[name]) for name in flexible}
+    left = target.flexible_prefill - sum(prefill.values())
+    for name in flexible:  # places that no worker has yet
+        more = min(max(left, 0), max(target.workers[name] - prefill[name] - decoding[name], 0))
+        prefill[name] += more
+        left -= more
+    for name in reversed(flexible):  # then flips
+        more = min(max(left, -prefill[name]), target.workers[name] - prefill[name])
+        prefill[name] += more
+        left -= more
+    counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
+    for name, workers in target.workers.items():
+        if name in target.fixed:
+            counts[target.fixed[name]][name] = workers
+        else:
+            counts[Role.PREFILL][name], counts[Role.DECODE][name] = prefill[name], workers - prefill[name]
+    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
 
 
 def ratio_text(counts: Mapping[Role, int]) -> str:

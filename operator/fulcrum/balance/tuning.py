@@ -28,8 +28,6 @@ class Tuning:
     """Factor on the load up to which the model is corrected by what was measured; beyond, it is something else."""
     correction_steps: int = 6
     """Halvings of that range: to 5 % of the load."""
-    steady_share: float = 0.9
-    """Share of the window's requests that must be alike before what they attained is compared with the model."""
     spared_misses: float = 0.5
     """Hysteresis: scale down only if the smaller layout leaves this share of the queueing error budget unused."""
     unhelped_misses: float = 0.25

@@ -15,6 +15,7 @@ from fulcrum.performance.queueing import (
     decode_admitted,
     decode_attainment,
     decode_step,
+    mixed_admitted,
     mixed_attainment,
     prefill_attainment,
 )
@@ -56,6 +57,7 @@ class PerformanceModel:
         """Kept for `split`, by workers per pool and load."""
         self._rates: dict[tuple[str | float, ...], UnitRates] = {}
         self._mixed: dict[tuple[PoolCounts, Demand], float] = {}
+        self._mixed_admitted: dict[tuple[PoolCounts, Demand], float] = {}
 
     def knows(self, pool: str) -> bool:
         """Report whether the speed of the pool's workers is known."""
@@ -84,7 +86,10 @@ class PerformanceModel:
             # Where batches are small, to wait for a place in one counts as turned away: there all may be in time.
             admitted = max(whole, self._admitted(layout, load))
         elif whole < self.slo.attainment:
-            admitted = max(whole, self.admissible(layout, load) * self.slo.attainment)
+            cautious = self.admissible(layout, load) * self.slo.attainment
+            admitted = max(
+                whole, cautious if layout.prefill or layout.decode else (cautious + self._mixed_in(layout, load)) / 2
+            )
         return load.rate * (admitted if self._turns_away else (admitted + whole) / 2)
 
     def admissible(self, layout: Layout, load: Load) -> float:
@@ -238,8 +243,7 @@ class PerformanceModel:
         return known
 
     def _both(self, mixed: PoolCounts, load: Load) -> float:
-        heavier = max(load.prefill, load.decode, key=lambda demand: demand.rate)
-        demand = replace(heavier, isl_tokens=load.prefill.isl_tokens, osl_tokens=load.decode.osl_tokens)
+        demand = _heavier(load)
         known = self._mixed.get((mixed, demand))
         if known is None:
             known = self._mixed[mixed, demand] = mixed_attainment(
@@ -249,6 +253,19 @@ class PerformanceModel:
                 tpot_seconds=self.slo.tpot_seconds,
             ).joint
         return known
+
+    def _mixed_in(self, layout: Layout, load: Load) -> float:
+        """Return the share inside the SLO of mixed workers when requests that would be late are turned away."""
+        demand = _heavier(load)
+        key = (layout.mixed, demand)
+        if key not in self._mixed_admitted:
+            self._mixed_admitted[key] = mixed_admitted(
+                demand,
+                self._stations(layout.mixed),
+                ttft_seconds=self.slo.ttft_seconds,
+                tpot_seconds=self.slo.tpot_seconds,
+            )
+        return self._mixed_admitted[key]
 
     def _mixed_share(self, layout: Layout, load: Load) -> float:
         """Requests go where there is room: in proportion to what each side carries at most."""
@@ -262,6 +279,12 @@ class PerformanceModel:
 
     def _stations(self, counts: PoolCounts) -> Stations:
         return [(self._speeds[pool], count) for pool, count in counts]
+
+
+def _heavier(load: Load) -> Demand:
+    """Return what one worker has to do that does both: the longer queue counts for both."""
+    longer = max(load.prefill, load.decode, key=lambda demand: demand.rate)
+    return replace(longer, isl_tokens=load.prefill.isl_tokens, osl_tokens=load.decode.osl_tokens)
 
 
 def reachable(speeds: Mapping[str, WorkerSpeed], slo: Slo, load: Load) -> Slo:

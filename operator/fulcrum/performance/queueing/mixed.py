@@ -9,10 +9,16 @@ import numpy as np
 
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing.batch import Batches, Context, batch_lane, batches
+from fulcrum.performance.queueing.batch import Batches, Context, batch_lane, batches, blocked
 from fulcrum.performance.queueing.decode import tpot_inside
 from fulcrum.performance.queueing.lengths import length_points
 from fulcrum.performance.queueing.prefill import Lane, PromptTime, Stations, lanes_attainment, prompt_time
+
+_HALVINGS = 8
+_ALL_IN = 1e-3
+"""Share that may be missing where all are let in."""
+_LEAST_TOKENS = 0.05
+"""Of an answer beyond its first token, which the prefill makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,45 @@ def mixed_attainment(
             inside /= 2
         ttft += pool.share * inside
     return MixedAttainment(ttft=min(ttft, 1.0), tpot=tpot)
+
+
+def mixed_admitted(demand: Demand, stations: Stations, *, ttft_seconds: float, tpot_seconds: float) -> float:
+    """Return the share of requests that can be let in so that no step gets longer than `tpot_seconds`, and are in time.
+
+    A loss system as in `decode_admitted`, whose steps are as much longer as the prompts that are let in make them: the
+    share at which as many fit as are let in. What single prompts add to single steps is left out, so that it is an
+    upper bound; to let requests in by chance (`mixed_attainment` of a smaller load) is a lower one.
+    """
+    context, tokens = Context.of(demand), max(demand.osl_tokens - 1.0, _LEAST_TOKENS)
+
+    def fitting(share: float) -> tuple[float, list[_Shared]]:
+        pools = _shared(replace(demand, rate=demand.rate * share), stations)
+        if not pools or any(pool.busy >= 1.0 for pool in pools):
+            return 0.0, pools
+        lanes = [batch_lane(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy)) for pool in pools]
+        lost = blocked(
+            demand.rate, tokens, lanes, tpot_seconds=tpot_seconds, wait_seconds=0.0, dispersion=demand.dispersion
+        )
+        return 1.0 - lost, pools
+
+    low, high = (1.0, 1.0) if fitting(1.0)[0] >= 1.0 - _ALL_IN else (0.0, 1.0)
+    for _ in range(_HALVINGS if low < high else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fitting(middle)[0] >= middle else (low, middle)
+    _, pools = fitting(low)
+    in_time = 0.0
+    for pool in pools if low > 0.0 else ():
+        step = pool.speed.coefficients.decode_a
+        lane = Lane(
+            time=replace(pool.time, constant=max(pool.speed.coefficients.prefill_a, step)),
+            workers=pool.workers,
+            most_sharing=pool.speed.max_batch,
+            transfer_base=tpot_seconds / 2,
+            transfer_per_token=0.0,
+        )
+        own = replace(demand, rate=demand.rate * low * pool.share)
+        in_time += pool.share * lanes_attainment(own, [lane], seconds=ttft_seconds, early=True)
+    return low * min(in_time, 1.0)
 
 
 def _jitter(state: Batches, *, jitter: float, tokens: float) -> float:

@@ -1,0 +1,122 @@
+"""What a plan says in the status of its InferenceCluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+
+from fulcrum.api.names import PORT_GATEWAY, Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import ConditionType, InferenceClusterStatus, RoleCounts
+from fulcrum.api.types import Decision as LastDecision
+from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
+from fulcrum.balance.conditions import Finding, available, degraded, progressing, settle, timestamp
+from fulcrum.balance.decision import Decision
+from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes
+from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.target import Target, ratio_text
+
+
+def status_of(
+    snapshot: Snapshot,
+    decision: Decision,
+    actions: tuple[Action, ...],
+    halted: frozenset[str],
+    now: datetime,
+    *,
+    least_available: int,
+) -> InferenceClusterStatus:
+    """Return the status that a plan leads to."""
+    target, assignment = decision.target, decision.assignment
+    findings = (
+        available(snapshot),
+        progressing(snapshot, decision, actions, halted, least_available=least_available),
+        degraded(snapshot, decision, halted, now),
+    )
+    ready = sum(1 for slot in assignment.slots if slot.worker is not None and slot.worker.ready)
+    address = snapshot.gateway.cluster_ip
+    last = _last_decision(snapshot, decision, actions, now)
+    if last is None and decision.proposal is not None:
+        last = _proposed(snapshot, decision, decision.proposal, now)
+    return InferenceClusterStatus(
+        observed_generation=snapshot.generation,
+        conditions=settle(findings, status=snapshot.status, generation=snapshot.generation, now=now),
+        endpoint=f"http://{address}:{PORT_GATEWAY}" if address else None,
+        ratio=ratio_text(_counts(w for w in snapshot.workers if w.serving)),
+        ready=f"{ready}/{len(assignment.slots)}",
+        roles=_role_counts(snapshot, target),
+        last_decision=last or snapshot.status.last_decision,
+    )
+
+
+def _counts(workers: Iterable[Worker]) -> dict[Role, int]:
+    counts: dict[Role, int] = {}
+    for worker in workers:
+        counts[worker.role] = counts.get(worker.role, 0) + 1
+    return counts
+
+
+def _role_counts(snapshot: Snapshot, target: Target) -> dict[Role, RoleCounts]:
+    desired = target.counts()
+    ready = _counts(w for w in snapshot.workers if w.serving)
+    draining: dict[Role, int] = {}
+    for worker in snapshot.workers:
+        if worker.role is Role.DRAINING and not worker.deleting and worker.draining_from is not None:
+            draining[worker.draining_from] = draining.get(worker.draining_from, 0) + 1
+    roles: dict[Role, RoleCounts] = {}
+    for role in (Role.PREFILL, Role.DECODE, Role.MIXED):
+        counts = RoleCounts(desired=desired.get(role, 0), ready=ready.get(role, 0), draining=draining.get(role, 0))
+        if counts.desired or counts.ready or counts.draining:
+            roles[role] = counts
+    return roles
+
+
+def _last_decision(
+    snapshot: Snapshot, decision: Decision, actions: tuple[Action, ...], now: datetime
+) -> LastDecision | None:
+    """Summarise a plan in one line; flips first, because they are what an operator on call looks for."""
+    for kind, verb in ((SetRole, "Flip"), (StartDrain, "Drain"), (DeleteWorker, "Delete"), (CreateWorker, "Create")):
+        chosen = [action for action in actions if isinstance(action, kind)]
+        if chosen:
+            return LastDecision(
+                action=f"{verb} {', '.join(action.name for action in chosen[:4])}{' ...' if chosen[4:] else ''}",
+                reason=chosen[0].reason,
+                from_=ratio_text(_counts(w for w in snapshot.workers if not w.deleting and not w.ended)),
+                to=ratio_text(decision.target.counts()),
+                time=timestamp(now),
+                explanation=decision.trace.explanation if chosen[0].reason is decision.trace.reason else None,
+            )
+    return None
+
+
+def _proposed(snapshot: Snapshot, decision: Decision, proposal: Decision, now: datetime) -> LastDecision | None:
+    """Return what mode Auto would do; the one that stands while it would still be the same."""
+    have, want = ratio_text(decision.target.counts()), ratio_text(proposal.target.counts())
+    if have == want:
+        return None
+    last = LastDecision(
+        action=f"Observed only: Auto would go from {have} to {want}",
+        reason=proposal.trace.reason or Reason.OBSERVING,
+        from_=have,
+        to=want,
+        time=timestamp(now),
+        explanation=proposal.trace.explanation,
+    )
+    standing = snapshot.status.last_decision
+    same = standing is not None and (standing.action, standing.reason) == (last.action, last.reason)
+    return standing if same else last
+
+
+def stopped_status(
+    reason: Reason, message: str, *, status: InferenceClusterStatus, generation: int, now: datetime
+) -> InferenceClusterStatus:
+    """Return the status of an object about which nothing can be decided; what runs is left as it is."""
+    text = first_bytes(message, ENGINE_LINES_BYTES)
+    findings = (
+        Finding(type=ConditionType.PROGRESSING, status=False, reason=reason, message=text),
+        Finding(type=ConditionType.DEGRADED, status=True, reason=reason, message=text),
+    )
+    conditions = settle(findings, status=status, generation=generation, now=now)
+    return msgspec.structs.replace(status, conditions=conditions, observed_generation=generation)
