@@ -91,13 +91,21 @@ def _split(line: str) -> Iterator[list[str]]:
     yield from ([words] if words else [])
 
 
+def typed(text: str) -> list[str]:
+    """Return the commands of a `console` text, each with its continuation lines."""
+    found: list[str] = []
+    goes_on = False
+    for line in text.splitlines():
+        if goes_on:
+            found[-1] += f"\n{line}"
+        elif line.startswith("$ "):
+            found.append(line.removeprefix("$ "))
+        goes_on = (goes_on or line.startswith("$ ")) and line.endswith("\\")
+    return found
+
+
 def shell_texts(block: Block) -> str:
     """Return what a person types: of a `console` block the lines with a prompt, with their continuations."""
     if block.language != "console":
         return block.text
-    typed, goes_on = [], False
-    for line in block.text.splitlines():
-        if goes_on or line.startswith("$ "):
-            typed.append(line if goes_on else line.removeprefix("$ "))
-            goes_on = line.endswith("\\")
-    return "\n".join(typed)
+    return "\n".join(typed(block.text))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import ROOT, pages
 
 from fulcrum.api.engine_args import check_engine_args
 
@@ -58,3 +59,14 @@ def test_arguments_that_a_field_replaces_are_refused_with_the_name_of_that_field
     for argument, field in arguments.items():
         (problem,) = check_engine_args([f"{argument}=x"])
         assert f"spec.{field}" in problem.message, argument
+
+
+_FILE = re.compile(
+    r"`(?:[\w -]* )?((?:benchmarks|charts|docs|examples|manifests|operator|requirements|tests)/[\w/.-]+\.\w+)[` ]"
+)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_of_the_repository_that_are_named_are_there(page: Path) -> None:
+    named = set(_FILE.findall(page.read_text()))
+    assert sorted(path for path in named if "NAME" not in path and not (ROOT / path).exists()) == []
