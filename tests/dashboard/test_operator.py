@@ -1,14 +1,16 @@
-"""The dashboard of an operator that waits for its Lease, and of one without the right to read Events."""
+"""The dashboard of an operator that waits for its Lease, of one without rights or flag, and the command's errors."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import subprocess
 from collections.abc import Iterator
 
 import aiohttp
 import pytest
 from _loopback.launch import free_ports
-from tests.controller.cluster import ApiServer, Operator, eventually, running_api_server
+from tests.controller.cluster import BIN, ApiServer, Operator, eventually, running_api_server
 
 pytestmark = pytest.mark.integration
 
@@ -80,3 +82,22 @@ async def test_without_the_flag_there_is_no_dashboard(server: ApiServer) -> None
             for path in ("/dashboard", "/dashboard/events"):
                 async with http.get(f"http://127.0.0.1:{port}{path}") as answer:
                     assert answer.status == 404
+
+
+def run_dashboard(server: ApiServer, *arguments: str) -> tuple[int, str]:
+    command = [str(BIN / "fulcrum"), "dashboard", "--kubeconfig", str(server.kubeconfig), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
+def test_the_command_says_what_is_wrong_with_an_address(server: ApiServer) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, said = run_dashboard(server, "--listen", address)
+        assert code == 1
+        assert said.startswith(f"Error: cannot listen on {address}: ")
+    code, said = run_dashboard(server, "--listen", "8090")
+    assert code == 2
+    assert "8090 is not HOST:PORT" in said
