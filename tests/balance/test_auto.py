@@ -439,7 +439,7 @@ def test_a_pool_of_unknown_speed_that_has_no_workers_is_left_out() -> None:
     [
         (Outlook(speeds={"p": speed()}, unknown="prometheus is away"), "prometheus is away"),
         (replace(outlook(5.0), speeds={}), "how fast the workers of pool p are"),
-        (Outlook(traffic=traffic(5.0, None, None), speeds={"p": speed()}), "nobody measured their lengths"),
+        (Outlook(traffic=traffic(5.0, None, None), speeds={"p": speed()}), "their lengths were not measured"),
     ],
 )
 def test_what_is_unknown_is_said(known: Outlook, said: str) -> None:

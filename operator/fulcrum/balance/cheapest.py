@@ -12,7 +12,8 @@ from fulcrum.api.names import Role
 from fulcrum.balance.pools import PoolBounds
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
-from fulcrum.performance.model import PerformanceModel, UnitRates
+from fulcrum.performance.model import PerformanceModel
+from fulcrum.performance.rates import UnitRates
 
 MOST_HEADROOM: Final = 64.0
 """A load that is not served in time by this many times the workers that its work needs never will be."""

@@ -90,30 +90,13 @@ def estimate(
     lengths = _lengths(traffic, forecast)
     if lengths is None:
         if traffic.rate > 0 or (forecast is not None and max(forecast.upper_rate, default=0.0) > 0):
-            return Unknown(message=outlook.unknown or "Requests arrive, but nobody measured their lengths.")
+            return Unknown(message=outlook.unknown or "Requests arrive, but their lengths were not measured.")
         lengths = Demand(rate=0.0, isl_tokens=1.0, osl_tokens=1.0)  # no request, no work, whatever the lengths
-    now = Demand(
-        rate=traffic.rate,
-        isl_tokens=lengths.isl_tokens,
-        osl_tokens=lengths.osl_tokens,
-        isl_cv2=1.0 if traffic.isl_cv2 is None else traffic.isl_cv2,
-        osl_cv2=1.0 if traffic.osl_cv2 is None else traffic.osl_cv2,
-        prefix_hit=min(max(traffic.prefix_hit or 0.0, 0.0), 1.0),
-        dispersion=max(traffic.dispersion or 1.0, 1.0),
-    )
+    now = _measured(traffic, lengths)
     queue = _backlog(workers, now)
     seen = max(traffic.rate * traffic.window_seconds, 1e-9)
-    ended = seen if traffic.ended is None else max(traffic.ended, 1e-9)
     now = replace(now, osl_tokens=now.osl_tokens * _those_under_way(traffic, now, sum(queue.values())))
-    noise = Noise(
-        rate=sqrt(now.dispersion / seen),
-        isl=standard_error(now.isl_cv2, traffic.isl_seen or seen)
-        if traffic.isl_tokens is not None
-        else TUNING.unmeasured_error,
-        osl=standard_error(now.osl_cv2, traffic.osl_seen or ended)
-        if traffic.osl_tokens is not None
-        else TUNING.unmeasured_error,
-    )
+    noise = _noise(traffic, now, seen)
     soon = forecast.rate[0] if forecast is not None and forecast.rate else 0.0
     arrivals = replace(now, rate=max(now.rate, soon))
     start_seconds = TUNING.start_seconds if outlook.start_seconds is None else outlook.start_seconds
@@ -146,6 +129,26 @@ def estimate(
     )
 
 
+def _measured(traffic: Traffic, lengths: Demand) -> Demand:
+    return replace(
+        lengths,
+        isl_cv2=1.0 if traffic.isl_cv2 is None else traffic.isl_cv2,
+        osl_cv2=1.0 if traffic.osl_cv2 is None else traffic.osl_cv2,
+        prefix_hit=min(max(traffic.prefix_hit or 0.0, 0.0), 1.0),
+        dispersion=max(traffic.dispersion or 1.0, 1.0),
+    )
+
+
+def _noise(traffic: Traffic, now: Demand, seen: float) -> Noise:
+    ended = seen if traffic.ended is None else max(traffic.ended, 1e-9)
+    isl = osl = TUNING.unmeasured_error
+    if traffic.isl_tokens is not None:
+        isl = standard_error(now.isl_cv2, traffic.isl_seen or seen)
+    if traffic.osl_tokens is not None:
+        osl = standard_error(now.osl_cv2, traffic.osl_seen or ended)
+    return Noise(rate=sqrt(now.dispersion / seen), isl=isl, osl=osl)
+
+
 def _lower(lasting: Load, measured_rate: float, noise: Noise) -> Load:
     isl, osl = (max(0.0, 1 - TUNING.noise_sigmas * error) for error in (noise.isl, noise.osl))
     sure = lasting.with_rate(noise.sure_rate(measured_rate))
@@ -157,7 +160,7 @@ def _lower(lasting: Load, measured_rate: float, noise: Noise) -> Load:
 
 
 def served_share(traffic: Traffic) -> float:
-    """Return the share of admitted requests inside the SLO; 1 where nobody measured it.
+    """Return the share of admitted requests inside the SLO; 1 where it was not measured.
 
     That some were turned away is no fault of the roles.
     """

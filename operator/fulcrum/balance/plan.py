@@ -31,7 +31,8 @@ from fulcrum.balance.rollout import Surge, halted_pools, surge_of, with_revision
 from fulcrum.balance.snapshot import Snapshot, roles_served
 from fulcrum.balance.standing import standing_workers
 from fulcrum.balance.status import status_of, stopped_status
-from fulcrum.balance.steps import STEPS, StepContext
+from fulcrum.balance.step_context import StepContext
+from fulcrum.balance.steps import STEPS
 from fulcrum.balance.target import ratio_text
 from fulcrum.balance.tuning import TUNING
 

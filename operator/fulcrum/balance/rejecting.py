@@ -1,4 +1,4 @@
-"""Whether so many requests are turned away that somebody should know, and what could be done about it."""
+"""Whether so many requests are turned away that a condition says so, and what could be done about it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Final
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType
 from fulcrum.balance.snapshot import Snapshot
+from fulcrum.balance.tuning import TUNING
 from fulcrum.load.traffic import Traffic
 
-_ENDS: Final = 0.2
-"""Once it was said, it is true until no more than this part of what may be missed is turned away."""
-_FEWEST_REQUESTS: Final = 20.0
-"""Of fewer arrivals a share says little."""
 _SHARES: Final = ((0.5, "More than half"), (0.25, "More than a quarter"), (0.1, "More than a tenth"), (0.0, "Some"))
 _SHORT_OF: Final[Mapping[Reason, str]] = {
     Reason.TTFT_UNREACHABLE: "first tokens would come too late: prefill is short",
@@ -59,8 +56,8 @@ def _worth_saying(snapshot: Snapshot, traffic: Traffic, total: float) -> bool:
         for c in snapshot.status.conditions
     )
     if said:
-        return total > _ENDS * allowed
-    return total > allowed and traffic.rate * traffic.window_seconds >= _FEWEST_REQUESTS
+        return total > TUNING.rejections_end * allowed
+    return total > allowed and traffic.rate * traffic.window_seconds >= TUNING.rejections_least
 
 
 def _advice(snapshot: Snapshot) -> str:

@@ -7,43 +7,22 @@ steps in `STEPS` is the order of their claims on the guard, not the order in whi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from fulcrum.api.names import Role, worker_name
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import FlipStyle, Pool
-from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole
-from fulcrum.balance.assign import Assignment, Slot, free_ordinals
-from fulcrum.balance.decision import Reasons
-from fulcrum.balance.guard import RoleGuard
+from fulcrum.api.types import FlipStyle
+from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, TellRole
+from fulcrum.balance.assign import Slot, free_ordinals
 from fulcrum.balance.pools import only_role
-from fulcrum.balance.rollout import next_to_replace, surge_limit, unavailable_limit
-from fulcrum.balance.snapshot import Snapshot, Worker, WorkerPhase, roles_served, served_roles
-from fulcrum.balance.target import Target
-from fulcrum.balance.transfers import may_restart, transfer_faults
+from fulcrum.balance.replacing import replace_stale, restart_cut_off
+from fulcrum.balance.rollout import next_to_replace, surge_limit
+from fulcrum.balance.snapshot import Worker, WorkerPhase, roles_served, served_roles
+from fulcrum.balance.step_context import StepContext, drain, flip
 
 DRAIN_SETTLE: Final = timedelta(seconds=2)
 """Gateways see a new label within 100 ms; before that an idle worker may still be given a request."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepContext:
-    """Input of every step."""
-
-    now: datetime
-    snapshot: Snapshot
-    target: Target
-    assignment: Assignment
-    halted: frozenset[str]
-    """Pools whose rollout waits."""
-    drain_timeout: timedelta
-    guard: RoleGuard
-    touched: set[str]
-    """Names of workers that have an action already."""
-    reasons: Reasons
-    """Why the target asks for flips, new workers and drains."""
 
 
 def remove_ended(context: StepContext) -> Iterator[Action]:
@@ -66,7 +45,7 @@ def finish_drains(context: StepContext) -> Iterator[Action]:
         if going or not immediate:
             if worker.draining_since is None:
                 # Somebody else wrote the label: start the clock.
-                yield _drain(context, worker)
+                yield drain(context, worker)
                 continue
             reason = _drain_end(context, worker, context.now - worker.draining_since)
             if reason is None:
@@ -76,7 +55,7 @@ def finish_drains(context: StepContext) -> Iterator[Action]:
         if going or role is None:
             yield DeleteWorker(name=worker.name, uid=worker.uid, reason=reason)
         else:
-            yield _flip(worker, role, Reason.ROLE_FLIPPED if reason is Reason.WORKER_DRAINED else reason)
+            yield flip(worker, role, Reason.ROLE_FLIPPED if reason is Reason.WORKER_DRAINED else reason)
 
 
 def _drain_end(context: StepContext, worker: Worker, drained_for: timedelta) -> Reason | None:
@@ -87,67 +66,6 @@ def _drain_end(context: StepContext, worker: Worker, drained_for: timedelta) -> 
         return Reason.DRAIN_TIMED_OUT
     idle = worker.load is not None and worker.load.idle
     return Reason.WORKER_DRAINED if idle and drained_for >= DRAIN_SETTLE else None
-
-
-def replace_stale(context: StepContext) -> Iterator[Action]:
-    """Replace workers of an older revision: those that serve nobody at once, the others a few at a time per pool."""
-    for worker, _ in context.assignment.kept:
-        if worker.stale and not worker.ready and worker.role is not Role.DRAINING:
-            yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REPLACED)
-    blocked: list[Worker] = []
-    for pool in context.snapshot.spec.pools:
-        if pool.name not in context.halted:
-            yield from _replace_in(context, pool, blocked)
-    if blocked and not _rollout_busy(context):
-        yield from _cover(context, blocked[0])
-
-
-def _replace_in(context: StepContext, pool: Pool, blocked: list[Worker]) -> Iterator[Action]:
-    """Drain stale workers of one pool as far as its rollout allows; `blocked` gets those that a role depends on."""
-    slots = [slot for slot in context.assignment.slots if slot.pool == pool.name]
-    serving = [slot.worker for slot in slots if slot.worker is not None and slot.worker.serving]
-    allowed = unavailable_limit(pool, len(slots)) - (len(slots) - len(serving))
-    awaited = {worker.replaces for worker in context.assignment.surge.coming}
-    candidates = next_to_replace((w for w in serving if w.stale and w.uid not in awaited), serving)
-    for worker in candidates if allowed > 0 else ():
-        if context.guard.allow(worker, Role.DRAINING):
-            yield _drain(context, worker)
-            allowed -= 1
-            if allowed == 0:
-                return
-        else:
-            blocked.append(worker)
-
-
-def restart_cut_off(context: StepContext) -> Iterator[Action]:
-    """Make a worker anew that cannot move KV to or from any peer: one at a time, with ever longer pauses."""
-    faults = transfer_faults(context.snapshot, context.now)
-    if not faults.culprits or _rollout_busy(context):
-        return
-    kept = {worker.uid for worker, _ in context.assignment.kept}
-    due = [
-        worker
-        for worker in faults.culprits
-        if worker.uid in kept and not worker.stale and may_restart(context.snapshot, worker, context.now)
-    ]
-    for worker in due:
-        if context.guard.allow(worker, Role.DRAINING):
-            yield _drain(context, worker, Reason.KV_TRANSFER_FAILING, restart=True)
-            return
-    if due:
-        yield from _cover(context, due[0], Reason.KV_TRANSFER_FAILING)
-
-
-def _cover(context: StepContext, blocked: Worker, reason: Reason = Reason.WORKER_REPLACED) -> Iterator[Action]:
-    """Let another worker take the role over while `blocked` is away: every engine can do both."""
-    cover = [worker for worker, _ in context.assignment.kept if worker.serving and worker is not blocked]
-    if cover:
-        helper = min(cover, key=lambda worker: (worker.stale, worker.pool, worker.ordinal))
-        if helper.role is not Role.MIXED:
-            yield _flip(helper, Role.MIXED, reason)
-    elif len(context.assignment.slots) == 1:
-        fault = reason is Reason.KV_TRANSFER_FAILING
-        yield _drain(context, blocked, reason if fault else Reason.WORKER_DRAINING, restart=fault)
 
 
 def flip_roles(context: StepContext) -> Iterator[Action]:
@@ -165,9 +83,9 @@ def flip_roles(context: StepContext) -> Iterator[Action]:
         reason = context.reasons.flip
         if drains:
             why = Reason.WORKER_DRAINING if reason is Reason.ROLE_FLIPPED else reason
-            yield _drain(context, worker, why, context.reasons.load)
+            yield drain(context, worker, why, context.reasons.load)
         else:
-            yield _flip(worker, role, reason, context.reasons.load)
+            yield flip(worker, role, reason, context.reasons.load)
     if blocked and not moved:
         yield from _break_cycle(context, blocked)
 
@@ -180,7 +98,7 @@ def cover_empty_role(context: StepContext) -> Iterator[Action]:
     flexible = {pool.name for pool in context.snapshot.spec.pools if only_role(pool) is None}
     able = [worker for worker, _ in context.assignment.kept if worker.serving and worker.pool in flexible]
     if vacant and able and not any(worker.name in context.touched for worker in able):
-        yield _flip(able[-1], Role.MIXED, Reason.ROLE_EMPTY)
+        yield flip(able[-1], Role.MIXED, Reason.ROLE_EMPTY)
 
 
 def _break_cycle(context: StepContext, blocked: list[tuple[Worker, Role]]) -> Iterator[Action]:
@@ -192,7 +110,7 @@ def _break_cycle(context: StepContext, blocked: list[tuple[Worker, Role]]) -> It
             for slot in context.assignment.slots
         )
         if lost and not coming and worker.role is not Role.MIXED:
-            yield _flip(worker, Role.MIXED, context.reasons.flip, context.reasons.load)
+            yield flip(worker, Role.MIXED, context.reasons.flip, context.reasons.load)
             return
 
 
@@ -204,7 +122,7 @@ def drain_surplus(context: StepContext) -> Iterator[Action]:
         if not worker.ready:
             yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REMOVED)
         elif context.guard.allow(worker, Role.DRAINING):
-            yield _drain(context, worker, context.reasons.drain)
+            yield drain(context, worker, context.reasons.drain)
 
 
 def create_missing(context: StepContext) -> Iterator[Action]:
@@ -275,49 +193,6 @@ STEPS: tuple[Step, ...] = (
 )
 
 
-def _rollout_busy(context: StepContext) -> bool:
-    """Report whether some worker is away already: replacement is one at a time over the whole cluster."""
-    return any(_away(slot) for slot in context.assignment.slots) or any(
-        worker.deleting for worker in context.snapshot.workers
-    )
-
-
-def _away(slot: Slot) -> bool:
-    return slot.worker is None or slot.worker.role is Role.DRAINING
-
-
 def _changes_sides(worker: Worker, role: Role) -> bool:
     """Report whether requests of the old role cannot be requests of the new one (no part of it is shared)."""
     return bool(worker.serves) and not worker.serves & roles_served(role)
-
-
-def _flip(worker: Worker, role: Role, reason: Reason, load: str = "") -> SetRole:
-    return SetRole(
-        name=worker.name,
-        uid=worker.uid,
-        from_role=worker.role,
-        role=role,
-        epoch=worker.role_epoch + 1,
-        reason=reason,
-        load=load,
-    )
-
-
-def _drain(
-    context: StepContext,
-    worker: Worker,
-    reason: Reason = Reason.WORKER_DRAINING,
-    load: str = "",
-    *,
-    restart: bool = False,
-) -> StartDrain:
-    return StartDrain(
-        name=worker.name,
-        uid=worker.uid,
-        from_role=worker.role,
-        epoch=worker.role_epoch + 1,
-        since=context.now,
-        reason=reason,
-        load=load,
-        restart=restart,
-    )

@@ -22,7 +22,7 @@ class Tuning:
     """Workers that a flip takes away while old work finishes: it serves two roles, each with half of its time."""
     drain_cost: float = 1.0
     """The same for style Drain: nothing new arrives until the old work is done."""
-    estimate_error: float = 0.005
+    estimate_error: float = 0.003
     """Share of requests by which two layouts are told apart at best (docs/concepts/sizing.md): less is no gain."""
     most_correction: float = 4.0
     """Factor on the load up to which the model is corrected by what was measured; beyond, it is something else."""

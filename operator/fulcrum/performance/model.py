@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Final
 
@@ -20,6 +20,7 @@ from fulcrum.performance.queueing import (
     prefill_attainment,
 )
 from fulcrum.performance.queueing.prefill import Stations
+from fulcrum.performance.rates import UnitRates, unit_rates
 
 STRETCH: Final = 1.5
 """Step by which a promise that not even an idle worker can keep is widened until one can."""
@@ -30,15 +31,6 @@ _NEARLY_ALL: Final = 0.95
 """Share let in for one role above which the other one need not be looked at again."""
 ADMITTED_STEPS: Final = 4
 """Halvings in the search for the share of an overload that can be served: 2 % before interpolation."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitRates:
-    """Requests per second that one worker carries without waiting or spread; by role."""
-
-    prefill: float
-    decode: float
-    mixed: float
 
 
 class PerformanceModel:
@@ -136,25 +128,8 @@ class PerformanceModel:
             answer.osl_cv2,
         )
         if key not in self._rates:
-            self._rates[key] = self._unit_rates(pool, load)
+            self._rates[key] = unit_rates(self._speeds[pool], load, self.slo)
         return self._rates[key]
-
-    def _unit_rates(self, pool: str, load: Load) -> UnitRates:
-        speed, prompt, answer = self._speeds[pool], load.prefill, load.decode
-        fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
-        squared = prompt.isl_tokens**2 * (1 + prompt.isl_cv2) * (1 - prompt.prefix_hit**2)
-        # Steps that are full share their constant.
-        sharing = max(1.0, min(speed.max_batched_tokens / max(fresh, 1.0), speed.max_batch))
-        prefill = 1 / max(speed.prefill_seconds(sharing * fresh, sharing * squared) / sharing, 1e-9)
-        context = answer.isl_tokens + answer.osl_tokens * (1 + answer.osl_cv2) / 2
-        k = speed.coefficients
-        per_request = max(k.decode_b + k.decode_c * context, 1e-12)
-        batch = min(
-            (self.slo.tpot_seconds - k.decode_a) / per_request, speed.max_batch, speed.kv_capacity_tokens / context
-        )
-        batch = max(batch, 1.0)
-        decode = batch / (answer.osl_tokens * max(speed.decode_step_seconds(batch, batch * context), 1e-9))
-        return UnitRates(prefill=prefill, decode=decode, mixed=1 / (1 / prefill + 1 / decode))
 
     def residence_seconds(self, role: Role, layout: Layout, load: Load) -> float:
         """Return how long a worker of `role` still has its old work: the mean time of a request on it."""

@@ -10,19 +10,10 @@ from numpy.typing import NDArray
 
 from fulcrum.balance import Action
 from fulcrum.forecast.series import LoadSeries
+from fulcrum.load.build import Latencies, Window, build_traffic
 from fulcrum.load.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
 from fulcrum.load.demand import Slo
-from fulcrum.load.lengths import (
-    NEWEST_PARTS,
-    STRETCH_SECONDS,
-    Arrived,
-    Lengths,
-    Measured,
-    Moments,
-    begun,
-    common_spread,
-    lengths,
-)
+from fulcrum.load.lengths import NEWEST_PARTS, STRETCH_SECONDS, Arrived, Measured, Moments
 from fulcrum.load.traffic import Traffic
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import Fleet, Pod
@@ -73,50 +64,42 @@ class View:
         prefilled = int(load.prompt_tokens[served].sum())
         computed = int(ledger.computed_tokens[served].sum())
         measured = tpot[~np.isnan(tpot)]
-        came = self._arrived_since(since)
-        newest = [self._arrived_since(self.now - part * window_seconds) for part in NEWEST_PARTS]
-        seen = self._lengths(came, newest, served, longer)
-        served_window_seconds = window_seconds
-        began = begun(came, newest)
-        if began is not None:
-            window_seconds *= NEWEST_PARTS[began]
-        return Traffic(
-            window_seconds=window_seconds,
-            served_window_seconds=served_window_seconds,
-            rate=came.requests / window_seconds,
-            isl_tokens=seen.isl_tokens,
-            osl_tokens=seen.osl_tokens,
-            isl_seen=seen.isl_seen,
-            osl_seen=seen.osl_seen,
+        # Prompts are known exactly when they come, so nothing corrects them.
+        until = [self._arrived_since(self.now - STRETCH_SECONDS * part) for part in range(_STRETCHES + 1)]
+        window = Window(
+            seconds=window_seconds,
+            arrivals=(came := self._arrived_since(since)).requests,
+            came=came,
+            newest=[self._arrived_since(self.now - part * window_seconds) for part in NEWEST_PARTS],
+            outputs=self._outputs(served),
+            outputs_longer=self._outputs(longer),
+            stretches=[older.before(newer) for newer, older in pairwise(until)],
+            output_stretches=self._output_stretches(longer),
+            judged=float(len(ended)),
+            inside=float(within.sum()),
+            rejected=float((outcomes == Outcome.REJECTED).sum()),
+            rejectable=float(len(ended)),
+        )
+        return build_traffic(
+            window,
+            Latencies(
+                ttft_p50=_quantile(ttft, 0.5),
+                ttft_p90=_quantile(ttft, 0.9),
+                tpot_p50=_quantile(measured, 0.5),
+                tpot_p90=_quantile(measured, 0.9),
+            ),
             ended=float(len(served)),
-            isl_cv2=seen.isl_cv2,
-            osl_cv2=self._output_spread(longer),
             prefix_hit=max(0.0, 1 - computed / prefilled) if prefilled else None,
-            attainment=float(within.sum()) / len(ended) if len(ended) else None,
-            ttft_p50_seconds=_quantile(ttft, 0.5),
-            ttft_p90_seconds=_quantile(ttft, 0.9),
-            tpot_p50_seconds=_quantile(measured, 0.5),
-            tpot_p90_seconds=_quantile(measured, 0.9),
-            rejected=float((outcomes == Outcome.REJECTED).sum()) / len(ended) if len(ended) else None,
             dispersion=self._dispersion(),
         )
 
-    def _lengths(
-        self, came: Arrived, newest: list[Arrived], served: NDArray[np.int64], longer: NDArray[np.int64]
-    ) -> Lengths:
-        """Prompts are known exactly when they come, so nothing corrects them. `longer`: served in the last minutes."""
-        outputs = (self._outputs(served), self._outputs(longer))
-        until = [self._arrived_since(self.now - STRETCH_SECONDS * part) for part in range(_STRETCHES + 1)]
-        stretches = [older.before(newer) for newer, older in pairwise(until)]
-        return lengths(came, newest, prompts=(Measured(), Measured()), outputs=outputs, stretches=stretches)
-
-    def _output_spread(self, served: NDArray[np.int64]) -> float | None:
-        """How spread answers of the last minutes are, within stretches."""
+    def _output_stretches(self, served: NDArray[np.int64]) -> list[Moments]:
+        """Lengths of the answers of the last minutes, by stretch."""
         edges = self.now - STRETCH_SECONDS * np.arange(_STRETCHES, -1, -1)
         places = np.searchsorted(self._ledger.end_seconds[served], edges, side="right")
         outputs = self._workload.output_tokens[served].astype(np.float64)
         parts = [outputs[first:last] for first, last in pairwise(places)]
-        return common_spread([Moments(count=len(p), tokens=float(p.sum()), squares=float(p @ p)) for p in parts])
+        return [Moments(count=len(p), tokens=float(p.sum()), squares=float(p @ p)) for p in parts]
 
     def _arrived_since(self, since_seconds: float) -> Arrived:
         load = self._workload

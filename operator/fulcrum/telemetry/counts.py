@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from fulcrum.api.reasons import REJECTIONS
-from fulcrum.load.lengths import NEWEST_PARTS, Arrived, Measured, Moments, begun, common_spread, lengths
+from fulcrum.load.build import Latencies, Window, build_traffic
+from fulcrum.load.lengths import Arrived, Measured, Moments
 from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry.histogram import moments, quantile, squared_variation
 
@@ -162,40 +163,34 @@ def make_traffic(
     outcomes = {key.part: value for key, value in counts.items() if key.name == SLO}
     rejected = {reason: count for reason in REJECTIONS if (count := counts.get(Key(REQUESTS, reason), 0.0)) > 0}
     ttft, tpot = _buckets(counts, TTFT), _buckets(counts, TPOT)
-    attainment = _ratio(outcomes.get("met", 0.0), sum(outcomes.values()))
-    share = _ratio(sum(rejected.values()), arrivals)
     longer = counts if longer is None else longer
-    came, last = _arrived(counts), [_arrived(part) for part in newest]
-    served_window_seconds = window_seconds
-    since = begun(came, last)
-    if since is not None:
-        window_seconds *= NEWEST_PARTS[since]
-    seen = lengths(
-        came,
-        last,
-        prompts=[_measured(each, PROMPT, EXPECTED_PROMPT) for each in (counts, longer)],
-        outputs=[_measured(each, OUTPUT, EXPECTED_OUTPUT) for each in (counts, longer)],
+    window = Window(
+        seconds=window_seconds,
+        arrivals=arrivals,
+        came=_arrived(counts),
+        newest=[_arrived(part) for part in newest],
+        prompts=_measured(counts, PROMPT, EXPECTED_PROMPT),
+        prompts_longer=_measured(longer, PROMPT, EXPECTED_PROMPT),
+        outputs=_measured(counts, OUTPUT, EXPECTED_OUTPUT),
+        outputs_longer=_measured(longer, OUTPUT, EXPECTED_OUTPUT),
         stretches=[_arrived(each) for each in stretches],
+        output_stretches=[_outputs(each) for each in stretches],
+        judged=sum(outcomes.values()),
+        inside=outcomes.get("met", 0.0),
+        rejected=sum(rejected.values()),
+        rejectable=arrivals,
     )
-    osl_cv2 = common_spread([_outputs(each) for each in stretches])
-    return Traffic(
-        window_seconds=window_seconds,
-        served_window_seconds=served_window_seconds,
-        rate=arrivals / window_seconds,
-        isl_tokens=seen.isl_tokens,
-        osl_tokens=seen.osl_tokens,
-        isl_seen=seen.isl_seen,
-        osl_seen=seen.osl_seen,
+    return build_traffic(
+        window,
+        Latencies(
+            ttft_p50=quantile(ttft, 0.5),
+            ttft_p90=quantile(ttft, 0.9),
+            tpot_p50=quantile(tpot, 0.5),
+            tpot_p90=quantile(tpot, 0.9),
+        ),
+        isl_cv2=squared_variation(_buckets(counts, PROMPT)),
+        osl_cv2=squared_variation(_buckets(counts, OUTPUT)),
         ended=counts.get(Key(f"{OUTPUT}_count")),
-        isl_cv2=squared_variation(_buckets(counts, PROMPT)) if seen.isl_cv2 is None else seen.isl_cv2,
-        osl_cv2=squared_variation(_buckets(counts, OUTPUT)) if osl_cv2 is None else osl_cv2,
-        attainment=attainment,
-        ttft_p50_seconds=quantile(ttft, 0.5),
-        ttft_p90_seconds=quantile(ttft, 0.9),
-        tpot_p50_seconds=quantile(tpot, 0.5),
-        tpot_p90_seconds=quantile(tpot, 0.9),
-        # A request may end in a later window than it came in.
-        rejected=None if share is None else min(1.0, share),
         rejections={reason: min(1.0, count / arrivals) for reason, count in rejected.items()} if arrivals > 0 else {},
         dispersion=dispersion,
     )
@@ -223,10 +218,6 @@ def _measured(counts: Counts, histogram: str, expected: str) -> Measured:
         expected=counts.get(Key(f"{expected}_count"), 0.0),
         expected_tokens=counts.get(Key(f"{expected}_sum"), 0.0),
     )
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0 else None
 
 
 def _buckets(counts: Counts, histogram: str) -> dict[float, float]:

@@ -1,0 +1,34 @@
+"""What one worker carries without waiting or spread: where searches start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Load, Slo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitRates:
+    """Requests per second that one worker carries without waiting or spread; by role."""
+
+    prefill: float
+    decode: float
+    mixed: float
+
+
+def unit_rates(speed: WorkerSpeed, load: Load, slo: Slo) -> UnitRates:
+    """Return what one worker carries at full load: the fluid limit."""
+    prompt, answer = load.prefill, load.decode
+    fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
+    squared = prompt.isl_tokens**2 * (1 + prompt.isl_cv2) * (1 - prompt.prefix_hit**2)
+    # Steps that are full share their constant.
+    sharing = max(1.0, min(speed.max_batched_tokens / max(fresh, 1.0), speed.max_batch))
+    prefill = 1 / max(speed.prefill_seconds(sharing * fresh, sharing * squared) / sharing, 1e-9)
+    context = answer.isl_tokens + answer.osl_tokens * (1 + answer.osl_cv2) / 2
+    k = speed.coefficients
+    per_request = max(k.decode_b + k.decode_c * context, 1e-12)
+    batch = min((slo.tpot_seconds - k.decode_a) / per_request, speed.max_batch, speed.kv_capacity_tokens / context)
+    batch = max(batch, 1.0)
+    decode = batch / (answer.osl_tokens * max(speed.decode_step_seconds(batch, batch * context), 1e-9))
+    return UnitRates(prefill=prefill, decode=decode, mixed=1 / (1 / prefill + 1 / decode))
