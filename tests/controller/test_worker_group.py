@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -11,12 +12,17 @@ from tests.controller.test_published_schemas import of, problems
 
 from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
+from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import WorkerConfig
-from fulcrum.balance import WorkerPhase
+from fulcrum.balance import DeleteWorker, WorkerPhase
+from fulcrum.controller.apply import Applier
 from fulcrum.controller.children import Manifest, Owner, children, worker_pod
 from fulcrum.controller.children.worker_group import worker_group
-from fulcrum.controller.groups import groups_missing, worker_pods
+from fulcrum.controller.groups import followers_of, groups_missing, with_leaders, worker_pods
+from fulcrum.controller.installation import Installation
+from fulcrum.controller.kube import Kube, Resource
+from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.observe import Observed, make_snapshot
 from fulcrum.local.apiserver.model_types import model_of
 from fulcrum.local.objects.schema import StructuralSchema
@@ -167,6 +173,46 @@ def test_a_group_ends_with_its_set_and_counts_until_its_leader_is_gone() -> None
     (ending,) = workers_of([leader], [seen_set("c-p-0", deletionTimestamp="2026-01-01T00:00:00Z")]).values()
     (orphan,) = workers_of([leader], []).values()
     assert (ending.deleting, orphan.deleting) == (True, True)
+
+
+def test_a_follower_that_is_left_keeps_its_place_and_its_gpus() -> None:
+    (worker,) = workers_of([seen_pod("c-p-0-0-1", "c-p-0", "follower")], []).values()
+    assert (worker.name, worker.ordinal, worker.deleting) == ("c-p-0-0", 0, True)
+
+
+def test_a_worker_is_lost_with_the_node_of_any_of_its_pods() -> None:
+    leader, other = seen_pod("c-p-0-0", "c-p-0"), seen_pod("c-p-1-0", "c-p-1")
+    followers = followers_of([leader, other, seen_pod("c-p-0-0-1", "c-p-0", "follower"), seen_pod("c-q-0")])
+    assert [pod["metadata"]["name"] for pod in followers] == ["c-p-0-0-1"]
+    lost = with_leaders(frozenset({"u-c-p-0-0-1"}), [leader, other], followers)
+    assert lost == {"u-c-p-0-0-1", "u-c-p-0-0"}
+    assert with_leaders(frozenset(), [leader, seen_pod("c-q-0")], followers) == frozenset()
+
+
+async def test_a_lost_group_is_given_up_with_all_of_its_pods() -> None:
+    deleted: list[tuple[str, str, int | None]] = []
+
+    class Recorder:
+        async def delete(
+            self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+        ) -> None:
+            deleted.append((resource.kind, name, grace_seconds))
+
+    spec = spec_of()
+    applier = Applier(
+        cast("Kube", Recorder()),
+        Metrics(),
+        OWNER,
+        spec,
+        images={},
+        groups=[seen_set("c-p-0")],
+        followers=[seen_pod("c-p-0-0-1", "c-p-0", "follower"), seen_pod("c-p-1-0-1", "c-p-1", "follower")],
+        installation=Installation(),
+        token_fingerprint=None,
+    )
+    action = DeleteWorker(name="c-p-0-0", uid="u-c-p-0-0", reason=Reason.NODE_LOST, force=True)
+    await applier.carry_out([action], now=datetime.now(UTC), changed=lambda _: None)
+    assert deleted == [("LeaderWorkerSet", "c-p-0", None), ("Pod", "c-p-0-0", 0), ("Pod", "c-p-0-0-1", 0)]
 
 
 def test_a_follower_without_a_node_keeps_the_worker_from_starting() -> None:

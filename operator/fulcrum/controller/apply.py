@@ -13,6 +13,7 @@ from fulcrum.api.names import (
     ANNOTATION_RESTART,
     ANNOTATION_ROLE_EPOCH,
     ANNOTATION_ROLE_SINCE,
+    LABEL_GROUP,
     Role,
     leader_name,
 )
@@ -59,12 +60,13 @@ class Applier:
         *,
         images: Mapping[tuple[str, str], str],
         groups: Iterable[Manifest] = (),
+        followers: Iterable[Manifest] = (),
         installation: Installation,
         token_fingerprint: str | None,
     ) -> None:
         """`images` is what the workers of each (pool, revision) run; `token_fingerprint` as in `worker_pod`.
 
-        `groups` are the LeaderWorkerSets of workers on several nodes.
+        `groups` are the LeaderWorkerSets of workers on several nodes, `followers` their Pods beside the leaders.
         """
         self._kube = kube
         self._metrics = metrics
@@ -72,6 +74,7 @@ class Applier:
         self._spec = spec
         self._taken_names: set[str] = set()
         self._images = images
+        self._followers = tuple(followers)
         self._groups = {leader_name(group["metadata"]["name"]): group["metadata"] for group in groups}
         self._installation = installation
         self._token_fingerprint = token_fingerprint
@@ -163,13 +166,17 @@ class Applier:
         return _uid(created)
 
     async def _delete(self, action: DeleteWorker) -> None:
-        """Delete a worker's Pod, or its LeaderWorkerSet; by force also the leader, which no node will end."""
+        """Delete a worker's Pod, or its LeaderWorkerSet; by force also the group's Pods, which no node may end."""
         namespace, group = self._owner.namespace, self._groups.get(action.name)
         if group is not None:
             await self._kube.delete(LEADER_WORKER_SET, namespace, group["name"], uid=group["uid"])
         if group is None or (action.force and action.uid != group["uid"]):
             grace_seconds = 0 if action.force else None
             await self._kube.delete(POD, namespace, action.name, uid=action.uid, grace_seconds=grace_seconds)
+        for follower in self._followers if action.force else ():
+            metadata = follower["metadata"]
+            if leader_name(metadata["labels"][LABEL_GROUP]) == action.name:
+                await self._kube.delete(POD, namespace, metadata["name"], uid=metadata["uid"], grace_seconds=0)
 
     async def _note_taken(self, name: str) -> None:
         """Remember the name of a Pod that is not ours: the worker gets another one."""

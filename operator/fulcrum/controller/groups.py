@@ -23,28 +23,49 @@ from fulcrum.controller.children import Manifest
 def worker_pods(pods: Iterable[Manifest], groups: Iterable[Manifest]) -> Iterator[Manifest]:
     """Yield one Pod for each worker: its own, or of a group its leader as what the LeaderWorkerSet makes of it.
 
-    A group whose leader is not there (yet) counts as a Pod that is pending: it has its place and its GPUs. A leader
-    whose LeaderWorkerSet is gone goes, too. What keeps a follower from being scheduled keeps the worker from starting.
+    A group whose leader is not there (yet) counts as a Pod that is pending: it has its place and its GPUs. Pods whose
+    LeaderWorkerSet is gone go, too, and keep both until the last of them has ended. What keeps a follower from being
+    scheduled keeps the worker from starting.
     """
     leaders: dict[str, Manifest] = {}
     followers: dict[str, list[Manifest]] = defaultdict(list)
     for pod in pods:
-        labels = pod["metadata"].get("labels") or {}
-        component, group = labels.get(LABEL_COMPONENT), labels.get(LABEL_GROUP)
-        if component == COMPONENT_FOLLOWER and group is not None:
-            followers[group].append(pod)
-        elif component == COMPONENT_WORKER and group is not None:
-            leaders[group] = pod
-        elif component == COMPONENT_WORKER:
+        if (followed := _group_of(pod, COMPONENT_FOLLOWER)) is not None:
+            followers[followed].append(pod)
+        elif (led := _group_of(pod, COMPONENT_WORKER)) is not None:
+            leaders[led] = pod
+        elif _label(pod, LABEL_COMPONENT) == COMPONENT_WORKER:
             yield pod
     sets = {group["metadata"]["name"]: group for group in groups}
     for name, group in sets.items():
-        yield _with_followers(_of_set(group, leaders.get(name)), followers[name])
-    for name in leaders.keys() - sets.keys():
-        metadata = leaders[name]["metadata"]
+        yield _with_followers(_of_set(group, leaders.get(name)), followers.get(name, []))
+    for name in (leaders.keys() | followers.keys()) - sets.keys():
+        left = leaders.get(name) or followers[name][0]
         # As what an earlier InferenceCluster left: on its way out, and in its place until then.
-        gone = {"kind": KIND, "name": metadata["labels"][LABEL_CLUSTER], "uid": ""}
-        yield {**leaders[name], "metadata": {**metadata, "ownerReferences": [gone]}}
+        gone = {"kind": KIND, "name": left["metadata"]["labels"][LABEL_CLUSTER], "uid": ""}
+        yield {**left, "metadata": {**left["metadata"], "name": leader_name(name), "ownerReferences": [gone]}}
+
+
+def followers_of(pods: Iterable[Manifest]) -> tuple[Manifest, ...]:
+    """Return the Pods that have only a part of a worker's GPUs."""
+    return tuple(pod for pod in pods if _group_of(pod, COMPONENT_FOLLOWER) is not None)
+
+
+def with_leaders(
+    lost: frozenset[str], observed_pods: Iterable[Manifest], followers: Iterable[Manifest]
+) -> frozenset[str]:
+    """Return the uids of lost Pods, and those of workers that lost a follower: without it they cannot go on."""
+    groups = {_group_of(pod, COMPONENT_FOLLOWER) for pod in followers if pod["metadata"]["uid"] in lost}
+    cut = {pod["metadata"]["uid"] for pod in observed_pods if groups and _label(pod, LABEL_GROUP) in groups}
+    return lost | cut
+
+
+def _group_of(pod: Manifest, component: str) -> str | None:
+    return _label(pod, LABEL_GROUP) if _label(pod, LABEL_COMPONENT) == component else None
+
+
+def _label(pod: Manifest, name: str) -> str | None:
+    return (pod["metadata"].get("labels") or {}).get(name)
 
 
 def _of_set(group: Manifest, leader: Manifest | None) -> Manifest:

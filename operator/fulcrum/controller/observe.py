@@ -33,7 +33,7 @@ from fulcrum.controller.caches import Caches
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.children.owner import GATEWAY
 from fulcrum.controller.children.worker_pod import CONTAINER as WORKER_CONTAINER
-from fulcrum.controller.groups import worker_pods
+from fulcrum.controller.groups import followers_of, worker_pods
 from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, INFERENCE_SCALE, LEADER_WORKER_SET, SERVICE
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ class Observed:
     """InferenceScales."""
     groups: tuple[Manifest, ...] = ()
     """LeaderWorkerSets: of workers on several nodes."""
+    followers: tuple[Manifest, ...] = ()
+    """Pods of such workers beside those in `pods`."""
 
 
 def observe(caches: Caches, namespace: str, name: str) -> Observed | None:
@@ -77,6 +79,7 @@ def observe(caches: Caches, namespace: str, name: str) -> Observed | None:
         gateways=_of_component(pods, GATEWAY),
         scales=tuple(caches.of_cluster(INFERENCE_SCALE, (namespace, name))),
         groups=tuple(groups),
+        followers=followers_of(pods),
     )
 
 

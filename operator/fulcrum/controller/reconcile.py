@@ -37,7 +37,7 @@ from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import ChildSync, NameTakenError
 from fulcrum.controller.children import Owner, children, refused_templates
 from fulcrum.controller.cluster_watch import Sight
-from fulcrum.controller.groups import groups_missing
+from fulcrum.controller.groups import groups_missing, with_leaders
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
 from fulcrum.controller.kube import INFERENCE_SCALE, LEADER_WORKER_SET, ApiFailure, Kube
@@ -175,7 +175,8 @@ class Reconciler:
         if (refusal := await self._kv_claims.refusal(key[0], cluster.spec)) is not None:
             await self._say_stopped(key, observed, Reason.INVALID_SPEC, f"The spec cannot be used: {refusal}.")
             return RESYNC_SECONDS
-        lost = await self._nodes.lost(observed.pods, self._now())
+        lost = await self._nodes.lost((*observed.pods, *observed.followers), self._now())
+        lost = with_leaders(lost, observed.pods, observed.followers)
         token = await self._token(Owner(name=key[1], namespace=key[0], uid=memory.uid), cluster)
         try:
             turn = await self._decide(key, observed, cluster, memory, lost=lost, token=token)
@@ -292,6 +293,7 @@ class Reconciler:
             turn.cluster.spec,
             images=running_images(turn.observed),
             groups=turn.observed.groups,
+            followers=turn.observed.followers,
             installation=self._installation,
             token_fingerprint=(self._asked_for(turn.token) or None) if gateways_send_token(turn.observed) else None,
         )
