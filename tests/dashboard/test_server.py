@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
+import time
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -104,6 +106,26 @@ async def test_streams_are_bounded_and_a_closed_one_makes_room(
     assert answer.status == 200
     for stream in streams:
         stream.close()
+
+
+async def test_a_browser_that_takes_nothing_is_let_go(url: str, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fulcrum.dashboard.server.WRITE_SECONDS", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(b"GET /dashboard/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    await reader.readuntil(b"event: hello")
+    deadline = time.monotonic() + 60
+    version = 1
+    # A reader that is not read from stops the socket after some megabytes; each tick is a quarter of one.
+    while board._pages:
+        assert time.monotonic() < deadline
+        version += 1
+        facts = [
+            ClusterFacts(document=document(name=f"c-{n}", version=version, ratio=f"{version}P:1D")) for n in range(1000)
+        ]
+        board.source = Played(*facts)
+        await board.refresh()
+        await asyncio.sleep(0)
+    writer.close()
 
 
 async def test_the_stream_is_events_that_no_proxy_keeps(url: str, http: aiohttp.ClientSession) -> None:
