@@ -6,17 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 
-import msgspec
-
 from fulcrum.api.errors import InvalidValueError
-from fulcrum.api.internal_token import fingerprint
 from fulcrum.api.names import Role, gateway_name
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import BalanceMode, InferenceCluster, InferenceClusterStatus
+from fulcrum.api.types import BalanceMode, InferenceCluster
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import (
     Action,
@@ -29,10 +26,9 @@ from fulcrum.balance import (
     TellRole,
     Worker,
     plan,
-    with_failure,
 )
 from fulcrum.balance.plan import RESYNC_SECONDS
-from fulcrum.controller.apply import Applier, Outcome
+from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import ChildSync, NameTakenError
 from fulcrum.controller.children import Owner, children, refused_templates
@@ -54,9 +50,9 @@ from fulcrum.controller.observe import (
     running_images,
 )
 from fulcrum.controller.outlook import ClusterKey, OutlookKeeper
-from fulcrum.controller.published import keeping_measurements, with_measurements
 from fulcrum.controller.reporting import Reporter
 from fulcrum.controller.scales import ScaleSync
+from fulcrum.controller.turn import Failure, Memory, Token, Turn, final_status
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)
@@ -64,56 +60,6 @@ logger = logging.getLogger(__name__)
 
 class ReconcileError(Exception):
     """The API server refused some of what was to be done; it is tried again after a pause."""
-
-
-@dataclass(slots=True)
-class _Memory:
-    """What is only remembered to save work; with all of it lost the same decisions follow."""
-
-    uid: str = ""
-    told: set[tuple[str, int, int]] = field(default_factory=set)
-    """(uid, restarts, epoch) that the agent is known to know."""
-    taken_names: set[str] = field(default_factory=set)
-    """Names of Pods that were found to be somebody else's."""
-    verified: tuple[str, int, int] | None = None
-    """(uid, generation, workers that evictions must leave) whose children were all compared."""
-    verified_at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Something that could not be done."""
-
-    message: str
-    reason: Reason = Reason.RECONCILE_FAILED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Token:
-    """The cluster's token, or why there is none."""
-
-    text: str | None = field(default=None, repr=False)
-    failure: Failure | None = None
-
-    @property
-    def fingerprint(self) -> str | None:
-        return None if self.text is None else fingerprint(self.text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
-    """What one turn has found and decided."""
-
-    owner: Owner
-    observed: Observed
-    cluster: InferenceCluster
-    snapshot: Snapshot
-    plan: Plan
-    memory: _Memory
-    token: _Token
-    now: datetime
-    settled: bool
-    """Whether unknown figures are more than not yet known."""
 
 
 class Reconciler:
@@ -143,7 +89,7 @@ class Reconciler:
         self._nodes = Nodes(kube)
         self._kv_claims = KvClaims(kube, resync_seconds=RESYNC_SECONDS)
         self._internal_secrets = InternalSecrets(kube, resync_seconds=RESYNC_SECONDS)
-        self._memories: dict[ClusterKey, _Memory] = {}
+        self._memories: dict[ClusterKey, Memory] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     async def reconcile(self, key: ClusterKey) -> float | None:
@@ -164,7 +110,7 @@ class Reconciler:
             # What belongs to the cluster goes with it: that is the garbage collector's part.
             self._forget(key)
             return None
-        memory = self._memories.setdefault(key, _Memory())
+        memory = self._memories.setdefault(key, Memory())
         memory.uid = observed.cluster["metadata"]["uid"]
         try:
             cluster = load_inference_cluster(observed.cluster)
@@ -190,15 +136,15 @@ class Reconciler:
         status = await self._reporter.say_stopped(key[0], observed.cluster, reason, message, self._now())
         self._metrics.cluster_states.say_stopped(key, status)
 
-    async def _token(self, owner: Owner, cluster: InferenceCluster) -> _Token:
+    async def _token(self, owner: Owner, cluster: InferenceCluster) -> Token:
         try:
-            return _Token(text=await self._internal_secrets.token(owner, may_make=not is_paused(cluster)))
+            return Token(text=await self._internal_secrets.token(owner, may_make=not is_paused(cluster)))
         except NameTakenError as error:
-            return _Token(failure=Failure(message=str(error), reason=Reason.NAME_TAKEN))
+            return Token(failure=Failure(message=str(error), reason=Reason.NAME_TAKEN))
         except (ApiFailure, NoTokenError) as error:
-            return _Token(failure=Failure(message=str(error)))
+            return Token(failure=Failure(message=str(error)))
 
-    def _asked_for(self, token: _Token) -> str | None:
+    def _asked_for(self, token: Token) -> str | None:
         """Fingerprint of what workers are to ask for: empty, nothing; None, it is not known."""
         return "" if self._installation.open_workers else token.fingerprint
 
@@ -207,11 +153,11 @@ class Reconciler:
         key: ClusterKey,
         observed: Observed,
         cluster: InferenceCluster,
-        memory: _Memory,
+        memory: Memory,
         *,
         lost: frozenset[str],
-        token: _Token,
-    ) -> _Turn:
+        token: Token,
+    ) -> Turn:
         owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
         taken = frozenset(memory.taken_names)
         snapshot = replace(
@@ -240,7 +186,7 @@ class Reconciler:
             # Flips do not wait for agents; everything that depends on load comes in a turn without flips.
             snapshot = await self._with_loads(snapshot, loads, memory)
             now, decided = self._plan(snapshot)
-        return _Turn(
+        return Turn(
             owner=owner,
             observed=observed,
             cluster=cluster,
@@ -273,7 +219,7 @@ class Reconciler:
         self._outlooks.forget(key)
         self._metrics.cluster_states.forget(key)
 
-    async def _apply(self, turn: _Turn) -> float:
+    async def _apply(self, turn: Turn) -> float:
         workers = {worker.uid: worker for worker in turn.snapshot.workers}
 
         def tell(action: Action) -> None:
@@ -311,7 +257,7 @@ class Reconciler:
         if outcome.done:
             self._metrics.decision(turn.cluster.spec.balance.mode.value, outcome.done[0].action.reason.value)
         await self._reporter.post_events(turn.owner, outcome.done, turn.plan.events, turn.now)
-        status = _final_status(turn, outcome, failures)
+        status = final_status(turn, outcome, failures)
         await self._reporter.write_status(turn.owner, turn.cluster.status, status)
         key = (turn.owner.namespace, turn.owner.name)
         self._metrics.cluster_states.say(key, turn.cluster.spec, status, turn.plan.scales)
@@ -319,7 +265,7 @@ class Reconciler:
             raise ReconcileError("; ".join(failure.message for failure in failures))
         return 0.0 if outcome.taken_names else turn.plan.requeue_after_seconds
 
-    async def _with_loads(self, snapshot: Snapshot, known: Mapping[str, LoadReport], memory: _Memory) -> Snapshot:
+    async def _with_loads(self, snapshot: Snapshot, known: Mapping[str, LoadReport], memory: Memory) -> Snapshot:
         """Return the snapshot with `known` loads, and fresh ones where a decision rests on what is so right now."""
         asked = [
             worker
@@ -339,7 +285,7 @@ class Reconciler:
         memory.told = {entry for entry in memory.told if entry[0] in living}
         return snapshot.with_loads({**known, **loads}, frozenset(memory.told))
 
-    def _tell_later(self, turn: _Turn, worker: Worker, role: Role, epoch: int) -> None:
+    def _tell_later(self, turn: Turn, worker: Worker, role: Role, epoch: int) -> None:
         async def tell(pod_ip: str) -> None:
             token = turn.token.text
             if await self._agents.tell_role(pod_ip, role, epoch, pod_name=worker.name, token=token):
@@ -350,7 +296,7 @@ class Reconciler:
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _sync_scales(self, turn: _Turn) -> list[Failure]:
+    async def _sync_scales(self, turn: Turn) -> list[Failure]:
         unknown = turn.cluster.spec.balance.mode is BalanceMode.EXTERNAL and not turn.plan.scales
         if turn.snapshot.paused or unknown:
             return []
@@ -364,7 +310,7 @@ class Reconciler:
             return [Failure(message=str(error), reason=Reason.NAME_TAKEN)]
         return []
 
-    async def _sync_children(self, turn: _Turn) -> list[Failure]:
+    async def _sync_children(self, turn: Turn) -> list[Failure]:
         """Compare what was read anyway each time, and the rest when the spec changed or after a while."""
         owner, observed, cluster, memory = turn.owner, turn.observed, turn.cluster, turn.memory
         wanted = children(
@@ -394,20 +340,3 @@ class Reconciler:
             memory.verified, memory.verified_at = version, time.monotonic()
             memory.taken_names.clear()
         return []
-
-
-def _final_status(turn: _Turn, outcome: Outcome, failures: list[Failure]) -> InferenceClusterStatus:
-    """Return the planned status with what was measured, corrected by what came of the plan."""
-    decided, standing = turn.plan, turn.cluster.status
-    if failures:
-        message = "; ".join(failure.message for failure in failures)
-        reason = next((f.reason for f in failures if f.reason is Reason.NAME_TAKEN), Reason.RECONCILE_FAILED)
-        decided = with_failure(decided, message, snapshot=turn.snapshot, now=turn.now, reason=reason)
-    status = (
-        with_measurements(decided.status, turn.snapshot.outlook, standing)
-        if turn.settled
-        else keeping_measurements(decided.status, standing)
-    )
-    if outcome.done or decided.observed_only:
-        return status
-    return msgspec.structs.replace(status, last_decision=standing.last_decision)

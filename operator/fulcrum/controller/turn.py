@@ -1,0 +1,84 @@
+"""What one turn of the loop for one cluster has found, decided and could not do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+from fulcrum.api.internal_token import fingerprint
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import InferenceCluster, InferenceClusterStatus
+from fulcrum.balance import Plan, Snapshot, with_failure
+from fulcrum.controller.apply import Outcome
+from fulcrum.controller.children import Owner
+from fulcrum.controller.observe import Observed
+from fulcrum.controller.published import keeping_measurements, with_measurements
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is only remembered to save work; with all of it lost the same decisions follow."""
+
+    uid: str = ""
+    told: set[tuple[str, int, int]] = field(default_factory=set)
+    """(uid, restarts, epoch) that the agent is known to know."""
+    taken_names: set[str] = field(default_factory=set)
+    """Names of Pods that were found to be somebody else's."""
+    verified: tuple[str, int, int] | None = None
+    """(uid, generation, workers that evictions must leave) whose children were all compared."""
+    verified_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Something that could not be done."""
+
+    message: str
+    reason: Reason = Reason.RECONCILE_FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """The cluster's token, or why there is none."""
+
+    text: str | None = field(default=None, repr=False)
+    failure: Failure | None = None
+
+    @property
+    def fingerprint(self) -> str | None:
+        return None if self.text is None else fingerprint(self.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What one turn has found and decided."""
+
+    owner: Owner
+    observed: Observed
+    cluster: InferenceCluster
+    snapshot: Snapshot
+    plan: Plan
+    memory: Memory
+    token: Token
+    now: datetime
+    settled: bool
+    """Whether unknown figures are more than not yet known."""
+
+
+def final_status(turn: Turn, outcome: Outcome, failures: list[Failure]) -> InferenceClusterStatus:
+    """Return the planned status with what was measured, corrected by what came of the plan."""
+    decided, standing = turn.plan, turn.cluster.status
+    if failures:
+        message = "; ".join(failure.message for failure in failures)
+        reason = next((f.reason for f in failures if f.reason is Reason.NAME_TAKEN), Reason.RECONCILE_FAILED)
+        decided = with_failure(decided, message, snapshot=turn.snapshot, now=turn.now, reason=reason)
+    status = (
+        with_measurements(decided.status, turn.snapshot.outlook, standing)
+        if turn.settled
+        else keeping_measurements(decided.status, standing)
+    )
+    if outcome.done or decided.observed_only:
+        return status
+    return msgspec.structs.replace(status, last_decision=standing.last_decision)
