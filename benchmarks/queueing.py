@@ -22,16 +22,15 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.performance.queueing.reference_queue import ReferenceQueue, draw_requests, settled
+from tests.performance.queueing.throughput import decode_throughput, prefill_throughput
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing import (
     decode_attainment,
-    decode_throughput,
     mixed_attainment,
     prefill_attainment,
-    prefill_throughput,
 )
 
 TARGET_POINTS = 2.0

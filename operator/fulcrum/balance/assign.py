@@ -67,7 +67,7 @@ class Kept:
 
 
 def keep(snapshot: Snapshot, workers: Mapping[str, int], goal: Layout) -> Kept:
-    """Choose who stays: those go first that drain already, then not-ready ones, then those whose role has too many."""
+    """Choose which workers stay. Those that drain go first, then not-ready ones, then those whose role has too many."""
     kept: list[Worker] = []
     surplus = [w for w in snapshot.workers if w.pool not in workers and not w.deleting and not w.ended]
     for pool, count in workers.items():
@@ -207,7 +207,7 @@ def place(
 
 
 def _complete(slots: list[Slot], fixed: Mapping[str, Role | None]) -> tuple[Slot, ...]:
-    """Leave no role without a place: one that serves nobody yet takes it, else one takes both roles."""
+    """Leave no role without a place: one that does not serve yet takes it, else one takes both roles."""
     roles = {slot.role for slot in slots}
     lacking = {Role.PREFILL, Role.DECODE} - roles
     flexible = [index for index, slot in enumerate(slots) if fixed[slot.pool] is None]

@@ -58,8 +58,8 @@ def splits(
 ) -> tuple[Layout, ...]:
     """Return the best disaggregated split of `workers` and, where they may, the one in which flippable workers do both.
 
-    One that leaves prefill or decode to nobody is left out; without workers there is none. The one with the higher
-    goodput comes first; where both keep the promise, the disaggregated one.
+    One that leaves prefill or decode without a worker is left out; without workers there is none. The one with the
+    higher goodput comes first; where both keep the promise, the disaggregated one.
     """
     key = (tuple(sorted((pool.name, workers[pool.name]) for pool in pools)), load)
     if key not in model.known_splits:

@@ -177,7 +177,7 @@ def deviation(traffic: Traffic, share: float) -> float:
 
 
 def _lengths(traffic: Traffic, forecast: Forecast | None) -> Demand | None:
-    """Take measured lengths, else the forecast's; None while nobody knows any."""
+    """Take measured lengths, else the forecast's; None while none are known."""
     isl, osl = traffic.isl_tokens, traffic.osl_tokens
     if isl is None and forecast is not None and forecast.isl_tokens:
         isl = forecast.isl_tokens[0]

@@ -40,7 +40,7 @@ def worker_fault(snapshot: Snapshot, now: datetime) -> tuple[Reason, str] | None
 
 
 def is_stuck(worker: Worker, spec: InferenceClusterSpec, now: datetime) -> bool:
-    """Report whether the worker will not serve before somebody does something about it."""
+    """Report whether the worker will not serve before an operator does something about it."""
     return any(applies(worker, spec, now) for _, applies, _ in _FAULTS)
 
 

@@ -13,7 +13,7 @@ class RoleGuard:
     """Admits changes of workers one after another.
 
     The actions of a plan complete in any order, and some may fail, so a worker under change counts only for what it
-    serves both before and after. A role that nobody serves now cannot be lost, and a role that the target does not
+    serves both before and after. A role that no worker serves now cannot be lost, and a role that the target does not
     have needs no guard.
     """
 
@@ -33,7 +33,7 @@ class RoleGuard:
         return True
 
     def lost(self, worker: Worker, role: Role) -> frozenset[Role]:
-        """Return the roles that nobody would be sure to serve after the change."""
+        """Return the roles that no worker would be sure to serve after the change."""
         sure = self._sure[worker.uid]
         leaving = (worker.serves - roles_served(role)) & self._guarded
         return frozenset(kind for kind in leaving if self._counts[kind] <= (kind in sure))

@@ -59,7 +59,7 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
     missing = [pool.name for pool in spec.pools if pool.name not in speeds and pool.name in used]
     if missing or not speeds:
         names = ", ".join(missing or [pool.name for pool in spec.pools])
-        return Unknown(message=f"Nobody knows yet how fast the workers of pool {names} are.")
+        return Unknown(message=f"It is not known yet how fast the workers of pool {names} are.")
     promise = promised(spec)
     load = estimate(outlook, snapshot.workers, promise, payback_seconds=payback_seconds(snapshot))
     if isinstance(load, Unknown):

@@ -18,7 +18,7 @@ class Busiest:
     rate: float
     """Requests per second."""
     tokens: float | None
-    """Mean tokens of a request; None where nobody measured any."""
+    """Mean tokens of a request; None where none was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Peak:
 def peak_of(series: LoadSeries, stabilization_seconds: float) -> Peak | None:
     """Return the most of the last `stabilization_seconds`; of no time at all it is nothing.
 
-    None while the series does not reach back that far, or has a gap there: what nobody measured may have been a peak.
+    None while the series does not reach back that far, or has a gap there: what was not measured may have been a peak.
     """
     intervals = ceil(stabilization_seconds / series.interval_seconds)
     if intervals == 0:

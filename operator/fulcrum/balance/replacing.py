@@ -16,7 +16,7 @@ from fulcrum.balance.transfers import may_restart, transfer_faults
 
 
 def replace_stale(context: StepContext) -> Iterator[Action]:
-    """Replace workers of an older revision: those that serve nobody at once, the others a few at a time per pool."""
+    """Replace workers of an older revision: those that are not ready at once, the others a few at a time per pool."""
     for worker, _ in context.assignment.kept:
         if worker.stale and not worker.ready and worker.role is not Role.DRAINING:
             yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REPLACED)

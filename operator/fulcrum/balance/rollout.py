@@ -119,7 +119,7 @@ def halted_pools(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the pools whose rollout waits: with workers of the new revision fewer requests are inside the SLO than
     promised.
 
-    Going back to an older revision is never halted, nor is anything while nobody measured the attainment.
+    Going back to an older revision is never halted, nor is anything while the attainment was not measured.
     """
     traffic = snapshot.outlook.traffic
     promised = snapshot.spec.slo.attainment

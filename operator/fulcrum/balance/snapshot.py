@@ -85,10 +85,10 @@ class Worker:
     unschedulable: str | None = None
     """The scheduler's message while no node fits; None when there is none."""
     role_since: datetime | None = None
-    """When the worker was last given another role; None when it never was, or nobody wrote it down."""
+    """When the worker was last given another role; None when it never was, or it was not written down."""
     created: datetime | None = None
     unready_since: datetime | None = None
-    """When it was last seen to be not ready; None while it is, or nobody wrote it down."""
+    """When it was last seen to be not ready; None while it is, or it was not written down."""
     ready_since: datetime | None = None
     """When it last became ready; None while it is not."""
     draining_since: datetime | None = None
@@ -191,9 +191,9 @@ class Snapshot:
     """The status as it stands; only conditions' transition times and the last decision are carried over from it."""
     paused: bool = False
     continues_rollout: bool = False
-    """Somebody said that the rollout of this generation goes on whatever the attainment."""
+    """An annotation says that the rollout of this generation goes on whatever the attainment."""
     taken_names: frozenset[str] = frozenset()
-    """Names of Pods that somebody else has, so that no worker can have them."""
+    """Names of Pods that are not of this cluster, so that no worker can have them."""
     outlook: Outlook = field(default_factory=Outlook)
     """Load, latency and speed; read in modes Auto and Observe."""
     asked: Mapping[tuple[str, Role], int] = field(default_factory=dict)

@@ -44,7 +44,7 @@ def finish_drains(context: StepContext) -> Iterator[Action]:
         immediate = context.snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE
         if going or not immediate:
             if worker.draining_since is None:
-                # Somebody else wrote the label: start the clock.
+                # Another client wrote the label: start the clock.
                 yield drain(context, worker)
                 continue
             reason = _drain_end(context, worker, context.now - worker.draining_since)
@@ -115,7 +115,7 @@ def _break_cycle(context: StepContext, blocked: list[tuple[Worker, Role]]) -> It
 
 
 def drain_surplus(context: StepContext) -> Iterator[Action]:
-    """A worker without a place is drained first; one that serves nobody goes at once (SIGTERM still drains it)."""
+    """A worker without a place is drained first; one that is not ready goes at once (SIGTERM still drains it)."""
     for worker in context.assignment.surplus:
         if worker.role is Role.DRAINING:
             continue

@@ -34,7 +34,7 @@ class TransferFaults:
 
 
 def transfer_faults(snapshot: Snapshot, now: datetime) -> TransferFaults:
-    """Return what is known of failing pairs; workers that serve nobody are left out."""
+    """Return what is known of failing pairs; workers that do not serve are left out."""
     serving = {worker.name: worker for worker in snapshot.workers if worker.serving}
     reports = snapshot.outlook.pairs
     pairs = {
@@ -43,7 +43,7 @@ def transfer_faults(snapshot: Snapshot, now: datetime) -> TransferFaults:
         for pair in report.failing
         if pair.prefill in serving and pair.decode in serving
     }
-    # Each gateway that answered must see the same: one that is cut off itself would restart everybody.
+    # Each gateway that answered must see the same: one that is cut off itself would restart all workers.
     blamed = frozenset.intersection(*(_blamed(report, pairs) for report in reports)) if reports else frozenset()
     return TransferFaults(
         pairs=tuple(sorted(pairs)),
@@ -116,7 +116,7 @@ def _blamed(report: PairsReport, pairs: set[tuple[str, str]]) -> frozenset[str]:
 
 
 def _is_culprit(pair: FailingPair, sure: list[FailingPair], *, prefill: bool) -> bool:
-    """A side that works with somebody is none. With one peer only, the one that works with others is none, either."""
+    """A side that works with some peer is no culprit; one that fails with several, or with its only one, is."""
     works = pair.prefill_works if prefill else pair.decode_works
     if works:
         return False

@@ -48,7 +48,7 @@ class Traffic:
     osl_seen: float | None = None
     """How many `osl_tokens` is worth; None: all that ended."""
     ended: float | None = None
-    """How many requests ended within the window; None where nobody counted."""
+    """How many requests ended within the window; None where it was not counted."""
     isl_cv2: float | None = None
     """Squared coefficient of variation of the prompt lengths."""
     osl_cv2: float | None = None

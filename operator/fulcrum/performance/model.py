@@ -37,7 +37,7 @@ class PerformanceModel:
     """Estimates for one set of speeds and one promise; remembers what it has computed within one plan."""
 
     def __init__(self, speeds: Mapping[str, WorkerSpeed], slo: Slo, *, turns_away: bool = True) -> None:
-        """`turns_away`: the gateway turns away who would be late, so that others are not."""
+        """`turns_away`: the gateway turns away requests that would be late, so that others are not."""
         self._turns_away = turns_away
         self._speeds = speeds
         self.slo = slo
@@ -67,8 +67,8 @@ class PerformanceModel:
     def goodput(self, layout: Layout, load: Load) -> float:
         """Return requests/s inside the SLO when as many are admitted as can be served within the promise.
 
-        Where nobody is turned away it is half of that, and half of what is inside the SLO of a load that lasts: then
-        queues grow until all are late, sooner or later.
+        Where no request is turned away it is half of that, and half of what is inside the SLO of a load that lasts:
+        then queues grow until all are late, sooner or later.
         """
         if load.rate <= 0 or not layout.complete:
             return 0.0
@@ -169,7 +169,7 @@ class PerformanceModel:
     def _admitted(self, layout: Layout, load: Load) -> float:
         """Return the share inside the SLO of a split when those that would be late are turned away at arrival.
 
-        Who is turned away for one role is no work for the other: each sees what the other lets in.
+        A request that is turned away for one role is no work for the other: each sees what the other lets in.
         """
         patience = self._patience_seconds(load)
         decoded = self._decoded(layout.decode, load.decode, patience)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.performance.queueing.reference_queue import ReferenceQueue, draw_requests, settled
+from tests.performance.queueing.throughput import prefill_throughput
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
@@ -16,7 +17,6 @@ from fulcrum.performance.queueing import (
     decode_wait,
     mixed_attainment,
     prefill_attainment,
-    prefill_throughput,
 )
 
 SPEED = WorkerSpeed(

@@ -9,12 +9,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.performance.queueing.test_bursts import SPEED
 from tests.performance.queueing.test_properties import demands, speeds, targets, workers
+from tests.performance.queueing.throughput import decode_throughput
 
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
-from fulcrum.performance.queueing import decode_admitted, decode_throughput, prefill_attainment
+from fulcrum.performance.queueing import decode_admitted, prefill_attainment
 
 EPSILON = 1e-3
 SEAM = 0.02

@@ -9,6 +9,7 @@ from math import isfinite
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.performance.queueing.throughput import decode_throughput, prefill_throughput
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
@@ -16,11 +17,9 @@ from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing import (
     decode_attainment,
     decode_step,
-    decode_throughput,
     decode_wait,
     mixed_attainment,
     prefill_attainment,
-    prefill_throughput,
 )
 
 EPSILON = 1e-3

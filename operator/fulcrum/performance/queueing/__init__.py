@@ -8,7 +8,6 @@ good.
 from fulcrum.performance.queueing.decode import decode_admitted, decode_attainment, decode_step, decode_wait
 from fulcrum.performance.queueing.mixed import MixedAttainment, mixed_admitted, mixed_attainment
 from fulcrum.performance.queueing.prefill import Stations, prefill_attainment
-from fulcrum.performance.queueing.throughput import decode_throughput, prefill_throughput
 
 __all__ = [
     "MixedAttainment",
@@ -16,10 +15,8 @@ __all__ = [
     "decode_admitted",
     "decode_attainment",
     "decode_step",
-    "decode_throughput",
     "decode_wait",
     "mixed_admitted",
     "mixed_attainment",
     "prefill_attainment",
-    "prefill_throughput",
 ]

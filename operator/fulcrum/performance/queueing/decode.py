@@ -32,7 +32,7 @@ def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float
     inside = tpot_inside(demand, pool, lanes, tpot_seconds=tpot_seconds)
     if wait_seconds <= 0.0 or inside <= 0.0 or pool.waiting <= 0.0:
         return inside
-    # Who waits starts on a pool that is full.
+    # A request that waits starts on a pool that is full.
     full = max(lane.idle + lane.per_request * lane.room for lane in lanes)
     late = exp(-pool.spare_rate * wait_seconds)
     return inside + (pool.waiting * (1.0 - late) if full <= tpot_seconds else 0.0)
@@ -41,7 +41,7 @@ def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float
 def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float, wait_seconds: float = 0.0) -> float:
     """Return the share of requests that can be let in so that no step gets longer than `tpot_seconds`.
 
-    Where room ends before that, who is let in may wait for it as long as `wait_seconds`.
+    Where room ends before that, a request that is let in can wait for it as long as `wait_seconds`.
     """
     _, lanes = _pool(replace(demand, rate=0.0), stations)
     tokens = max(demand.osl_tokens, 1.0)

@@ -70,7 +70,7 @@ def prefill_attainment(
 ) -> float:
     """Return the share of requests whose wait + prefill + KV transfer + `extra_seconds` is at most `ttft_seconds`.
 
-    `early`: those that would be late are turned away when they come, so that they delay nobody.
+    `early`: those that would be late are turned away when they come, so that they delay no other.
 
     `extra_seconds` is what comes on top of it: hand-over and first decode step. At rate 0 this is the best that any
     number of workers can do: prompts that take too long on an idle worker are outside. Pools are taken best first,
@@ -136,7 +136,7 @@ def _attainment(demand: Demand, lanes: list[Lane], seconds: float, points: tuple
     """Return the share of prompts in time when all `lanes` (best first) are used."""
     lengths, weights = points
     if early:
-        # Who could not be in time on an idle worker does not come in either.
+        # A prompt that could not be in time on an idle worker does not come in either.
         longest = max(lane.longest(seconds) for lane in lanes)
         lengths, weights = length_points(demand.isl_tokens, demand.isl_cv2, longest=longest)
         fitting = float(weights.sum())

@@ -4,11 +4,11 @@ Three known results are put together, and checked against a simulation (`benchma
 
 - How many are in the pool is a birth-death process: below one per server each has its own (as in M/G/infinite and
   M/M/k); above, a server's next step takes what waits for it, so that its constant is shared and it gets faster.
-- A request waits when nobody is idle. With one common queue that is Erlang's C. A router that counts requests and
+- A request waits when no server is idle. With one common queue that is Erlang's C. A router that counts requests and
   then commits behaves between that and a loss system that carries the same load (Erlang's B), whose blocked arrivals
   prolong the busy periods they join; the geometric mean of the two is within a few points of simulated pools of 1
   to 64.
-- Who waits, waits for what is left of the step under way (its residual life) and, in heavy traffic, for the
+- A request that waits, waits for what is left of the step under way (its residual life) and, in heavy traffic, for the
   backlog of the whole pool, which spreads with (1 + cv^2)/2 (Lee and Longton 1959; Allen and Cunneen). Where
   one step serves everything that waits, requests behind one's own hold it up as well: half as much again
   (exact for one server: (1 + 2 rho)/(1 + rho)).
@@ -67,7 +67,7 @@ class Waiting:
     residual: float
     """Factor on a size-biased service times a uniform variable: the residual of the step under way."""
     backlog_chance: float
-    """Probability that one who waits finds a backlog too."""
+    """Probability that a request that waits finds a backlog, too."""
     backlog: float
     """Mean seconds of that backlog, exponentially distributed; infinite in overload."""
     load: float = 0.0
@@ -101,8 +101,8 @@ class Waiting:
 def turned_away(missed: Floats, load: float) -> Floats:
     """Return the share that has to be turned away at arrival so that all others are in time.
 
-    `missed` is the share that would be late if nobody was (at a `load` below 1): their work delays others,
-    too. Exact for M/M/c, and an approximation for M/G/c (Boots and Tijms 1999).
+    `missed` is the share that would be late if no request was turned away (at a `load` below 1): their work delays
+    others, too. Exact for M/M/c, and an approximation for M/G/c (Boots and Tijms 1999).
     """
     return np.asarray((1.0 - load) * missed / (1.0 - load * missed)) if load < 1.0 else missed
 

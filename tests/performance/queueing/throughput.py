@@ -1,4 +1,4 @@
-"""How much load workers take when their steps are full and nobody minds the wait: where searches end."""
+"""How much load workers take when their steps are full and the wait does not matter: where searches end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fulcrum.performance.queueing.prefill import Stations, prompt_time
 
 
 def prefill_throughput(demand: Demand, stations: Stations) -> float:
-    """Return the requests/s that prefill workers do when their steps are full and nobody minds the wait."""
+    """Return the requests/s that prefill workers do when their steps are full and the wait does not matter."""
     total = 0.0
     for speed, workers in stations:
         time = prompt_time(
