@@ -30,7 +30,8 @@ PACKAGES = (
 streamed chunk does (`benchmarks/compiled.py`)."""
 PLAIN = {
     "defines values; msgspec, dataclasses and enums make classes in ways of their own": (
-        "routing/outcome", "routing/pairs", "routing/path", "admission/outcome", "gateway/http/upstream_answer",
+        "routing/outcome", "routing/pairs", "routing/path", "admission/outcome", "admission/tuning",
+        "gateway/http/upstream_answer",
         "gateway/openai/api_keys", "gateway/openai/inference_request", "gateway/openai/media",
         "gateway/openai/stream_event", "gateway/dispatch/held_prefill", "gateway/dispatch/recovery",
         "gateway/dispatch/resume", "gateway/metrics/slo", "gateway/workers/record",

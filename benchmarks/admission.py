@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 
-from fulcrum.admission import Admission, Postponed, Preempt, Reject
+from fulcrum.admission import Admission, Preempt, Reject
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, ClassMatch, QosClass
 from fulcrum.api.worker import SpeedCoefficients
@@ -121,9 +121,6 @@ def measure(case: Case, count: int) -> Took:
             rejected += isinstance(outcome, Reject)
             times[0].append((decided - keyed) / 1e3)
             times[1].append((keyed - began) / 1e3)
-        if isinstance(outcome, Postponed):
-            admission.leave(outcome, view)
-            continue
         if isinstance(outcome, Reject):
             continue
         if isinstance(outcome, Preempt):

@@ -11,7 +11,7 @@ import sys
 from heapq import heappop, heappush
 from math import inf
 
-from fulcrum.admission import Admission, Admit, Postponed, Preempt, Reject
+from fulcrum.admission import Admission, Admit, Preempt, Reject
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
@@ -39,7 +39,6 @@ class Replay:
         self.view = self.admission.new_view()
         self.now = 0.0
         self.events: list[tuple[float, int, Flight]] = []
-        self.postponed: list[Postponed] = []
         self._build(len(classes))
 
     def _build(self, classes: int) -> None:
@@ -79,17 +78,8 @@ class Replay:
             self._pass_time()
             self._disturb()
             incoming = self._incoming()
-            for postponed in self.postponed[:]:
-                again = self.admission.again(postponed, self.view, self.now)
-                if again is not None:
-                    self.postponed.remove(postponed)
-                    lines.append(f"again {self._decided(postponed.incoming, again, REQUESTS + number)}")
             decided = self.admission.decide(incoming, self.view, self.now)
-            if isinstance(decided, Postponed):
-                self.postponed.append(decided)
-                lines.append("postponed")
-            else:
-                lines.append(self._decided(incoming, decided, number))
+            lines.append(self._decided(incoming, decided, number))
         return lines
 
     def _decided(self, incoming: Incoming, decided: Admit | Preempt | Reject, number: int) -> str:

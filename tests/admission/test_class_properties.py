@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.admission.world import SHORT_STEPS, World, make, steady
 
-from fulcrum.admission import Admission, Postponed, Preempt, Reject
-from fulcrum.admission.turns import InLine
+from fulcrum.admission import Admission, Preempt, Reject
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.routing import ClusterView, Incoming
@@ -60,9 +59,6 @@ class Crowd:
         self.now += one.after_seconds
         incoming = Incoming(prompt_tokens=one.prompt_tokens, output_tokens=one.output_tokens, qos=one.qos)
         decided = self.admission.decide(incoming, self.view, self.now)
-        if isinstance(decided, Postponed):
-            self.admission.leave(decided, self.view)
-            return Reject(Reason.CLASS_SHARE if isinstance(decided, InLine) else Reason.TTFT_UNREACHABLE)
         if isinstance(decided, Reject):
             return decided
         for victim in decided.victims if isinstance(decided, Preempt) else ():

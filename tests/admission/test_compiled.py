@@ -33,9 +33,7 @@ def test_the_compiled_code_decides_the_same(compiled: Path) -> None:
     assert plain.stderr.strip().endswith(".py")
     assert native.stderr.strip().endswith(".so")
     lines = plain.stdout.splitlines()
-    again = sum(" again " in line for line in lines)
-    assert len(lines) - again == int(SEEDS) * 400
-    assert again > 5, "some were postponed, and served later"
+    assert len(lines) == int(SEEDS) * 400
     assert sum("Unreachable" in line for line in lines) > 100
     assert plain.stdout == native.stdout
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from fulcrum.admission import AGAIN_SECONDS, Admission, Admit, Postponed, Preempt, Reject
+from fulcrum.admission import Admission, Preempt, Reject
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.routing import ClusterView, Flight, Incoming
+from fulcrum.routing import ClusterView, Flight
 
 TTFT_SECONDS = 1.0
 TPOT_SECONDS = 0.05
@@ -97,43 +97,25 @@ class World:
     served: list[Served] = field(default_factory=list)
     rejected: list[tuple[Arrival, Reject]] = field(default_factory=list)
     active: dict[Flight, Served] = field(default_factory=dict)
-    postponed: list[tuple[float, Arrival, Postponed]] = field(default_factory=list)
-    """When each is to be asked about again, the next one first."""
 
     def run(self, arrivals: Iterable[Arrival], drain_seconds: float = 300.0) -> None:
         waiting = sorted(arrivals, key=lambda one: one.at)
         waiting.reverse()
         until = waiting[0].at + drain_seconds
-        while (waiting or self.active or self.postponed) and self.now < until:
+        while (waiting or self.active) and self.now < until:
             self.now += self.tick_seconds
-            self._ask_again()
             while waiting and waiting[-1].at <= self.now:
                 self.arrive(waiting.pop())
             self._work()
 
     def arrive(self, arrival: Arrival) -> bool:
-        """Whether it was let in, now or later."""
+        """Whether it was let in."""
         incoming = self.admission.incoming(
             prompt_tokens=arrival.prompt_tokens,
             max_tokens=None if self.blind else arrival.output_tokens,
             qos=arrival.qos,
         )
         outcome = self.admission.decide(incoming, self.view, self.now)
-        if isinstance(outcome, Postponed):
-            self.postponed.append((self.now + AGAIN_SECONDS, arrival, outcome))
-            return True
-        return self._decided(arrival, incoming, outcome)
-
-    def _ask_again(self) -> None:
-        while self.postponed and self.postponed[0][0] <= self.now:
-            _, arrival, postponed = self.postponed.pop(0)
-            outcome = self.admission.again(postponed, self.view, self.now)
-            if outcome is None:
-                self.postponed.append((self.now + AGAIN_SECONDS, arrival, postponed))
-            else:
-                self._decided(arrival, postponed.incoming, outcome)
-
-    def _decided(self, arrival: Arrival, incoming: Incoming, outcome: Admit | Preempt | Reject) -> bool:
         if isinstance(outcome, Reject):
             self.rejected.append((arrival, outcome))
             return False

@@ -300,7 +300,7 @@ def test_what_came_to_a_worker_in_another_role_is_not_expected_to_go_on() -> Non
     """A prefill worker that becomes the second decode worker takes the next request: it has nothing to do."""
     view = cluster(2, 1)
     for number in range(40):
-        flight = send(view, ask(5000.0, 2000.0), number * 0.25)
+        flight = send(view, ask(1000.0, 2000.0), number * 0.25)
         view.prefill_done(flight, number * 0.25 + 0.2)
     before = find(view, ask(), 10.0)
     view.put("p1", Role.DECODE, pool="pool")

@@ -100,7 +100,8 @@ def test_a_worker_on_which_all_gave_way_begins_a_premium_request_at_once() -> No
     requests = [("free", 0.0, 60, 40), ("free", 0.0, 96, 5), ("premium", 0.3, 30, 1)]
     load = in_classes(make_workload([request[1:] for request in requests]), [request[0] for request in requests])
     policy = Tiered(StaticSplit(pool="p", prefill=1, decode=1), CLASSES)
-    result = simulate(load, make_cluster(speed, links=links), policy, slo=SLO)
+    # No request is late, and so none stays on the prefill worker.
+    result = simulate(load, make_cluster(speed, links=links), policy, slo=replace(SLO, ttft_seconds=10.0))
     # The first has four blocks from 610 ms on and needs a fifth at 660, but six are being filled for the second until
     # 970. There is room for the premium one's two, which are there at 960 ms.
     assert result.preemptions == 1

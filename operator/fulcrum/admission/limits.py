@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import log
 from typing import Final
 
+from fulcrum.admission.margin import Margin
 from fulcrum.admission.outcome import Over, ThresholdLimits
-from fulcrum.admission.predict import Margin
+from fulcrum.admission.tuning import TUNING
 from fulcrum.api.reasons import Reason
-from fulcrum.routing import ClusterView, Flight, Incoming, Route
+from fulcrum.routing import ClusterView, Incoming, Route
 
-_KV_FULL: Final = 0.95
-"""Share of the KV cache that may be planned with: blocks are filled in part, answers may be longer than expected, and
-one that has to be preempted for want of a block is computed twice."""
-_AIM: Final = 0.25
-"""Share of what is allowed that is to be free when a rejected request comes back: others come back, too."""
 _LEAST_SPARE: Final = 0.1
 """Share of a worker's time by which its queue is believed to become shorter, at least."""
 _EMPTY: Final = 3.0
@@ -29,71 +24,20 @@ def over_ttft(
 
     `slower`: how many times longer than predicted all of it takes, because neighbours are busy.
 
-    What has begun of lower classes is beyond that: they were served because nobody else was there.
+    What has begun of lower classes is beyond that: they were served because no other request was there.
     """
     promise = min(view.ttft_seconds, incoming.ttft_seconds)
     # Where nothing is queued and no neighbour is felt, a margin spares nobody: it is never served sooner than now.
-    allowed = margin.allowed_seconds(promise) if found.wait_seconds > 0 or slower > 1 else promise
+    queued = found.wait_seconds > 0 or found.hand_over.slot_seconds > 0
+    allowed = margin.allowed_seconds(promise) if queued or slower > 1 else promise
     left = (allowed - incoming.waited_seconds) / slower - (found.ttft_seconds - found.wait_seconds)
     if left < 0:
-        return Over(Reason.TTFT_UNREACHABLE, _until_idle(found))
+        memory = 0 < found.decode.kv_capacity < found.hand_over.kv_tokens and found.hand_over.slot_seconds > -left
+        return Over(Reason.KV_EXHAUSTED if memory else Reason.TTFT_UNREACHABLE, _until_idle(found), promise)
     excess = found.wait_seconds - min(room * left + found.begun_seconds, left)
     if excess <= 0:
         return None
-    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + _AIM * room * left))
-
-
-def over_others(found: Route, view: ClusterView, margin: Margin, held: Sequence[tuple[Flight, float]]) -> Over | None:
-    """TTFT of those who are held up: a promise that was given is not broken by a later request."""
-    if not held:
-        return None
-    promise = view.ttft_seconds
-    allowed = margin.allowed_seconds(promise)
-    excess = 0.0
-    for leg, ttft_seconds in held:
-        if leg.ttft_seconds <= promise:
-            excess = max(excess, ttft_seconds - (allowed if leg.ttft_seconds <= allowed else promise))
-    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess)) if excess > 0 else None
-
-
-def held_up(
-    incoming: Incoming, found: Route, view: ClusterView, now_seconds: float, beyond_seconds: float
-) -> Sequence[tuple[Flight, float]]:
-    """Return who waits on the same worker and would be held up beyond a TTFT, and what its TTFT would then be.
-
-    An engine prefills all that waits in one step, up to its token budget, and answers all of it at the end. So the
-    last one to come prolongs the step of those before it that have not begun.
-    """
-    worker = found.prefill
-    for oldest in worker.legs:
-        if now_seconds + found.ttft_seconds - oldest.asked_at <= beyond_seconds:
-            return ()
-        break
-    held = []
-    ranks = view.ranks
-    rank = ranks[incoming.qos]
-    new_tokens = incoming.prompt_tokens - found.cached_tokens
-    token_seconds = found.work_seconds / max(new_tokens, 1.0)
-    between = 0.0
-    for leg in reversed(worker.legs):
-        if between >= worker.chunk_tokens:
-            break
-        if leg.started_at <= worker.anchor:
-            # It is in the step under way. A prompt of several steps shares the last one with those behind it.
-            if leg.new_tokens > worker.chunk_tokens and ranks[leg.qos] <= rank:
-                room = -leg.new_tokens % worker.chunk_tokens - between
-                ttft_seconds = leg.ttft_seconds + min(room, new_tokens) * token_seconds
-                if room > 0 and ttft_seconds > beyond_seconds:
-                    held.append((leg, ttft_seconds))
-            break
-        if ranks[leg.qos] > rank:
-            continue  # overtaken: it waits for another step
-        later = max(between + new_tokens - worker.chunk_tokens, 0.0) * token_seconds
-        ttft_seconds = now_seconds + found.ttft_seconds - later - leg.asked_at
-        if ttft_seconds > max(leg.ttft_seconds, beyond_seconds):
-            held.append((leg, ttft_seconds))
-        between += leg.prompt_tokens
-    return held
+    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + TUNING.retry_room * room * left), promise)
 
 
 def over_tpot(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:
@@ -105,13 +49,26 @@ def over_tpot(incoming: Incoming, found: Route, view: ClusterView, margin: Margi
         allowed = worker.decode_a + room * (allowed - worker.decode_a)
     if there.step_seconds <= allowed:
         return None
-    return Over(Reason.TPOT_UNREACHABLE, _until(found, there.step_seconds, there.own_step_seconds, allowed))
+    return Over(Reason.TPOT_UNREACHABLE, _until(found, there.step_seconds, there.own_step_seconds, allowed), promise)
 
 
-def over_kv(incoming: Incoming, found: Route, room: float, full: float = _KV_FULL) -> Over | None:
-    """KV cache of the decode worker."""
+def over_memory(incoming: Incoming, found: Route) -> Over | None:
+    """KV cache of the decode worker: what answers are yet to make must have room, or some of them are preempted.
+
+    A prompt that finds no room waits for it, which is in its TTFT.
+    """
+    there, capacity = found.hand_over, found.decode.kv_capacity
+    overflow = there.kv_tokens - max(capacity, there.context_tokens)
+    if capacity <= 0 or overflow <= TUNING.overflow * capacity:
+        return None
+    own = incoming.prompt_tokens + incoming.output_tokens
+    return Over(Reason.KV_EXHAUSTED, _until(found, there.kv_tokens, own, capacity))
+
+
+def over_kv(incoming: Incoming, found: Route, share: float) -> Over | None:
+    """KV cache of the decode worker, of which requests may take `share`."""
     capacity = found.decode.kv_capacity
-    used, allowed = found.hand_over.kv_tokens, room * full * capacity
+    used, allowed = found.hand_over.kv_tokens, share * capacity
     if capacity <= 0 or used <= allowed:
         return None
     own = incoming.prompt_tokens + incoming.output_tokens
@@ -133,11 +90,12 @@ def over_threshold(
     # A prompt that is longer than the limit may still come when nothing is before it.
     if queued >= 1 and queued + incoming.prompt_tokens > queue:
         share = min((queued + incoming.prompt_tokens - queue) / queued, 1.0)
-        over.append(Over(Reason.QUEUE_FULL, _until_shorter(found, min(share + _AIM, 1.0) * found.wait_seconds)))
+        wait_seconds = min(share + TUNING.retry_room, 1.0) * found.wait_seconds
+        over.append(Over(Reason.QUEUE_FULL, _until_shorter(found, wait_seconds)))
     batch = decode.running + decode.pending + decode.foreign_running + 1
     if batch > rooms[1] * limits.batch * decode.max_batch:
         over.append(Over(Reason.QUEUE_FULL, found.hand_over.life_seconds))
-    kv = over_kv(incoming, found, rooms[1], limits.kv_usage)
+    kv = over_kv(incoming, found, rooms[1] * limits.kv_usage)
     if kv is not None:
         over.append(kv)
     return over
@@ -154,7 +112,7 @@ def _until(found: Route, total: float, own: float, allowed: float) -> float:
     others = worker.running + worker.pending + worker.foreign_running
     if allowed <= own or total <= own or not others:
         return _until_idle(found)
-    aim = (1 - _AIM) * (allowed - own)
+    aim = (1 - TUNING.retry_room) * (allowed - own)
     coming = min(worker.join_rate * there.life_seconds / others, 1.0) * (total - own)
     if aim <= coming:
         return _until_idle(found)

@@ -12,14 +12,9 @@ from collections import deque
 from math import ceil
 from typing import Final
 
-_LEVEL: Final = 0.9
-"""Quantile of the samples that is believed: late ones count, the single worst one does not."""
+from fulcrum.admission.tuning import TUNING
+
 _SAMPLES: Final = 32
-_MEMORY_SECONDS: Final = 60.0
-"""Older samples say nothing: where all were turned away for this, it is found out again whether they have to be."""
-_LEAST: Final = 0.25
-"""Slow-down by each busy neighbour below which workers count as having hardware of their own: ordinary errors of a
-prediction, seen beside a busy neighbour, stay below it."""
 _MOST: Final = 2.0
 """Of one sample, for each neighbour: a hang is no slow-down."""
 
@@ -38,7 +33,7 @@ class NeighbourSlowdown:
         """How many times longer than predicted a first token takes beside `busy` workers; exactly 1 if not at all."""
         if not busy or not self._samples:
             return 1.0
-        if self._samples[0][0] < now_seconds - _MEMORY_SECONDS:
+        if self._samples[0][0] < now_seconds - TUNING.neighbour_seconds:
             self._forget(now_seconds)
         return 1.0 + busy * self.per_neighbour
 
@@ -50,8 +45,8 @@ class NeighbourSlowdown:
         self._forget(now_seconds)
 
     def _forget(self, now_seconds: float) -> None:
-        while self._samples and self._samples[0][0] < now_seconds - _MEMORY_SECONDS:
+        while self._samples and self._samples[0][0] < now_seconds - TUNING.neighbour_seconds:
             self._samples.popleft()
         in_order = sorted(sample for _, sample in self._samples)
-        found = in_order[ceil(_LEVEL * len(in_order)) - 1] if in_order else 0.0
-        self.per_neighbour = found if found >= _LEAST else 0.0
+        found = in_order[ceil(TUNING.neighbour_level * len(in_order)) - 1] if in_order else 0.0
+        self.per_neighbour = found if found >= TUNING.least_slowdown else 0.0

@@ -14,8 +14,8 @@ class Over(msgspec.Struct, frozen=True):
     reason: Reason
     after_seconds: float
     """Time until it no longer would be, if nothing else came."""
-    prefill_is_kept: bool = False
-    """Nothing else is in its way than prefill that is kept for other classes."""
+    promised_seconds: float = 0.0
+    """TTFT or TPOT, by `reason`."""
 
 
 class ThresholdLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +50,27 @@ class Reject(msgspec.Struct, frozen=True):
 
     reason: Reason
     retry_after_seconds: float | None = None
-    """When the predicted queue would let it in; None: never, or nobody knows (no worker is there)."""
+    """When the predicted queue would let it in; None: never, or that is unknown (no worker is there)."""
     predicted: Route | None = None
     """The path that it would have had."""
+    promised_seconds: float = 0.0
+    """What `reason` is about: TTFT, or TPOT; 0 where it is neither."""
+
+    @property
+    def numbers(self) -> str:
+        """What was predicted against what is promised, as a part of a sentence; empty without a prediction."""
+        found = self.predicted
+        if found is None or not found.known or not self.promised_seconds:
+            return ""
+        if self.reason is Reason.TPOT_UNREACHABLE:
+            predicted_ms, promised_ms = 1e3 * found.hand_over.step_seconds, 1e3 * self.promised_seconds
+            return f"predicted TPOT {predicted_ms:.0f} ms against {promised_ms:.0f} ms promised"
+        queue = found.wait_seconds + found.hand_over.slot_seconds
+        rest = found.ttft_seconds - queue - found.own_seconds
+        return (
+            f"predicted TTFT {found.ttft_seconds:.2g} s (queue {queue:.2g}, prefill {found.own_seconds:.2g}, "
+            f"hand-over {max(rest, 0.0):.2g}) against {self.promised_seconds:.2g} s promised"
+        )
 
 
 class Tally(msgspec.Struct):

@@ -17,15 +17,12 @@ from math import exp, sqrt
 from typing import Final
 
 from fulcrum.admission.classes import ClassTable
-from fulcrum.routing import ClusterView, Incoming, Route, decode_share
+from fulcrum.admission.tuning import TUNING
+from fulcrum.routing import ClusterView, Incoming, Route, step_share
 
-_MEMORY_SECONDS: Final = 20.0
-"""How long demand is remembered."""
 _ASLEEP: Final = 0.05
 """A class with fewer requests in its memory is not in use: three times the memory after a single request."""
 _SIZE_MEMORY: Final = 0.1
-_SLOT: Final = 1.5
-"""Room for one prefill, in its own size. With 1.0 a class below its reserve loses to those that are already let in."""
 _LEAST_ROOM: Final = 0.05
 _LARGEST_WEIGHT: Final = 1e9
 _LONGEST_GAP: Final = 500.0
@@ -33,7 +30,7 @@ _LONGEST_GAP: Final = 500.0
 
 
 class _Demand:
-    """Requests of one class that arrived, admitted or not; sums fade with `_MEMORY_SECONDS`."""
+    """Requests of one class that arrived, admitted or not; sums fade with `TUNING.demand_seconds`."""
 
     __slots__ = ("decode", "prefill", "requests", "share", "work_seconds")
 
@@ -76,7 +73,7 @@ class Shares:
         weight = self._weight(now_seconds)
         demand = self._demands[incoming.qos]
         life_seconds = found.hand_over.step_seconds * incoming.output_tokens
-        share = decode_share(found.decode, incoming.prompt_tokens, incoming.output_tokens, view.tpot_seconds)
+        share = step_share(found.decode, incoming.prompt_tokens, incoming.output_tokens, view.tpot_seconds)
         demand.requests += weight
         demand.prefill += weight * found.work_seconds
         demand.decode += weight * share * life_seconds
@@ -107,23 +104,15 @@ class Shares:
         prefill_room = 1.0
         if found.wait_seconds > 0:  # where nothing is queued, there is room
             workers = view.prefill_workers
-            seconds = view.ttft_seconds
-            capacity = workers / gateways * seconds
-            due = view.prefill_use[qos] < reserve * capacity
+            due = view.prefill_use[qos] < reserve * workers / gateways * view.ttft_seconds
+            capacity = workers / gateways * view.ttft_seconds
             for other, demand, theirs, above in rivals:
                 most = 1.0 if above > 0 and not due else theirs
-                # Who will be overtaken is not in the wait.
+                # What will be overtaken is not in the wait.
                 used = 0.0 if above < 0 else view.prefill_use[other] / capacity
-                # More than it is: whoever comes last also prolongs the step of those before it, who were promised less.
-                size = _SLOT * demand.work_seconds / seconds
+                size = demand.work_seconds / view.ttft_seconds
                 prefill_room -= _kept(demand.prefill * rate / workers, used, size, workers, most)
         return max(prefill_room, _LEAST_ROOM), max(decode_room, _LEAST_ROOM)
-
-    def asked_above(self, qos: int, view: ClusterView, now_seconds: float) -> float:
-        """Part of all prefill workers' time that classes of a higher priority than `qos` ask for; may be above 1."""
-        rate = self._rate(self._weight(now_seconds), now_seconds)  # first: now and then it writes all sums anew
-        work_seconds = sum(demand.prefill for _, demand, _, above in self._rivals[qos] if above > 0)
-        return work_seconds * rate / view.prefill_workers
 
     def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
@@ -133,13 +122,13 @@ class Shares:
 
     def _rate(self, weight: float, now_seconds: float) -> float:
         """What the sums have to be multiplied with, to be per second and of all gateways."""
-        return self.gateways / (weight * min(_MEMORY_SECONDS, max(now_seconds - self._began, 1.0)))
+        return self.gateways / (weight * min(TUNING.demand_seconds, max(now_seconds - self._began, 1.0)))
 
     def _weight(self, now_seconds: float) -> float:
         # Instead of fading all sums with time, newer ones are written larger.
         if self._since is None:
             self._since = self._began = now_seconds
-        weight = exp(min(max((now_seconds - self._since) / _MEMORY_SECONDS, 0.0), _LONGEST_GAP))
+        weight = exp(min(max((now_seconds - self._since) / TUNING.demand_seconds, 0.0), _LONGEST_GAP))
         if weight > _LARGEST_WEIGHT:
             for demand in self._demands:
                 demand.requests /= weight
@@ -153,12 +142,11 @@ class Shares:
 def _kept(asked: float, used: float, size: float, workers: float, most: float) -> float:
     """Part of a resource that a class asks for and does not have, at most `most` with what it has.
 
-    What is asked for varies: two standard deviations (of the number of requests in service, a Poisson variable) are
+    What is asked for varies: some standard deviations (of the number of requests in service, a Poisson variable) are
     kept on top, and never less than one request of the usual `size`.
     """
     if used >= most:
         return 0.0
     asked = max(asked, used)
-    asked += 2 * sqrt(asked * size / workers)
-    kept = (min(most, asked)) - used
-    return max(size, kept)
+    asked += TUNING.demand_sigmas * sqrt(asked * size / workers)
+    return max(size, min(most, asked) - used)

@@ -82,19 +82,6 @@ def _admission(admission: AdmissionControl) -> Iterator[Metric]:
         ("class",),
         [((name,), count) for name, count in zip(names, admission.unpredicted, strict=True)],
     )
-    yield counter(
-        "admitted_late",
-        "Requests let in though predicted to be late: too long for the promise on any worker, or postponed in vain.",
-        ("class",),
-        [((name,), count) for name, count in zip(names, core.admitted_late, strict=True)],
-    )
-    yield counter(
-        "postponed",
-        "Requests that had to wait at the gateway, until the queues suited them better or their class had its turn.",
-        ("class",),
-        [((name,), count) for name, count in zip(names, core.postponed, strict=True)],
-    )
-    yield gauge("waiting", "Postponed requests that wait at the gateway now.", (), [((), float(core.waiting))])
     margins = (("ttft", core.ttft_margin), ("tpot", core.tpot_margin))
     yield gauge(
         "prediction_margin",

@@ -8,7 +8,7 @@ from fulcrum.routing.outliers import OutlierEjector, OutlierRule
 from fulcrum.routing.pairs import Pair, PairHealth
 from fulcrum.routing.path import HandOver, Incoming, Route
 from fulcrum.routing.route import decode_elsewhere, route
-from fulcrum.routing.view import ClusterView, decode_share
+from fulcrum.routing.view import ClusterView, decode_share, step_share
 from fulcrum.routing.worker import WorkerView
 
 __all__ = [
@@ -33,5 +33,6 @@ __all__ = [
     "decode_share",
     "prefix_keys",
     "route",
+    "step_share",
     "token_ends",
 ]

@@ -32,6 +32,8 @@ class Flight:
         "route",
         "share",
         "started_at",
+        "step_limit_seconds",
+        "step_share",
         "tight_tpot_seconds",
         "ttft_seconds",
         "work_seconds",
@@ -51,6 +53,10 @@ class Flight:
         """Prompt tokens that are to be computed."""
         self.share = 0.0
         """Part of its decode worker's capacity that it takes, 0 to 1."""
+        self.step_limit_seconds = 0.0
+        """Predicted decode step up to which admission let requests in when it was started."""
+        self.step_share = 0.0
+        """Part of its longest decode step that it takes, 0 to 1."""
         self.tight_tpot_seconds = incoming.tpot_seconds
         self.started_at = now_seconds
         self.asked_at = now_seconds - incoming.waited_seconds

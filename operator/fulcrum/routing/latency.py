@@ -62,29 +62,38 @@ def hand_over(
         left = growth / (still + pending)
 
     own = worker.decode_a + b + c * prompt_tokens
+    context = prompt_tokens + others_context
+    kv = context + output_tokens + growth / 2
+    # Places and memory are queues: what is too much has to leave first, and is in no step before.
+    excess = (others + 1) / worker.max_batch
+    if context > excess * worker.kv_capacity > 0:
+        excess = context / worker.kv_capacity
+    slot = 0.0
     step = own + b * others + c * others_context
     life = left * step
-    slot = 0.0
-    if others + 1 > worker.max_batch:
-        slot = (others + 1 - worker.max_batch) / worker.max_batch * life
-        step -= b * (others + 1 - worker.max_batch)
+    if excess > 1:
+        step = worker.decode_a + (step - worker.decode_a) / excess
+        life = left * step
+        slot = (excess - 1) * life
 
-    # Over its own life of `output_tokens` steps the others fade out while new ones come in (Little: rate * stay).
     mean = others
     if output_tokens > 1:
-        own_life = output_tokens * step
-        faded = life / own_life * (1 - exp(-own_life / life))
-        rate = worker.join_rate
-        if rate and now_seconds > worker.joined_at:
-            rate *= exp((worker.joined_at - now_seconds) / RATE_SECONDS)
-        mean = others * faded + rate * life * (1 - faded)
+        mean = _mean_batch(worker, now_seconds, others, life, output_tokens * step)
     each = others_context / others if others > 0 else prompt_tokens
     tpot = own + c * output_tokens / 2 + mean * (b + c * each)
-    kv = prompt_tokens + output_tokens + others_context + growth / 2
     if worker.legs or worker.foreign_seconds or worker.prefill_rate > _LITTLE_PREFILL:
         slower, queued = _beside_prefill(worker, now_seconds, output_tokens, prefill_share)
         step, tpot = max(step * slower, step + queued), max(tpot * slower, tpot + queued)
-    return HandOver(step, tpot, kv, slot, own, life)
+    return HandOver(step, tpot, kv, context, slot, own, life)
+
+
+def _mean_batch(worker: WorkerView, now_seconds: float, others: float, life: float, own_life: float) -> float:
+    """Others in the batch over a request's own life: they fade out while new ones come in (Little: rate * stay)."""
+    faded = life / own_life * (1 - exp(-own_life / life))
+    rate = worker.join_rate
+    if rate and now_seconds > worker.joined_at:
+        rate *= exp((worker.joined_at - now_seconds) / RATE_SECONDS)
+    return others * faded + rate * life * (1 - faded)
 
 
 def _beside_prefill(

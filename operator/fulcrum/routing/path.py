@@ -58,6 +58,8 @@ class HandOver(msgspec.Struct, frozen=True):
     """Average over the new request's life: some leave, others join, contexts grow."""
     kv_tokens: float
     """KV cache in use at its fullest: at hand-over, and half of what the others are yet to make."""
+    context_tokens: float
+    """KV cache that is asked for at hand-over."""
     slot_seconds: float
     """Wait for a place in the batch."""
     own_step_seconds: float

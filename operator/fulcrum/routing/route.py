@@ -24,6 +24,7 @@ _SLACK: Final = 0.8
 """A prefill goes to a decode worker only where its residents stay below this share of the TPOT promise."""
 _STAYING: Final = 0.9
 """A request decodes on a prefill worker only where its steps stay below this share of its TPOT promise."""
+_MOST_HARMED: Final = 0.25
 _NEARLY: Final = 1.05
 """Scores within this factor are taken for equal."""
 _FULLER: Final = 0.25
@@ -120,7 +121,7 @@ def _deflect(search: Search, lane: Lane, pair: Route, paths: list[Route]) -> Non
     longest_seconds = min(pair.ttft_seconds, search.ttft_seconds)
     if stall_seconds > longest_seconds or worker.step_seconds() > pace_seconds:
         return
-    if _harmed(worker, stall_seconds, tpot_seconds) > search.view.most_harmed:
+    if _harmed(worker, stall_seconds, tpot_seconds) > _MOST_HARMED:
         return
     if late and worker.pending and _makes_late(worker, stall_seconds, search):
         return
@@ -140,10 +141,7 @@ def _stay(search: Search, lane: Lane, prefill: Prefill, paths: list[Route]) -> N
     slowest_seconds = max(path.hand_over.step_seconds, path.hand_over.tpot_seconds)
     if path.ttft_seconds > search.ttft_seconds or slowest_seconds > _STAYING * search.tpot_seconds:
         return
-    if slowest_seconds <= search.view.staying_tpot_seconds:
-        paths.append(path)
-    else:
-        search.view.stay_refused = True
+    paths.append(path)
 
 
 def _harmed(worker: WorkerView, stall_seconds: float, tpot_seconds: float) -> float:

@@ -219,8 +219,8 @@ class Search:
             # Its prefill stands between the steps of those that decode here.
             slower = there.step_seconds + prefill.work_seconds / worker.left_tokens
             there = HandOver(
-                slower, there.tpot_seconds, there.kv_tokens, there.slot_seconds, there.own_step_seconds,
-                there.life_seconds,
+                slower, there.tpot_seconds, there.kv_tokens, there.context_tokens, there.slot_seconds,
+                there.own_step_seconds, there.life_seconds,
             )  # fmt: skip
         ttft = delay + there.slot_seconds
         score = self._score(ttft, there, worker, prefill.work_seconds)

@@ -72,19 +72,14 @@ class ClusterView:
         self.prefill_use = [0.0] * len(self.class_names)
         """Seconds of queued prefill, by class."""
         self.decode_use = [0.0] * len(self.class_names)
-        """Shares of decode workers that are promised or in use, by class."""
+        """Shares of the longest decode steps that are promised or in use, by class."""
         self.mean_prompt_tokens = _USUAL_PROMPT_TOKENS
         self.usual_ttft_seconds = 0.0
         """Predicted, the mean of those started lately, at most as promised. All hand-overs are predicted for so long
         after the arrival: if each were for its own time, long prompts would get the room that others leave until then,
         and shorter ones that come later none."""
-        self.staying_tpot_seconds = tpot_seconds
-        """Predicted TPOT up to which a request that decodes on a prefill worker is expected to keep the promise."""
-        self.stay_refused = False
-        """Somebody would have kept it by that prediction alone, since whoever learns from it set this to False."""
-        self.most_harmed = 1.0
-        """Requests of a decode worker that may be expected to miss their TPOT for one that is deflected to it to be in
-        time: one for one."""
+        self.step_limit_seconds = 0.0
+        """Predicted decode step up to which admission lets requests in now; 0 where it does not predict."""
         self._pools: frozenset[str] = frozenset()
         """Those that the cluster has, with or without workers."""
         self._admits: Mapping[str, PoolAdmits] = {}
@@ -266,6 +261,7 @@ class ClusterView:
         """The request is sent on its way."""
         flight = Flight(incoming, route, now_seconds)
         prefill, decode = flight.prefill, flight.decode
+        flight.step_limit_seconds = self.step_limit_seconds
         flight.busy_neighbours = self.busy_neighbours(prefill)
         flight.share = decode_share(decode, incoming.prompt_tokens, incoming.output_tokens, self.tpot_seconds)
         if not prefill.legs:
@@ -274,7 +270,8 @@ class ClusterView:
         prefill.queue(flight, now_seconds, turn)
         decode.promise(flight, turn)
         self.prefill_use[flight.qos] += flight.work_seconds
-        self.decode_use[flight.qos] += flight.share
+        flight.step_share = step_share(decode, incoming.prompt_tokens, incoming.output_tokens, self.tpot_seconds)
+        self.decode_use[flight.qos] += flight.step_share
         self.mean_prompt_tokens += _USUAL_RATE * (incoming.prompt_tokens - self.mean_prompt_tokens)
         rate = _USUAL_RATE if self.usual_ttft_seconds else 1.0
         self.usual_ttft_seconds += rate * (min(route.ttft_seconds, self.ttft_seconds) - self.usual_ttft_seconds)
@@ -324,7 +321,7 @@ class ClusterView:
             decode.leave(flight, now_seconds)
         flight.phase = ENDED
         decode.release(flight)
-        self.decode_use[flight.qos] = max(self.decode_use[flight.qos] - flight.share, 0.0)
+        self.decode_use[flight.qos] = max(self.decode_use[flight.qos] - flight.step_share, 0.0)
 
     def _next_turn(self) -> int:
         if self._turns == _TURNS:
@@ -381,13 +378,16 @@ class ClusterView:
                 yield from (one.name for one in group.workers if decodes <= self.broken.get(one.name, frozenset()))
 
 
-def decode_share(worker: WorkerView, prompt_tokens: float, output_tokens: float, tpot_seconds: float) -> float:
-    """Part of a decode worker that a request takes: of its step time, its batch or its KV cache, whichever is more."""
-    context = prompt_tokens + output_tokens / 2
+def step_share(worker: WorkerView, prompt_tokens: float, output_tokens: float, tpot_seconds: float) -> float:
+    """Part of the longest decode step of a worker that a request takes, 0 to 1."""
     room = tpot_seconds - worker.decode_a
-    share = (worker.decode_b + worker.decode_c * context) / room if room > 0 else 1.0
-    if share * worker.max_batch < 1:
-        share = 1 / worker.max_batch
-    if share * worker.kv_capacity < context and worker.kv_capacity:
-        share = context / worker.kv_capacity
+    share = (worker.decode_b + worker.decode_c * (prompt_tokens + output_tokens / 2)) / room if room > 0 else 1.0
+    return share if share < 1 else 1.0
+
+
+def decode_share(worker: WorkerView, prompt_tokens: float, output_tokens: float, tpot_seconds: float) -> float:
+    """Part of a decode worker that a request takes: of its step, its batch or its KV cache, whichever is most."""
+    share = max(step_share(worker, prompt_tokens, output_tokens, tpot_seconds), 1 / worker.max_batch)
+    if worker.kv_capacity:
+        share = max(share, (prompt_tokens + output_tokens / 2) / worker.kv_capacity)
     return share if share < 1 else 1.0

@@ -78,7 +78,7 @@ def switched_off(ablation: Ablation) -> Iterator[None]:
                 setattr(module, name, value)
         yield
     finally:
-        for module, name, old in changed:
+        for module, name, old in reversed(changed):
             setattr(module, name, old)
 
 
@@ -108,22 +108,18 @@ ABLATIONS: Final = (
         name="margins",
         says="Predictions are believed as they are.",
         constants=(
-            Constant(module="admission.predict", name="_HIGHEST_MARGIN", neutral=1.0),
-            Constant(module="admission.predict", name="_FIRST_MARGIN", neutral=1.0),
+            Constant(module="admission.tuning", name="TUNING.most_margin", neutral=1.0),
+            Constant(module="admission.tuning", name="TUNING.first_margin", neutral=1.0),
         ),
     ),
-    _one("admission.late", "_PREFILL", 0.0, "No request is let in that is late by its hand-over alone."),
-    _one("admission.spare", "_OF_IDLE", 0.0, "Idle prefill time is not spent on requests that are late."),
-    _one("admission.postpone", "_MOST", 0, "Long prompts do not wait at the gateway for their gap."),
-    _one("admission.postpone", "_SET_ASIDE", 0.0, "No prefill time is set aside for long prompts."),
-    _one("admission.turns", "_MOST", 0, "Requests of lower classes do not wait at the gateway for their turn."),
-    _one("admission.neighbours", "_LEAST", inf, "Workers that share hardware are taken to have their own."),
-    _one("admission.decide", "_MOST_HARMED", 1.0, "A deflected request may make one other late."),
-    _one("admission.decide", "_FAR", 0.0, "Every request that is held up counts, however early it is."),
-    _one("admission.decide", "_HOPELESS", inf, "Idle workers serve a request however late it is."),
-    _one("admission.limits", "_KV_FULL", 1.0, "The whole KV cache may be planned with."),
-    _one("admission.shares", "_SLOT", 1.0, "A class below its reserve has no room for a prefill of its own size."),
-    _one("admission.predict", "SMALL_SHARE", 0.0, "Ratios of latencies are compared as they are."),
+    _one("admission.tuning", "TUNING.first_margin", 1.0, "Predictions are believed until one has failed."),
+    _one("admission.tuning", "TUNING.steps_level", 0.95, "TPOT is kept as often as TTFT."),
+    _one("admission.tuning", "TUNING.near", 0.0, "Every request tells how good the limit is, however far from it."),
+    _one("admission.tuning", "TUNING.overflow", inf, "Answers may be expected to outgrow the KV cache."),
+    _one("admission.tuning", "TUNING.idle_promises", inf, "Idle workers serve a request however late it is."),
+    _one("admission.tuning", "TUNING.demand_sigmas", 0.0, "Classes keep what they ask for on average."),
+    _one("admission.tuning", "TUNING.least_slowdown", inf, "Workers that share hardware are taken to have their own."),
+    _one("routing.route", "_MOST_HARMED", 1.0, "A deflected request may make one other late."),
     _one("routing.route", "_SLACK", 1.0, "Deflection up to the TPOT promise itself."),
     _one("routing.route", "_STAYING", 1.0, "Decoding on prefill workers up to the TPOT promise itself."),
     _one("routing.route", "_NEARLY", 1.0, "The better score wins, however little better."),

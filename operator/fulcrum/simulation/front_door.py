@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fulcrum.admission import Admission, Admit, Postponed, Preempt, Reject
+from fulcrum.admission import Admission, Preempt, Reject
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.capacity.speed import WorkerSpeed
@@ -67,7 +67,6 @@ class FrontDoor:
         self._workers: dict[str, Worker] = {}
         self._jobs: dict[Flight, Job] = {}
         self._flights: dict[int, Flight] = {}
-        self._postponed: dict[int, Postponed] = {}
 
     def changed(self, pod: Pod) -> None:
         """What the watch of Pods reports: a worker came, went, or has another role."""
@@ -92,8 +91,8 @@ class FrontDoor:
         index = table.index(name) if name is not None else None
         return index if index is not None else table.rest
 
-    def choose(self, job: Job, now: float) -> Chosen | Reason | None:
-        """Decide about a request, and take it for started; None: it is postponed, and to be asked about `again`.
+    def choose(self, job: Job, now: float) -> Chosen | Reason:
+        """Decide about a request, and take it for started.
 
         A job that was tried before has been admitted already; it is routed around the workers that lost it.
         """
@@ -103,7 +102,7 @@ class FrontDoor:
             prefix=job.prefix_ids[: min(job.prompt // PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS)],
             units_per_token=1.0,
         )
-        job.expected = self.admission.mean_outputs.expect(incoming.qos, incoming.prompt_tokens)
+        job.expected = self.admission.outputs.mean(incoming.qos, incoming.prompt_tokens)
         if self._two_legs:
             incoming = msgspec.structs.replace(incoming, two_legs=True)
         if job.tried:
@@ -111,21 +110,6 @@ class FrontDoor:
             found = route(incoming, self.view, now)
             return self._start(job, incoming, found, (), now) if isinstance(found, Route) else _unserved(found)
         decided = self.admission.decide(incoming, self.view, now)
-        if isinstance(decided, Postponed):
-            self._postponed[job.index] = decided
-            return None
-        return self._decided(job, incoming, decided, now)
-
-    def again(self, job: Job, now: float) -> Chosen | Reason | None:
-        """Decide about a postponed request; None: not yet."""
-        postponed = self._postponed[job.index]
-        decided = self.admission.again(postponed, self.view, now)
-        if decided is None:
-            return None
-        del self._postponed[job.index]
-        return self._decided(job, postponed.incoming, decided, now)
-
-    def _decided(self, job: Job, incoming: Incoming, decided: Admit | Preempt | Reject, now: float) -> Chosen | Reason:
         if isinstance(decided, Reject):
             return decided.reason
         victims = decided.victims if isinstance(decided, Preempt) else ()

@@ -46,13 +46,9 @@ class Gateways:
         """Return in which order engines serve requests of each of these classes; None when all of them are alike."""
         return self._doors[0].ranks(names)
 
-    def choose(self, job: Job, now: float) -> Chosen | Reason | None:
-        """Decide about a request, and take it for started; None: it is postponed, and to be asked about `again`."""
+    def choose(self, job: Job, now: float) -> Chosen | Reason:
+        """Decide about a request, and take it for started."""
         return self._of(job).choose(job, now)
-
-    def again(self, job: Job, now: float) -> Chosen | Reason | None:
-        """Decide about a postponed request; None: not yet."""
-        return self._of(job).again(job, now)
 
     def prefilled(self, job: Job, now: float) -> None:
         """The prefill leg was answered, or the first token of a whole request came."""

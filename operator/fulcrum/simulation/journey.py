@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from fulcrum.admission import AGAIN_SECONDS
 from fulcrum.api.reasons import Reason
 from fulcrum.simulation.cluster import ClusterModel, FirstToken
 from fulcrum.simulation.front_door import Chosen
@@ -65,16 +64,7 @@ class Journeys:
             self._ledger.expect(job.index, job.expected)
         self._go(job, chosen, now)
 
-    def _again(self, job: Job, now: float) -> None:
-        """Ask again about a postponed request."""
-        assert self.door is not None
-        self._go(job, self.door.again(job, now), now)
-
-    def _go(self, job: Job, chosen: Chosen | Reason | None, now: float) -> None:
-        if chosen is None:
-            job.due = self._again
-            self._timeline.plan(now + AGAIN_SECONDS, job)
-            return
+    def _go(self, job: Job, chosen: Chosen | Reason, now: float) -> None:
         if isinstance(chosen, Reason):
             if job.tried:
                 self._close(job, Outcome.FAILED, now)

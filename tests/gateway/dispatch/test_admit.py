@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -15,18 +14,16 @@ import pytest
 from tests.gateway.agents import SLOW, Agent, report
 from tests.gateway.conftest import Engine, MakeSite, Seen, Site, eventually
 
-from fulcrum.admission import Admit, Postponed
+from fulcrum.admission import Admit
 from fulcrum.api.gateway import GatewayConfig, GatewayPool
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import Admission, AdmissionPolicy, ClassMatch, QosClass
-from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.openai.bodies import read_request
 from fulcrum.gateway.openai.errors import RequestError, never_fits, rejected
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
-from fulcrum.routing import Flight
 
 BODY = {"model": "m", "prompt": list(range(100)), "max_tokens": 100}
 CLASSES = (
@@ -194,37 +191,6 @@ def save_up(site: Site) -> None:
         assert isinstance(admission.core.decide(incoming, elsewhere, 0.0), Admit)
 
 
-async def test_who_would_be_late_by_a_margin_only_waits_at_the_gateway(
-    make_site: MakeSite, make_agent: MakeAgent
-) -> None:
-    """20 s are queued, and its own prompt takes 3 of 25 s: too near to the promise, now."""
-    free = asyncio.Event()
-
-    async def until_free(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
-        await free.wait()
-        return False
-
-    site = await slow_worker(make_site, make_agent, PREDICTIVE, behave=until_free)
-    save_up(site)
-    await queue(site, 2)
-    client = await site.connect()
-    client.post({**BODY, "prompt": list(range(30))})
-    leaving = await site.connect()
-    leaving.post({**BODY, "prompt": list(range(30))})
-    await eventually(lambda: site.gateway.admission.core.waiting == 2)
-    assert await site.metric("fulcrum_gateway_waiting") == 2
-    leaving.close()
-    await eventually(lambda: site.gateway.admission.core.waiting == 1)
-    assert len(site.engines["m"].seen) == 2, "it was sent to nobody"
-    free.set()
-    assert (await client.answer()).status == 200
-    assert len(site.engines["m"].seen) == 3
-    assert await site.metric('fulcrum_gateway_postponed_total{class="default"}') == 2
-    assert await site.metric("fulcrum_gateway_waiting") == 0
-    assert await site.metric("fulcrum_gateway_rejected_total") == 0
-    assert await site.metric('fulcrum_gateway_requests_total{code="499"') == 1
-
-
 async def test_off_turns_nobody_away(make_site: MakeSite, make_agent: MakeAgent) -> None:
     site = await slow_worker(make_site, make_agent, Admission(policy=AdmissionPolicy.OFF))
     await queue(site, 10)
@@ -296,39 +262,6 @@ async def test_a_higher_class_takes_the_place_of_a_queued_lower_one(make_site: M
     await eventually(lambda: site.engines["m"].gone == 1)
     assert await site.metric('fulcrum_gateway_rejected_total{class="rest",reason="Preempted"}') == 1
     assert site.gateway.registry.workers[0].in_flight == 2
-
-
-def test_who_waits_for_its_turn_in_vain_is_told_when_to_come_back() -> None:
-    """Of each second a worker computes 0.6 s for the higher class; then it hangs."""
-    admission = AdmissionControl(
-        GatewayConfig(
-            cluster="c", served_name="m", model="m", slo_ttft_seconds=1, slo_tpot_seconds=1, admission=BOTH_CLASSES
-        )
-    )  # fmt: skip
-    admission.cluster.set_speed(
-        "x", WorkerSpeed(coefficients=msgspec.structs.replace(SLOW, prefill_b=1e-3), kv_capacity_tokens=10_000)
-    )
-    for role in (Role.PREFILL, Role.DECODE):
-        admission.cluster.put(role, role, pool="x")
-
-    def let_in(qos: int, now: float) -> Flight:
-        incoming = admission.core.incoming(prompt_tokens=100, max_tokens=1, qos=qos)
-        decided = admission.decide(incoming, now)
-        assert isinstance(decided, Admit)
-        return admission.cluster.start(incoming, decided.route, now)
-
-    for number in range(360):
-        flight = let_in(0, number / 6)
-        admission.cluster.prefill_done(flight, number / 6 + 0.1)
-        admission.cluster.finish(flight, number / 6 + 0.1)
-    let_in(1, 60.0)
-    kept = admission.decide(admission.core.incoming(prompt_tokens=100, max_tokens=1, qos=1), 60.01)
-    assert isinstance(kept, Postponed)
-    assert admission.again(kept, 60.03) is None
-    with pytest.raises(RequestError) as refused:
-        admission.again(kept, 60.95)
-    assert (refused.value.status, refused.value.reason) == (HTTPStatus.TOO_MANY_REQUESTS, Reason.PREEMPTED)
-    assert admission.core.waiting == 0
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class Accounts:
         counts.arrivals += 1
         counts.arrived_prompt_tokens.add(incoming.prompt_tokens)
         counts.arrived_prompt_tokens_squared.add(incoming.prompt_tokens * incoming.prompt_tokens)
-        exchange.expected_tokens = self._admission.core.mean_outputs.expect(incoming.qos, incoming.prompt_tokens)
+        exchange.expected_tokens = self._admission.core.outputs.mean(incoming.qos, incoming.prompt_tokens)
         if exchange.expected_tokens > 0:
             counts.arrived_output_tokens.add(exchange.expected_tokens)
 

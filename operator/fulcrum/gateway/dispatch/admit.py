@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from fulcrum.admission import Admission, Admit, Postponed, Preempt, Reject, ThresholdLimits
+from fulcrum.admission import Admission, Admit, Preempt, Reject, ThresholdLimits
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
@@ -133,26 +133,9 @@ class AdmissionControl:
             bytes(request.prompt), prompt_tokens, request.tool_bytes, request.measure_media()
         )
 
-    def decide(self, incoming: Incoming, now: float) -> Admit | Preempt | Postponed:
-        """Let a request in, or keep it for a moment (`again`, `leave`).
-
-        Raises RequestError (429, 503, or 400 where it would never fit).
-        """
+    def decide(self, incoming: Incoming, now: float) -> Admit | Preempt:
+        """Let a request in. Raises RequestError (429, 503, or 400 where it would never fit)."""
         decided = self.core.decide(incoming, self.cluster, now)
-        if isinstance(decided, Postponed):
-            return decided
-        return self._let_in(incoming, decided)
-
-    def again(self, postponed: Postponed, now: float) -> Admit | Preempt | None:
-        """Decide about a request that was kept; None: not yet. Raises RequestError (429 or 503)."""
-        decided = self.core.again(postponed, self.cluster, now)
-        return None if decided is None else self._let_in(postponed.incoming, decided)
-
-    def leave(self, postponed: Postponed) -> None:
-        """Nobody waits for a request that was kept; a second time does nothing."""
-        self.core.leave(postponed, self.cluster)
-
-    def _let_in(self, incoming: Incoming, decided: Admit | Preempt | Reject) -> Admit | Preempt:
         if isinstance(decided, Reject):
             raise self._refusal(decided)
         if self._predicts and not decided.route.known:
@@ -176,7 +159,7 @@ class AdmissionControl:
             return no_worker("No worker that may take this request is ready." if known else "No worker is ready.")
         if decided.reason is Reason.NEVER_FITS:
             return never_fits()
-        return rejected(decided.reason, decided.retry_after_seconds)
+        return rejected(decided.reason, decided.retry_after_seconds, decided.numbers)
 
 
 def _promise(headers: Mapping[str, str], name: str) -> float:

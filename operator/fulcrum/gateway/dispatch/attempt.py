@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from fulcrum.admission import AGAIN_SECONDS, Admit, Postponed, Preempt
+from fulcrum.admission import Preempt
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway.dispatch.admit import AdmissionControl
@@ -76,10 +76,6 @@ class Attempts:
         now = self._loop.time()
         self.first_tokens.pass_time(now)
         decided = self._admission.decide(incoming, now)
-        if isinstance(decided, Postponed):
-            postponed = decided
-            decided = await self._kept(postponed)
-            incoming = postponed.incoming
         if isinstance(decided, Preempt):
             self._preempt(decided)
         route = decided.route
@@ -119,17 +115,6 @@ class Attempts:
         if held is None or not held.usable(now) or held.worker not in self._registry.workers:
             return None
         return self._admission.decode_elsewhere(incoming, held.worker.state, tried, now)
-
-    async def _kept(self, postponed: Postponed) -> Admit | Preempt:
-        """Keep a request until it may go. Raises RequestError (429 or 503)."""
-        try:
-            while True:
-                await asyncio.sleep(AGAIN_SECONDS)
-                decided = self._admission.again(postponed, self._loop.time())
-                if decided is not None:
-                    return decided
-        finally:
-            self._admission.leave(postponed)
 
     async def _attempt(self, exchange: Exchange, request: InferenceRequest, flight: Flight) -> None:
         route = flight.route

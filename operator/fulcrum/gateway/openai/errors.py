@@ -115,11 +115,15 @@ def overloaded(message: str) -> RequestError:
     )
 
 
-def rejected(reason: Reason, retry_after_seconds: float | None) -> RequestError:
-    """429: it could not be served in time now; `retry_after_seconds` is when it could be."""
+def rejected(reason: Reason, retry_after_seconds: float | None, numbers: str = "") -> RequestError:
+    """429: it could not be served in time now; `retry_after_seconds` is when it could be.
+
+    `numbers`: what was predicted against what is promised, as a part of a sentence.
+    """
+    why = _WHY_REJECTED.get(reason, "The cluster is overloaded.")
     return RequestError(
         HTTPStatus.TOO_MANY_REQUESTS,
-        f"{_WHY_REJECTED.get(reason, 'The cluster is overloaded.')} Retry later.",
+        f"{why.removesuffix('.')}: {numbers}. Retry later." if numbers else f"{why} Retry later.",
         kind=RATE_LIMIT,
         code=_CODES[reason],
         reason=reason,

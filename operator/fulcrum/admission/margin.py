@@ -1,0 +1,68 @@
+"""How far predictions can be trusted."""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import Final
+
+from fulcrum.admission.tuning import TUNING
+
+_ERROR_WEIGHT: Final = 0.02
+_SPREAD_WEIGHT: Final = 0.1
+_OF_SPREAD: Final = 0.2
+"""Steps are at most this share of how far samples lie from the margin, which must not move by more than they vary."""
+_MOST_RATIO: Final = 10.0
+"""Of one sample: a hang tells nothing about the next request."""
+_SILENT_REJECTIONS: Final = 50
+"""After so many rejections without a request that tells, the margin narrows: it could not learn that it is too wide."""
+_RELAX: Final = 0.01
+
+
+class Margin:
+    """How much longer than predicted a latency has to be expected to be: a quantile of actual over predicted.
+
+    Stochastic approximation (Robbins and Monro, 1951), in the logarithm. Only requests near their limit tell.
+    """
+
+    __slots__ = ("_level", "_silence", "_spread", "error", "factor", "samples")
+
+    def __init__(self, level: float) -> None:
+        """`level`: share, 0 to 1, of the requests at the very limit that is to be in time."""
+        self._level = min(max(level, 0.5), 0.999)
+        self._spread = TUNING.margin_rate / _OF_SPREAD
+        """Mean distance of the last samples from the margin, in the logarithm."""
+        self.factor = TUNING.first_margin
+        """Actual over predicted latency to plan with."""
+        self._silence = 0
+        self.samples = 0
+        self.error = 0.0
+        """Mean of |actual - predicted| / actual over the last requests."""
+
+    def allowed_seconds(self, promise_seconds: float) -> float:
+        """The longest prediction with which a promise is still expected to be kept."""
+        return promise_seconds / self.factor
+
+    def learn(self, predicted_seconds: float, actual_seconds: float, promise_seconds: float) -> None:
+        """A latency that was predicted has come out."""
+        if not (predicted_seconds > 0 and actual_seconds > 0):
+            return
+        self.samples += 1
+        weight = max(_ERROR_WEIGHT, 1 / self.samples)
+        self.error += weight * (abs(actual_seconds - predicted_seconds) / actual_seconds - self.error)
+        # Far from the limit an error decides nothing.
+        near_seconds = TUNING.near * self.allowed_seconds(promise_seconds)
+        if predicted_seconds <= near_seconds and actual_seconds <= promise_seconds:
+            return
+        self._silence = 0
+        ratio = min(max(actual_seconds / predicted_seconds, 1 / _MOST_RATIO), _MOST_RATIO)
+        above = log(ratio / self.factor)
+        self._spread += _SPREAD_WEIGHT * (abs(above) - self._spread)
+        rate = min(TUNING.margin_rate, _OF_SPREAD * self._spread)
+        step = rate * (self._level if above > 0 else self._level - 1)
+        self.factor = min(max(self.factor * exp(step), 1.0), TUNING.most_margin)
+
+    def rejected(self) -> None:
+        """A request was turned away for this latency."""
+        self._silence += 1
+        if self._silence > _SILENT_REJECTIONS:
+            self.factor = max(self.factor * exp(-_RELAX), 1.0)
