@@ -88,18 +88,21 @@ def main() -> int:
             }
             preempted = engine.metric("vllm:num_preemptions_total")
     print(f"{len(prompts)} cases, {sum(each is None for each in answers)} given up, {preempted:.0f} preemptions")
-    print(f"tokens that came from: {sources}; nothing is in use at the end")
+    print(f"tokens that came from: {sources}; nothing is in use at the end", flush=True)
     with tempfile.TemporaryDirectory() as name, tiered_engine(Path(name), tier=False) as alone:
-        neither = 0
+        neither = compared = 0
         for prompt, answer in zip(prompts, answers, strict=True):
             if answer is None:
                 continue
+            compared += 1
             known = set()
             for _ in range(2):
                 known.add(alone.ask(prompt, max_tokens=ANSWER_TOKENS).tokens)
             neither += answer.tokens not in known
             alone.forget()
-    print(f"{neither} answers are neither the cold one nor that with the prefix on the device")
+            if compared % 20 == 0:
+                print(f"  {compared} compared, {neither} differ", flush=True)
+    print(f"{neither} of {compared} answers are neither the cold one nor that with the prefix on the device")
     return 1 if neither else 0
 
 

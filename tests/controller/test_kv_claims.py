@@ -68,6 +68,13 @@ def test_what_can_be_shared_or_is_not_known_goes_on(claims: Claims, pool: dict[s
 def test_pools_that_name_several_nodes_are_on_several() -> None:
     other = {"template": {"spec": {"nodeName": "b"}}}
     assert may_share_node(spec_of({**CPU, **ONE_NODE}))
+    large = {
+        "parallelism": {"tensor": 8, "pipeline": 2},
+        "gpu": {"perNode": 8},
+        "roles": ["mixed"],
+        "workers": {"max": 1},
+    }
+    assert not may_share_node(spec_of({**H100, **large})), "one worker on two nodes"
     assert not may_share_node(spec_of({**CPU, **ONE_NODE}, {**CPU, "name": "q", **other}))
     assert may_share_node(spec_of({**CPU, **ONE_NODE}, {**CPU, "name": "q", "workers": {"max": 0}}))
 

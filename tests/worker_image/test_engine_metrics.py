@@ -66,12 +66,14 @@ TRANSFERS = TransferCounters(
 )
 TIER = f"""
 fulcrum_engine_kv_host_used_ratio{LABELS} 0.25
+fulcrum_engine_kv_host_tokens{LABELS} 11648.0
 vllm:kv_offload_load_bytes_total{LABELS} 4.6e+07
 vllm:kv_offload_load_time_total{LABELS} 0.5
 vllm:kv_offload_store_bytes_total{LABELS} 9.2e+07
 vllm:prompt_tokens_by_source_total{{source="local_compute"}} 400.0
 vllm:prompt_tokens_by_source_total{{source="local_cache_hit"}} 150.0
 vllm:prompt_tokens_by_source_total{{source="external_kv_transfer"}} 250.0
+vllm:prompt_tokens_cached_by_source_total{{source="host"}} 64.0
 """
 POOL = f"""
 vllm:prompt_tokens_cached_by_source_total{{source="disk"}} 1984.0
@@ -136,11 +138,13 @@ OLDER = msgspec.structs.replace(DONE, computed_tokens=None)
             TIER,
             EngineMetrics(
                 host_used=0.25,
+                host_tokens=11648,
                 loaded_bytes=46_000_000,
                 load_seconds=0.5,
                 stored_bytes=92_000_000,
                 device_hit_tokens=150,
                 external_hit_tokens=250,
+                host_hit_tokens=64,
             ),
         ),
         (POOL, EngineMetrics(pool=POOL_REPORT)),

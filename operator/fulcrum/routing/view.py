@@ -90,6 +90,8 @@ class ClusterView:
         self._by_node: dict[str, list[WorkerView]] = {}
         """Workers of each node that has several; those of which no node is known are left out."""
         self._joined = 0
+        self._host_tokens: dict[int, float] = {}
+        """By number of the worker: tokens whose KV fits in its host memory."""
         self._turns = 0
 
     @property
@@ -227,7 +229,13 @@ class ClusterView:
     def report(self, name: str, load: LoadReport, now_seconds: float) -> None:
         """A worker's own report: what it has beyond what was started here came from other gateways."""
         worker = self.workers.get(name)
-        if worker is None or load.running is None or load.waiting is None:
+        if worker is None:
+            return
+        host_tokens = float((load.offload.host_tokens or 0) if load.offload is not None else 0)
+        if host_tokens != self._host_tokens.get(worker.index, 0.0):
+            self._host_tokens[worker.index] = host_tokens
+            self._make_room(worker)
+        if load.running is None or load.waiting is None:
             return
         beyond = max(load.running + load.waiting - worker.in_flight, 0)
         decoding = 0.0
@@ -344,7 +352,8 @@ class ClusterView:
             self._rebuild()
 
     def _make_room(self, worker: WorkerView) -> None:
-        capacity = worker.kv_capacity or 1e6
+        # What left the device for host memory comes back in a fraction of the time that computing takes.
+        capacity = (worker.kv_capacity or 1e6) + self._host_tokens.get(worker.index, 0.0)
         self.affinity.join(worker.index, capacity * self.units_per_token)
 
     def _forget(self, worker: WorkerView) -> None:
@@ -352,6 +361,7 @@ class ClusterView:
         self._outliers.forget(worker)
         self.steps.forget(worker)
         self.affinity.leave(worker.index)
+        self._host_tokens.pop(worker.index, None)
 
     def _rebuild(self) -> None:
         workers = self.workers.values()

@@ -60,3 +60,12 @@ def offload_setting(config: WorkerConfig, version: str | None) -> OffloadReport 
     reason = why_only_load(config, version) if policy != offload.policy else None
     pool = KvPoolReport(size_bytes=offload.pool.size_bytes) if offload.pool is not None else None
     return OffloadReport(policy=policy.value, reason=reason, host_bytes=offload.host_bytes, pool=pool)
+
+
+def check_host_room(host_tokens: int, longest_tokens: int) -> None:
+    """Raise ValueError where the longest request does not fit in host memory: it would drive itself out."""
+    if host_tokens < longest_tokens:
+        raise ValueError(
+            f"host memory holds the KV of {host_tokens} tokens, and one request may have {longest_tokens}: raise "
+            "spec.engine.kvCache.offload.hostMemory, or lower spec.model.maxModelLen"
+        )

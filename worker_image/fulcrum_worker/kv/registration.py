@@ -7,6 +7,8 @@ from typing import Any, Final
 
 HOST_USED: Final = "fulcrum_engine_kv_host_used_ratio"
 """Gauge on vLLM's own `/metrics`: the fraction of host memory that holds KV. vLLM's gauges tell of what is in use."""
+HOST_TOKENS: Final = "fulcrum_engine_kv_host_tokens"
+"""Gauge there: tokens whose KV fits in host memory."""
 TIER_CONNECTOR: Final = "TierConnector"
 CONNECTOR_MODULE: Final = "fulcrum_worker.kv.connector"
 

@@ -39,11 +39,18 @@ class FrontScheduler(Scheduler):
             if restored is not None and restored > computed:
                 request.num_computed_tokens = restored
                 self.kv_cache_manager.cache_blocks(request, restored)
-                self._note_source(request, restored - computed)
+                self._note_source(request, computed, restored)
         self._step_began = time.monotonic()
         return super().schedule(throttle_prefills)
 
-    def _note_source(self, request: Any, loaded_tokens: int) -> None:
+    def _note_source(self, request: Any, start: int, end: int) -> None:
+        """Count the tokens `start` to `end` as loaded: vLLM counts at admission, when this was not known."""
+        loaded_tokens = end - start
+        if self.connector_prefix_cache_stats is not None:
+            sources = self._tier.sources(request.request_id, start, end)
+            self.connector_prefix_cache_stats.record(
+                num_tokens=0, num_hits=loaded_tokens, preempted=False, hits_by_source=sources
+            )
         stats = request.prefill_stats
         if stats is not None:
             stats.set(

@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from fulcrum_worker.kv.host_worker import HostWorker, Pace
-from fulcrum_worker.kv.registration import HOST_USED
+from fulcrum_worker.kv.registration import HOST_TOKENS, HOST_USED
 
 
 class HostTierSpec(TieringOffloadingSpec):
@@ -34,7 +34,8 @@ class HostTierSpec(TieringOffloadingSpec):
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
         """vLLM's metrics and ours."""
         used = OffloadingGaugeMetadata(documentation="Fraction of the host tier's memory that holds KV.")
-        return {**super().build_metric_definitions(extra_config), HOST_USED: used}
+        tokens = OffloadingGaugeMetadata(documentation="Tokens whose KV fits in the host tier.")
+        return {**super().build_metric_definitions(extra_config), HOST_USED: used, HOST_TOKENS: tokens}
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """Return the worker that copies between the engine's cache and host memory."""

@@ -6,6 +6,7 @@ It decides (`fulcrum.kv.restore`) and keeps book. Written against vLLM 0.32.0, w
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,9 +24,9 @@ from fulcrum.capacity.kv import TransferCost
 from fulcrum.kv import How, LinkRate, Restore, Waits, restore
 from fulcrum_worker.kv.front import Front
 from fulcrum_worker.kv.host_worker import LoadProgress
-from fulcrum_worker.kv.policy import FRONT
+from fulcrum_worker.kv.policy import FRONT, check_host_room
 from fulcrum_worker.kv.pool.loads import PoolLoads
-from fulcrum_worker.kv.registration import HOST_USED
+from fulcrum_worker.kv.registration import HOST_TOKENS, HOST_USED
 from fulcrum_worker.kv.speed import StepSpeed
 from fulcrum_worker.kv.speed_file import SPEED_FILE, MeasuredSpeed
 from fulcrum_worker.kv.step_metadata import TierMetadata, TierWorkerMetadata
@@ -59,7 +60,7 @@ class TierScheduler(OffloadingConnectorScheduler):
         self._front = bool(spec.extra_config.get(FRONT)) and _can_front(self, vllm_config)
         self._block = self.config.kv_group_configs[0].tokens_per_chunk
         self._bytes_per_token = spec.kv_bytes_per_chunk / self._block
-        _check_room(spec.num_chunks * self._block, vllm_config.model_config.max_model_len)
+        check_host_room(spec.num_chunks * self._block, vllm_config.model_config.max_model_len)
         prior = TransferCost(base_seconds=0.0, seconds_per_token=self._bytes_per_token / _PRIOR_BYTES_PER_SECOND)
         self._link = LinkRate(prior)
         self._offers: dict[str, tuple[Front, Restore]] = {}
@@ -179,6 +180,13 @@ class TierScheduler(OffloadingConnectorScheduler):
         self._end(self._loading.pop(request.request_id))
         return front.matched
 
+    def sources(self, request_id: str, start: int, end: int) -> dict[Any, int]:
+        """Where the tokens `start` to `end` of a request came from, as vLLM names it."""
+        status = self._req_status[request_id]
+        keys = status.group_states[0].offload_keys[start // self._block : end // self._block]
+        found = Counter(self.manager.get_load_source(key, status.req_context) for key in keys)
+        return {source: blocks * self._block for source, blocks in found.items()}
+
     def split_again(self, front: Front) -> None:
         """Compute more of what is still missing, where that is quicker than waiting for it."""
         speed = self.known_speed()
@@ -263,6 +271,7 @@ class TierScheduler(OffloadingConnectorScheduler):
         primary = self.manager.primary_tier
         held = primary._num_allocated_chunks - len(primary._free_list)  # noqa: SLF001 - it has no name for it
         stats.set_gauge(HOST_USED, held / primary._num_chunks if primary._num_chunks else 0.0)  # noqa: SLF001
+        stats.set_gauge(HOST_TOKENS, primary._num_chunks * self._block)  # noqa: SLF001
         return stats
 
     def has_pending_push_work(self) -> bool:
@@ -275,15 +284,6 @@ class TierScheduler(OffloadingConnectorScheduler):
             each.front.split = max(each.front.split, each.front.loaded_from)
             each.keys = set()
         super().reset_cache()
-
-
-def _check_room(host_tokens: int, longest: int) -> None:
-    """Raise ValueError where the longest request does not fit in host memory: it would drive itself out."""
-    if host_tokens < longest:
-        raise ValueError(
-            f"host memory holds the KV of {host_tokens} tokens, and one request may have {longest}: raise "
-            "spec.engine.kvCache.offload.hostMemory, or lower spec.model.maxModelLen"
-        )
 
 
 def _can_front(scheduler: OffloadingConnectorScheduler, vllm_config: Any) -> bool:

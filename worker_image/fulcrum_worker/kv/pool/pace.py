@@ -17,6 +17,9 @@ _RETRY_SECONDS: Final = 60.0
 """A pool that was too slow is tried again after this time; a try costs at most `_LEAST_SHARE` of computing."""
 _LEAST_SHARE: Final = 0.1
 """Share of the time of computing that a load may take before its first blocks tell of the link."""
+_LEAST_SECONDS: Final = 0.05
+"""What a load may take in any case: a volume on a network answers in some milliseconds, and a busy machine is no slow
+pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +73,9 @@ class PoolPace:
     def is_late(self, wanted: Wanted, *, moved_share: float, seconds: float) -> bool:
         """Report whether to give up a load that has run for `seconds`: computing what is missing is quicker.
 
-        At its own pace the rest would take `seconds / moved_share * (1 - moved_share)`; computing it takes its share of
-        the whole. So a load that is given up has cost no more than the computing that it saved, or `_LEAST_SHARE`.
+        At its own pace the rest would take `seconds / moved_share * (1 - moved_share)`; computing it takes its share
+        of the whole. So a load that is given up has cost no more than the computing that it saved, than `_LEAST_SHARE`
+        of it, or than `_LEAST_SECONDS`.
         """
         speed = self._speed()
         if speed is None:
@@ -83,4 +87,4 @@ class PoolPace:
             speed=speed,
             link=self._link.predict(),
         ).predicted_seconds
-        return seconds > max(moved_share, _LEAST_SHARE) * alone
+        return seconds > max(max(moved_share, _LEAST_SHARE) * alone, _LEAST_SECONDS)
