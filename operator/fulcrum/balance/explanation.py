@@ -66,14 +66,13 @@ def _verdict(inputs: Inputs, each: Considered) -> str:
 
 def _sizes(inputs: Inputs, sized: Sizing) -> tuple[Candidate, ...]:
     """Return the layout that the number of workers was changed for, at the load that it was sized by."""
-    return tuple(
-        Candidate(
-            layout=_layout_text(layout),
-            attainment=_share(inputs.model.attainment(layout, load)) if load.rate > 0 else 1.0,
-            verdict=f"the fewest workers for {load}",
-        )
-        for layout, load in sized.considered
-    )
+    found = []
+    for layout, load in sized.considered:
+        share = inputs.model.attainment(layout, load) if load.rate > 0 else 1.0
+        most = sum(pool.high for pool in inputs.pools)
+        what = "all workers that there can be" if layout.total >= most else "the fewest workers"
+        found.append(Candidate(layout=_layout_text(layout), attainment=_share(share), verdict=f"{what} for {load}"))
+    return tuple(found)
 
 
 def _candidate(inputs: Inputs, layout: Layout, verdict: str) -> Candidate:
