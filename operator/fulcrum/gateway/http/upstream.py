@@ -8,14 +8,12 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from fulcrum.gateway.http.framing import ChunkedBody, FramingError, payload
-from fulcrum.gateway.http.response_budget import LARGE_BYTES, ResponseBudget
+from fulcrum.gateway.http.kept_body import KeptBody
+from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.response_head import Head, HeadReader
 from fulcrum.gateway.http.upstream_answer import Answer, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.openai.events import WholeEvents, begins_with_failure
 
-_MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
-_MAX_UNDECLARED_BYTES: Final = 4 * 1024 * 1024
-"""Of an answer that comes as one and does not say its length beforehand; engines do."""
 # States of a connection; plain numbers, because they are compared several times per request.
 _IDLE: Final = 0
 _HEAD: Final = 1
@@ -29,10 +27,9 @@ class UpstreamConnection(asyncio.Protocol):
     """Keep-alive connection; one exchange at a time."""
 
     __slots__ = (
-        "_chunks", "_content_type", "_events", "_head", "_holds_budget", "_keep_alive", "_left_bytes", "_loop", "_lost",
-        "_moved_at", "_moved_chunks", "_paused", "_pieces", "_released", "_response_budget", "_reused", "_sink",
-        "_state", "_status", "_streaming", "_transport", "_unread_since", "_waiter", "deadline", "first_byte_at",
-        "idle_since", "stall_seconds",
+        "_body", "_chunks", "_events", "_head", "_head_reader", "_keep_alive", "_loop", "_lost", "_moved_at",
+        "_moved_chunks", "_paused", "_released", "_reused", "_sink", "_state", "_streaming", "_transport",
+        "_unread_since", "_waiter", "deadline", "first_byte_at", "idle_since", "stall_seconds",
     )  # fmt: skip
 
     def __init__(
@@ -44,26 +41,22 @@ class UpstreamConnection(asyncio.Protocol):
         response_budget: ResponseBudget,
     ) -> None:
         self._loop = loop
-        self._response_budget = response_budget
+        self._body = KeptBody(response_budget, self)
         self._released = released
         self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._state = _IDLE
         self._waiter: asyncio.Future[Answer] | None = None
         self._sink: StreamSink | None = None
-        self._head = HeadReader()
+        self._head_reader = HeadReader()
+        self._head: Head | None = None
+        """Of the answer that is coming."""
         self._reused = False
         self._streaming = False
         self._keep_alive = False
-        self._status = 0
-        self._content_type = b""
-        self._left_bytes = 0
-        self._pieces: list[bytes] = []
         self._chunks = ChunkedBody()
         self._events: WholeEvents | None = None
         """Puts events together; None as long as each chunk is whole events, as engines write them."""
-        self._holds_budget = False
-        """Its answer is large: it has room, or waits for it."""
         self._unread_since = 0.0
         """Loop time since when its answer waits for room; 0: it does not."""
         self._paused = False
@@ -78,8 +71,7 @@ class UpstreamConnection(asyncio.Protocol):
     def exchange(self, request: bytes, sink: StreamSink | None, deadline: float) -> asyncio.Future[Answer]:
         """Send a request; the future holds its whole answer, or an UpstreamError.
 
-        An event stream is handed to `sink` as it arrives; any other answer is buffered. Who gives up waiting must
-        `abort`.
+        An event stream is handed to `sink` as it arrives; any other answer is kept. `abort` gives up waiting.
         """
         waiter: asyncio.Future[Answer] = self._loop.create_future()
         transport = self._transport
@@ -134,17 +126,21 @@ class UpstreamConnection(asyncio.Protocol):
         if self._unread_since:
             return
         if self.deadline < now:
-            self._fail(UpstreamError(Failure.TIMEOUT, "no answer in time"))
+            self.fail(Failure.TIMEOUT, "no answer in time")
         elif self.first_byte_at and self._waiter is not None and not self._paused:
             if self._chunks.chunks != self._moved_chunks:
                 self._moved_chunks = self._chunks.chunks
                 self._moved_at = now
             elif now - self._moved_at > self.stall_seconds:
-                self._fail(UpstreamError(Failure.STALL, "the stream stands still"))
+                self.fail(Failure.STALL, "the stream stands still")
 
     def fail(self, failure: Failure, message: str) -> None:
         """Give up: what came is not what was asked for."""
-        self._fail(UpstreamError(failure, message))
+        waiter, self._waiter = self._waiter, None
+        self.abort()
+        self.deadline = math.inf
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(UpstreamError(failure, message))
 
     # asyncio.Protocol
 
@@ -156,7 +152,7 @@ class UpstreamConnection(asyncio.Protocol):
             if self._state == _CHUNKED:
                 self._on_chunks(data)
             elif self._state == _HEAD:
-                read = self._head.feed(data)
+                read = self._head_reader.feed(data)
                 if read is not None:
                     self._begin(read[0], read[1])
             elif self._state == _LENGTH:
@@ -166,7 +162,7 @@ class UpstreamConnection(asyncio.Protocol):
             elif self._state == _IDLE:
                 self.abort()  # bytes that nobody asked for
         except (FramingError, ValueError) as error:
-            self._fail(UpstreamError(Failure.PROTOCOL, f"bad answer: {error}"))
+            self.fail(Failure.PROTOCOL, f"bad answer: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         state = self._state
@@ -179,50 +175,43 @@ class UpstreamConnection(asyncio.Protocol):
                 self._pass_on(self._sink, self._events.feed_bytes(b"", last=True), last=True)
             self._resolve()
         elif self._waiter is not None:
-            unanswered = state == _HEAD and not self._head.held
+            unanswered = state == _HEAD and not self._head_reader.held
             failure = Failure.STALE if unanswered and self._reused else Failure.RESET
-            self._fail(UpstreamError(failure, "connection lost"))
+            self.fail(failure, "connection lost")
 
     # Answer, in the order of its bytes.
 
     def _begin(self, head: Head, rest: bytes) -> None:
         """The head has come; `rest` is what came behind it."""
-        status = self._status = head.status
-        self._content_type = head.content_type
+        self._head = head
         self._keep_alive = head.keep_alive
-        self._pieces = []
         event_stream = head.content_type.startswith(b"text/event-stream")
-        self._streaming = self._sink is not None and status == 200 and event_stream and head.length_bytes is None
+        self._streaming = self._sink is not None and head.status == 200 and event_stream and head.length_bytes is None
         self._events = None
-        bodiless = status in (204, 304)
+        bodiless = head.status in (204, 304)
         if head.chunked and not bodiless:
             self._state = _CHUNKED
             self._chunks = ChunkedBody()
         elif head.length_bytes is not None or bodiless:
             self._state = _LENGTH
-            self._left_bytes = 0 if bodiless else head.length_bytes or 0
-            if self._left_bytes >= LARGE_BYTES:
-                self._ask_budget(self._left_bytes)
-            elif self._left_bytes == 0:
+            if bodiless or not head.length_bytes:
+                self._body.begin(0)
                 self._finish(surplus=bool(rest))
                 return
         else:
             self._state = _UNTIL_CLOSE
             self._keep_alive = False
             self._events = WholeEvents()
-        if self._state != _LENGTH and not self._streaming:
-            self._left_bytes = _MAX_UNDECLARED_BYTES
-            self._ask_budget(_MAX_UNDECLARED_BYTES)
+        if not self._streaming and not self._body.begin(head.length_bytes) and self._transport is not None:
+            self._unread_since = self._loop.time()
+            self._transport.pause_reading()
         if rest:
             self.data_received(rest)
 
     def _on_length(self, data: bytes) -> None:
-        self._left_bytes -= len(data)
-        if self._left_bytes > 0:
-            self._pieces.append(data)
-            return
-        self._pieces.append(data if self._left_bytes == 0 else data[: self._left_bytes])
-        self._finish(surplus=self._left_bytes < 0)
+        left_bytes = self._body.add(data)
+        if left_bytes <= 0:
+            self._finish(surplus=left_bytes < 0)
 
     def _on_chunks(self, data: bytes) -> None:
         body = self._chunks
@@ -252,30 +241,18 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep(data)
 
     def _keep(self, piece: bytes) -> None:
-        """A piece of an answer whose length nobody told."""
-        self._left_bytes -= len(piece)
-        if self._left_bytes < 0:
+        """Keep a piece of an answer that did not say its length."""
+        if self._body.add(piece) < 0:
             raise FramingError("answer too large")
-        self._pieces.append(piece)
-
-    def _ask_budget(self, answer_bytes: int) -> None:
-        if answer_bytes > _MAX_BUFFERED_BYTES:
-            raise FramingError("answer too large")
-        self._holds_budget = True
-        if not self._response_budget.take(self, answer_bytes) and self._transport is not None:
-            self._unread_since = self._loop.time()
-            self._transport.pause_reading()
 
     def _release_budget(self) -> None:
-        if self._holds_budget:
-            self._holds_budget = False
-            self._unread_since = 0.0
-            self._response_budget.release(self)
+        self._unread_since = 0.0
+        self._body.release()
 
     def _pass_on(self, sink: StreamSink, chunks: bytes, *, last: bool = False) -> None:
         if self.first_byte_at == 0.0:
             if begins_with_failure(chunks):
-                self._fail(UpstreamError(Failure.ERROR_STATUS, "the engine failed before the first token"))
+                self.fail(Failure.ERROR_STATUS, "the engine failed before the first token")
                 return
             self.first_byte_at = self._loop.time()
             sink.stream_begin(self)
@@ -288,7 +265,9 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self._transport
         reusable = self._keep_alive and not surplus and transport is not None
         self._state = _IDLE if reusable else _CLOSED
-        may_be_paused = self._streaming or self._holds_budget  # by the client in its last bytes, or for want of room
+        may_be_paused = (
+            self._streaming or self._body.holds_budget
+        )  # by the client in its last bytes, or for want of room
         self._resolve()
         if transport is not None and reusable:
             if may_be_paused:
@@ -303,28 +282,18 @@ class UpstreamConnection(asyncio.Protocol):
         waiter, self._waiter = self._waiter, None
         self._sink = None
         self.deadline = math.inf
-        if waiter is None or waiter.done():
+        if waiter is None or waiter.done() or self._head is None:
             self._release_budget()
             return
-        pieces = self._pieces
         waiter.set_result(
             Answer(
-                status=self._status,
-                content_type=self._content_type,
-                body=pieces[0] if len(pieces) == 1 else b"".join(pieces),
+                status=self._head.status,
+                content_type=self._head.content_type,
+                body=b"" if self._streaming else self._body.take(),
                 streamed=self._streaming,
                 first_byte_at=self.first_byte_at,
             )
         )
-        self._pieces = []
-        if self._holds_budget:
+        if self._body.holds_budget:
             # Once who waits has passed the answer on: what the client does not take at once needs the room still.
             self._loop.call_soon(self._release_budget)
-
-    def _fail(self, error: UpstreamError) -> None:
-        waiter, self._waiter = self._waiter, None
-        self.abort()
-        self._pieces = []
-        self.deadline = math.inf
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(error)
