@@ -104,7 +104,7 @@ def test_install_brings_the_operator_up_as_a_pod_of_its_deployment(release: Rele
     release.until(
         "the operator leads",
         lambda: (
-            release.read("lease", "fulcrum-operator", "-n", OPERATOR_NAMESPACE)["spec"].get("holderIdentity")
+            release.read("lease", "fulcrum-operator", "-n", OPERATOR_NAMESPACE).get("spec", {}).get("holderIdentity")
             == pod["metadata"]["name"]
         ),
     )
