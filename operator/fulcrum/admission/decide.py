@@ -116,7 +116,8 @@ class Admission:
             return self._turn_away(incoming, Reject(reason))
         if self.policy is _OFF:
             return self._let_in(incoming, found)
-        view.step_limit_seconds = self.tpot_margin.allowed_seconds(self.tpot_seconds)
+        least_seconds = found.decode.decode_a
+        view.step_limit_seconds = least_seconds + self.tpot_margin.allowed_seconds(self.tpot_seconds - least_seconds)
         self._shares.offered(incoming, found, view, now_seconds)
         slower = self._slower(found, view, now_seconds)
         if found.idle and slower == 1.0 and self._helps(found, view):
@@ -155,11 +156,19 @@ class Admission:
             # Where it had to wait, requests before it may have been mispredicted, and not its worker.
             if found.wait_seconds <= 0 and found.hand_over.slot_seconds <= 0:
                 self.neighbours.learn(ttft_seconds / flight.ttft_seconds, flight.busy_neighbours, flight.started_at)
-            self.ttft_margin.learn(flight.ttft_seconds, ttft_seconds, self.ttft_seconds)
+            self.ttft_margin.learn(
+                flight.ttft_seconds, ttft_seconds, self.ttft_seconds, limit_seconds=flight.ttft_seconds
+            )
         if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
-            # Later requests joined its batch, up to the limit of that time.
-            predicted_seconds = max(found.hand_over.step_seconds, flight.step_limit_seconds)
-            self.tpot_margin.learn(predicted_seconds, tpot_seconds, self.tpot_seconds)
+            # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
+            least_seconds = flight.decode.decode_a
+            limit_seconds = max(found.hand_over.step_seconds, flight.step_limit_seconds)
+            self.tpot_margin.learn(
+                max(found.tpot_seconds - least_seconds, 0.0),
+                tpot_seconds - least_seconds,
+                self.tpot_seconds - least_seconds,
+                limit_seconds=limit_seconds - least_seconds,
+            )
 
     def _helps(self, found: Route, view: ClusterView) -> bool:
         """Whether to serve it on workers that have nothing to do, whatever is predicted.

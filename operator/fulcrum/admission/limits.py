@@ -44,9 +44,10 @@ def over_tpot(incoming: Incoming, found: Route, view: ClusterView, margin: Margi
     """TPOT: the batch at hand-over must suit the new request, and all that are or will be in it."""
     worker, there = found.decode, found.hand_over
     promise = min(view.tpot_seconds, incoming.tpot_seconds, worker.tight_tpot_seconds)
-    allowed = margin.allowed_seconds(promise)
+    allowed = promise
     if allowed > worker.decode_a:
-        allowed = worker.decode_a + room * (allowed - worker.decode_a)
+        # The batch is what can be chosen: a margin on the whole step would leave none where the promise is tight.
+        allowed = worker.decode_a + room * margin.allowed_seconds(allowed - worker.decode_a)
     if there.step_seconds <= allowed:
         return None
     return Over(Reason.TPOT_UNREACHABLE, _until(found, there.step_seconds, there.own_step_seconds, allowed), promise)

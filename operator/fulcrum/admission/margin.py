@@ -11,8 +11,9 @@ _ERROR_WEIGHT: Final = 0.02
 _SPREAD_WEIGHT: Final = 0.1
 _OF_SPREAD: Final = 0.2
 """Steps are at most this share of how far samples lie from the margin, which must not move by more than they vary."""
-_MOST_RATIO: Final = 10.0
-"""Of one sample: a hang tells nothing about the next request."""
+_SMALL: Final = 0.1
+"""Share of the promise that is added to latencies before they are compared, so that an error of a millisecond on a
+latency of a millisecond does not count as a factor of two."""
 _SILENT_REJECTIONS: Final = 50
 """After so many rejections without a request that tells, the margin narrows: it could not learn that it is too wide."""
 _RELAX: Final = 0.01
@@ -21,7 +22,7 @@ _RELAX: Final = 0.01
 class Margin:
     """How much longer than predicted a latency has to be expected to be: a quantile of actual over predicted.
 
-    Stochastic approximation (Robbins and Monro, 1951), in the logarithm. Only requests near their limit tell.
+    Stochastic approximation (Robbins and Monro, 1951), in the logarithm.
     """
 
     __slots__ = ("_level", "_silence", "_spread", "error", "factor", "samples")
@@ -40,22 +41,35 @@ class Margin:
 
     def allowed_seconds(self, promise_seconds: float) -> float:
         """The longest prediction with which a promise is still expected to be kept."""
-        return promise_seconds / self.factor
+        small = _SMALL * promise_seconds
+        return (promise_seconds + small) / self.factor - small
 
-    def learn(self, predicted_seconds: float, actual_seconds: float, promise_seconds: float) -> None:
-        """A latency that was predicted has come out."""
-        if not (predicted_seconds > 0 and actual_seconds > 0):
-            return
-        self.samples += 1
-        weight = max(_ERROR_WEIGHT, 1 / self.samples)
-        self.error += weight * (abs(actual_seconds - predicted_seconds) / actual_seconds - self.error)
-        # Far from the limit an error decides nothing.
-        near_seconds = TUNING.near * self.allowed_seconds(promise_seconds)
-        if predicted_seconds <= near_seconds and actual_seconds <= promise_seconds:
+    def learn(
+        self,
+        predicted_seconds: float,
+        actual_seconds: float,
+        promise_seconds: float,
+        *,
+        limit_seconds: float | None = None,
+    ) -> None:
+        """A latency that was predicted has come out.
+
+        `limit_seconds`: what it may have become by requests that were let in later; then only those near the limit,
+        and broken promises, tell how wrong the limit was.
+        """
+        if not (predicted_seconds >= 0 and actual_seconds > 0 and promise_seconds > 0):
             return
         self._silence = 0
-        ratio = min(max(actual_seconds / predicted_seconds, 1 / _MOST_RATIO), _MOST_RATIO)
-        above = log(ratio / self.factor)
+        self.samples += 1
+        small = _SMALL * promise_seconds
+        weight = max(_ERROR_WEIGHT, 1 / self.samples)
+        self.error += weight * (abs(actual_seconds - predicted_seconds) / max(actual_seconds, small) - self.error)
+        if limit_seconds is not None:
+            near = limit_seconds > TUNING.near * self.allowed_seconds(promise_seconds)
+            if not near and actual_seconds <= promise_seconds:
+                return
+            predicted_seconds = limit_seconds
+        above = log((actual_seconds + small) / (predicted_seconds + small) / self.factor)
         self._spread += _SPREAD_WEIGHT * (abs(above) - self._spread)
         rate = min(TUNING.margin_rate, _OF_SPREAD * self._spread)
         step = rate * (self._level if above > 0 else self._level - 1)

@@ -14,7 +14,7 @@ class AdmissionTuning:
     """Actual over predicted latency before any request near its limit has told."""
     most_margin: float = 3.0
     """Bound of a margin: a wider one turns away all but idle paths."""
-    margin_rate: float = 0.03
+    margin_rate: float = 0.05
     """Largest step of a margin for one request, in the logarithm."""
     near: float = 0.7
     """Share of the limit, 0 to 1, above which a request is near it and tells how good the limit is."""
