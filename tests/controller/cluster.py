@@ -27,7 +27,7 @@ from fulcrum.api.worker import LoadReport, RoleRequest
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import DEPLOYMENT, EVENT, INFERENCE_CLUSTER, POD, Kube
 from fulcrum.controller.metrics import Metrics
-from fulcrum.kube import APPLY, MERGE, Api
+from fulcrum.kube import APPLY, MERGE, Api, ApiFailure
 
 BIN = Path(sys.executable).parent
 REPOSITORY = Path(__file__).parents[2]
@@ -358,9 +358,14 @@ class Kubelet:
         await asyncio.sleep(self._starts_seconds)
         if (await self._cluster.pods()).get(name, {"metadata": {"uid": ""}})["metadata"]["uid"] != uid:
             return  # it was deleted meanwhile
-        await self._cluster.set_pod_status(name)
-        address = (await self._cluster.pods())[name]["status"]["podIP"]
-        await self._stack.enter_async_context(self.agents[uid].serve(address))
+        try:
+            await self._cluster.set_pod_status(name)
+        except ApiFailure:
+            if name in await self._cluster.pods():
+                raise
+        pod = (await self._cluster.pods()).get(name)
+        if pod is not None and pod["metadata"]["uid"] == uid:  # it may be deleted at any moment
+            await self._stack.enter_async_context(self.agents[uid].serve(pod["status"]["podIP"]))
 
 
 async def settled(cluster: Cluster, ready: str, ratio: str) -> bool:
