@@ -7,11 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from tests.gateway.conftest import Answered, MakeSite, Site, eventually
-from tests.gateway.models import Cut, Model, generate, prompt_of
+from tests.gateway.conftest import Answered, Engine, MakeSite, Seen, Site, eventually
+from tests.gateway.models import Cut, Model, answer, generate, prompt_of
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import Admission, ClassMatch, QosClass
+from fulcrum.gateway.dispatch import recovery
 from fulcrum.gateway.openai import stream_log as stream_log_module
 
 PROMPT = {"model": "m", "prompt": "Say it.", "max_tokens": 40, "temperature": 0, "stream": True, "ignore_eos": True}
@@ -262,6 +263,26 @@ async def test_a_stream_waits_for_a_worker(make_site: MakeSite) -> None:
     site = await make_site(*models)
     models[0].cuts = [Cut(6, "reset")]
     check(await site.post(PROMPT), PROMPT)
+
+
+async def test_a_worker_that_never_tells_the_prompts_tokens_is_left(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "PROBE_SECONDS", 0.5)
+    site, models = await two_each(make_site)
+    cut_all(models, Cut(7, "reset"))
+    hangs = ["once"]
+
+    async def hang_once(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        if hangs and not seen.body.get("stream") and "kv_transfer_params" not in seen.body:
+            hangs.clear()
+            await asyncio.Event().wait()
+        return await answer(engine, seen, writer)
+
+    for model in models:
+        model.behave = hang_once
+    check(await asyncio.wait_for(site.post(PROMPT), 20), PROMPT)
+    assert not hangs
 
 
 async def test_a_client_that_leaves_in_between(make_site: MakeSite) -> None:

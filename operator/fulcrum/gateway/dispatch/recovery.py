@@ -12,6 +12,7 @@ import msgspec
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.continuation import Continuation, Restart
 from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.dispatch.leg_deadlines import FACTOR
 from fulcrum.gateway.dispatch.legs import LegFailedError, Legs
 from fulcrum.gateway.dispatch.resume import (
     greedy,
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 30.0
 """How long a stream waits for a worker that can take it; a client that was answered so far would rather wait."""
+PROBE_SECONDS: Final = 30.0
+"""How long, at least, a worker may take to tell a prompt's tokens, which is a prefill, before another one is asked."""
 _MANY_DOUBTS: Final = 10
 """A worker that failed so many requests in a row serves nobody: it is not the requests' fault."""
 _POLL_SECONDS: Final = 0.1
@@ -220,7 +223,11 @@ class Recovery:
 
     async def _leg(self, exchange: Exchange, worker: Worker, path: str, body: bytes) -> bytes:
         response = exchange.response
-        answer = await self._legs.run("resume", worker, path, response.request_id, body, deadline=exchange.deadline)
+        predicted_seconds = exchange.flight.route.ttft_seconds if exchange.flight is not None else 0.0
+        answer = await self._legs.run(
+            "resume", worker, path, response.request_id, body, deadline=exchange.deadline,
+            failover_deadline=self._loop.time() + max(FACTOR * predicted_seconds, PROBE_SECONDS),
+        )  # fmt: skip
         if answer.status != _OK:
             raise self._impossible(f"a worker answered {answer.status} when asked for the prompt's tokens")
         return answer.body
