@@ -92,7 +92,9 @@ class BlockStore:
             return False
         size = HEADER_BYTES + block.nbytes
         made, crowded = self._reserve(size)
-        if made is None and self.sweep(room_bytes=size):
+        if made is None:
+            if not self.sweep(room_bytes=size):
+                self._await_sweeper()
             made, crowded = self._reserve(size)
         if made is None:
             raise PoolFullError("the pool is full")
@@ -249,6 +251,14 @@ class BlockStore:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield _Count(fd)
+        finally:
+            os.close(fd)
+
+    def _await_sweeper(self) -> None:
+        """Wait for another thread or engine that makes room, as it does for the first blocks of a new pool."""
+        fd = self._open("sweeping")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
         finally:
             os.close(fd)
 
