@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from fulcrum.controller.kube import INFERENCE_CLUSTER
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 OPERATOR = "system:serviceaccount:fulcrum-system:fulcrum-operator"
 SEEDS = (1, 2, 3)
+QUIET_SECONDS = 3.0
 
 
 def revisions(pods: dict[str, Manifest]) -> set[str]:
@@ -78,6 +80,26 @@ def operator_requests(server: ApiServer) -> Counter[str]:
         counts[labels["code"]] += count
         if labels["verb"] not in {"GET", "LIST", "WATCH"}:
             counts["writes"] += count
+    return counts
+
+
+async def requests_until_quiet(server: ApiServer) -> Counter[str]:
+    """The operator's requests, once it has written nothing for `QUIET_SECONDS`.
+
+    It must become quiet, but not at once: its watch may tell of the deletion seconds after the Pods are gone, and until
+    then it replaces them (garbage, whose owner is gone).
+    """
+    counts, since = operator_requests(server), time.monotonic()
+
+    async def quiet() -> bool:
+        nonlocal counts, since
+        now = operator_requests(server)
+        if now["writes"] != counts["writes"]:
+            since = time.monotonic()
+        counts = now
+        return time.monotonic() - since >= QUIET_SECONDS
+
+    await eventually(quiet, seconds=30)
     return counts
 
 
