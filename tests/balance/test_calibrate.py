@@ -29,7 +29,8 @@ def after_a_while(traffic: Traffic, *, flipped_before_seconds: float | None = No
     snapshot = world.snapshot()
     loads = estimate(world.outlook, snapshot.workers, SLO, payback_seconds=30)
     assert isinstance(loads, LoadEstimate)
-    return calibrated(snapshot, world.now, loads, PerformanceModel({"p": SPEED}, SLO), SLO)
+    model = PerformanceModel({"p": SPEED}, SLO)
+    return calibrated(loads, model, SLO, traffic=traffic, workers=snapshot.workers, now=world.now)
 
 
 def traffic(*, attainment: float, window_seconds: float = WINDOW_SECONDS, served: float | None = None) -> Traffic:

@@ -423,9 +423,10 @@ def test_an_agent_that_did_not_hear_its_role_is_told_again() -> None:
 
 def test_a_refusal_of_the_api_server_is_in_progressing_and_stays_the_same() -> None:
     world = settled(make_spec(pool()))
-    first = with_failure(world.plan(), "pods is forbidden: exceeded quota", snapshot=world.snapshot(), now=START)
+    said = "pods is forbidden: exceeded quota"
+    first = with_failure(world.plan(), said, last=world.status, generation=1, now=START)
     snapshot = replace(world.snapshot(), status=first.status)
-    again = with_failure(plan(snapshot, START), "pods is forbidden: exceeded quota", snapshot=snapshot, now=START)
+    again = with_failure(plan(snapshot, START), said, last=first.status, generation=1, now=START)
     assert again.status == first.status
     assert condition(first, ConditionType.PROGRESSING).reason is Reason.RECONCILE_FAILED
 

@@ -105,7 +105,7 @@ def test_which_side_is_to_blame(pairs: tuple[FailingPair, ...], culprits: list[s
     ]
     # A pair whose decode worker works elsewhere blames the prefill worker only; the rest is in the table.
     reports(world, *real)
-    found = transfer_faults(world.snapshot(), world.now)
+    found = transfer_faults(tuple(world.workers.values()), world.outlook.pairs, world.status, world.now)
     assert sorted(worker.name for worker in found.culprits) == sorted(names[name] for name in culprits)
 
 

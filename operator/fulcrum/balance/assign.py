@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import msgspec
 
 from fulcrum.api.names import Role, worker_name
+from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.pools import only_role
 from fulcrum.balance.rollout import Surge
-from fulcrum.balance.snapshot import Snapshot, Worker, served_roles
+from fulcrum.balance.snapshot import Worker, served_roles
 from fulcrum.balance.split import Move
 from fulcrum.balance.standing import live
 from fulcrum.performance.layout import Layout
@@ -59,6 +60,8 @@ class Kept:
 
     workers: tuple[Worker, ...]
     surplus: tuple[Worker, ...]
+    ended: tuple[Worker, ...]
+    """Pods that are over and only take up their name."""
 
     @property
     def serving(self) -> tuple[Worker, ...]:
@@ -66,17 +69,18 @@ class Kept:
         return tuple(worker for worker in self.workers if worker.serving)
 
 
-def keep(snapshot: Snapshot, workers: Mapping[str, int], goal: Layout) -> Kept:
+def keep(workers: Sequence[Worker], counts: Mapping[str, int], goal: Layout) -> Kept:
     """Choose which workers stay. Those that drain go first, then not-ready ones, then those whose role has too many."""
     kept: list[Worker] = []
-    surplus = [w for w in snapshot.workers if w.pool not in workers and not w.deleting and not w.ended]
-    for pool, count in workers.items():
-        here = live(snapshot, pool)
+    surplus = [w for w in workers if w.pool not in counts and not w.deleting and not w.ended]
+    for pool, count in counts.items():
+        here = live(workers, pool)
         leaving = _leaving(here, len(here) - count, goal.in_pool(pool))
         gone = {worker.uid for worker in leaving}
         surplus += leaving
         kept += [worker for worker in here if worker.uid not in gone]
-    return Kept(workers=tuple(kept), surplus=tuple(surplus))
+    ended = tuple(worker for worker in workers if worker.ended and not worker.deleting)
+    return Kept(workers=tuple(kept), surplus=tuple(surplus), ended=ended)
 
 
 def _leaving(workers: tuple[Worker, ...], number: int, wanted: Mapping[Role, int]) -> list[Worker]:
@@ -127,15 +131,20 @@ def roles_after(workers: Iterable[Worker], moves: Iterable[Move], movable: froze
 
 
 def follow(
-    snapshot: Snapshot, workers: Mapping[str, int], goal: Layout, *, resting_since: datetime | None = None
+    spec: InferenceClusterSpec,
+    workers: Sequence[Worker],
+    counts: Mapping[str, int],
+    goal: Layout,
+    *,
+    resting_since: datetime | None = None,
 ) -> Assignment:
     """Lay a goal that does not come from the load over the workers, with the fewest flips (modes Manual and External).
 
     Workers whose role changed after `resting_since` keep it.
     """
-    kept = keep(snapshot, workers, goal)
-    assignment = place(snapshot, workers, kept, _keeping_roles(kept, goal, resting_since), goal)
-    return replace(assignment, slots=_take_over_empty_role(snapshot, list(assignment.slots)))
+    kept = keep(workers, counts, goal)
+    assignment = place(spec, counts, kept, _keeping_roles(kept, goal, resting_since), goal)
+    return replace(assignment, slots=_take_over_empty_role(spec, list(assignment.slots)))
 
 
 def _keeping_roles(kept: Kept, goal: Layout, resting_since: datetime | None) -> dict[str, Role]:
@@ -157,13 +166,13 @@ def _keeping_roles(kept: Kept, goal: Layout, resting_since: datetime | None) -> 
     return roles
 
 
-def _take_over_empty_role(snapshot: Snapshot, slots: list[Slot]) -> tuple[Slot, ...]:
+def _take_over_empty_role(spec: InferenceClusterSpec, slots: list[Slot]) -> tuple[Slot, ...]:
     """Give a role whose worker is gone to a serving worker of the other role, where that has two or more.
 
     The replacement gets the other role: a flip takes moments, and a start can take minutes.
     """
     served = served_roles(slot.worker for slot in slots if slot.worker is not None)
-    flexible = {pool.name for pool in snapshot.spec.pools if only_role(pool) is None}
+    flexible = {pool.name for pool in spec.pools if only_role(pool) is None}
     for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
         places = [index for index, slot in enumerate(slots) if slot.pool in flexible]
         vacant = [index for index in places if slots[index].role is role and slots[index].worker is None]
@@ -180,12 +189,12 @@ def _take_over_empty_role(snapshot: Snapshot, slots: list[Slot]) -> tuple[Slot, 
 
 
 def place(
-    snapshot: Snapshot, workers: Mapping[str, int], kept: Kept, roles: Mapping[str, Role], goal: Layout
+    spec: InferenceClusterSpec, counts: Mapping[str, int], kept: Kept, roles: Mapping[str, Role], goal: Layout
 ) -> Assignment:
     """Return the places with their workers: `roles` of those that have one, and for the others what `goal` lacks."""
     slots: list[Slot] = []
-    fixed = {pool.name: only_role(pool) for pool in snapshot.spec.pools}
-    for pool, count in workers.items():
+    fixed = {pool.name: only_role(pool) for pool in spec.pools}
+    for pool, count in counts.items():
         here = {worker.ordinal: worker for worker in kept.workers if worker.pool == pool}
         free = [n for n in range(len(here) + count) if n not in here][: count - len(here)]
         gaps = Counter(goal.in_pool(pool))
@@ -199,11 +208,7 @@ def place(
                 role = max(_ROLES, key=lambda each: gaps[each] > 0)  # prefill first
                 gaps[role] -= 1
             slots.append(Slot(pool=pool, ordinal=ordinal, role=role, worker=worker))
-    return Assignment(
-        slots=_complete(slots, fixed),
-        surplus=kept.surplus,
-        ended=tuple(worker for worker in snapshot.workers if worker.ended and not worker.deleting),
-    )
+    return Assignment(slots=_complete(slots, fixed), surplus=kept.surplus, ended=kept.ended)
 
 
 def _complete(slots: list[Slot], fixed: Mapping[str, Role | None]) -> tuple[Slot, ...]:
@@ -221,8 +226,6 @@ def _complete(slots: list[Slot], fixed: Mapping[str, Role | None]) -> tuple[Slot
     return tuple(slots)
 
 
-def free_ordinals(snapshot: Snapshot, pool: str, reserved: Iterable[int]) -> Iterator[int]:
-    """Yield the ordinals of a pool, lowest first, that no Pod has and that are not reserved."""
-    occupied = {worker.name for worker in snapshot.workers} | snapshot.taken_names
-    kept = set(reserved)
-    return (n for n in itertools.count() if n not in kept and worker_name(snapshot.name, pool, n) not in occupied)
+def free_ordinals(cluster: str, pool: str, *, taken: set[str], reserved: set[int]) -> Iterator[int]:
+    """Yield the ordinals of a pool, lowest first, that no Pod has (`taken` names) and that are not reserved."""
+    return (n for n in itertools.count() if n not in reserved and worker_name(cluster, pool, n) not in taken)

@@ -5,12 +5,13 @@ What stands is the one layout whose attainment is known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from fulcrum.balance.assign import layout_of
 from fulcrum.balance.estimate import LoadEstimate, deviation, served_share
-from fulcrum.balance.snapshot import Snapshot
+from fulcrum.balance.snapshot import Worker
 from fulcrum.balance.tuning import TUNING
 from fulcrum.load.demand import Load, Slo
 from fulcrum.load.traffic import Traffic
@@ -18,17 +19,22 @@ from fulcrum.performance.model import PerformanceModel
 
 
 def calibrated(
-    snapshot: Snapshot, now: datetime, load: LoadEstimate, model: PerformanceModel, slo: Slo
+    load: LoadEstimate,
+    model: PerformanceModel,
+    slo: Slo,
+    *,
+    traffic: Traffic | None,
+    workers: Sequence[Worker],
+    now: datetime,
 ) -> LoadEstimate | None:
     """Return the estimate as heavy as what was measured makes it; None where the model agrees, or nothing compares.
 
     Only what was measured with the present roles counts: while the window reaches back beyond a change there is nothing
     to compare.
     """
-    traffic = snapshot.outlook.traffic
-    if traffic is None or load.current.rate <= 0 or not _stood(snapshot, now, traffic, model):
+    if traffic is None or load.current.rate <= 0 or not _stood(workers, now, traffic, model):
         return None
-    standing = layout_of(worker for worker in snapshot.workers if worker.serving)
+    standing = layout_of(worker for worker in workers if worker.serving)
     measured, expected = served_share(traffic), model.attainment(standing, load.current)
     late = (traffic.ttft_p90_seconds or 0.0) > slo.ttft_seconds
     slow = (traffic.tpot_p90_seconds or 0.0) > slo.tpot_seconds
@@ -49,13 +55,13 @@ def calibrated(
     return replace(load, current=more, lower=load.lower.plus(more, less=load.current)) if low > 1.0 else None
 
 
-def _stood(snapshot: Snapshot, now: datetime, traffic: Traffic, model: PerformanceModel) -> bool:
+def _stood(workers: Sequence[Worker], now: datetime, traffic: Traffic, model: PerformanceModel) -> bool:
     """Report whether the workers that serve now are those that were measured, and the model knows them all."""
     since = now - timedelta(seconds=traffic.served_window_seconds or traffic.window_seconds)
-    serving = [worker for worker in snapshot.workers if worker.serving]
+    serving = [worker for worker in workers if worker.serving]
     changes = [moment for worker in serving for moment in (worker.role_since, worker.ready_since) if moment is not None]
     return (
         all(model.knows(worker.pool) for worker in serving)
         and all(moment <= since for moment in changes)
-        and not any(worker.draining_since for worker in snapshot.workers)
+        and not any(worker.draining_since for worker in workers)
     )

@@ -8,7 +8,14 @@ from datetime import UTC, datetime
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import AdmissionPolicy, Condition, ConditionStatus, ConditionType, InferenceClusterStatus
+from fulcrum.api.types import (
+    AdmissionPolicy,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    InferenceClusterSpec,
+    InferenceClusterStatus,
+)
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decision import Decision
@@ -16,9 +23,9 @@ from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, names_of, wo
 from fulcrum.balance.kv_tiers import pool_fault, restoring_notes
 from fulcrum.balance.rejecting import rejecting
 from fulcrum.balance.rollout import halted_message
-from fulcrum.balance.snapshot import Snapshot, served_roles
+from fulcrum.balance.snapshot import GatewayState, Snapshot, Worker, served_roles
 from fulcrum.balance.target import ratio_text
-from fulcrum.balance.transfers import transfer_fault
+from fulcrum.balance.transfers import transfer_fault, transfer_faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +69,17 @@ def settle(
     return tuple(merged[kind] for kind in ConditionType if kind in merged)
 
 
-def available(snapshot: Snapshot) -> Finding:
+def available(workers: Iterable[Worker], gateway: GatewayState) -> Finding:
     """Available: a gateway is ready, and every kind of work has a ready worker."""
     kind = ConditionType.AVAILABLE
-    served = served_roles(snapshot.workers)
+    served = served_roles(workers)
     missing = [role.value for role in (Role.PREFILL, Role.DECODE) if role not in served]
     # Workers first: a gateway without workers is not ready either, and that would hide the cause.
     if len(missing) == 2:
         return Finding(type=kind, status=False, reason=Reason.NO_READY_WORKERS, message="No worker is ready.")
     if missing:
         return Finding(type=kind, status=False, reason=Reason.ROLE_EMPTY, message=f"No {missing[0]} worker is ready.")
-    if snapshot.gateway.ready < 1:
+    if gateway.ready < 1:
         return Finding(type=kind, status=False, reason=Reason.GATEWAY_NOT_READY, message="No gateway replica is ready.")
     return Finding(type=kind, status=True, reason=Reason.READY, message="Prefill and decode are served.")
 
@@ -83,7 +90,7 @@ def progressing(
     """Progressing: the cluster is on its way to what the spec says, or to what the load asks for."""
     finding = _progress(snapshot, decision.assignment, actions, halted)
     reason, notes = _notes(decision)
-    notes += restoring_notes(snapshot)
+    notes += restoring_notes(snapshot.workers)
     ready = sum(worker.ready and not worker.deleting for worker in snapshot.workers)
     if finding.status and 0 < ready <= least_available:
         notes.append("No further worker may be evicted until the next one is ready: a node drain waits for it.")
@@ -119,7 +126,7 @@ def _progress(
         return Finding(type=kind, status=True, reason=Reason.WORKER_DRAINING, message=f"Removing {names}.")
     missing = [s for s in assignment.slots if s.worker is None or not s.worker.ready]
     if halted and not missing:
-        message = halted_message(snapshot, sorted(halted))
+        message = halted_message(sorted(halted), cluster=snapshot.name, generation=snapshot.generation)
         return Finding(type=kind, status=False, reason=Reason.ROLLOUT_HALTED, message=message)
     if missing or assignment.surge.coming or any(isinstance(a, CreateWorker) for a in actions):
         total = len(assignment.slots)
@@ -177,26 +184,30 @@ def _worst(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now: 
     if snapshot.refused:
         said = (f"No worker of pool {pool} is made: {why.message}" for pool, why in snapshot.refused.items())
         return next(iter(snapshot.refused.values())).reason, " ".join(said)
-    fault = worker_fault(snapshot, now) or transfer_fault(snapshot, now) or pool_fault(snapshot)
+    spec, workers, known = snapshot.spec, snapshot.workers, snapshot.outlook
+    fault = (
+        worker_fault(workers, spec, now)
+        or transfer_fault(transfer_faults(workers, known.pairs, snapshot.status, now))
+        or pool_fault(spec, workers)
+    )
     if fault is not None:
         return fault
     if decision.trace.failure is not None:
         return Reason.PLAN_FAILED, _plan_failed(decision.trace.failure)
     if halted:
-        return Reason.ROLLOUT_HALTED, halted_message(snapshot, sorted(halted))
-    rejected = rejecting(snapshot)
+        message = halted_message(sorted(halted), cluster=snapshot.name, generation=snapshot.generation)
+        return Reason.ROLLOUT_HALTED, message
+    rejected = rejecting(known.traffic, spec, workers, snapshot.status)
     if decision.trace.over_capacity:
-        return Reason.OVER_CAPACITY, _over_capacity(snapshot, rejected)
+        return Reason.OVER_CAPACITY, _over_capacity(spec, rejected)
     return None if rejected is None else (Reason.REQUESTS_REJECTED, rejected)
 
 
-def _over_capacity(snapshot: Snapshot, rejected: str | None) -> str:
-    most = sum(pool.workers.max for pool in snapshot.spec.pools)
+def _over_capacity(spec: InferenceClusterSpec, rejected: str | None) -> str:
+    most = sum(pool.workers.max for pool in spec.pools)
     said = f"More arrives than all {most} workers can serve within spec.slo."
     if rejected is not None:
         return f"{said} {rejected}"
-    pools = ", ".join(f"{pool.name} ({pool.workers.max})" for pool in snapshot.spec.pools)
-    shed = (
-        ", or turn requests away with spec.admission" if snapshot.spec.admission.policy is AdmissionPolicy.OFF else ""
-    )
+    pools = ", ".join(f"{pool.name} ({pool.workers.max})" for pool in spec.pools)
+    shed = ", or turn requests away with spec.admission" if spec.admission.policy is AdmissionPolicy.OFF else ""
     return f"{said} Raise workers.max of a pool: {pools}; or widen spec.slo{shed}."

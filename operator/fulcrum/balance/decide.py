@@ -9,7 +9,7 @@ from datetime import datetime
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType
+from fulcrum.api.types import BalanceMode, InferenceClusterSpec
 from fulcrum.balance.assign import Assignment, Kept, follow, keep, layout_of, layout_of_places, place, roles_after
 from fulcrum.balance.best_split import splits
 from fulcrum.balance.decision import Decision, Reasons, Trace
@@ -31,16 +31,18 @@ from fulcrum.performance.model import PerformanceModel
 def manual(snapshot: Snapshot) -> Decision:
     """Return what is to be done in mode Manual: the workers and the ratio of the spec."""
     target = make_target(snapshot.spec)
-    there = {pool: Counter(w.role for w in live(snapshot, pool)) for pool in target.workers}
+    there = {pool: Counter(w.role for w in live(snapshot.workers, pool)) for pool in target.workers}
     # What flips while no worker serves a role takes that role over, whatever else it is for.
     reasons = Reasons(flip=Reason.ROLE_EMPTY) if len(served_roles(snapshot.workers)) == 1 else Reasons()
     goal = layout_of_target(target, there)
-    return Decision(target=target, assignment=follow(snapshot, target.workers, goal), reasons=reasons)
+    return Decision(
+        target=target, assignment=follow(snapshot.spec, snapshot.workers, target.workers, goal), reasons=reasons
+    )
 
 
 def decide(snapshot: Snapshot, now: datetime) -> Decision:
     """Return what is to be done in modes Auto and Observe."""
-    held = standing_workers(snapshot)
+    held = standing_workers(snapshot.spec, snapshot.workers, snapshot.status.roles)
     inputs = gather(snapshot, now)
     observing = snapshot.spec.balance.mode is BalanceMode.OBSERVE
     if isinstance(inputs, Unknown):
@@ -54,24 +56,20 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
 
 
 def _decide(inputs: Inputs, held: Mapping[str, int]) -> Decision:
-    snapshot, load = inputs.snapshot, inputs.load
-    divided = any(worker.role in (Role.PREFILL, Role.DECODE) for worker in snapshot.workers if worker.serving)
-    sized = size(
-        snapshot, inputs.now, held, load=load, model=inputs.model, divided=divided, was_over=_said_over(snapshot)
-    )
+    sized = size(inputs, held)
     goal = _goal(inputs, sized)
-    kept = keep(snapshot, sized.workers, goal)
+    kept = keep(inputs.workers, sized.workers, goal)
     if _forces_early_flip(inputs, sized, kept):
         sized = replace(sized, workers=dict(held), reason=None, considered=())
         goal = _goal(inputs, sized)
-        kept = keep(snapshot, sized.workers, goal)
-    coming = _coming(snapshot, sized.workers, kept, goal)
+        kept = keep(inputs.workers, sized.workers, goal)
+    coming = _coming(inputs.spec, sized.workers, kept, goal)
     changes = role_changes(inputs, kept, coming)
     assignment = _assign(
-        snapshot, sized.workers, kept, goal, moves=changes.moves, movable=changes.movable, coming=coming
+        inputs.spec, sized.workers, kept, goal, moves=changes.moves, movable=changes.movable, coming=coming
     )
     return Decision(
-        target=_target(snapshot, sized.workers, assignment),
+        target=_target(inputs.spec, sized.workers, assignment),
         assignment=assignment,
         reasons=_reasons(inputs, held, sized, changes),
         trace=_trace(inputs, sized, changes, assignment, goal),
@@ -90,7 +88,7 @@ def _reasons(inputs: Inputs, held: Mapping[str, int], sized: Sizing, changes: Ro
 
 def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assignment, goal: Layout) -> Trace:
     load = inputs.load.current
-    expected = PerformanceModel(inputs.snapshot.outlook.speeds, inputs.promise)
+    expected = PerformanceModel(inputs.outlook.speeds, inputs.promise)
     serving = [(s.pool, s.role) for s in assignment.slots if s.worker is not None and s.worker.serving]
     result = layout_of_places(serving) if serving else goal
     known = load.rate > 0 and all(expected.knows(pool) for pool in result.pools)
@@ -105,32 +103,37 @@ def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assi
 
 def _goal(inputs: Inputs, sized: Sizing) -> Layout:
     """Return the roles that all workers together would best have; for places that have none yet."""
-    snapshot, load = inputs.snapshot, inputs.load
-    live = [w for w in snapshot.workers if not w.deleting and not w.ended]
+    load = inputs.load
+    live = [w for w in inputs.workers if not w.deleting and not w.ended]
     placed = Counter(w.pool for w in live if w.role is not Role.DRAINING)
     if sized.workers == {pool: placed[pool] for pool in sized.workers}:
-        return layout_of(snapshot.workers)  # no worker comes or goes
+        return layout_of(inputs.workers)  # no worker comes or goes
     there = Counter(w.pool for w in live)
-    desired = sum(counts.desired for counts in snapshot.status.roles.values())
+    desired = sum(counts.desired for counts in inputs.status.roles.values())
     if sized.workers == {pool: there[pool] for pool in sized.workers} and desired == sum(sized.workers.values()):
         # A worker that drains to change its role gets the one that it was told to drain for. Meanwhile the load cannot
         # be judged as it was then: what is measured during a change corrects nothing.
-        return held_layout(snapshot, sized.workers)
+        return _held_layout(inputs, sized.workers)
     ahead = load.current if sized.reason is Reason.LOAD_FELL else load.current.at_least(load.forecast)
     found = splits(inputs.pools, sized.workers, inputs.model, ahead) if ahead.rate > 0 else ()
     if found:
         return found[0]
     # Nothing arrives: what stands is held, and fewer workers begin anew.
     if sized.reason is None:
-        return held_layout(snapshot, sized.workers)
-    return first_layout(snapshot.spec, sized.workers, snapshot.outlook.speeds)
+        return _held_layout(inputs, sized.workers)
+    return first_layout(inputs.spec, sized.workers, inputs.outlook.speeds)
 
 
-def _coming(snapshot: Snapshot, workers: Mapping[str, int], kept: Kept, goal: Layout) -> dict[str, Role]:
+def _held_layout(inputs: Inputs, held: Mapping[str, int]) -> Layout:
+    roles, speeds = inputs.status.roles, inputs.outlook.speeds
+    return held_layout(inputs.spec, held, workers=inputs.workers, roles=roles, speeds=speeds)
+
+
+def _coming(spec: InferenceClusterSpec, workers: Mapping[str, int], kept: Kept, goal: Layout) -> dict[str, Role]:
     """Return the role that each worker that drains, and stays, gets afterwards; by name."""
     if not any(worker.role is Role.DRAINING for worker in kept.workers):
         return {}
-    assignment = _assign(snapshot, workers, kept, goal, moves=(), movable=frozenset())
+    assignment = _assign(spec, workers, kept, goal, moves=(), movable=frozenset())
     return {worker.name: role for worker, role in assignment.kept if worker.role is Role.DRAINING}
 
 
@@ -138,16 +141,17 @@ def hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair: 
     """Keep what stands and replace what died; a cluster with nothing at all starts small, in Observe as in Manual."""
     if not repair and not snapshot.workers and not snapshot.status.roles:
         return manual(snapshot)
-    goal = held_layout(snapshot, held)
-    kept = keep(snapshot, held, goal)
-    moves = repairs(snapshot, kept, now) if repair else ()
-    assignment = _assign(snapshot, held, kept, goal, moves=moves, movable=frozenset(w.name for w in kept.serving))
+    spec, workers, roles = snapshot.spec, snapshot.workers, snapshot.status.roles
+    goal = held_layout(spec, held, workers=workers, roles=roles, speeds=snapshot.outlook.speeds)
+    kept = keep(workers, held, goal)
+    moves = repairs(spec, workers, kept, now) if repair else ()
+    assignment = _assign(spec, held, kept, goal, moves=moves, movable=frozenset(w.name for w in kept.serving))
     reasons = Reasons(flip=Reason.ROLE_EMPTY if moves else Reason.ROLE_FLIPPED)
-    return Decision(target=_target(snapshot, held, assignment), assignment=assignment, reasons=reasons)
+    return Decision(target=_target(spec, held, assignment), assignment=assignment, reasons=reasons)
 
 
 def _assign(
-    snapshot: Snapshot,
+    spec: InferenceClusterSpec,
     workers: Mapping[str, int],
     kept: Kept,
     goal: Layout,
@@ -158,11 +162,11 @@ def _assign(
 ) -> Assignment:
     roles = roles_after(kept.serving, moves, movable) | dict(coming or {})
     roles |= {w.name: w.role for w in kept.workers if not w.serving and w.role is not Role.DRAINING}
-    return place(snapshot, workers, kept, roles, goal)
+    return place(spec, workers, kept, roles, goal)
 
 
-def _target(snapshot: Snapshot, workers: Mapping[str, int], assignment: Assignment) -> Target:
-    fixed = {pool.name: role for pool in snapshot.spec.pools if (role := only_role(pool)) is not None}
+def _target(spec: InferenceClusterSpec, workers: Mapping[str, int], assignment: Assignment) -> Target:
+    fixed = {pool.name: role for pool in spec.pools if (role := only_role(pool)) is not None}
     return Target(workers=dict(workers), fixed=fixed, roles=Counter(slot.role for slot in assignment.slots))
 
 
@@ -172,10 +176,3 @@ def _forces_early_flip(inputs: Inputs, sized: Sizing, kept: Kept) -> bool:
         return False
     settled = {worker.uid for worker in dwelled(inputs, kept)}
     return any(worker.role is not Role.MIXED and worker.uid not in settled for worker in kept.serving)
-
-
-def _said_over(snapshot: Snapshot) -> bool:
-    return any(
-        c.type is ConditionType.DEGRADED and c.status is ConditionStatus.TRUE and c.reason is Reason.OVER_CAPACITY
-        for c in snapshot.status.conditions
-    )

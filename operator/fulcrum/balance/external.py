@@ -45,7 +45,7 @@ def follow_scales(snapshot: Snapshot, now: datetime) -> Decision:
             fixed={pool.name: role for pool in spec.pools if (role := only_role(pool)) is not None},
             roles={role: goal.count(role) for role in _ROLES},
         ),
-        assignment=follow(snapshot, workers, goal, resting_since=resting_since),
+        assignment=follow(spec, snapshot.workers, workers, goal, resting_since=resting_since),
         reasons=Reasons(
             flip=Reason.SCALE_REQUESTED,
             create=Reason.SCALE_REQUESTED if grows else Reason.WORKER_CREATED,

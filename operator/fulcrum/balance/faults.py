@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -10,7 +10,7 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_STALLED
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import Worker
 
 ENGINE_LINES_BYTES: Final = 1024
 """How much of the engine's last output a condition repeats."""
@@ -30,12 +30,12 @@ DEADLINE_MARGIN: Final = timedelta(seconds=180)
 """Beyond `engine.startTimeout`: the agent and the kubelet give up first, and what they say is more precise."""
 
 
-def worker_fault(snapshot: Snapshot, now: datetime) -> tuple[Reason, str] | None:
+def worker_fault(workers: Iterable[Worker], spec: InferenceClusterSpec, now: datetime) -> tuple[Reason, str] | None:
     """Return the fault of workers that most needs a human, with a message; None where there is none."""
     for reason, applies, message in _FAULTS:
-        found = sorted((w for w in snapshot.workers if applies(w, snapshot.spec, now)), key=lambda w: w.name)
+        found = sorted((w for w in workers if applies(w, spec, now)), key=lambda w: w.name)
         if found:
-            return reason, message(found, snapshot.spec)
+            return reason, message(found, spec)
     return None
 
 

@@ -7,12 +7,14 @@ from datetime import datetime
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import AdmissionPolicy
+from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance.calibrate import calibrated
 from fulcrum.balance.estimate import LoadEstimate, Unknown, estimate
+from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.pools import PoolBounds, bounds_of
-from fulcrum.balance.snapshot import Snapshot
+from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.load.demand import Slo, promised
+from fulcrum.load.traffic import Traffic
 from fulcrum.performance.model import PerformanceModel, reachable
 
 
@@ -20,7 +22,11 @@ from fulcrum.performance.model import PerformanceModel, reachable
 class Inputs:
     """What is known about one cluster: enough to decide by."""
 
-    snapshot: Snapshot
+    spec: InferenceClusterSpec
+    workers: tuple[Worker, ...]
+    status: InferenceClusterStatus
+    """As it stands: what the last decision wanted, and what was said of it."""
+    outlook: Outlook
     now: datetime
     load: LoadEstimate
     model: PerformanceModel
@@ -37,7 +43,7 @@ class Inputs:
         """The pools whose speed is known."""
         return [
             bounds_of(pool, low=pool.workers.min, high=pool.workers.max)
-            for pool in self.snapshot.spec.pools
+            for pool in self.spec.pools
             if self.model.knows(pool.name)
         ]
 
@@ -61,7 +67,7 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
         names = ", ".join(missing or [pool.name for pool in spec.pools])
         return Unknown(message=f"It is not known yet how fast the workers of pool {names} are.")
     promise = promised(spec)
-    load = estimate(outlook, snapshot.workers, promise, payback_seconds=payback_seconds(snapshot))
+    load = estimate(outlook, snapshot.workers, promise, payback_seconds=payback_seconds(spec, outlook.traffic))
     if isinstance(load, Unknown):
         return load
     turns_away = spec.admission.policy is not AdmissionPolicy.OFF
@@ -71,9 +77,12 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
     )
     if flips_model.slo == model.slo:
         flips_model = model
-    changed = calibrated(snapshot, now, load, model, promise)
+    changed = calibrated(load, model, promise, traffic=outlook.traffic, workers=snapshot.workers, now=now)
     return Inputs(
-        snapshot=snapshot,
+        spec=spec,
+        workers=snapshot.workers,
+        status=snapshot.status,
+        outlook=outlook,
         now=now,
         load=changed or load,
         model=model,
@@ -83,8 +92,7 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
     )
 
 
-def payback_seconds(snapshot: Snapshot) -> float:
+def payback_seconds(spec: InferenceClusterSpec, traffic: Traffic | None) -> float:
     """Return how long a flip may take to pay for itself: its dwell, or without one as long as the load was watched."""
-    dwell = seconds(snapshot.spec.balance.flip.min_dwell)
-    traffic = snapshot.outlook.traffic
+    dwell = seconds(spec.balance.flip.min_dwell)
     return dwell if dwell > 0 else max(traffic.window_seconds if traffic is not None else 0.0, 1.0)

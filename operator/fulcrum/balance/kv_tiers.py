@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fulcrum.api.reasons import Reason
+from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.faults import names_of
 from fulcrum.balance.revision import kv_pool_claim
-from fulcrum.balance.snapshot import Snapshot
+from fulcrum.balance.snapshot import Worker
 
 _PROBLEMS = {
     "readOnly": "the workers may not write to it; see its access mode, and whether group 10001 may write",
@@ -16,11 +19,11 @@ _PROBLEMS = {
 }
 
 
-def pool_fault(snapshot: Snapshot) -> tuple[Reason, str] | None:
+def pool_fault(spec: InferenceClusterSpec, workers: Iterable[Worker]) -> tuple[Reason, str] | None:
     """Return what is wrong with the KV pool; None while it works. Without figures: each change would be a write."""
-    claim = kv_pool_claim(snapshot.spec)
+    claim = kv_pool_claim(spec)
     failing: dict[str, list[str]] = {}
-    for worker in snapshot.workers:
+    for worker in workers:
         offload = worker.load.offload if worker.load is not None else None
         if offload is not None and offload.pool is not None and offload.pool.problem is not None:
             failing.setdefault(offload.pool.problem, []).append(worker.name)
@@ -36,11 +39,11 @@ def pool_fault(snapshot: Snapshot) -> tuple[Reason, str] | None:
     )
 
 
-def restoring_notes(snapshot: Snapshot) -> list[str]:
+def restoring_notes(workers: Iterable[Worker]) -> list[str]:
     """Return why KV comes back otherwise than the spec asks."""
     reasons = {
         worker.load.offload.reason
-        for worker in snapshot.workers
+        for worker in workers
         if worker.load is not None and worker.load.offload is not None and worker.load.offload.reason is not None
     }
     return [f"KV comes back by policy load: {reason}." for reason in sorted(reasons)]

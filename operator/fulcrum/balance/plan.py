@@ -100,7 +100,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     """Decide what to do next about one InferenceCluster. `now` is an aware time."""
     snapshot = with_revisions(snapshot.as_of(now))
     halted = frozenset(halted_pools(snapshot))
-    surge = surge_of(snapshot)
+    surge = surge_of(snapshot.workers)
     # A worker that is to replace another one and that other one are one place.
     seen = replace(snapshot, workers=tuple(w for w in snapshot.workers if w.uid not in surge.uids))
     decision = _with_surge(_choose(seen, now), surge, halted)
@@ -110,7 +110,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     return Plan(
         actions=actions,
         status=status,
-        events=_events(snapshot, status),
+        events=_events(snapshot.status, status),
         requeue_after_seconds=_requeue_seconds(snapshot, actions, status),
         least_available=least_available,
         target=(decision.proposal or decision).target.counts(),
@@ -130,7 +130,8 @@ def _choose(snapshot: Snapshot, now: datetime) -> Decision:
     except Exception as error:  # noqa: BLE001 (a defect in the balance must not keep dead workers from being replaced)
         # Without speeds and load: nothing is left that the performance model could trip over again.
         blind = replace(snapshot, outlook=Outlook())
-        held = hold(blind, standing_workers(blind), now, repair=False)
+        counts = standing_workers(snapshot.spec, snapshot.workers, snapshot.status.roles)
+        held = hold(blind, counts, now, repair=False)
         return replace(held, trace=Trace(failure=error))
 
 
@@ -146,7 +147,12 @@ def _actions(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now
     needed = frozenset[Role]().union(*(roles_served(role) for role in assignment.roles))
     context = StepContext(
         now=now,
-        snapshot=snapshot,
+        cluster=snapshot.name,
+        spec=snapshot.spec,
+        workers=snapshot.workers,
+        status=snapshot.status,
+        pairs=snapshot.outlook.pairs,
+        taken_names=snapshot.taken_names,
         target=decision.target,
         assignment=assignment,
         halted=halted,
@@ -188,8 +194,8 @@ def _least_available(snapshot: Snapshot, decision: Decision, now: datetime) -> i
     return max(able - 1, min(able, 1) if len(slots) > 1 else 0)
 
 
-def _events(snapshot: Snapshot, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
-    before = {c.type: c for c in snapshot.status.conditions}.get(ConditionType.DEGRADED)
+def _events(last: InferenceClusterStatus, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
+    before = {c.type: c for c in last.conditions}.get(ConditionType.DEGRADED)
     after = next(c for c in status.conditions if c.type is ConditionType.DEGRADED)
     standing = before is not None and before.status is ConditionStatus.TRUE and before.reason is after.reason
     if after.status is not ConditionStatus.TRUE or standing:
@@ -213,16 +219,25 @@ def _requeue_seconds(snapshot: Snapshot, actions: tuple[Action, ...], status: In
 
 
 def with_failure(
-    result: Plan, message: str, *, snapshot: Snapshot, now: datetime, reason: Reason = Reason.RECONCILE_FAILED
+    result: Plan,
+    message: str,
+    *,
+    last: InferenceClusterStatus,
+    generation: int,
+    now: datetime,
+    reason: Reason = Reason.RECONCILE_FAILED,
 ) -> Plan:
-    """Return the plan with Progressing saying that something could not be done; a taken name degrades, too."""
+    """Return the plan with Progressing saying that something could not be done; a taken name degrades, too.
+
+    `last` is the status that stands: transition times are carried over from it.
+    """
     text = first_bytes(message, ENGINE_LINES_BYTES)
     findings = [Finding(type=ConditionType.PROGRESSING, status=False, reason=reason, message=text)]
     if reason is Reason.NAME_TAKEN:
         findings.append(Finding(type=ConditionType.DEGRADED, status=True, reason=reason, message=text))
     replaced = {finding.type for finding in findings}
     others = tuple(c for c in result.status.conditions if c.type not in replaced)
-    before = tuple(c for c in snapshot.status.conditions if c.type in replaced)
+    before = tuple(c for c in last.conditions if c.type in replaced)
     base = msgspec.structs.replace(result.status, conditions=(*others, *before))
-    conditions = settle(findings, status=base, generation=snapshot.generation, now=now)
+    conditions = settle(findings, status=base, generation=generation, now=now)
     return replace(result, status=msgspec.structs.replace(result.status, conditions=conditions))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType
-from fulcrum.balance.snapshot import Snapshot
+from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType, InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.balance.snapshot import Worker
 from fulcrum.balance.tuning import TUNING
 from fulcrum.load.traffic import Traffic
 
@@ -30,47 +30,48 @@ _FIRST: Final[Mapping[BalanceMode, str]] = {
 """What is to be tried before more workers."""
 
 
-def rejecting(snapshot: Snapshot) -> str | None:
+def rejecting(
+    traffic: Traffic | None, spec: InferenceClusterSpec, workers: Iterable[Worker], status: InferenceClusterStatus
+) -> str | None:
     """Return what to say about requests that are turned away for want of capacity; None while they are few.
 
-    Without exact figures, which never stand still: the share is in the status.
+    Without exact figures, which never stand still: the share is in the status. `status` is the one that stands.
     """
-    traffic = snapshot.outlook.traffic
     if traffic is None:
         return None
     rejected = {reason: share for reason, share in traffic.rejections.items() if reason in _SHORT_OF}
     total = sum(rejected.values())
-    if not _worth_saying(snapshot, traffic, total):
+    if not _worth_saying(traffic, total, spec=spec, status=status):
         return None
     much = next(words for least, words in _SHARES if total >= least)
     reason = max(rejected, key=lambda each: rejected[each])
-    return (
-        f"{much} of all requests are turned away, most of them for {reason}: {_SHORT_OF[reason]}. {_advice(snapshot)}"
-    )
+    advice = _advice(spec, serving=sum(worker.serving for worker in workers))
+    return f"{much} of all requests are turned away, most of them for {reason}: {_SHORT_OF[reason]}. {advice}"
 
 
-def _worth_saying(snapshot: Snapshot, traffic: Traffic, total: float) -> bool:
-    allowed = 1 - snapshot.spec.slo.attainment
+def _worth_saying(
+    traffic: Traffic, total: float, *, spec: InferenceClusterSpec, status: InferenceClusterStatus
+) -> bool:
+    allowed = 1 - spec.slo.attainment
     said = any(
         c.type is ConditionType.DEGRADED and c.status is ConditionStatus.TRUE and c.reason is Reason.REQUESTS_REJECTED
-        for c in snapshot.status.conditions
+        for c in status.conditions
     )
     if said:
         return total > TUNING.rejections_end * allowed
     return total > allowed and traffic.rate * traffic.window_seconds >= TUNING.rejections_least
 
 
-def _advice(snapshot: Snapshot) -> str:
-    pools = snapshot.spec.pools
-    there = sum(1 for worker in snapshot.workers if worker.serving)
+def _advice(spec: InferenceClusterSpec, *, serving: int) -> str:
+    pools = spec.pools
     most = sum(pool.workers.max for pool in pools)
-    if there < most:
-        if snapshot.spec.balance.mode is BalanceMode.AUTO:
-            return f"{there} of at most {most} workers serve; the balance adds more where they help."
-        if snapshot.spec.balance.mode is BalanceMode.EXTERNAL:
-            return f"{there} of at most {most} workers serve: raise the replicas of its InferenceScales."
-        ratio = ", or at spec.balance.ratio" if snapshot.spec.balance.mode is BalanceMode.MANUAL else ""
-        return f"{there} of at most {most} workers serve: look at those that do not{ratio}."
+    if serving < most:
+        if spec.balance.mode is BalanceMode.AUTO:
+            return f"{serving} of at most {most} workers serve; the balance adds more where they help."
+        if spec.balance.mode is BalanceMode.EXTERNAL:
+            return f"{serving} of at most {most} workers serve: raise the replicas of its InferenceScales."
+        ratio = ", or at spec.balance.ratio" if spec.balance.mode is BalanceMode.MANUAL else ""
+        return f"{serving} of at most {most} workers serve: look at those that do not{ratio}."
     bounds = ", ".join(f"{pool.name} ({pool.workers.max})" for pool in pools)
-    first = _FIRST[snapshot.spec.balance.mode]
+    first = _FIRST[spec.balance.mode]
     return f"All {most} workers serve: {first}raise workers.max of a pool: {bounds}; or widen spec.slo."

@@ -21,7 +21,7 @@ def replace_stale(context: StepContext) -> Iterator[Action]:
         if worker.stale and not worker.ready and worker.role is not Role.DRAINING:
             yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REPLACED)
     blocked: list[Worker] = []
-    for pool in context.snapshot.spec.pools:
+    for pool in context.spec.pools:
         if pool.name not in context.halted:
             yield from _replace_in(context, pool, blocked)
     if blocked and not _rollout_busy(context):
@@ -47,14 +47,14 @@ def _replace_in(context: StepContext, pool: Pool, blocked: list[Worker]) -> Iter
 
 def restart_cut_off(context: StepContext) -> Iterator[Action]:
     """Make a worker anew that cannot move KV to or from any peer: one at a time, with ever longer pauses."""
-    faults = transfer_faults(context.snapshot, context.now)
+    faults = transfer_faults(context.workers, context.pairs, context.status, context.now)
     if not faults.culprits or _rollout_busy(context):
         return
     kept = {worker.uid for worker, _ in context.assignment.kept}
     due = [
         worker
         for worker in faults.culprits
-        if worker.uid in kept and not worker.stale and may_restart(context.snapshot, worker, context.now)
+        if worker.uid in kept and not worker.stale and may_restart(worker, context.status, context.now)
     ]
     for worker in due:
         if context.guard.allow(worker, Role.DRAINING):
@@ -78,9 +78,7 @@ def _cover(context: StepContext, blocked: Worker, reason: Reason = Reason.WORKER
 
 def _rollout_busy(context: StepContext) -> bool:
     """Report whether some worker is away already: replacement is one at a time over the whole cluster."""
-    return any(_away(slot) for slot in context.assignment.slots) or any(
-        worker.deleting for worker in context.snapshot.workers
-    )
+    return any(map(_away, context.assignment.slots)) or any(worker.deleting for worker in context.workers)
 
 
 def _away(slot: Slot) -> bool:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import FlipStyle
+from fulcrum.api.types import FlipStyle, InferenceClusterSpec
 from fulcrum.balance.assign import Kept, layout_of, layout_of_places
 from fulcrum.balance.inputs import Inputs, payback_seconds
 from fulcrum.balance.pools import only_role
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import Worker
 from fulcrum.balance.split import Considered, Move, Stakes, after, split
 from fulcrum.balance.tuning import TUNING
 from fulcrum.performance.layout import Layout
@@ -39,16 +39,16 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
 
     Those that drain count by the role that they get (`coming`): no other worker flips for what they are about to do.
     """
-    repair = repairs(inputs.snapshot, kept, inputs.now)
+    repair = repairs(inputs.spec, inputs.workers, kept, inputs.now)
     if repair:
         movable = frozenset(worker.name for worker in kept.serving)
         return RoleChanges(moves=repair, reason=Reason.ROLE_EMPTY, movable=movable)
     settled = dwelled(inputs, kept)
     there = [worker for worker in kept.workers if worker.serving or worker.name in coming]
     standing = layout_of_places((worker.pool, coming.get(worker.name, worker.role)) for worker in there)
-    flexible = {pool.name for pool in inputs.snapshot.spec.pools if only_role(pool) is None}
+    flexible = {pool.name for pool in inputs.spec.pools if only_role(pool) is None}
     able = Counter((worker.pool, worker.role) for worker in settled if worker.pool in flexible)
-    immediate = inputs.snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE
+    immediate = inputs.spec.balance.flip.style is FlipStyle.IMMEDIATE
     flips = split(
         inputs.pools,
         standing,
@@ -56,7 +56,7 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
         load=inputs.load,
         model=inputs.flips_model,
         stakes=Stakes(
-            payback_seconds=payback_seconds(inputs.snapshot),
+            payback_seconds=payback_seconds(inputs.spec, inputs.outlook.traffic),
             cost_workers=TUNING.immediate_cost if immediate else TUNING.drain_cost,
         ),
     )
@@ -71,20 +71,20 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
 
 def dwelled(inputs: Inputs, kept: Kept) -> list[Worker]:
     """Return the serving workers that have had their role for the dwell time."""
-    since = inputs.now - timedelta(seconds=seconds(inputs.snapshot.spec.balance.flip.min_dwell))
+    since = inputs.now - timedelta(seconds=seconds(inputs.spec.balance.flip.min_dwell))
     return [worker for worker in kept.serving if worker.role_since is None or worker.role_since <= since]
 
 
-def repairs(snapshot: Snapshot, kept: Kept, now: datetime) -> tuple[Move, ...]:
+def repairs(spec: InferenceClusterSpec, workers: Iterable[Worker], kept: Kept, now: datetime) -> tuple[Move, ...]:
     """Return the flip by which a role that no worker serves is taken over; an only worker does both.
 
     A cluster that has just started is not broken: its other workers come, too.
     """
-    if layout_of(worker for worker in snapshot.workers if worker.serving).complete:
+    if layout_of(worker for worker in workers if worker.serving).complete:
         return ()
     standing = layout_of(kept.serving)
-    flexible = {pool.name for pool in snapshot.spec.pools if only_role(pool) is None}
-    settled = timedelta(seconds=seconds(snapshot.spec.balance.flip.min_dwell))
+    flexible = {pool.name for pool in spec.pools if only_role(pool) is None}
+    settled = timedelta(seconds=seconds(spec.balance.flip.min_dwell))
     able = [
         worker
         for worker in kept.serving
@@ -94,7 +94,7 @@ def repairs(snapshot: Snapshot, kept: Kept, now: datetime) -> tuple[Move, ...]:
         return ()
     chosen = able[-1]
     # A drain would leave requests without a worker: then, too, one does both for the time being.
-    immediate = snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE
+    immediate = spec.balance.flip.style is FlipStyle.IMMEDIATE
     missing = Role.DECODE if standing.prefill else Role.PREFILL
     return (Move(chosen.pool, chosen.role, missing if immediate and standing.total > 1 else Role.MIXED),)
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from fulcrum.api.types import Pool
 from fulcrum.balance.estimate import deviation, served_share
 from fulcrum.balance.revision import worker_image, worker_revision
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import Snapshot, Worker, in_pool
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
@@ -55,9 +55,9 @@ def with_revisions(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, workers=workers)
 
 
-def surge_of(snapshot: Snapshot) -> Surge:
+def surge_of(workers: Iterable[Worker]) -> Surge:
     """Find the workers that stand twice for one place."""
-    live = {worker.uid: worker for worker in snapshot.workers if worker.live}
+    live = {worker.uid: worker for worker in workers if worker.live}
     coming: list[Worker] = []
     superseded: list[Worker] = []
     obsolete: list[Worker] = []
@@ -127,7 +127,7 @@ def halted_pools(snapshot: Snapshot) -> tuple[str, ...]:
         return ()
     if served_share(traffic) + deviation(traffic, promised) >= promised:
         return ()
-    return tuple(pool.name for pool in snapshot.spec.pools if _new_one_serves(snapshot.in_pool(pool.name)))
+    return tuple(pool.name for pool in snapshot.spec.pools if _new_one_serves(in_pool(snapshot.workers, pool.name)))
 
 
 def _new_one_serves(workers: Iterable[Worker]) -> bool:
@@ -138,12 +138,12 @@ def _new_one_serves(workers: Iterable[Worker]) -> bool:
     return bool(stale) and not goes_back and any(worker.serving for worker in wanted)
 
 
-def halted_message(snapshot: Snapshot, pools: Iterable[str]) -> str:
+def halted_message(pools: Iterable[str], *, cluster: str, generation: int) -> str:
     """Say what is halted, and what to do about it; without figures, which never stand still."""
     names = ", ".join(pools)
     return (
         f"The rollout of pool {names} is halted: fewer requests are inside the SLO than slo.attainment promises while "
         "workers of the new revision serve. It goes on by itself when the promise is kept again. Else correct the spec "
         "(going back is never halted), or go on as it is: kubectl annotate ic "
-        f"{snapshot.name} fulcrum.dev/continue-rollout={snapshot.generation} --overwrite"
+        f"{cluster} fulcrum.dev/continue-rollout={generation} --overwrite"
     )

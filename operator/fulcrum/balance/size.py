@@ -11,12 +11,12 @@ from typing import Final
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance.best_split import splits
 from fulcrum.balance.cheapest import Size, cheapest, cheapest_as_is
-from fulcrum.balance.estimate import LoadEstimate
+from fulcrum.balance.inputs import Inputs
 from fulcrum.balance.pools import PoolBounds, bounds_of
-from fulcrum.balance.snapshot import Snapshot
+from fulcrum.balance.snapshot import Worker
 from fulcrum.balance.standing import live
 from fulcrum.balance.tuning import TUNING
 from fulcrum.load.demand import Load
@@ -68,29 +68,22 @@ class _Pools:
         return {name: chosen[name] + self.broken[name] if name in chosen else self.held[name] for name in self.held}
 
 
-def size(
-    snapshot: Snapshot,
-    now: datetime,
-    held: Mapping[str, int],
-    *,
-    load: LoadEstimate,
-    model: PerformanceModel,
-    divided: bool,
-    was_over: bool,
-) -> Sizing:
-    """Return the workers to have. `divided`: flippable workers have roles now; `was_over`: it was said before."""
-    known = frozenset(pool.name for pool in snapshot.spec.pools if model.knows(pool.name))
+def size(inputs: Inputs, held: Mapping[str, int]) -> Sizing:
+    """Return the workers to have; `held` are those that the last decision wanted."""
+    load, model, workers = inputs.load, inputs.model, inputs.workers
+    known = frozenset(pool.name for pool in inputs.spec.pools if model.knows(pool.name))
+    broken_since = inputs.now - timedelta(seconds=inputs.outlook.start_seconds or TUNING.start_seconds)
     bounds = _Pools(
-        spec=snapshot.spec,
+        spec=inputs.spec,
         held=held,
-        broken={name: min(count, _broken(snapshot, name, now)) for name, count in held.items()},
-        stuck=frozenset(w.pool for w in snapshot.workers if w.unschedulable and not w.deleting),
+        broken={name: min(count, _broken(live(workers, name), broken_since)) for name, count in held.items()},
+        stuck=frozenset(w.pool for w in workers if w.unschedulable and not w.deleting),
         known=known,
     )
     pools = bounds.within(shrink=False)
     usual = splits(pools, {pool.name: pool.low for pool in pools}, model, load.current)
     present = _needed(pools, model, load.lower, usual)
-    over = not present.enough or (was_over and not _needed(pools, model, load.current, usual).enough)
+    over = not present.enough or (_said_over(inputs.status) and not _needed(pools, model, load.current, usual).enough)
     ahead = _needed(pools, model, load.forecast, usual)
     largest = max((present, ahead), key=lambda found: found.gpus)
     if largest.gpus:
@@ -106,10 +99,11 @@ def size(
         )
     kept = Sizing(workers=dict(held), over_capacity=over)
     # Whatever the model says: workers are not given back while requests are late, or right after some were asked for.
-    if load.trailing_maximum is None or over or not load.promise_kept or _just_asked(snapshot, now):
+    if load.trailing_maximum is None or over or not load.promise_kept or _just_asked(inputs):
         return kept
     enough, best = _bounds(model, usual[:1], load.trailing_maximum)
     spared = enough + TUNING.spared_misses * (best - enough)
+    divided = any(worker.role in (Role.PREFILL, Role.DECODE) for worker in workers if worker.serving)
     smaller = _shrunk(bounds, model, load.trailing_maximum, divided=divided, attainment=spared)
     if smaller is None or sum(smaller.workers.values()) >= sum(held.values()):
         return kept
@@ -176,17 +170,23 @@ def _fewer(workers: dict[str, int], found: Size, peak: Load) -> Sizing:
     return Sizing(workers=workers, reason=Reason.LOAD_FELL, considered=((found.layout, peak),))
 
 
-def _just_asked(snapshot: Snapshot, now: datetime) -> bool:
+def _just_asked(inputs: Inputs) -> bool:
     """Tell whether a worker was created within `balance.scaleDown.stabilization`."""
-    since = now - timedelta(seconds=seconds(snapshot.spec.balance.scale_down.stabilization))
-    return any(worker.created is not None and worker.created > since for worker in snapshot.workers)
+    since = inputs.now - timedelta(seconds=seconds(inputs.spec.balance.scale_down.stabilization))
+    return any(worker.created is not None and worker.created > since for worker in inputs.workers)
 
 
-def _broken(snapshot: Snapshot, pool: str, now: datetime) -> int:
+def _said_over(status: InferenceClusterStatus) -> bool:
+    return any(
+        c.type is ConditionType.DEGRADED and c.status is ConditionStatus.TRUE and c.reason is Reason.OVER_CAPACITY
+        for c in status.conditions
+    )
+
+
+def _broken(workers: Iterable[Worker], since: datetime) -> int:
     """Count workers that take up a place and will not serve soon: a node that takes as long as usual may still come."""
-    since = now - timedelta(seconds=snapshot.outlook.start_seconds or TUNING.start_seconds)
     return sum(
         1
-        for worker in live(snapshot, pool)
+        for worker in workers
         if worker.engine_failed or (worker.unschedulable and (worker.created is None or worker.created <= since))
     )

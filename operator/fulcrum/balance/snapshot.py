@@ -208,10 +208,6 @@ class Snapshot:
         """
         return replace(self, workers=tuple(worker.as_of(now) for worker in self.workers))
 
-    def in_pool(self, pool: str) -> tuple[Worker, ...]:
-        """Every Pod of a pool, terminating ones included, by ordinal."""
-        return tuple(sorted((w for w in self.workers if w.pool == pool), key=lambda w: w.ordinal))
-
     def with_loads(self, loads: dict[str, LoadReport | None], told: frozenset[tuple[str, int, int]]) -> Snapshot:
         """Return the same snapshot with load reports by worker name; workers without one stay unknown.
 
@@ -222,6 +218,11 @@ class Snapshot:
             for w in self.workers
         )
         return replace(self, workers=workers)
+
+
+def in_pool(workers: Iterable[Worker], pool: str) -> tuple[Worker, ...]:
+    """Return the workers of a pool, terminating ones included, by ordinal."""
+    return tuple(sorted((w for w in workers if w.pool == pool), key=lambda w: w.ordinal))
 
 
 def served_roles(workers: Iterable[Worker]) -> frozenset[Role]:

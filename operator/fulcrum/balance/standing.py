@@ -3,58 +3,62 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from fulcrum.api.names import Role
-from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.api.types import InferenceClusterSpec, Pool, RoleCounts
 from fulcrum.balance.initial import first_layout
 from fulcrum.balance.pools import only_role
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import Worker, in_pool
+from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.performance.layout import Layout
 
 
-def live(snapshot: Snapshot, pool: str) -> tuple[Worker, ...]:
+def live(workers: Iterable[Worker], pool: str) -> tuple[Worker, ...]:
     """Return the workers of a pool that are not on their way out of the world, by ordinal."""
-    return tuple(worker for worker in snapshot.in_pool(pool) if not worker.deleting and not worker.ended)
+    return tuple(worker for worker in in_pool(workers, pool) if not worker.deleting and not worker.ended)
 
 
-def standing_workers(snapshot: Snapshot) -> dict[str, int]:
+def standing_workers(
+    spec: InferenceClusterSpec, workers: Sequence[Worker], roles: Mapping[Role, RoleCounts]
+) -> dict[str, int]:
     """Return the workers per pool that the last decision wanted, within the bounds of the spec, never none at all.
 
     Pods alone do not say it: one that died is to be replaced, one that drains is not, and either may be half-way. The
     sum is in the status (`roles[].desired`); the pools are those of the Pods.
     """
-    spec = snapshot.spec
-    counts = {pool.name: len(live(snapshot, pool.name)) for pool in spec.pools}
-    desired = sum(counts.desired for counts in snapshot.status.roles.values())
+    counts = {pool.name: len(live(workers, pool.name)) for pool in spec.pools}
+    desired = sum(counts.desired for counts in roles.values())
     if desired:
-        leaving = [w for p in reversed(spec.pools) for w in live(snapshot, p.name) if w.role is Role.DRAINING]
+        leaving = [w for p in reversed(spec.pools) for w in live(workers, p.name) if w.role is Role.DRAINING]
         for worker in leaving[: max(0, sum(counts.values()) - desired)]:
             counts[worker.pool] -= 1
-        for pool in _lost(snapshot, desired - sum(counts.values())):
+        for pool in _lost(spec, workers, roles, desired - sum(counts.values())):
             counts[pool.name] += 1
     for pool in spec.pools:
         counts[pool.name] = max(pool.workers.min, min(counts[pool.name], pool.workers.max))
     return with_floor(spec, counts)
 
 
-def _lost(snapshot: Snapshot, missing: int) -> list[Pool]:
+def _lost(
+    spec: InferenceClusterSpec, workers: Sequence[Worker], roles: Mapping[Role, RoleCounts], missing: int
+) -> list[Pool]:
     """Return the pools of workers that died, one entry each: where Pods still end, else where a role lacks workers."""
-    pools = {pool.name: pool for pool in snapshot.spec.pools}
+    pools = {pool.name: pool for pool in spec.pools}
     lost = [
         pools[worker.pool]
-        for worker in snapshot.workers
+        for worker in workers
         if (worker.deleting or worker.ended) and worker.role is not Role.DRAINING and worker.pool in pools
     ][: max(missing, 0)]
-    free = {pool.name: pool.workers.max - len(live(snapshot, pool.name)) for pool in snapshot.spec.pools}
+    free = {pool.name: pool.workers.max - len(live(workers, pool.name)) for pool in spec.pools}
     for pool in lost:
         free[pool.name] -= 1
     gaps = {
-        role: counts.desired - sum(1 for worker in snapshot.workers if worker.role is role and not worker.deleting)
-        for role, counts in snapshot.status.roles.items()
+        role: counts.desired - sum(1 for worker in workers if worker.role is role and not worker.deleting)
+        for role, counts in roles.items()
     }
     while len(lost) < missing:
-        able = [pool for pool in snapshot.spec.pools if free[pool.name] > 0]
+        able = [pool for pool in spec.pools if free[pool.name] > 0]
         if not able:
             break
         # A pool below its least, the pool that can fill the largest gap, one that cannot flip before one that can.
@@ -100,16 +104,23 @@ def with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str,
     return raised
 
 
-def held_layout(snapshot: Snapshot, held: Mapping[str, int]) -> Layout:
+def held_layout(
+    spec: InferenceClusterSpec,
+    held: Mapping[str, int],
+    *,
+    workers: Sequence[Worker],
+    roles: Mapping[Role, RoleCounts],
+    speeds: Mapping[str, WorkerSpeed],
+) -> Layout:
     """Return the roles of the last decision, as far as the status says them; else those that the spec begins with."""
-    desired = {role: counts.desired for role, counts in snapshot.status.roles.items()}
+    desired = {role: counts.desired for role, counts in roles.items()}
     if not sum(desired.values()):
-        return first_layout(snapshot.spec, held, snapshot.outlook.speeds)
+        return first_layout(spec, held, speeds)
     counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
-    for pool in sorted(snapshot.spec.pools, key=lambda pool: only_role(pool) is None):
+    for pool in sorted(spec.pools, key=lambda pool: only_role(pool) is None):
         left = held[pool.name]
         fixed = only_role(pool)
-        have = Counter(w.role for w in snapshot.in_pool(pool.name) if not w.deleting and not w.ended)
+        have = Counter(w.role for w in live(workers, pool.name))
         for role in counts if fixed is None else (fixed,):
             taken = left if fixed is not None else min(left, max(have[role], 0))
             counts[role][pool.name] = taken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -31,22 +31,22 @@ def status_of(
     """Return the status that a plan leads to."""
     target, assignment = decision.target, decision.assignment
     findings = (
-        available(snapshot),
+        available(snapshot.workers, snapshot.gateway),
         progressing(snapshot, decision, actions, halted, least_available=least_available),
         degraded(snapshot, decision, halted, now),
     )
     ready = sum(1 for slot in assignment.slots if slot.worker is not None and slot.worker.ready)
     address = snapshot.gateway.cluster_ip
-    last = _last_decision(snapshot, decision, actions, now)
+    last = _last_decision(snapshot.workers, decision, actions, now)
     if last is None and decision.proposal is not None:
-        last = _proposed(snapshot, decision, decision.proposal, now)
+        last = _proposed(snapshot.status.last_decision, decision, decision.proposal, now)
     return InferenceClusterStatus(
         observed_generation=snapshot.generation,
         conditions=settle(findings, status=snapshot.status, generation=snapshot.generation, now=now),
         endpoint=f"http://{address}:{PORT_GATEWAY}" if address else None,
         ratio=ratio_text(_counts(w for w in snapshot.workers if w.serving)),
         ready=f"{ready}/{len(assignment.slots)}",
-        roles=_role_counts(snapshot, target),
+        roles=_role_counts(snapshot.workers, target),
         last_decision=last or snapshot.status.last_decision,
     )
 
@@ -58,11 +58,11 @@ def _counts(workers: Iterable[Worker]) -> dict[Role, int]:
     return counts
 
 
-def _role_counts(snapshot: Snapshot, target: Target) -> dict[Role, RoleCounts]:
+def _role_counts(workers: Sequence[Worker], target: Target) -> dict[Role, RoleCounts]:
     desired = target.counts()
-    ready = _counts(w for w in snapshot.workers if w.serving)
+    ready = _counts(w for w in workers if w.serving)
     draining: dict[Role, int] = {}
-    for worker in snapshot.workers:
+    for worker in workers:
         if worker.role is Role.DRAINING and not worker.deleting and worker.draining_from is not None:
             draining[worker.draining_from] = draining.get(worker.draining_from, 0) + 1
     roles: dict[Role, RoleCounts] = {}
@@ -74,7 +74,7 @@ def _role_counts(snapshot: Snapshot, target: Target) -> dict[Role, RoleCounts]:
 
 
 def _last_decision(
-    snapshot: Snapshot, decision: Decision, actions: tuple[Action, ...], now: datetime
+    workers: Iterable[Worker], decision: Decision, actions: tuple[Action, ...], now: datetime
 ) -> LastDecision | None:
     """Summarise a plan in one line; flips first, because they are what an operator on call looks for."""
     for kind, verb in ((SetRole, "Flip"), (StartDrain, "Drain"), (DeleteWorker, "Delete"), (CreateWorker, "Create")):
@@ -83,7 +83,7 @@ def _last_decision(
             return LastDecision(
                 action=f"{verb} {', '.join(action.name for action in chosen[:4])}{' ...' if chosen[4:] else ''}",
                 reason=chosen[0].reason,
-                from_=ratio_text(_counts(w for w in snapshot.workers if not w.deleting and not w.ended)),
+                from_=ratio_text(_counts(w for w in workers if not w.deleting and not w.ended)),
                 to=ratio_text(decision.target.counts()),
                 time=timestamp(now),
                 explanation=decision.trace.explanation if chosen[0].reason is decision.trace.reason else None,
@@ -91,8 +91,10 @@ def _last_decision(
     return None
 
 
-def _proposed(snapshot: Snapshot, decision: Decision, proposal: Decision, now: datetime) -> LastDecision | None:
-    """Return what mode Auto would do; the one that stands while it would still be the same."""
+def _proposed(
+    last_said: LastDecision | None, decision: Decision, proposal: Decision, now: datetime
+) -> LastDecision | None:
+    """Return what mode Auto would do; what was said last, with its time, while it is still the same."""
     have, want = ratio_text(decision.target.counts()), ratio_text(proposal.target.counts())
     if have == want:
         return None
@@ -104,9 +106,8 @@ def _proposed(snapshot: Snapshot, decision: Decision, proposal: Decision, now: d
         time=timestamp(now),
         explanation=proposal.trace.explanation,
     )
-    standing = snapshot.status.last_decision
-    same = standing is not None and (standing.action, standing.reason) == (last.action, last.reason)
-    return standing if same else last
+    same = last_said is not None and (last_said.action, last_said.reason) == (last.action, last.reason)
+    return last_said if same else last
 
 
 def stopped_status(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance.actions import SetRole, StartDrain
 from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decision import Reasons
 from fulcrum.balance.guard import RoleGuard
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import Worker
 from fulcrum.balance.target import Target
 
 
@@ -20,7 +22,16 @@ class StepContext:
     """Input of every step."""
 
     now: datetime
-    snapshot: Snapshot
+    cluster: str
+    """Name of the InferenceCluster."""
+    spec: InferenceClusterSpec
+    workers: tuple[Worker, ...]
+    status: InferenceClusterStatus
+    """As it stands."""
+    pairs: tuple[PairsReport, ...]
+    """What the canaries of each gateway found."""
+    taken_names: frozenset[str]
+    """Names that no worker of this cluster can have."""
     target: Target
     assignment: Assignment
     halted: frozenset[str]

@@ -18,7 +18,7 @@ from fulcrum.balance.assign import Slot, free_ordinals
 from fulcrum.balance.pools import only_role
 from fulcrum.balance.replacing import replace_stale, restart_cut_off
 from fulcrum.balance.rollout import next_to_replace, surge_limit
-from fulcrum.balance.snapshot import Worker, WorkerPhase, roles_served, served_roles
+from fulcrum.balance.snapshot import Worker, WorkerPhase, in_pool, roles_served, served_roles
 from fulcrum.balance.step_context import StepContext, drain, flip
 
 DRAIN_SETTLE: Final = timedelta(seconds=2)
@@ -27,7 +27,7 @@ DRAIN_SETTLE: Final = timedelta(seconds=2)
 
 def remove_ended(context: StepContext) -> Iterator[Action]:
     """A Pod that is over (evicted, for example), or whose node is gone, only takes up its name and its place."""
-    for worker in context.snapshot.workers:
+    for worker in context.workers:
         if worker.lost:
             yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.NODE_LOST, force=True)
     for worker in context.assignment.ended:
@@ -41,7 +41,7 @@ def finish_drains(context: StepContext) -> Iterator[Action]:
         if worker.role is not Role.DRAINING:
             continue
         going = role is None or worker.stale or worker.restart_asked
-        immediate = context.snapshot.spec.balance.flip.style is FlipStyle.IMMEDIATE
+        immediate = context.spec.balance.flip.style is FlipStyle.IMMEDIATE
         if going or not immediate:
             if worker.draining_since is None:
                 # Another client wrote the label: start the clock.
@@ -75,7 +75,7 @@ def flip_roles(context: StepContext) -> Iterator[Action]:
     for worker, role in context.assignment.kept:
         if worker.role in (role, Role.DRAINING) or worker.name in context.touched:
             continue
-        drains = context.snapshot.spec.balance.flip.style is FlipStyle.DRAIN and _changes_sides(worker, role)
+        drains = context.spec.balance.flip.style is FlipStyle.DRAIN and _changes_sides(worker, role)
         if not context.guard.allow(worker, Role.DRAINING if drains else role):
             blocked.append((worker, role))
             continue
@@ -93,9 +93,9 @@ def flip_roles(context: StepContext) -> Iterator[Action]:
 def cover_empty_role(context: StepContext) -> Iterator[Action]:
     """While the only worker of a role is replaced (evicted, or its node is gone), the last other worker does both."""
     needed = frozenset[Role]().union(*(roles_served(role) for role in context.assignment.roles))
-    empty = needed - served_roles(context.snapshot.workers)
+    empty = needed - served_roles(context.workers)
     vacant = any(slot.worker is None and roles_served(slot.role) & empty for slot in context.assignment.slots)
-    flexible = {pool.name for pool in context.snapshot.spec.pools if only_role(pool) is None}
+    flexible = {pool.name for pool in context.spec.pools if only_role(pool) is None}
     able = [worker for worker, _ in context.assignment.kept if worker.serving and worker.pool in flexible]
     if vacant and able and not any(worker.name in context.touched for worker in able):
         yield flip(able[-1], Role.MIXED, Reason.ROLE_EMPTY)
@@ -131,26 +131,27 @@ def create_missing(context: StepContext) -> Iterator[Action]:
     Beyond the wanted number only as far as the rollout of the pool allows it: for places that become free when a worker
     has ended, then for workers of an older revision.
     """
-    names = {*context.snapshot.taken_names, *(worker.name for worker in context.snapshot.workers)}
+    names = {*context.taken_names, *(worker.name for worker in context.workers)}
 
     def occupied(slot: Slot) -> bool:
         """Report whether a Pod has the name of a place already, ours or not."""
-        return worker_name(context.snapshot.name, slot.pool, slot.ordinal) in names
+        return worker_name(context.cluster, slot.pool, slot.ordinal) in names
 
-    for pool in context.snapshot.spec.pools:
+    for pool in context.spec.pools:
         wanted = context.target.workers.get(pool.name, 0)
-        room = wanted + surge_limit(pool, wanted) - len(context.snapshot.in_pool(pool.name))
+        room = wanted + surge_limit(pool, wanted) - len(in_pool(context.workers, pool.name))
         slots = [slot for slot in context.assignment.slots if slot.pool == pool.name]
         missing = [slot for slot in slots if slot.worker is None]
         surging = _to_surge(context, slots) if pool.name not in context.halted else []
         # Places whose own name is free come first: those whose Pod still ends may get it back.
         missing.sort(key=occupied)
-        free = free_ordinals(context.snapshot, pool.name, [slot.ordinal for slot in slots])
+        reserved = {slot.ordinal for slot in slots}
+        free = free_ordinals(context.cluster, pool.name, taken=names, reserved=reserved)
         for slot in [*missing, *surging][: max(0, room)]:
             taken = slot.worker is not None or occupied(slot)
             ordinal = next(free) if taken else slot.ordinal
             yield CreateWorker(
-                name=worker_name(context.snapshot.name, pool.name, ordinal),
+                name=worker_name(context.cluster, pool.name, ordinal),
                 pool=pool.name,
                 ordinal=ordinal,
                 role=slot.role,
@@ -170,7 +171,7 @@ def _to_surge(context: StepContext, slots: list[Slot]) -> list[Slot]:
 
 def tell_roles(context: StepContext) -> Iterator[Action]:
     """Repeat the role to an agent that reports an older epoch."""
-    for worker in context.snapshot.workers:
+    for worker in context.workers:
         behind = worker.load is not None and worker.load.role_epoch < worker.role_epoch
         if behind and worker.pod_ip is not None and not worker.deleting:
             yield TellRole(

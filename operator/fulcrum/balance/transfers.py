@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -9,9 +10,9 @@ from typing import Final
 from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.api.names import PORT_NIXL
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import ConditionStatus, ConditionType
+from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterStatus
 from fulcrum.balance.faults import names_of
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import Worker
 
 SURE_FAILURES: Final = 3
 """Canaries in a row that must have failed before a worker is restarted for it: a lost packet fails one."""
@@ -33,10 +34,11 @@ class TransferFaults:
     """Workers on their way through a restart; the fault may come back with them."""
 
 
-def transfer_faults(snapshot: Snapshot, now: datetime) -> TransferFaults:
-    """Return what is known of failing pairs; workers that do not serve are left out."""
-    serving = {worker.name: worker for worker in snapshot.workers if worker.serving}
-    reports = snapshot.outlook.pairs
+def transfer_faults(
+    workers: Sequence[Worker], reports: Sequence[PairsReport], status: InferenceClusterStatus, now: datetime
+) -> TransferFaults:
+    """Return what is known of failing pairs; workers that do not serve are left out. `status` is the last one."""
+    serving = {worker.name: worker for worker in workers if worker.serving}
     pairs = {
         (pair.prefill, pair.decode)
         for report in reports
@@ -48,25 +50,24 @@ def transfer_faults(snapshot: Snapshot, now: datetime) -> TransferFaults:
     return TransferFaults(
         pairs=tuple(sorted(pairs)),
         culprits=tuple(sorted((serving[name] for name in blamed), key=lambda one: (-_age(one, now), one.name))),
-        recovering=_recovering(snapshot, now),
+        recovering=_recovering(workers, status, now),
     )
 
 
-def may_restart(snapshot: Snapshot, worker: Worker, now: datetime) -> bool:
+def may_restart(worker: Worker, status: InferenceClusterStatus, now: datetime) -> bool:
     """Report whether a culprit is to be restarted now, by times that are in the cluster: nothing else is remembered.
 
     It must have lived for half of the time for which the fault has stood, so pauses double while restarts do not help.
     """
     stood = timedelta()
-    for condition in snapshot.status.conditions:
-        if condition.type is ConditionType.DEGRADED and _stands(snapshot):
+    for condition in status.conditions:
+        if condition.type is ConditionType.DEGRADED and _stands(status):
             stood = now - datetime.fromisoformat(condition.last_transition_time)
     return _age(worker, now) >= max(LEAST_AGE, stood / 2)
 
 
-def transfer_fault(snapshot: Snapshot, now: datetime) -> tuple[Reason, str] | None:
+def transfer_fault(faults: TransferFaults) -> tuple[Reason, str] | None:
     """Return the fault as a condition says it; None while KV moves. Without figures: each change would be a write."""
-    faults = transfer_faults(snapshot, now)
     if not faults.pairs and not faults.recovering:
         return None
     if not faults.pairs:
@@ -85,25 +86,25 @@ def transfer_fault(snapshot: Snapshot, now: datetime) -> tuple[Reason, str] | No
     )
 
 
-def _stands(snapshot: Snapshot) -> bool:
+def _stands(status: InferenceClusterStatus) -> bool:
     return any(
         condition.type is ConditionType.DEGRADED
         and condition.status is ConditionStatus.TRUE
         and condition.reason is Reason.KV_TRANSFER_FAILING
-        for condition in snapshot.status.conditions
+        for condition in status.conditions
     )
 
 
-def _recovering(snapshot: Snapshot, now: datetime) -> tuple[str, ...]:
+def _recovering(workers: Sequence[Worker], status: InferenceClusterStatus, now: datetime) -> tuple[str, ...]:
     """Workers that are new, or drain for a restart, while the fault stands: it is over when they have settled."""
-    if not _stands(snapshot):
+    if not _stands(status):
         return ()
     unsettled = [
         worker.name
-        for worker in snapshot.workers
+        for worker in workers
         if worker.restart_asked or worker.ready_since is None or now - worker.ready_since < SETTLED
     ]
-    missing = sum(role.desired for role in snapshot.status.roles.values()) > len(snapshot.workers)
+    missing = sum(role.desired for role in status.roles.values()) > len(workers)
     return (*sorted(unsettled), "a new worker") if missing else tuple(sorted(unsettled))
 
 

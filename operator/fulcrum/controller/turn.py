@@ -73,7 +73,8 @@ def final_status(turn: Turn, outcome: Outcome, failures: list[Failure]) -> Infer
     if failures:
         message = "; ".join(failure.message for failure in failures)
         reason = next((f.reason for f in failures if f.reason is Reason.NAME_TAKEN), Reason.RECONCILE_FAILED)
-        decided = with_failure(decided, message, snapshot=turn.snapshot, now=turn.now, reason=reason)
+        generation = turn.snapshot.generation
+        decided = with_failure(decided, message, last=standing, generation=generation, now=turn.now, reason=reason)
     status = (
         with_measurements(decided.status, turn.snapshot.outlook, standing)
         if turn.settled
