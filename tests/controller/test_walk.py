@@ -1,0 +1,89 @@
+"""A tick goes through the code as docs/concepts/walk.md says, and the snapshot goes through few files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.balance.loads import outlook
+from tests.controller.cluster import Cluster, Kubelet, eventually
+from tests.docs.walk import MOST_CALLS, PAGE, calls_on_page, misplaced, traced
+
+from fulcrum.balance import Snapshot
+from fulcrum.balance.outlook import Outlook
+from fulcrum.controller.caches import Caches
+from fulcrum.controller.cluster_watch import Sight
+from fulcrum.controller.installation import Installation
+from fulcrum.controller.kube import SECRET, Kube
+from fulcrum.controller.metrics import Metrics
+from fulcrum.controller.outlook import OutlookKeeper
+from fulcrum.controller.reconcile import Reconciler
+from fulcrum.telemetry import Agents
+
+pytestmark = pytest.mark.integration
+MOST_FILES = 10
+MOST_RETURNS = 5
+
+
+class KnownLoad(OutlookKeeper):
+    """The load is what the test says; everything else is as it is."""
+
+    load = Outlook()
+
+    def look(self, sight: Sight) -> tuple[Outlook, dict[str, Any], bool]:
+        _, loads, _ = super().look(sight)
+        return self.load, loads, True
+
+
+@asynccontextmanager
+async def reconciling(cluster: Cluster) -> AsyncIterator[tuple[Reconciler, KnownLoad]]:
+    """The operator's reconciler in this process, against a real API server."""
+    metrics = Metrics()
+    kube = Kube(cluster.api, metrics)
+
+    async def read_secret(namespace: str, name: str) -> dict[str, Any] | None:
+        return await kube.get(SECRET, namespace, name)
+
+    async with Agents() as agents, KnownLoad(agents, metrics, read_secret, wake=lambda _: None) as outlooks:
+        caches = Caches(kube.api, [cluster.namespace], changed=lambda _: None)
+        kube.note, kube.note_deletion = caches.record, caches.record_deletion
+        watching = asyncio.create_task(caches.run())
+        await caches.synced()
+        installation, clock = Installation(), lambda: datetime.now(UTC)
+        yield (
+            Reconciler(kube, caches, agents, outlooks, metrics, identity="t", installation=installation, now=clock),
+            outlooks,
+        )
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_tick_makes_the_calls_of_the_page_and_hands_the_snapshot_to_few_files(cluster: Cluster) -> None:
+    await cluster.apply(
+        workers=4,
+        balance={"mode": "Auto", "flip": {"minDwell": "0s"}},
+        slo={"ttft": "500ms", "tpot": "25ms", "attainment": 0.95},
+    )
+    key = (cluster.namespace, cluster.name)
+    async with reconciling(cluster) as (reconciler, outlooks), Kubelet(cluster).run():
+        outlooks.load = outlook(30.0, 3000.0, 50.0)
+
+        async def three_prefill() -> bool:
+            await reconciler.reconcile(key)
+            return (await cluster.status())["ratio"] == "3P:1D"
+
+        await eventually(three_prefill)
+        # Long answers now: the tick that sees them flips two workers.
+        outlooks.load = outlook(12.0, 200.0, 1000.0)
+        with traced(followed=Snapshot) as trace:
+            await reconciler.reconcile(key)
+        assert (await cluster.status())["lastDecision"]["to"] == "1P:3D"
+    listed = calls_on_page("One tick", PAGE.read_text())
+    assert 10 < len(listed) <= MOST_CALLS
+    assert misplaced(listed, trace.calls) == []
+    assert len(set(trace.stays)) <= MOST_FILES, trace.stays
+    assert trace.returns <= MOST_RETURNS, trace.stays
