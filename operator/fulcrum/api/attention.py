@@ -42,7 +42,7 @@ def attention_backend(spec: InferenceClusterSpec, pool: Pool) -> str | None:
 
 
 def exchanges_kv(pool: Pool) -> bool:
-    """Report whether workers of the pool send KV to others or receive it: those that are always `mixed` do neither."""
+    """Report whether workers of the pool send KV to others or receive it: always `mixed` ones do neither."""
     return pool.workers.max > 0 and any(role.value != "mixed" for role in pool.roles)
 
 

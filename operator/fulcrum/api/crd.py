@@ -110,7 +110,7 @@ def custom_resource_definition(of: Definition = INFERENCE_CLUSTER) -> JsonObject
                 "plural": of.plural,
                 "singular": of.singular,
                 "shortNames": [of.short_name],
-                # In `all` as well: whoever looks at the Pods of a namespace should see what owns them.
+                # In `all` as well: a list of all in a namespace should show what owns the Pods.
                 "categories": ["fulcrum", "all"],
             },
             "versions": [

@@ -45,9 +45,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     admission: Admission = Admission()
     pools: tuple[GatewayPool, ...] = ()
     replicas: int = 1
-    """Gateways that share the traffic, until they are counted: those that are ready, by the Pod watch."""
+    """Gateways that share the traffic, until they are counted: the ready ones, by the Pod watch."""
     api_keys_directory: str | None = None
-    """Where the Secret with API keys is mounted; None: anybody may ask."""
+    """Where the Secret with API keys is mounted; None: any client may ask."""
     salt_prefixes: bool = False
     """Prompts of one API key never hit what another's left in an engine's prefix cache."""
     limits: GatewayLimits = GatewayLimits()

@@ -1,4 +1,4 @@
-"""Spec, the part about the gateways: who may ask, what they may ask for, how they are reached, and their Pods."""
+"""Spec, the part about the gateways: which clients may ask, and for what, how they are reached, and their Pods."""
 
 from __future__ import annotations
 

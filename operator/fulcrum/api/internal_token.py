@@ -1,6 +1,6 @@
 """Contract between operator, gateways, agents and engines of one cluster: the token that they know each other by.
 
-The operator keeps it in a Secret; everybody else gets it as an environment variable from there. It is sent as
+The operator keeps it in a Secret; every other process gets it as an environment variable from there. It is sent as
 `Authorization: Bearer TOKEN`. A worker without a token (one that an operator of release 0.1 made) asks for none.
 """
 

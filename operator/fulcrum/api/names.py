@@ -104,7 +104,7 @@ LLM_D_ROLES: Final = {
     Role.PREFILL: "prefill",
     Role.DECODE: "decode",
     Role.MIXED: "prefill-decode",
-    # llm-d counts a Pod without the label as decode, so "in no role" is a value nobody selects.
+    # llm-d counts a Pod without the label as decode, so "in no role" is a value that no selector has.
     Role.DRAINING: "draining",
 }
 

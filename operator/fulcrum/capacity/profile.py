@@ -1,6 +1,6 @@
 """Speeds from a profile: a JSON document, or the fits that DistServe publishes.
 
-A profile is what somebody measured of a worker. It carries fitted coefficients, or the measurements, which are fitted
+A profile is what was measured of a worker. It carries fitted coefficients, or the measurements, which are fitted
 here::
 
     {

@@ -208,7 +208,7 @@ def worker_speed(
     kv_memory_bytes: int | None = None,
     efficiency: Efficiency = GRAPHS,
 ) -> WorkerSpeed:
-    """Speed and room of a worker that nobody has measured yet.
+    """Speed and room of a worker that was not measured yet.
 
     `weights` None takes the format the model is published in; `kv_memory_bytes` is the cache per GPU where it is set by
     hand.

@@ -126,8 +126,8 @@ def decode_row(before: LoadReport, after: LoadReport, *, seconds: float) -> Deco
     if not (before.running and after.running):
         if steps < _LEAST_TOKENS:
             return None
-        # Idle at times. Who comes by chance finds as many as there are on average, and makes it one more (Poisson
-        # arrivals see time averages).
+        # Idle at times. A request that comes by chance finds as many as there are on average, and makes it one more
+        # (Poisson arrivals see time averages).
         batch = min(1.0 + decode_seconds / seconds, float(after.max_batch or math.inf))
         context_share *= batch / sum(report.running or 0 for report in at_work)
     return DecodeRow(

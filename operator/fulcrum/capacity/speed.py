@@ -1,4 +1,4 @@
-"""How fast one worker is: the contract between `capacity` and everybody who asks it."""
+"""How fast one worker is: the contract between `capacity` and all that use it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Outcome:
     failures: tuple[str, ...]
     """What the API server said about those it refused."""
     taken_names: frozenset[str] = frozenset()
-    """Names of Pods that could not be created because somebody else has them."""
+    """Names of Pods that could not be created because other objects have them."""
 
 
 class Applier:

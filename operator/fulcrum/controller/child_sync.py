@@ -84,7 +84,7 @@ class ChildSync:
     ) -> list[ChildKey]:
         """Bring the children up to date; returns those that were written. Children not in `live` are read first.
 
-        Errors: NameTakenError, once all others are up to date, when somebody else has the name of one.
+        Errors: NameTakenError, once all others are up to date, when another object has the name of one.
         """
         unread = [key_of(child) for child in wanted if key_of(child) not in live]
         read = await asyncio.gather(*(self._kube.get(CHILD_RESOURCES[kind], namespace, name) for kind, name in unread))
@@ -113,7 +113,7 @@ class ChildSync:
 
 
 def why_taken(live: Manifest, child: Manifest) -> str:
-    """Return whose the object with the name of `child` is, and what to do."""
+    """Return what owns the object with the name of `child`, and what to do."""
     kind, name = key_of(child)
     owner = child["metadata"]["ownerReferences"][0]["name"]
     if is_of_namesake(live["metadata"], owner):

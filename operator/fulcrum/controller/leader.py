@@ -1,7 +1,7 @@
 """Leader election by a Lease: of several operators one acts. The rules are client-go's (`tools/leaderelection`).
 
 Clocks of different machines are never compared: a candidate watches, by its own clock, for how long the Lease has stood
-unchanged. The holder stops by its own clock, too, and earlier than anybody else may begin.
+unchanged. The holder stops by its own clock, too, and earlier than another operator may begin.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class LeaseLostError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Election:
-    """Which Lease, who we are in it, and its times. Errors: InvalidValueError when the times do not fit together."""
+    """Which Lease, this operator's identity in it, and its times.
+
+    Errors: InvalidValueError when the times do not fit together.
+    """
 
     namespace: str
     name: str
@@ -108,7 +111,7 @@ class Leadership:
                 logger.warning("lease_unreachable lease=%s error=%r", self._name, error)
             holder = self._holder()
             if holder != said:
-                logger.info("leader_is_another lease=%s holder=%s", self._name, holder or "nobody")
+                logger.info("leader_is_another lease=%s holder=%s", self._name, holder or "none")
                 said = holder
             await asyncio.sleep(self._election.retry_seconds * (1 + (JITTER - 1) * self._jitter()))
         self._metrics.leads(leads=True)
@@ -145,7 +148,7 @@ class Leadership:
             logger.info("leader_released lease=%s", self._name)
 
     async def _give_up(self, lease: Manifest) -> bool:
-        # One second and no holder: whoever sees it may take it at once.
+        # One second and no holder: any operator may take it at once.
         spec = {**lease["spec"], "leaseDurationSeconds": 1, "renewTime": self._timestamp()}
         spec.pop("holderIdentity", None)
         return await self._kube.replace(LEASE, {**lease, "spec": spec}) is not None

@@ -125,8 +125,8 @@ def make_snapshot(
     """Return the snapshot of what was observed.
 
     `told` says which (uid, restarts, epoch) an agent is known to know, `lost` are the uids of Pods whose node is gone,
-    `taken` names of Pods that were found to be somebody else's. Workers that ask for another token than the one with
-    `token_fingerprint` are of no revision, so that they are replaced. None: nobody knows the token; empty: workers are
+    `taken` names of Pods that are not of this cluster. Workers that ask for another token than the one with
+    `token_fingerprint` are of no revision, so that they are replaced. None: the token is not known; empty: workers are
     to ask for none.
     """
     workers = []

@@ -1,4 +1,4 @@
-"""What the status says about load and latency: rounded, steady, and written no more often than anybody reads it."""
+"""What the status says about load and latency: rounded, steady, and written no more often than it is read."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ async def run_operator(
     election: Election | None,
     dashboard: bool = False,
 ) -> None:
-    """Run until SIGTERM or SIGINT. No namespaces means all of them; no election, that nobody else acts.
+    """Run until SIGTERM or SIGINT. No namespaces means all of them; no election, that no other operator acts.
 
     `identity` is what events name as their author. `dashboard` serves the page, without authentication, beside
     health and metrics.

@@ -39,7 +39,7 @@ class SeenObject(_Part):
 
 
 class SeenGroup(_Part):
-    """A LeaderWorkerSet: who it is. The labels and annotations of its leader are on itself, too."""
+    """Identity of a LeaderWorkerSet. The labels and annotations of its leader are on itself, too."""
 
     metadata: _WholeMetadata
 

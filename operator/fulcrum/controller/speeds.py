@@ -54,7 +54,7 @@ class PoolSpeeds:
         return min(1.0, self._hit_tokens / self._prompt_tokens) if self._prompt_tokens > 0 else None
 
     def speeds(self) -> dict[str, WorkerSpeed]:
-        """Return the speed of the workers of each pool, without the pools that nobody knows anything about."""
+        """Return the speed of the workers of each pool, without the pools of which nothing is known."""
         return {name: pool.speed for name, pool in self._pools.items()}
 
     def expect(self, *, cluster: str, spec: InferenceClusterSpec) -> None:
@@ -92,7 +92,7 @@ class PoolSpeeds:
                     known.online = self._follow(known.online, worker, reports[worker], at, isl_cv2)
 
     def _due(self, reports: Mapping[Worker, LoadReport], at: float) -> list[Worker]:
-        """Return the workers whose reports make a row now, those that waited longest first."""
+        """Return the workers whose reports make a row now, the ones that waited longest first."""
         for worker, report in reports.items():
             self._reports.setdefault(worker.uid, (at, report))
         due = [worker for worker in reports if at - self._reports[worker.uid][0] >= ROW_SECONDS]
@@ -110,7 +110,7 @@ class PoolSpeeds:
         measured = [speed for report in reports if (speed := measured_speed(report, prior=roofline)) is not None]
         base = pool_speed(measured, roofline=roofline)
         if base is None or (known is not None and _RANKS[base.source] < _RANKS[known.base.source]):
-            return known  # nobody reports right now
+            return known  # no worker reports right now
         if known is None or _RANKS[base.source] > _RANKS[known.base.source]:
             online = OnlineSpeed.start(base.coefficients, trust=TRUST[base.source])
             known = self._pools[pool.name] = _Pool(revision=revision, base=base, online=online)

@@ -35,7 +35,7 @@ class TooManyPagesError(Exception):
 
 
 class _Watched:
-    """A cluster whose workers somebody looks at."""
+    """A cluster whose workers are on an open page."""
 
     def __init__(self) -> None:
         self.pages = 0

@@ -45,4 +45,4 @@ class Source(Protocol):
     """Where the dashboard reads."""
 
     async def read(self, watched: frozenset[str]) -> Reading:
-        """Return what is known now. Somebody looks at the workers of the clusters with the keys `watched`."""
+        """Return what is known now. The workers of the clusters with the keys `watched` are on an open page."""

@@ -27,7 +27,7 @@ def expected_tokens(tokens: Floats, rate: Floats, *, step: int) -> float | None:
     window = slice(max(0, known[-1] + 1 - _WINDOW_INTERVALS), known[-1] + 1)
     tokens, rate = tokens[window], rate[window]
     arrived = np.isfinite(rate) & (rate > 0)
-    # Lengths may be of requests that ended, rates are of those that arrived: a length without arrivals still counts.
+    # Lengths may be of requests that ended, rates are of requests that arrived: a length without arrivals still counts.
     weight = np.where(arrived, rate, rate[arrived].mean() if arrived.any() else 1.0)
     weight[~np.isfinite(tokens)] = 0.0
     values = np.where(weight > 0, tokens, 0.0)

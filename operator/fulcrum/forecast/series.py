@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadSeries:
-    """Load per interval, oldest first; NaN is a gap (nobody measured), which is not the same as zero.
+    """Load per interval, oldest first; NaN is a gap (not measured), which is not the same as zero.
 
     All three arrays have one element per interval; element `i` covers
     `(end_seconds - (n - i) * interval_seconds, end_seconds - (n - i - 1) * interval_seconds]`.
@@ -20,7 +20,7 @@ class LoadSeries:
     end_seconds: float
     """End of the last interval, in the clock of the caller (Unix time in production, virtual time in simulation)."""
     rate: NDArray[np.float64]
-    """Requests per second that arrived, those that were turned away included."""
+    """Requests per second that arrived, also the ones that were turned away."""
     isl_tokens: NDArray[np.float64]
     """Mean prompt tokens per request; NaN also where no request arrived."""
     osl_tokens: NDArray[np.float64]

@@ -114,7 +114,7 @@ class Gateway:
         rest = self.admission.classes.names[self.admission.classes.rest]
         self.metrics.requests["", error.status.value, reason, rest] += 1
         if error.reason is Reason.OVERLOADED:
-            # Nobody has read it, but it is load all the same.
+            # It was not read, but it is load all the same.
             counts = self.metrics.of_class(rest)
             counts.arrivals += 1
             if self._inference.has_slo:

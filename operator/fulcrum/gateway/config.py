@@ -104,7 +104,7 @@ def _token(text: str | None) -> str | None:
 
 
 def _listen_address(pod_ip: str | None) -> str:
-    """Every address of a Pod, or `kubectl port-forward`, which comes by its loopback, would find nobody.
+    """Every address of a Pod, or `kubectl port-forward`, which comes by its loopback, would reach no listener.
 
     Pods of a process kubelet have a loopback address each and share the machine: no other address is theirs.
     """

@@ -1,4 +1,4 @@
-"""What a log may say of an exception that nobody expected: never its message, which may quote a prompt or a key."""
+"""What a log may say of an unexpected exception: never its message, which may quote a prompt or a key."""
 
 from __future__ import annotations
 

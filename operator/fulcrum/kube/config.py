@@ -1,4 +1,4 @@
-"""Where the API server is and who we are: a kubeconfig, or the service account of a Pod."""
+"""Where the API server is, and with which identity it is asked: a kubeconfig, or the service account of a Pod."""
 
 from __future__ import annotations
 

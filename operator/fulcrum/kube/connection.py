@@ -64,7 +64,7 @@ class Connection:
         await self.client.close()
 
     async def refresh(self) -> bool:
-        """Read the configuration again: credentials were refused, or nobody answered and the API server may have moved.
+        """Read the configuration again: credentials were refused, or no answer came and the API server may have moved.
 
         False when that was done just now.
         """

@@ -46,7 +46,7 @@ class Arrived:
     prompt_squares: float = 0.0
     """Of the same squared."""
     outputs: float = 0.0
-    """Those of whom an output length was expected."""
+    """Requests of which an output length was expected."""
     output_tokens: float = 0.0
 
     def before(self, newest: Arrived) -> Arrived:
@@ -79,7 +79,7 @@ class Measured:
     requests: float = 0.0
     tokens: float = 0.0
     expected: float = 0.0
-    """Those of whom something was expected."""
+    """Requests of which something was expected."""
     expected_tokens: float = 0.0
 
 

@@ -36,13 +36,13 @@ class Traffic:
     window_seconds: float
     """Window of arrivals: shorter than what was asked for where the newest prompts are unlike those before."""
     rate: float
-    """Requests per second that arrived, those that were turned away included."""
+    """Requests per second that arrived, also the ones that were turned away."""
     served_window_seconds: float | None = None
     """Window of attainment, latencies and rejections; None: that of arrivals."""
     isl_tokens: float | None = None
-    """Mean prompt tokens of those that come; None while no request was seen in the window."""
+    """Mean prompt tokens of the requests that come; None while no request was seen in the window."""
     osl_tokens: float | None = None
-    """Mean output tokens of the same, as far as known (`load.lengths`); else of those that ended in the window."""
+    """Mean output tokens of the same, as far as known (`load.lengths`); else of requests that ended in it."""
     isl_seen: float | None = None
     """How many requests `isl_tokens` is of; None: all of the window."""
     osl_seen: float | None = None

@@ -75,7 +75,7 @@ class Agents:
         return dict(zip(pod_ips, reports, strict=True))
 
     async def pairs(self, gateway_ips: Mapping[str, str]) -> tuple[PairsReport, ...]:
-        """Return what the canaries of each gateway (Pod name -> address) found, of those that answer."""
+        """Return what the canaries of each gateway (Pod name -> address) found; without gateways that do not answer."""
         reports = await asyncio.gather(*(self._pairs(ip) for ip in gateway_ips.values()))
         return tuple(report for report in reports if report is not None)
 

@@ -37,7 +37,7 @@ class TelemetrySource(Protocol):
     async def load_series(
         self, cluster: ClusterRef, *, interval_seconds: float, history_seconds: float, now: float
     ) -> LoadSeries | Unknown:
-        """Return the load of the whole intervals up to `now`, oldest first; NaN where nobody measured."""
+        """Return the load of the whole intervals up to `now`, oldest first; NaN where none was measured."""
 
     async def traffic(self, cluster: ClusterRef, *, window_seconds: float, now: float) -> Traffic | Unknown:
         """Return what arrived over the last `window_seconds`, and how it was served."""

@@ -57,7 +57,7 @@ class KubeSource:
             tasks.create_task(self._ask())
 
     async def synced(self) -> None:
-        """Wait until clusters and Pods have been read once; who may not read Events sees the rest."""
+        """Wait until clusters and Pods have been read once; without the right to read Events the rest is shown."""
         await self._clusters.synced.wait()
         await self._pods.synced.wait()
 

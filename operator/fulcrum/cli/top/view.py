@@ -34,7 +34,7 @@ class Arrivals:
     """What the gateways counted between two looks."""
 
     rate: float
-    """Requests per second that came, those that were turned away included."""
+    """Requests per second that came, also the ones that were turned away."""
     failed: Mapping[str, float] = field(default_factory=dict)
     """Requests per second that were turned away or failed, by reason."""
 

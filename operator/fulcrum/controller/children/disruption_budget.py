@@ -27,7 +27,7 @@ def _budget(owner: Owner, name: str, component: str, bound: dict[str, int]) -> M
         "spec": {
             **bound,
             "selector": {"matchLabels": owner.selector(component)},
-            # A Pod that is not ready serves nobody: a node can be drained of it whatever the others do.
+            # A Pod that is not ready serves no request: a node can be drained of it whatever the others do.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }

@@ -7,7 +7,7 @@ from fulcrum.controller.children.owner import WORKER, Manifest, Owner
 
 
 def inference_scale(owner: Owner, *, pool: str, role: Role, replicas: int) -> Manifest:
-    """Return the object as it is made. Afterwards `replicas` belongs to whoever scales."""
+    """Return the object as it is made. Afterwards `replicas` belongs to the client that scales."""
     metadata = owner.metadata(scale_name(owner.name, pool, role), WORKER)
     metadata["labels"] |= {LABEL_POOL: pool, LABEL_ROLE: role.value}
     return {

@@ -1,4 +1,4 @@
-"""Who may open connections to workers and gateways. Networks that enforce no NetworkPolicy ignore them.
+"""Which Pods may open connections to workers and gateways. Networks that enforce no NetworkPolicy ignore them.
 
 Policies add up: another one that selects the same Pods lets in more. What they may connect to is left open, because
 models come from anywhere.

@@ -77,6 +77,6 @@ POD_SECURITY: Final[Manifest] = {"runAsNonRoot": True, "seccompProfile": {"type"
 
 
 def pod_identity_env() -> list[Manifest]:
-    """Environment that tells a container who and where it is (downward API)."""
+    """Environment that tells a container which Pod it is, and where (downward API)."""
     fields = {"POD_IP": "status.podIP", "POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace"}
     return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]

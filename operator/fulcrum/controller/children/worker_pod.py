@@ -83,7 +83,7 @@ def worker_pod(
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(owner, spec, pool, role, image)}
     template = {key: value for key, value in pool.template.items() if key in ("metadata", "spec")}
     merged = overlay(pod, template)
-    # A template may add labels, but who the Pod is stays ours.
+    # A template may add labels, but not change the ones that identify the Pod.
     merged["metadata"] = overlay(merged["metadata"], metadata)
     if token_fingerprint is not None:
         _ask_for_token(merged, owner)

@@ -88,7 +88,7 @@ class Accounts:
             )  # fmt: skip
 
     def _prompt(self, exchange: Exchange, request: InferenceRequest, counts: ClassMetrics) -> None:
-        """Prompt length of any request that could be read: those that were turned away are load too."""
+        """Prompt length of any request that could be read: one that was turned away is load too."""
         self._count += 1
         if exchange.prompt_tokens is not None:
             if self._count % _LEARN_EVERY == 0:

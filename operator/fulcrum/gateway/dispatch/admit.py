@@ -35,7 +35,7 @@ _NO_LIMITS: Final = ThresholdLimits(queued_prompt_tokens=inf, kv_usage=inf, batc
 """While a speed is unknown nothing can be predicted, and what is unknown is not overload."""
 _UNBOUNDED_TOKENS: Final = 1 << 62
 _SHORTEST_PROMISE_SECONDS: Final = 1e-6
-"""Latencies are divided by promises, and nobody keeps a shorter one."""
+"""Latencies are divided by promises, and no worker keeps a shorter one."""
 
 
 class AdmissionControl:
@@ -53,7 +53,7 @@ class AdmissionControl:
         )
         directory = config.api_keys_directory
         self.keys = None if directory is None else KeyRing(Path(directory))
-        """None: anybody may ask."""
+        """None: any client may ask."""
         self.cluster = self.core.new_view()
         self.cluster.set_pools({pool.name: pool.admits for pool in config.pools})
         self.classes = self.core.classes
@@ -70,7 +70,7 @@ class AdmissionControl:
         self.unpredicted = [0] * len(self.classes)
         """Requests that were let in without a prediction, because a speed was unknown, by class."""
         self.decides = spec.policy is not AdmissionPolicy.OFF
-        """Somebody may be turned away."""
+        """Requests may be turned away."""
         self._predicts = spec.policy is _PREDICTIVE
         self._prompts = {CHAT_PATH: PromptEstimate(), COMPLETIONS_PATH: PromptEstimate()}
         self._max_model_len = config.max_model_len or _UNBOUNDED_TOKENS
@@ -96,7 +96,7 @@ class AdmissionControl:
             index = classes.index(key.class_name)
             return classes.rest if index is None else index
         wanted = classes.match(headers)
-        # Nobody needs leave to ask for less.
+        # Asking for less needs no leave.
         if classes.names[wanted] in key.classes or classes.priorities[wanted] <= classes.priorities[classes.rest]:
             return wanted
         return classes.rest

@@ -37,9 +37,9 @@ class Exchange:
         self.accused: list[LegFailedError] = []
         """Failures that may be its own fault, until another worker serves it."""
         self.held: HeldPrefill | None = None
-        """Its KV, while the prefill worker holds it for whoever pulls it first."""
+        """Its KV, while the prefill worker holds it for the first worker that pulls it."""
         self.sink: StreamSink | None = None
-        """Who takes its stream; None: its answer comes as one."""
+        """What takes its stream; None: its answer comes as one."""
         self.stream_log: StreamLog | None = None
         """What its client was sent of a stream; None where that cannot be resumed."""
         self.prompt_ids: list[int] | None = None
@@ -54,7 +54,7 @@ class Exchange:
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
         self.expected_tokens = 0.0
-        """Output tokens that were expected of it when it came; 0: nobody knew."""
+        """Output tokens that were expected of it when it came; 0: not known."""
         self.first_token_at = 0.0
         """Loop time; 0 while unknown."""
 

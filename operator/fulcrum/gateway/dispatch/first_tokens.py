@@ -1,4 +1,4 @@
-"""First tokens that nobody sees: that of an answer which comes as one is taken to come when predicted. Compiled.
+"""First tokens that no reader sees: that of an answer which comes as one is taken to come when predicted. Compiled.
 
 A timer for each request would cost a twentieth of it, so time passes here only when it makes a difference: before
 anything else happens to the cluster's view, and now and then.

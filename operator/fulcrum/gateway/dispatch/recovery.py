@@ -1,4 +1,4 @@
-"""A stream that lost its worker goes on with another: what is left of it, who takes it, and when to give up."""
+"""A stream that lost its worker goes on with another: what is left of it, on which worker, and when to give up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAIT_SECONDS: Final = 30.0
 PROBE_SECONDS: Final = 30.0
 """How long, at least, a worker may take to tell a prompt's tokens, which is a prefill, before another one is asked."""
 _MANY_DOUBTS: Final = 10
-"""A worker that failed so many requests in a row serves nobody: it is not the requests' fault."""
+"""A worker that failed so many requests in a row serves none: it is not the requests' fault."""
 _POLL_SECONDS: Final = 0.1
 _OK: Final = 200
 _LEAST_OUTPUT_TOKENS: Final = 16.0
@@ -104,7 +104,7 @@ class Recovery:
     ) -> Route:
         """Another path; a stream that has begun waits for one. Raises RequestError where there is none.
 
-        `slow`: those of `tried` that only kept the request waiting. They are asked again where nobody else takes it.
+        `slow`: workers of `tried` that only kept the request waiting. They are asked again if no other takes it.
         """
         until = min(exchange.deadline, exchange.lost_at + WAIT_SECONDS)
         while True:

@@ -1,4 +1,4 @@
-"""Memory held for many clients, bounded for all together: who holds most gives way, never who holds little."""
+"""Memory held for many clients, bounded for all together: the one that holds most gives way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Budget(Generic[Holder]):
         return len(self._held)
 
     def hold(self, holder: Holder, held_bytes: int) -> list[Holder]:
-        """`holder` holds so much now; who is to give it up, because that is too much for all together."""
+        """Note what `holder` holds now; returns the holders that must give theirs up, where all hold too much."""
         self.total_bytes += held_bytes - self._held.get(holder, 0)
         self._held[holder] = held_bytes
         if self.total_bytes <= self._most_bytes:

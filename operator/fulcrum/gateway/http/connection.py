@@ -137,7 +137,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _count_bodies(self) -> None:
-        """Count what this client has sent, if it is much; over the budget, who sent most must give it up."""
+        """Count what this client has sent, if it is much; over the budget, the one that sent most must give it up."""
         held_bytes = self._parser.body_bytes + sum(
             len(queued.body) for queued in self._queue if isinstance(queued, Request)
         )

@@ -45,7 +45,7 @@ class Request:
         """The client's `X-Request-Id` if it is sane, else a new one."""
         self.content_type = content_type
         self.headers = headers
-        """Those that the gateway asked for, names in lower case; a repeated one holds all values (RFC 9110, 5.3)."""
+        """Headers that the gateway asked for, names in lower case; a repeated one holds all values (RFC 9110, 5.3)."""
         self.key = key
         """None where none is needed, or none was given that is known."""
         self.unauthorized = unauthorized

@@ -76,7 +76,7 @@ class RequestParser:
         self._authenticate = authenticate
         self._known = _known_headers(kept_headers)
         self.headers: dict[str, str] = {}
-        """Of the request that is arriving, those that are kept."""
+        """Headers of the request that is arriving, as far as they are kept."""
         self._parser = httptools.HttpRequestParser(self)
         self._upgrade_head = b""
         self._resuming = False
@@ -93,7 +93,7 @@ class RequestParser:
         """A request has begun and is not complete."""
         self.head_done = False
         self.head_seen = False
-        """Set by who has looked at the head of the request that is arriving."""
+        """The connection has checked the head of the request that is arriving, and sets this."""
         self._head_bytes = 0
         self._late_head_bytes = 0
         self._framing_bytes = 0

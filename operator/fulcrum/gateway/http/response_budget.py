@@ -22,7 +22,7 @@ class Waiter(Protocol):
 
 
 class ResponseBudget:
-    """Who holds room, and who waits for it in order of arrival."""
+    """Which responses hold room, and which wait for it, in order of arrival."""
 
     def __init__(self, most_bytes: int = ROOM_BYTES) -> None:
         self.most_bytes = most_bytes

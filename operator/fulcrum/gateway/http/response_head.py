@@ -87,7 +87,7 @@ def _only(head: bytes, name: bytes) -> bytes | None:
     at = head.find(name)
     if at < 0:
         return None
-    # Whoever reads `content-length : 5` reads something else than who does not.
+    # Readers differ on `content-length : 5`: one takes the length, another does not.
     if head.find(name, at + 1) >= 0 or head[at + len(name) : at + len(name) + 1] != b":":
         raise ValueError(f"more than one {name[2:].decode()}, or a blank behind its name")
     return _header(head, name + b":")

@@ -55,7 +55,7 @@ class SlowReaders:
             self._budget.release(reader)
 
     def sweep(self, now: float, response_budget: ResponseBudget) -> None:
-        """Cut who made too little progress."""
+        """Cut the clients that made too little progress."""
         stalled = []
         crowded = response_budget.waiting > 0
         for reader, (since, before_bytes) in list(self._waiting.items()):

@@ -160,7 +160,7 @@ class UpstreamConnection(asyncio.Protocol):
             elif self._state == _UNTIL_CLOSE:
                 self._on_until_close(data)
             elif self._state == _IDLE:
-                self.abort()  # bytes that nobody asked for
+                self.abort()  # bytes without a request
         except (FramingError, ValueError) as error:
             self.fail(Failure.PROTOCOL, f"bad answer: {error}")
 
@@ -295,5 +295,5 @@ class UpstreamConnection(asyncio.Protocol):
             )
         )
         if self._body.holds_budget:
-            # Once who waits has passed the answer on: what the client does not take at once needs the room still.
+            # After the waiting task has passed the answer on: what the client does not take at once needs the room.
             self._loop.call_soon(self._release_budget)

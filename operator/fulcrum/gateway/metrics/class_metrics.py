@@ -48,8 +48,8 @@ class ClassMetrics:
 
     def __init__(self) -> None:
         self.arrivals = 0
-        """Requests that came and could be read, those that were turned away included."""
-        # Who waits, or is answered at length, is in the histograms long after it came.
+        """Requests that came and could be read, also the ones that were turned away."""
+        # A request that waits, or has a long answer, is in the histograms only long after it came.
         self.arrived_prompt_tokens = Sum()
         self.arrived_prompt_tokens_squared = Sum()
         self.arrived_output_tokens = Sum()

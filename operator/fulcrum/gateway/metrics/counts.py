@@ -30,8 +30,8 @@ _SUMS: Final = (
     ("arrived_prompt_tokens", "Prompt length of the requests that came, estimated from their bytes."),
     ("arrived_prompt_tokens_squared", "The same squared, for how much these lengths vary."),
     ("arrived_output_tokens", "Output length expected of them, by what others of their class and prompt length made."),
-    ("expected_prompt_tokens", "What had been estimated of those that are in prompt_tokens."),
-    ("expected_output_tokens", "What had been expected of those that are in output_tokens."),
+    ("expected_prompt_tokens", "What had been estimated of the requests that are in prompt_tokens."),
+    ("expected_output_tokens", "What had been expected of the requests that are in output_tokens."),
 )
 
 
@@ -114,7 +114,7 @@ class Metrics:
         model = self._model
         labels = ("class", "model")
         arrivals = [((name, model), counts.arrivals) for name, counts in self.classes.items()]
-        yield counter("arrivals", "Requests that came, those that were turned away included.", labels, arrivals)
+        yield counter("arrivals", "Requests that came, also the ones that were turned away.", labels, arrivals)
         for attribute, documentation in _SUMS:
             yield summary(
                 attribute,

@@ -1,4 +1,4 @@
-"""API keys from a mounted Secret: who may ask, as which class, and how much."""
+"""API keys from a mounted Secret: which clients may ask, as which class, and how much."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class ApiKey:
 
 
 class KeyRing:
-    """The keys in `directory`, one file each: the bare key, or JSON. Without any key nobody gets in."""
+    """The keys in `directory`, one file each: the bare key, or JSON. Without any key no request is let in."""
 
     def __init__(self, directory: Path, *, gateways: int = 1) -> None:
         self._directory = directory

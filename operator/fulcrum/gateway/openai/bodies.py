@@ -20,7 +20,7 @@ from fulcrum.gateway.openai.inference_request import (
 
 _COMPLETION_TOKENS: Final = 16
 _MOST: Final = 1 << 31
-# Connector fields name a peer to read KV from: from a client they would read someone's KV, or any host.
+# Connector fields name a peer to read KV from: from a client they would read another client's KV, or any host.
 _CONNECTOR_FIELDS: Final = frozenset(("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority"))
 _WHOLE_WHEN_SET: Final = (
     "echo",  # echoed logprobs need the prompt's logits, which are not in the KV cache

@@ -15,7 +15,7 @@ INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
 RATE_LIMIT: Final = "rate_limit_error"
 _LONGEST_RETRY_SECONDS: Final = 3600.0
-"""Whoever is told more than that has been told never."""
+"""Longest `Retry-After`, in seconds: clients take a longer one for never."""
 _WHY_REJECTED: Final = {
     Reason.TTFT_UNREACHABLE: "The first token would come too late.",
     Reason.TPOT_UNREACHABLE: "The tokens would come too slowly.",

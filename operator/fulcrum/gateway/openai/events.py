@@ -35,7 +35,7 @@ class WholeEvents:
     __slots__ = ("_held", "events")
 
     def __init__(self, events: int = 0) -> None:
-        """`events`: those that have passed before."""
+        """`events`: how many have passed before."""
         self._held = bytearray()
         self.events = events
         """Events that were handed on."""

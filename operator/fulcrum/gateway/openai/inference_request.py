@@ -87,7 +87,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
             fields["stream"] = _FALSE
         fields.pop("stream_options", None)
         fields.pop("min_tokens", None)
-        fields.pop("return_token_ids", None)  # nobody reads them in this answer
+        fields.pop("return_token_ids", None)  # not read in this answer
         fields["kv_transfer_params"] = _PREFILL_PARAMS
         return _encoder.encode(fields)
 

@@ -71,7 +71,7 @@ class StreamLog:
         self.ids = array("i")
         """Tokens of the answer so far."""
         self.ids_sent = 0
-        """Of those that are made again: how many ids the client had before."""
+        """Of the tokens that are made again: how many ids the client had before."""
         self.marks: deque[tuple[int, int, int]] = deque([(0, 0, 1)], maxlen=_KEPT_MARKS)
         """(tokens, characters that they are, tokens of the event) after each event; the last ones."""
         self.chars = 0

@@ -88,7 +88,7 @@ class CanaryRunner:
                 return "decode_timeout"
             raise
         if canary.decode.agent is None:
-            return "warm"  # there is nobody to ask
+            return "warm"  # there is no agent to ask
         if before is None or before.transfers is None:
             return "unverified"
         return await self._verified(canary.decode, before.transfers)

@@ -59,5 +59,5 @@ class LearnedSpeeds:
             return None
         self._reports[name] = (now, report)
         if seconds > _LONGEST_SECONDS or before.role is not Role.DECODE or report.role is not Role.DECODE:
-            return None  # idle for nobody knows how long, or busy with prompts
+            return None  # idle for an unknown time, or busy with prompts
         return decode_row(before, report, seconds=seconds)

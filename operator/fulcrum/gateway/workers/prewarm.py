@@ -136,7 +136,7 @@ class Prewarmer:
             self._add(Canary(workers[prefill], workers[decode], _MAX_ATTEMPTS, now + _TOTAL_SECONDS))
 
     def _next(self, now: float) -> Canary | None:
-        """The first pair whose workers are both free; those that are gone or too old are dropped."""
+        """The first pair whose workers are both free; pairs that are gone or too old are dropped."""
         for queue in (self._urgent, self._later):
             for _ in range(len(queue)):
                 canary = queue.popleft()

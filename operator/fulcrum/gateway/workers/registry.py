@@ -1,4 +1,4 @@
-"""The gateway's view of its workers: who is there, in which role, and what it has under way on each."""
+"""The gateway's view of its workers: which are there, in which role, and what it has under way on each."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _RESYNC_SECONDS: Final = 120.0
 
 
 class Metadata(msgspec.Struct):
-    """Who the Pod is."""
+    """Identity of the Pod."""
 
     name: str
     uid: str = ""
