@@ -30,7 +30,7 @@ PACKAGES = (
 time of a request, or of a streamed chunk: 5 % is what it should save."""
 PLAIN = {
     "defines values; msgspec, dataclasses and enums make classes in ways of their own": (
-        "routing/outcome", "routing/pairs", "routing/path", "admission/outcome", "admission/tuning",
+        "routing/outcome", "routing/pairs", "routing/path", "routing/sent", "admission/outcome", "admission/tuning",
         "gateway/http/upstream_answer",
         "gateway/openai/api_keys", "gateway/openai/inference_request", "gateway/openai/media",
         "gateway/openai/stream_event", "gateway/dispatch/held_prefill", "gateway/dispatch/recovery",
@@ -40,7 +40,8 @@ PLAIN = {
     "no request waits for it": (
         "gateway/http/internal_server", "gateway/openai/openapi", "gateway/dispatch/continuation",
         "gateway/metrics/counts", "gateway/workers/learned_speeds",
-        "gateway/workers/canary", "gateway/workers/load_poll", "gateway/workers/prewarm", "gateway/workers/watch",
+        "gateway/workers/canary", "gateway/workers/load_poll", "gateway/workers/prefix_sharing",
+        "gateway/workers/prewarm", "gateway/workers/watch", "routing/sharing",
     ),
 }  # fmt: skip
 """Modules of these packages that stay Python, by the reason."""

@@ -110,7 +110,7 @@ def measure(case: Case, count: int) -> Took:
         body = prompt(number)
         qos = admission.classes.match({"x-customer-tier": ("premium", "standard", "none")[number % 3]})
         began = clock()
-        keys = prefix_keys(body) if case.prefix else ()
+        keys = prefix_keys(body, 1) if case.prefix else ()
         keyed = clock()
         incoming = admission.incoming(
             prompt_tokens=len(body) / 4, max_tokens=OUTPUT_TOKENS, qos=qos, prefix=keys, units_per_token=4.0

@@ -52,13 +52,14 @@ class Engine:
     connections: int = 0
     gone: int = 0
     """Connections that the gateway closed while a request was under way."""
+    host: str = "127.0.0.1"
     port: int = 0
     server: asyncio.Server | None = None
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
     handlers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.server = await asyncio.start_server(self._serve, self.host, self.port)
         self.port = self.server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -71,7 +72,7 @@ class Engine:
         await asyncio.gather(*self.handlers, return_exceptions=True)
 
     def record(self) -> WorkerRecord:
-        return WorkerRecord(name=self.name, role=self.role, host="127.0.0.1", port=self.port, **self.facts)
+        return WorkerRecord(name=self.name, role=self.role, host=self.host, port=self.port, **self.facts)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -302,11 +303,10 @@ async def make_site() -> AsyncIterator[MakeSite]:
             shutdown_grace_seconds=grace_seconds, slo_ttft_seconds=slo_seconds[0], slo_tpot_seconds=slo_seconds[1],
             **(config or {}),
         )  # fmt: skip
-        merged: dict[str, Any] = {"prewarm": False, "lame_duck_seconds": 0.0, **settings}
+        merged: dict[str, Any] = {"host": "127.0.0.1", "prewarm": False, "lame_duck_seconds": 0.0, **settings}
         gateway = Gateway(
             Settings(
                 config=made,
-                host="127.0.0.1",
                 port=0,
                 static_workers=tuple(engine.record() for engine in engines) or (_NOBODY,),
                 **merged,

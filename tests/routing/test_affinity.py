@@ -25,12 +25,19 @@ def test_ends_rise_by_an_eighth_at_most() -> None:
     assert all(a < b <= a + max(a // 8, 512) for a, b in pairwise(BYTE_ENDS))
 
 
-@given(st.binary(max_size=6000), st.binary(max_size=3000), st.binary(max_size=3000))
-def test_keys_agree_exactly_as_far_as_prompts_do(common: bytes, one: bytes, two: bytes) -> None:
-    a, b = prefix_keys(common + one), prefix_keys(common + two)
+@given(st.binary(max_size=6000), st.binary(max_size=3000), st.binary(max_size=3000), st.integers(0, 2**64 - 1))
+def test_keys_agree_exactly_as_far_as_prompts_do(common: bytes, one: bytes, two: bytes, seed: int) -> None:
+    a, b = prefix_keys(common + one, seed), prefix_keys(common + two, seed)
     for number, end in enumerate(BYTE_ENDS[: min(len(a), len(b))]):
         assert (a[number] == b[number]) == ((common + one)[:end] == (common + two)[:end])
     assert all(end <= len(common + one) for end in BYTE_ENDS[: len(a)])
+
+
+def test_keys_are_secret_and_tell_what_stands_before_a_prompt() -> None:
+    prompt = bytes(4096)
+    kinds = [prefix_keys(prompt, 1), prefix_keys(prompt, 2), prefix_keys(prompt, 1, b"a"), prefix_keys(prompt, 1, b"b")]
+    assert len({key for keys in kinds for key in keys}) == 4 * 8
+    assert all(0 <= key < 2**64 for keys in kinds for key in keys)
 
 
 def test_the_longest_prefix_that_somebody_has() -> None:

@@ -45,3 +45,8 @@ def is_authorized(header: str | None, token: str) -> bool:
 def fingerprint(token: str) -> str:
     """Return what tells tokens apart and says nothing about them: they are random, so a hash cannot be guessed back."""
     return hashlib.sha256(token.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
+
+
+def derived_number(token: str, purpose: str) -> int:
+    """Return 64 bits that whoever has the token can make, and that do not tell it; each `purpose` has its own."""
+    return int.from_bytes(hmac.digest(token.encode(), purpose.encode(), "sha256")[:8])

@@ -31,6 +31,7 @@ from fulcrum.gateway.openai.api_keys import RELOAD_SECONDS, ApiKey, KeyRing
 from fulcrum.gateway.openai.errors import RequestError, shutting_down
 from fulcrum.gateway.unhandled import log_unhandled
 from fulcrum.gateway.workers.load_poll import LoadPoller
+from fulcrum.gateway.workers.prefix_sharing import SENT_PATH, PrefixSharing, prefix_seed
 from fulcrum.gateway.workers.prewarm import Prewarmer
 from fulcrum.gateway.workers.registry import WorkerRegistry
 
@@ -57,7 +58,7 @@ class Gateway:
         self.response_budget = ResponseBudget()
         self.bodies: Budget[ClientConnection] = Budget(_BODIES_BYTES)
         self.closing = False
-        self.admission = AdmissionControl(settings.config)
+        self.admission = AdmissionControl(settings.config, prefix_seed=prefix_seed(settings.token))
         self.kept_headers = self.admission.kept_headers
         self.metrics = Metrics(
             model=settings.config.served_name,
@@ -66,6 +67,7 @@ class Gateway:
         )
         self.registry = WorkerRegistry(self.metrics, self.admission.cluster, self.response_budget, token=settings.token)
         self.poller = LoadPoller(self.registry, self.metrics)
+        self._prefixes = PrefixSharing(self.admission.cluster, self.metrics, self.response_budget, token=settings.token)
         self.gateways = 0
         """Gateways that share the traffic, this one included."""
         self.share(settings.config.replicas)
@@ -84,7 +86,9 @@ class Gateway:
             {
                 "/metrics": lambda: (CONTENT_TYPE, self.metrics.render(gauges(self))),
                 "/kv-pairs": lambda: (b"application/json", msgspec.json.encode(self.prewarmer.report())),
-            }
+            },
+            {SENT_PATH: self._prefixes.learn},
+            token=settings.token,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
@@ -145,6 +149,10 @@ class Gateway:
         self.poller.alone = gateways == 1
         self.admission.share(gateways, self._loop.time())
 
+    def meet(self, hosts: frozenset[str]) -> None:
+        """The other ready gateways are at these addresses."""
+        self._prefixes.meet(hosts)
+
     # Life.
 
     async def start(self) -> None:
@@ -162,6 +170,7 @@ class Gateway:
             self._spawn(watch_workers(self))
         self._spawn(self._sweep())
         self._spawn(self.poller.run())
+        self._spawn(self._prefixes.run())
         if self.admission.keys is not None:
             self._spawn(self._reload(self.admission.keys))
         listener = _listen(settings.host, settings.port)
@@ -200,6 +209,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._prefixes.close()
         self.registry.close()
         logger.info("gateway_stopped")
 

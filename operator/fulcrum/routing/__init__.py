@@ -8,11 +8,14 @@ from fulcrum.routing.outliers import OutlierEjector, OutlierRule
 from fulcrum.routing.pairs import Pair, PairHealth
 from fulcrum.routing.path import HandOver, Incoming, Route
 from fulcrum.routing.route import decode_elsewhere, route
+from fulcrum.routing.sent import SentBatch
+from fulcrum.routing.sharing import SHARE_SECONDS, learn_batch, take_batch
 from fulcrum.routing.view import ClusterView, decode_share, step_share
 from fulcrum.routing.worker import WorkerView
 
 __all__ = [
     "BYTE_ENDS",
+    "SHARE_SECONDS",
     "AffinityMemory",
     "Breaker",
     "BreakerState",
@@ -28,11 +31,14 @@ __all__ = [
     "Pair",
     "PairHealth",
     "Route",
+    "SentBatch",
     "WorkerView",
     "decode_elsewhere",
     "decode_share",
+    "learn_batch",
     "prefix_keys",
     "route",
     "step_share",
+    "take_batch",
     "token_ends",
 ]

@@ -1,4 +1,4 @@
-"""Who has which prompt prefix in its KV cache: a bounded memory of what was sent where."""
+"""Which worker has which prompt prefix in its KV cache: a bounded memory of what was sent where."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from fulcrum.routing.sent import MAX_BATCH_KEYS, Sent
 
 _FIRST_BYTES: Final = 512
 _PER_DOUBLING: Final = 8
@@ -34,18 +38,21 @@ def token_ends(block_tokens: int, blocks: int) -> tuple[int, ...]:
     return tuple(block_tokens * (number + 1) for number in range(blocks))
 
 
-def prefix_keys(prompt: bytes) -> tuple[int, ...]:
-    """Keys of `prompt`'s prefixes at `BYTE_ENDS`, shortest first; equal prefixes have equal keys within a process.
+def prefix_keys(prompt: bytes, seed: int, before: bytes = b"") -> tuple[int, ...]:
+    """Keys of `prompt`'s prefixes at `BYTE_ENDS`, shortest first.
 
-    Python's keyed hash: nobody outside can make prompts that collide.
+    Equal prefixes behind an equal `before` have equal keys under one `seed`, a secret of 64 bits. XXH3 takes a third of
+    the time of Python's own hash; it is no cryptographic one, and what a collision does is a wrong guess of what a
+    worker holds.
     """
     size = len(prompt)
     keys = []
-    key = begin = 0
+    key = xxh3_64_intdigest(before, seed) if before else seed
+    begin = 0
     for end in BYTE_ENDS:
         if end > size:
             break
-        key = hash((key, prompt[begin:end]))
+        key = xxh3_64_intdigest(prompt[begin:end], key)
         keys.append(key)
         begin = end
     return tuple(keys)
@@ -67,6 +74,11 @@ class AffinityMemory:
         self._sent: dict[int, float] = {}
         """Units of prompt that each worker was sent and did not hold, ever."""
         self._room: dict[int, float] = {}
+        self._shares = False
+        self._unshared: list[Sent] = []
+        self._unshared_keys = 0
+        self._shared_from: dict[int, float] = {}
+        """By worker: what was last sent when it had been sent no more than this is news to some other gateway."""
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -80,6 +92,7 @@ class AffinityMemory:
         """The worker is gone; its entries go when their keys get more holders than there are workers, or are old."""
         self._sent.pop(worker, None)
         self._room.pop(worker, None)
+        self._shared_from.pop(worker, None)
 
     def match(self, keys: Sequence[int]) -> tuple[int, list[int]]:
         """Longest prefix that somebody holds, in units, and its holders; (0, []) when there is none."""
@@ -117,8 +130,43 @@ class AffinityMemory:
 
     def record(self, keys: Sequence[int], worker: int, new_units: float) -> None:
         """`worker` was sent a prompt with these prefixes, of which it did not hold `new_units`."""
-        if worker not in self._sent:
+        total = self._sent.get(worker)
+        if total is None:
             return
+        if not self._shares:
+            self._hold(keys, worker, new_units)
+            return
+        news_before = max(self._shared_from.get(worker, 0.0), total - self._room[worker])
+        news = tuple(key for key in keys if self._held_since(key, worker) <= news_before)
+        self._hold(keys, worker, new_units)
+        if self._unshared_keys + len(news) <= MAX_BATCH_KEYS:
+            self._unshared_keys += len(news) + 1
+            self._unshared.append(Sent(worker, max(int(new_units), 0), news))
+
+    def learn(self, keys: Sequence[int], worker: int, new_units: float) -> None:
+        """Another gateway sent `worker` a prompt: like `record`, and not told on."""
+        if worker in self._sent:
+            self._hold(keys, worker, new_units)
+
+    def share(self, *, others: bool) -> None:
+        """Other gateways came or went: with `others`, keep what is sent from now on for `take_sent`.
+
+        One that came knows nothing yet, so each prefix is told once more when it is sent again.
+        """
+        self._shares = others
+        self._shared_from = dict(self._sent) if others else {}
+        if not others:
+            self.take_sent()
+
+    def take_sent(self) -> list[Sent]:
+        """What was sent since the last time; what is more than `MAX_BATCH_KEYS` keys is left out.
+
+        Of each prompt there are the keys that its worker did not hold before. Other gateways know the rest.
+        """
+        taken, self._unshared, self._unshared_keys = self._unshared, [], 0
+        return taken
+
+    def _hold(self, keys: Sequence[int], worker: int, new_units: float) -> None:
         sent = self._sent[worker] = self._sent[worker] + new_units
         holders = self._holders
         # Longest first, so that the shorter ones are younger and a chain is forgotten from its end.
@@ -135,6 +183,10 @@ class AffinityMemory:
             entry[worker] = sent
         while len(holders) > self.capacity:
             holders.popitem(last=False)
+
+    def _held_since(self, key: int, worker: int) -> float:
+        entry = self._holders.get(key)
+        return -1.0 if entry is None else entry.get(worker, -1.0)
 
     def _resident(self, worker: int, sent: float) -> bool:
         total = self._sent.get(worker)

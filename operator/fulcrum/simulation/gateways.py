@@ -1,4 +1,4 @@
-"""The gateways of a cluster: each decides about its own part of the requests by what it has seen itself."""
+"""The gateways of a cluster: each decides about its part of the requests, and tells the others what it sent where."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from fulcrum.api.reasons import Reason
+from fulcrum.routing import SHARE_SECONDS, learn_batch, take_batch
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.front_door import Chosen, FrontDoor
 from fulcrum.simulation.job import Job
@@ -23,6 +24,9 @@ class Gateways:
     def __init__(self, doors: Sequence[FrontDoor]) -> None:
         """At least one gateway."""
         self._doors = tuple(doors)
+        self._shared_at = 0.0
+        for door in self._doors:
+            door.view.affinity.share(others=self.several)
 
     @property
     def several(self) -> bool:
@@ -48,6 +52,10 @@ class Gateways:
 
     def choose(self, job: Job, now: float) -> Chosen | Reason:
         """Decide about a request, and take it for started."""
+        if self.several and now >= self._shared_at + SHARE_SECONDS:
+            # Nothing reads what is shared before the next request, so it is early enough now.
+            self._share()
+            self._shared_at = now
         return self._of(job).choose(job, now)
 
     def prefilled(self, job: Job, now: float) -> None:
@@ -57,6 +65,13 @@ class Gateways:
     def ended(self, job: Job, now: float, *, served: bool) -> None:
         """An attempt is over."""
         self._of(job).ended(job, now, served=served)
+
+    def _share(self) -> None:
+        for door in self._doors:
+            batch = take_batch(door.view)
+            for other in self._doors:
+                if batch is not None and other is not door:
+                    learn_batch(other.view, batch)
 
     def _of(self, job: Job) -> FrontDoor:
         return self._doors[(job.index * _KNUTH >> 16) % len(self._doors)]

@@ -19,6 +19,7 @@ from tests.gateway.conftest import eventually
 
 from fulcrum.api import names
 from fulcrum.api.gateway import GatewayConfig
+from fulcrum.api.internal_token import ENV_GATEWAY
 from fulcrum.api.names import Role
 from fulcrum.api.worker import KvCacheConfig, WorkerConfig
 from fulcrum.gateway.config import Settings
@@ -176,9 +177,13 @@ class Follower:
         self.registry = WorkerRegistry(self.metrics)
         self.watch_connected = False
         self.gateways = 0
+        self.others: frozenset[str] = frozenset()
 
     def share(self, gateways: int) -> None:
         self.gateways = gateways
+
+    def meet(self, hosts: frozenset[str]) -> None:
+        self.others = hosts
 
     def roles(self) -> dict[str, str]:
         return {worker.name: worker.role.value for worker in self.registry.workers}
@@ -248,11 +253,15 @@ async def test_the_view_follows_the_pods(server: ApiServer, follower: Follower) 
 async def test_ready_gateways_are_counted(server: ApiServer, follower: Follower) -> None:
     client = await server.start()
     await eventually(lambda: follower.gateways == 1)  # itself, whatever its Pod says
-    for name in ("g0", "g1", "g2"):
-        await make_pod(client, gateway_pod(name))
+    for name, address in (("g0", "127.77.0.1"), ("g1", "127.77.0.2"), ("g2", "127.77.0.3")):
+        await make_pod(client, gateway_pod(name, podIP=address))
     await eventually(lambda: follower.gateways == 3)
+    assert follower.others == {"127.77.0.2", "127.77.0.3"}
+    await set_status(client, gateway_pod("g2", podIP="127.77.0.4"))
+    await eventually(lambda: follower.others == {"127.77.0.2", "127.77.0.4"})
     await set_status(client, gateway_pod("g2", conditions=[Condition(type="Ready", status="False")]))
     await eventually(lambda: follower.gateways == 2)
+    assert follower.others == {"127.77.0.2"}
     await client.delete(f"{PODS}/g1")
     await eventually(lambda: follower.gateways == 1)
     await set_status(client, gateway_pod("g0", conditions=[Condition(type="Ready", status="False")]))
@@ -262,28 +271,37 @@ async def test_ready_gateways_are_counted(server: ApiServer, follower: Follower)
     await client.close()
 
 
-async def start_gateway(stack: contextlib.AsyncExitStack, name: str, config: GatewayConfig) -> int:
+async def start_gateway(
+    stack: contextlib.AsyncExitStack,
+    name: str,
+    config: GatewayConfig,
+    *,
+    host: str = "127.0.0.1",
+    inside_port: int = 0,
+    token: str = "",
+) -> int:
     """A gateway process that has the Pod `name`; its port, once it is ready."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server((host, 0)) as listener:
         port: int = listener.getsockname()[1]
     document = msgspec.json.encode(config).decode()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1", "--port", str(port),
-        "--metrics-port", "0", "--lame-duck-seconds", "0", "--config", document, stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, names.ENV_POD_NAME: name, names.ENV_POD_NAMESPACE: "default"},
+        sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", host, "--port", str(port),
+        "--metrics-port", str(inside_port), "--lame-duck-seconds", "0", "--config", document,
+        env={**os.environ, names.ENV_POD_NAME: name, names.ENV_POD_NAMESPACE: "default", ENV_GATEWAY: token},
+        stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     stack.push_async_callback(process.wait)
     stack.callback(process.terminate)
     async with asyncio.timeout(60):
-        while await status_of(port, "GET", "/ready") != 200:  # noqa: ASYNC110  (another process)
+        while await status_of(port, "GET", "/ready", host=host) != 200:  # noqa: ASYNC110  (another process)
             await asyncio.sleep(0.05)
     return port
 
 
-async def status_of(port: int, method: str, path: str, body: bytes = b"") -> int:
+async def status_of(port: int, method: str, path: str, body: bytes = b"", *, host: str = "127.0.0.1") -> int:
     """Status of one request with the key; 0 where nobody listens."""
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(host, port)
     except OSError:
         return 0
     head = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from math import inf, isfinite
 from pathlib import Path
@@ -41,7 +42,9 @@ _SHORTEST_PROMISE_SECONDS: Final = 1e-6
 class AdmissionControl:
     """Admission and routing of one gateway."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, *, prefix_seed: int | None = None) -> None:
+        """`prefix_seed`: gateways with the same one know each other's prefix keys; None: a random one."""
+        self._prefix_seed = secrets.randbits(64) if prefix_seed is None else prefix_seed
         spec = config.admission
         self.core = Admission(
             spec.policy,
@@ -112,15 +115,14 @@ class AdmissionControl:
         if headers:
             ttft_seconds = _promise(headers, TTFT_HEADER)
             tpot_seconds = _promise(headers, TPOT_HEADER)
-        prefix = prefix_keys(prompt)
-        if prefix and not request.fields.keys().isdisjoint(_BEFORE_PROMPT):
+        before = b""
+        if not request.fields.keys().isdisjoint(_BEFORE_PROMPT):
             before = b"\0".join(bytes(request.fields.get(name, b"")) for name in _BEFORE_PROMPT)
-            prefix = tuple(hash((before, key)) for key in prefix)
         return self.core.incoming(
             prompt_tokens=prompt_tokens,
             max_tokens=request.max_tokens,
             qos=qos,
-            prefix=prefix,
+            prefix=prefix_keys(prompt, self._prefix_seed, before),
             units_per_token=max(len(prompt) + tool_bytes, 1) / prompt_tokens,
             ttft_seconds=ttft_seconds,
             tpot_seconds=tpot_seconds,

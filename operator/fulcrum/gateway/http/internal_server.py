@@ -1,25 +1,42 @@
-"""The gateway's second port, for the cluster and not for clients: metrics, and what canaries found."""
+"""The gateway's second port, for the cluster and not for clients: metrics, what canaries found, and other gateways."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Final
 
+from fulcrum.api.internal_token import HEADER as AUTHORIZATION
+from fulcrum.api.internal_token import is_authorized
+
 _HEAD_SECONDS: Final = 5.0
+"""Longest wait for a whole request; other gateways keep their connections for less."""
 _HEAD_BYTES: Final = 16 * 1024
+_BODY_BYTES: Final = 1024 * 1024
 _TEXT: Final = b"text/plain; charset=utf-8"
 
 Page = Callable[[], tuple[bytes, bytes]]
 """Content type and body of a page."""
+Inbox = Callable[[bytes], int]
+"""Takes a message; returns the status of the answer."""
 
 
 class InternalServer:
-    """Answers `GET` for a few pages, one request per connection: scrapers come every few seconds."""
+    """Answers `GET` for a few pages, one request per connection: scrapers come every few seconds.
 
-    def __init__(self, pages: Mapping[str, Page]) -> None:
+    Takes messages by `POST` from whoever has the cluster's token, any number of them on one connection.
+    """
+
+    def __init__(
+        self, pages: Mapping[str, Page], inboxes: Mapping[str, Inbox] | None = None, *, token: str | None = None
+    ) -> None:
+        """Without `token` no message is taken."""
         self._pages = {path.encode(): page for path, page in pages.items()}
+        self._inboxes = {path.encode(): inbox for path, inbox in (inboxes or {}).items() if token is not None}
+        self._token = token or ""
         self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises OSError."""
@@ -27,32 +44,69 @@ class InternalServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, and break off what is open."""
         if self._server is not None:
             self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         try:
-            async with asyncio.timeout(_HEAD_SECONDS):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head))
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
+            more = True
+            while more:
+                async with asyncio.timeout(_HEAD_SECONDS):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    method, _, rest = head.partition(b" ")
+                    inbox = self._inboxes.get(rest.partition(b" ")[0])
+                    if method == b"POST" and inbox is not None:
+                        status = await self._take(head, reader, inbox)
+                        more = status < HTTPStatus.BAD_REQUEST
+                        writer.write(_head(status, keep=more) + b"content-length: 0\r\n\r\n")
+                    else:
+                        writer.write(self._answer(method, rest))
+                        more = False
+                    await writer.drain()
+            writer.close()
+            await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
+            self._writers.discard(writer)
             writer.transport.abort()
 
-    def _answer(self, head: bytes) -> bytes:
-        method, _, rest = head.partition(b" ")
+    async def _take(self, head: bytes, reader: asyncio.StreamReader, inbox: Inbox) -> int:
+        """Hand a message on; nothing of it is read before its sender is known."""
+        fields = _fields(head)
+        if not is_authorized(fields.get(AUTHORIZATION.lower()), self._token):
+            return HTTPStatus.UNAUTHORIZED
+        length = fields.get("content-length", "")
+        if not (length.isascii() and length.isdigit()):
+            return HTTPStatus.LENGTH_REQUIRED
+        if len(length) > len(str(_BODY_BYTES)) or int(length) > _BODY_BYTES:
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        return inbox(await reader.readexactly(int(length)))
+
+    def _answer(self, method: bytes, rest: bytes) -> bytes:
         page = self._pages.get(rest.partition(b" ")[0].partition(b"?")[0])
         if method not in (b"GET", b"HEAD"):
-            status, kind, body = b"405 Method Not Allowed", _TEXT, b"GET and HEAD are allowed here.\n"
+            status, kind, body = HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, b"GET and HEAD are allowed here.\n"
         elif page is None:
-            status, kind, body = b"404 Not Found", _TEXT, b"Here are: " + b", ".join(self._pages) + b"\n"
+            status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, b"Here are: " + b", ".join(self._pages) + b"\n"
         else:
-            status, (kind, body) = b"200 OK", page()
-        return b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
-            status, kind, len(body), b"" if method == b"HEAD" else body,
+            status, (kind, body) = HTTPStatus.OK, page()
+        return b"%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+            _head(status, keep=False), kind, len(body), b"" if method == b"HEAD" else body,
         )  # fmt: skip
+
+
+def _head(status: int, *, keep: bool) -> bytes:
+    line = b"HTTP/1.1 %d %b\r\n" % (status, HTTPStatus(status).phrase.encode())
+    return line if keep else line + b"connection: close\r\n"
+
+
+def _fields(head: bytes) -> dict[str, str]:
+    """Header fields by name in lower case; of repeated ones the last."""
+    lines = head.decode("latin-1").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if line)
+    return {name.lower(): value.strip() for name, _, value in pairs}

@@ -66,6 +66,8 @@ class Metrics:
         self.prewarms: Counter[str] = Counter()
         self.watch_restarts: Counter[str] = Counter()
         self.load_reports: Counter[str] = Counter()
+        self.prefix_batches: Counter[str] = Counter()
+        """What was sent where, as told to other gateways and heard from them, by what became of it."""
         self.duration_seconds = Histogram(_SECONDS)
         self.prefill_leg_seconds = Histogram(_SECONDS)
         self.role_change_lag_seconds = Histogram(_LAG_SECONDS)
@@ -101,6 +103,10 @@ class Metrics:
             "watch_restarts", "Times the Pod watch had to begin again.", ("cause",), _single(self.watch_restarts)
         )
         yield counter("load_reports", "Load reports asked of workers.", ("outcome",), _single(self.load_reports))
+        yield counter(
+            "prefix_batches", "Messages between gateways about what they sent where.", ("outcome",),
+            _single(self.prefix_batches),
+        )  # fmt: skip
         yield self.duration_seconds.family("request_duration_seconds", "From a complete request to its answer's end.")
         yield self.prefill_leg_seconds.family("prefill_leg_seconds", "Time of the prefill leg.")
         yield self.resume_gap_seconds.family(

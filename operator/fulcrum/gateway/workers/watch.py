@@ -6,6 +6,7 @@ Workers become the view that requests are routed by. Gateways are counted: they 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -106,6 +107,9 @@ class Follower(Protocol):
     def share(self, gateways: int) -> None:
         """So many gateways, this one included, share the traffic."""
 
+    def meet(self, hosts: frozenset[str]) -> None:
+        """The other ready gateways are at these addresses."""
+
 
 def record_of(pod: Pod) -> WorkerRecord | None:
     """The worker that a Pod is; None while no request may go to it."""
@@ -168,7 +172,7 @@ async def watch_workers(follower: Follower) -> None:
     """
     # One watch for both: what is known of one is as old as what is known of the other.
     selectors = kube.selector({names.LABEL_CLUSTER: follower.settings.config.cluster})
-    others: set[str] = set()
+    others: dict[str, str] = {}
     path = _PODS.collection(follower.settings.namespace)
     api = kube.Api()
     try:
@@ -181,21 +185,23 @@ async def watch_workers(follower: Follower) -> None:
         await api.close()
 
 
-def _take(follower: Follower, event: kube.Event[Pod], others: set[str]) -> None:
-    """`others`: the ready gateways beside this one, kept up to date."""
+def _take(follower: Follower, event: kube.Event[Pod], others: dict[str, str]) -> None:
+    """`others`: addresses of the ready gateways beside this one by name, kept up to date."""
     registry = follower.registry
     match event:
         case kube.Listed(items=pods):
             records = [record_of(pod) for pod in pods]
             registry.replace(record for record in records if record is not None)
             others.clear()
-            others.update(pod.metadata.name for pod in pods if _shares(pod, follower))
-            follower.share(len(others) + 1)
+            others.update((pod.metadata.name, pod.status.podIP or "") for pod in pods if _shares(pod, follower))
+            _tell(follower, others)
         case kube.Changed(kind=kind, object=pod) if _is(pod, names.COMPONENT_GATEWAY):
-            shares = kind != "DELETED" and _shares(pod, follower)
-            if shares != (pod.metadata.name in others):
-                (others.add if shares else others.discard)(pod.metadata.name)
-                follower.share(len(others) + 1)
+            before = others.pop(pod.metadata.name, None)
+            now = (pod.status.podIP or "") if kind != "DELETED" and _shares(pod, follower) else None
+            if now is not None:
+                others[pod.metadata.name] = now
+            if now != before:
+                _tell(follower, others)
         case kube.Changed(kind=kind, object=pod):
             record = None if kind == "DELETED" else record_of(pod)
             if record is not None:
@@ -211,6 +217,11 @@ def _take(follower: Follower, event: kube.Event[Pod], others: set[str]) -> None:
             logger.warning("watch_broken cause=%s workers_kept=%d error=%s", cause, len(registry.workers), error)
         case kube.Bookmark():
             pass
+
+
+def _tell(follower: Follower, others: Mapping[str, str]) -> None:
+    follower.share(len(others) + 1)
+    follower.meet(frozenset(host for host in others.values() if host))
 
 
 def _shares(pod: Pod, follower: Follower) -> bool:
