@@ -14,8 +14,8 @@ from tests.controller.cluster import eventually
 
 from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.api.names import Role
-from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus, KvTierStatus
+from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients, WorkCounters
 from fulcrum.balance import Worker, WorkerPhase, worker_revision
 from fulcrum.capacity.speed import SpeedSource
 from fulcrum.controller import cluster_watch
@@ -246,6 +246,21 @@ async def test_loads_are_handed_out_while_fresh_and_never_for_the_end_of_a_drain
     world.watch.see(world.sight)
     world.seconds += 60.0
     assert world.watch.loads() == {}
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Manual"])
+async def test_kv_tiers_are_told_in_every_mode_and_ask_for_a_turn(mode: str) -> None:
+    world = World(mode)
+    await world.tick(after_seconds=60.0)
+    assert world.watch.outlook().kv_tiers == {}
+    woken = world.woken
+    tier = OffloadReport(policy="load", host_bytes=1 << 30, host_used=0.5)
+    world.reports = {"c-p-0": msgspec.structs.replace(report(), offload=tier), "c-p-1": report()}
+    await world.tick(after_seconds=60.0)
+    assert world.watch.outlook().kv_tiers == {"p": KvTierStatus(host_usage=0.5)}
+    assert world.woken > woken
+    world.seconds += 600.0
+    assert world.watch.outlook().kv_tiers == {}, "too old"
 
 
 async def test_what_model_and_hardware_say_is_known_in_the_first_turn() -> None:

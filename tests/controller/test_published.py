@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from fulcrum.api.objects import to_dict
-from fulcrum.api.types import ForecastMethod, InferenceClusterStatus
+from fulcrum.api.types import ForecastMethod, InferenceClusterStatus, KvTierStatus
 from fulcrum.balance.outlook import Outlook
 from fulcrum.controller.published import keeping_measurements, with_measurements
 from fulcrum.forecast.result import Forecast
@@ -76,6 +77,20 @@ def test_noise_is_no_news(change: dict[str, float | None], is_news: bool) -> Non
     full = with_measurements(NOTHING, FULL, NOTHING)
     outlook = Outlook(traffic=dataclasses.replace(TRAFFIC, **change), forecast=FORECAST)  # type: ignore[arg-type]
     assert (with_measurements(full, outlook, full) != full) is is_news
+
+
+def test_kv_tiers_are_said_by_pool_and_steady() -> None:
+    tiers = KvTierStatus(host_usage=0.41239, host_hits=1.2, host_bytes_per_second=1.23456e10)
+    outlook = Outlook(kv_tiers={"h100": tiers})
+    full = with_measurements(NOTHING, outlook, NOTHING)
+    assert to_dict(full)["kvTiers"] == {"h100": {"hostUsage": 0.412, "hostHits": 1.0, "hostBytesPerSecond": 1.23e10}}
+    assert "kvTiers" not in to_dict(NOTHING)
+    assert keeping_measurements(NOTHING, full) == full
+    near = Outlook(kv_tiers={"h100": msgspec.structs.replace(tiers, host_bytes_per_second=1.21e10, host_usage=0.414)})
+    assert with_measurements(full, near, full) == full
+    far = Outlook(kv_tiers={"h100": msgspec.structs.replace(tiers, host_bytes_per_second=6e8)})
+    assert with_measurements(full, far, full) != full
+    assert with_measurements(full, Outlook(), full) == NOTHING
 
 
 def test_a_forecast_of_another_method_is_another_forecast() -> None:

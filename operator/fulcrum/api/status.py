@@ -29,6 +29,7 @@ Time = Annotated[str, Meta(max_length=64, extra_json_schema={"format": "date-tim
 Message = Annotated[str, Meta(max_length=32768)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0)]
+_Rate = Annotated[float, Meta(ge=0)]
 
 
 class ConditionType(StrEnum):
@@ -92,6 +93,31 @@ class ForecastStatus(ApiStruct, frozen=True, kw_only=True):
         float | None, Meta(description="The same error as a share of last value's; below 1 is better than last value.")
     ] = None
     horizon: Annotated[Duration | None, Meta(description="How far ahead the plan looks.")] = None
+
+
+class KvTierStatus(ApiStruct, frozen=True, kw_only=True):
+    """Where the KV of cached prompts is, and whence it comes back. Counted since the start of each engine."""
+
+    host_usage: Annotated[_Share | None, Meta(description="Share of the workers' host memory that holds KV.")] = None
+    shared_usage: Annotated[
+        _Share | None,
+        Meta(description="Share of `offload.pool.size` in use, by all workers of the cluster that share it."),
+    ] = None
+    device_hits: Annotated[
+        _Share | None, Meta(description="Share of the prompt tokens whose KV was on the accelerator.")
+    ] = None
+    host_hits: Annotated[
+        _Share | None, Meta(description="Share of the prompt tokens whose KV came from host memory.")
+    ] = None
+    shared_hits: Annotated[
+        _Share | None, Meta(description="Share of the prompt tokens whose KV came from `offload.pool`.")
+    ] = None
+    host_bytes_per_second: Annotated[
+        _Rate | None, Meta(description="Rate at which a worker loads KV from host memory, while it does.")
+    ] = None
+    shared_bytes_per_second: Annotated[
+        _Rate | None, Meta(description="Rate at which a worker reads KV from `offload.pool`, while it does.")
+    ] = None
 
 
 class DecidedLoad(ApiStruct, frozen=True, kw_only=True):
@@ -191,5 +217,9 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
     ] = None
     forecast: Annotated[
         ForecastStatus | None, Meta(description="The load that is planned for; absent until known.")
+    ] = None
+    kv_tiers: Annotated[
+        Annotated[dict[str, KvTierStatus], Meta(max_length=16)] | None,
+        Meta(description="Host memory and KV pool, by pool of workers; absent without them."),
     ] = None
     last_decision: Annotated[Decision | None, Meta(description="The last decision that changed something.")] = None

@@ -61,6 +61,7 @@ from fulcrum.api.status import (
     Explanation,
     ForecastStatus,
     InferenceClusterStatus,
+    KvTierStatus,
     LatencyQuantiles,
     RoleCounts,
 )
@@ -96,6 +97,7 @@ __all__ = [
     "KvCacheDtype",
     "KvOffload",
     "KvPool",
+    "KvTierStatus",
     "LatencyQuantiles",
     "LoadFailurePolicy",
     "Metrics",

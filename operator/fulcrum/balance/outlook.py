@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fulcrum.api.gateway import PairsReport
+from fulcrum.api.status import KvTierStatus
 from fulcrum.balance.peak import Peak
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
@@ -27,5 +28,7 @@ class Outlook:
     """The most over `balance.scaleDown.stabilization`; None while the history does not reach back that far."""
     pairs: tuple[PairsReport, ...] = ()
     """What the canaries of each gateway found, of those that answered; in every mode."""
+    kv_tiers: Mapping[str, KvTierStatus] = field(default_factory=dict)
+    """Host memory and KV pool, by pool of workers, for people; in every mode."""
     unknown: str | None = None
     """Why traffic is unknown, for people: names the source and what to look at."""

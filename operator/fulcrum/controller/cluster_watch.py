@@ -9,7 +9,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,11 +18,12 @@ import numpy as np
 from fulcrum.api.durations import seconds
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
-from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus, KvTierStatus
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Worker
 from fulcrum.balance.outlook import Outlook
 from fulcrum.balance.peak import Peak, peak_of
+from fulcrum.controller.kv_figures import kv_tiers
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
 from fulcrum.controller.sources import TICK_SECONDS, Sources, decides, name_of, pace_of
@@ -144,7 +145,7 @@ class ClusterWatch:
         if self._traffic is not None and now - self._traffic[0] <= FRESH_SECONDS + pace_of(spec).every_seconds:
             traffic = self._traffic[1]
         if not decides(spec):
-            return Outlook(traffic=traffic, pairs=self._pairs)
+            return Outlook(traffic=traffic, pairs=self._pairs, kv_tiers=self._kv_tiers())
         forecast = None
         if self._forecast is not None:
             made_at, latest = self._forecast
@@ -155,6 +156,7 @@ class ClusterWatch:
             speeds=self._speeds.speeds(),
             start_seconds=self._start_seconds,
             pairs=self._pairs,
+            kv_tiers=self._kv_tiers(),
             peak=self._peak if forecast is not None else None,
             unknown=None if traffic is not None else self._unknown or "The load has not been read yet.",
         )
@@ -177,13 +179,17 @@ class ClusterWatch:
 
     def shown(self) -> tuple[Traffic | None, dict[str, LoadReport]]:
         """Return traffic and the loads of all workers by name as people see them: in Manual, too, if less fresh."""
+        return self.outlook().traffic, {worker.name: load for worker, load in self._shown_loads()}
+
+    def _shown_loads(self) -> Iterator[tuple[Worker, LoadReport]]:
         now, fresh = self._clock(), LOAD_FRESH_SECONDS + (0.0 if decides(self.sight.spec) else SHOWN_LOAD_SECONDS)
-        loads = {
-            worker.name: found[1]
-            for worker in self.sight.workers
-            if (found := self._loads.get(worker.uid)) is not None and now - found[0] <= fresh
-        }
-        return self.outlook().traffic, loads
+        for worker in self.sight.workers:
+            found = self._loads.get(worker.uid)
+            if found is not None and now - found[0] <= fresh:
+                yield worker, found[1]
+
+    def _kv_tiers(self) -> dict[str, KvTierStatus]:
+        return kv_tiers((worker.pool, load) for worker, load in self._shown_loads())
 
     # What runs in the background.
 

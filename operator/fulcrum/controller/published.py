@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from fulcrum.api.durations import seconds, text_of
-from fulcrum.api.types import ForecastStatus, InferenceClusterStatus, LatencyQuantiles
+from fulcrum.api.types import ForecastStatus, InferenceClusterStatus, KvTierStatus, LatencyQuantiles
 from fulcrum.balance.outlook import Outlook
 from fulcrum.forecast.result import Forecast
 
@@ -35,6 +36,7 @@ def with_measurements(
         tpot=_quantiles(traffic.tpot_p50_seconds, traffic.tpot_p90_seconds, tpot) if traffic else None,
         rejected_ratio=_share(traffic.rejected if traffic else None, standing.rejected_ratio),
         forecast=_forecast(outlook.forecast, standing.forecast),
+        kv_tiers=_kv_tiers(outlook.kv_tiers, standing.kv_tiers or {}),
     )
 
 
@@ -47,6 +49,7 @@ def keeping_measurements(status: InferenceClusterStatus, standing: InferenceClus
         tpot=standing.tpot,
         rejected_ratio=standing.rejected_ratio,
         forecast=standing.forecast,
+        kv_tiers=standing.kv_tiers,
     )
 
 
@@ -63,6 +66,22 @@ def _forecast(ahead: Forecast | None, standing: ForecastStatus | None) -> Foreca
         error=_steady(ahead.error, was.error if was else None),
         error_against_last_value=_steady(ahead.error_against_last_value, was.error_against_last_value if was else None),
         horizon=_duration(ahead.horizon_seconds),
+    )
+
+
+def _kv_tiers(now: Mapping[str, KvTierStatus], standing: Mapping[str, KvTierStatus]) -> dict[str, KvTierStatus] | None:
+    return {pool: _kv_tier(tier, standing.get(pool, KvTierStatus())) for pool, tier in now.items()} or None
+
+
+def _kv_tier(now: KvTierStatus, was: KvTierStatus) -> KvTierStatus:
+    return KvTierStatus(
+        host_usage=_share(now.host_usage, was.host_usage),
+        shared_usage=_share(now.shared_usage, was.shared_usage),
+        device_hits=_share(now.device_hits, was.device_hits),
+        host_hits=_share(now.host_hits, was.host_hits),
+        shared_hits=_share(now.shared_hits, was.shared_hits),
+        host_bytes_per_second=_steady(now.host_bytes_per_second, was.host_bytes_per_second),
+        shared_bytes_per_second=_steady(now.shared_bytes_per_second, was.shared_bytes_per_second),
     )
 
 
