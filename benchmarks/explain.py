@@ -20,7 +20,7 @@ from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.from_spec import cluster_model
 from fulcrum.simulation.generate import phased
 from fulcrum.simulation.policies import Ours
-from fulcrum.simulation.policy import Turn
+from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.traffic import Phase
 from fulcrum.simulation.view import View
 
@@ -52,7 +52,7 @@ class Explaining(Ours):
         self.explained: dict[str, Decision] = {}
         """The last decision that was explained, by its verb."""
 
-    def on_tick(self, view: View) -> Turn:
+    def on_tick(self, view: View) -> TickResult:
         turn = super().on_tick(view)
         last = self._status.last_decision
         if last is not None and last.explanation is not None:

@@ -24,7 +24,7 @@ from fulcrum.api.types import ForecastMethod, InferenceClusterSpec
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.balance import GatewayState, Plan, Snapshot, Worker, WorkerPhase, plan, worker_revision
 from fulcrum.balance.actions import changes_cluster
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Busiest, Peak
 from fulcrum.balance.plan import ratio_text
 from fulcrum.capacity.speed import WorkerSpeed
@@ -73,7 +73,7 @@ def cluster(sizes: list[int]) -> InferenceClusterSpec:
     return msgspec.convert(document, InferenceClusterSpec)
 
 
-def snapshot(spec: InferenceClusterSpec, sizes: list[int], *, outlook: Outlook) -> Snapshot:
+def snapshot(spec: InferenceClusterSpec, sizes: list[int], *, measurements: Measurements) -> Snapshot:
     """Return a settled cluster with workers of `sizes` in its pools."""
     found: list[Worker] = []
     for pool, size in zip(spec.pools, sizes, strict=True):
@@ -113,15 +113,15 @@ def snapshot(spec: InferenceClusterSpec, sizes: list[int], *, outlook: Outlook) 
         spec=spec,
         workers=tuple(found),
         gateway=GatewayState(desired=2, ready=2, cluster_ip="10.0.0.1"),
-        outlook=outlook,
+        measurements=measurements,
     )
 
 
-def outlook(
+def measurements(
     rate: float, *, isl: float = 2000.0, osl: float = 200.0, upper: float = 1.05, peak: float = 1.05
-) -> Outlook:
+) -> Measurements:
     """Return a load of `rate` requests/s, with a forecast `upper` times and a past peak `peak` times as high."""
-    return Outlook(
+    return Measurements(
         traffic=Traffic(window_seconds=30.0, rate=rate, isl_tokens=isl, osl_tokens=osl, attainment=0.97),
         forecast=Forecast(
             method=ForecastMethod.ARIMA,
@@ -145,15 +145,15 @@ def outlook(
     )
 
 
-def cases(workers: int) -> dict[str, Outlook]:
+def cases(workers: int) -> dict[str, Measurements]:
     """Return what is to be decided, from nothing to everything at once."""
     usual = workers * PER_WORKER_RATE
     return {
-        "steady": replace(outlook(usual), peak=None),
-        "mix moves": outlook(usual / 2, isl=500.0, osl=900.0),
-        "load doubles": outlook(usual, upper=1.9),
-        "load halves": outlook(usual / 2),
-        "overload": outlook(usual * 4),
+        "steady": replace(measurements(usual), peak=None),
+        "mix moves": measurements(usual / 2, isl=500.0, osl=900.0),
+        "load doubles": measurements(usual, upper=1.9),
+        "load halves": measurements(usual / 2),
+        "overload": measurements(usual * 4),
     }
 
 
@@ -182,7 +182,7 @@ def main() -> int:
             sizes = [workers] if pools == 1 else [workers - workers // 4, workers // 4]
             spec = cluster(sizes)
             for name, seen in cases(workers).items():
-                before = snapshot(spec, sizes, outlook=seen)
+                before = snapshot(spec, sizes, measurements=seen)
                 settled = replace(before, status=plan(before, NOW).status) if name == "steady" else before
                 decided, best, middle = measure(settled, runs=runs)
                 late = workers <= LIMIT_WORKERS and middle >= LIMIT_MILLISECONDS

@@ -28,7 +28,7 @@ from fulcrum.balance import CreateWorker, DeleteWorker
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import phased
 from fulcrum.simulation.policies import Ours
-from fulcrum.simulation.policy import Turn
+from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.traffic import Phase
 from fulcrum.simulation.view import View
 from fulcrum.simulation.workload import Workload
@@ -67,7 +67,7 @@ class Watched(Ours):
     removed: list[float]
     most: int
 
-    def on_tick(self, view: View) -> Turn:
+    def on_tick(self, view: View) -> TickResult:
         turn = super().on_tick(view)
         self.most = max(self.most, len(view.pods))
         for action in turn.actions:

@@ -1,4 +1,4 @@
-"""Speeds and outlooks for tests of the automatic modes."""
+"""Speeds and measurements for tests of the automatic modes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from fulcrum.api.types import ForecastMethod
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Busiest, Peak
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
@@ -63,14 +63,14 @@ def series(rate: list[float], isl: list[float], osl: list[float]) -> LoadSeries:
     )
 
 
-def outlook(
+def measurements(
     rate: float, isl: float = 2000.0, osl: float = 200.0, *, pools: tuple[str, ...] = ("p",), **changes: Any
-) -> Outlook:
+) -> Measurements:
     """A stationary load: now, ahead and as far back as anybody looks."""
     upper = changes.pop("upper", rate)
     peak_rate = changes.pop("peak_rate", rate)
     speeds = changes.pop("speeds", {name: speed() for name in pools})
-    return Outlook(
+    return Measurements(
         traffic=traffic(rate, isl, osl, **changes),
         forecast=forecast(rate, upper, isl=isl, osl=osl),
         speeds=speeds,

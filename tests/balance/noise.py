@@ -14,7 +14,7 @@ from tests.balance.world import START, World
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance import SetRole
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.load.traffic import Traffic
 
 
@@ -41,7 +41,7 @@ def flips_under(
     """Let a healthy cluster follow noisy load; returns the flips, those of its start left out."""
     random = Random(seed)
     world = World(spec)
-    world.outlook = Outlook(speeds={pool.name: speed() for pool in spec.pools})
+    world.measurements = Measurements(speeds={pool.name: speed() for pool in spec.pools})
     world.settle()
     seen: deque[tuple[float, int, int]] = deque()
     flips: list[Flip] = []
@@ -59,7 +59,7 @@ def flips_under(
             while seen and seen[0][0] < clock - window:
                 seen.popleft()
             world.now = start + timedelta(seconds=clock)
-            world.outlook = replace(world.outlook, traffic=measured(seen, window))
+            world.measurements = replace(world.measurements, traffic=measured(seen, window))
             for action in world.plan().actions:
                 if isinstance(action, SetRole):
                     flips.append(Flip(clock, action.name, action.role))

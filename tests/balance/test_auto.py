@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.balance.loads import forecast, outlook, series, speed, traffic
+from tests.balance.loads import forecast, measurements, series, speed, traffic
 from tests.balance.small_workers import SLOW_PROMPT_TOKENS, SLOW_SPEED
 from tests.balance.world import World, idle_load, make_spec, pool
 
@@ -17,7 +17,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Condition, ConditionStatus, ConditionType, InferenceClusterStatus
 from fulcrum.balance import CreateWorker, Plan, SetRole, StartDrain, TellRole, plan
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Busiest, peak_of
 from fulcrum.balance.plan import TICK_SECONDS
 from fulcrum.capacity.speed import WorkerSpeed
@@ -35,8 +35,8 @@ def auto(*pools: dict[str, Any], mode: str = "Auto", **others: Any) -> World:
     return World(make_spec(*pools, mode=mode, slo=slo, **others))
 
 
-def settled(world: World, known: Outlook, *, seconds: float = 600) -> World:
-    world.outlook = known
+def settled(world: World, known: Measurements, *, seconds: float = 600) -> World:
+    world.measurements = known
     world.settle()
     world.pass_time(seconds)
     return world
@@ -52,12 +52,12 @@ def writes(result: Plan) -> list[Any]:
 
 @pytest.mark.parametrize(("known", "expected"), [(PROMPTS, {P: 3, D: 1}), (ANSWERS, {P: 1, D: 3})])
 def test_a_fixed_budget_is_split_by_goodput(known: tuple[float, float, float], expected: dict[Role, int]) -> None:
-    assert settled(auto(pool(low=4, high=4)), outlook(*known)).roles() == expected
+    assert settled(auto(pool(low=4, high=4)), measurements(*known)).roles() == expected
 
 
 def test_a_mix_that_moves_is_answered_by_flips_alone() -> None:
-    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
-    world.outlook = outlook(*ANSWERS)
+    world = settled(auto(pool(low=4, high=4)), measurements(*PROMPTS))
+    world.measurements = measurements(*ANSWERS)
     result = world.plan()
     assert [(a.name, a.role, a.reason) for a in result.actions if isinstance(a, SetRole)] == [
         ("c-p-1", D, Reason.LOAD_SHIFTED),
@@ -71,13 +71,13 @@ def test_a_mix_that_moves_is_answered_by_flips_alone() -> None:
 
 
 def test_no_worker_flips_again_within_its_dwell() -> None:
-    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
-    world.outlook = outlook(*ANSWERS)
+    world = settled(auto(pool(low=4, high=4)), measurements(*PROMPTS))
+    world.measurements = measurements(*ANSWERS)
     for action in world.plan().actions:
         world.do(action)
     flipped = {name for name, worker in world.workers.items() if worker.role_since == world.now}
     assert flipped == {"c-p-1", "c-p-2"}
-    world.outlook = outlook(*PROMPTS)
+    world.measurements = measurements(*PROMPTS)
     world.pass_time(29)
     assert {action.name for action in writes(world.plan())} == {"c-p-3"}
     world.pass_time(1)
@@ -86,24 +86,24 @@ def test_no_worker_flips_again_within_its_dwell() -> None:
 
 def test_a_flip_that_does_not_pay_is_left_alone() -> None:
     """A load that any split serves: nothing is gained by the best one."""
-    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
-    world.outlook = outlook(1.0, 300.0, 100.0)
+    world = settled(auto(pool(low=4, high=4)), measurements(*PROMPTS))
+    world.measurements = measurements(1.0, 300.0, 100.0)
     assert writes(world.plan()) == []
 
 
 def test_a_flip_pays_within_its_dwell_or_not_at_all() -> None:
     """Long answers keep a flipped worker busy in its old role: what pays in a minute does not pay in two seconds."""
     for dwell, expected in (("2s", 0), ("60s", 1)):
-        world = settled(auto(pool(low=4, high=4), dwell=dwell), outlook(*ANSWERS))
+        world = settled(auto(pool(low=4, high=4), dwell=dwell), measurements(*ANSWERS))
         assert world.roles() == {P: 1, D: 3}
-        world.outlook = outlook(16.0, 1800.0, 450.0)
+        world.measurements = measurements(16.0, 1800.0, 450.0)
         assert len(writes(world.plan())) == expected
 
 
 def test_what_the_forecast_says_is_there_before_the_load() -> None:
-    world = settled(auto(pool(low=2, high=8)), outlook(10.0))
+    world = settled(auto(pool(low=2, high=8)), measurements(10.0))
     before = sum(world.roles().values())
-    world.outlook = replace(outlook(10.0), forecast=forecast(10.0, 60.0))
+    world.measurements = replace(measurements(10.0), forecast=forecast(10.0, 60.0))
     created = [action for action in world.plan().actions if isinstance(action, CreateWorker)]
     assert len(created) > 0
     assert {action.reason for action in created} == {Reason.LOAD_FORECAST}
@@ -111,51 +111,51 @@ def test_what_the_forecast_says_is_there_before_the_load() -> None:
 
 
 def test_workers_go_only_after_a_calm_and_only_as_many_as_the_peak_can_spare() -> None:
-    world = settled(auto(pool(low=1, high=12)), outlook(60.0))
+    world = settled(auto(pool(low=1, high=12)), measurements(60.0))
     most = sum(world.roles().values())
     for peak, kept in ((None, most), (60.0, most)):
-        world.outlook = outlook(5.0, peak_rate=peak)
+        world.measurements = measurements(5.0, peak_rate=peak)
         assert [a for a in world.plan().actions if isinstance(a, StartDrain)] == []
         assert sum(world.plan().target.values()) == kept
-    world.outlook = outlook(5.0, peak_rate=40.0)
+    world.measurements = measurements(5.0, peak_rate=40.0)
     drained = [action for action in world.plan().actions if isinstance(action, StartDrain)]
     assert 0 < len(drained) < most
     assert {action.reason for action in drained} == {Reason.LOAD_FELL}
-    half = settled(auto(pool(low=1, high=12)), outlook(40.0))
+    half = settled(auto(pool(low=1, high=12)), measurements(40.0))
     assert most - len(drained) == sum(half.roles().values())
 
 
 def test_without_stabilization_workers_go_at_once() -> None:
-    world = settled(auto(pool(low=1, high=12)), outlook(60.0))
+    world = settled(auto(pool(low=1, high=12)), measurements(60.0))
     history = series([60.0, 60.0, 5.0], [2000.0] * 3, [200.0] * 3)
     for stabilization_seconds, goes in ((120.0, False), (0.0, True)):
-        world.outlook = replace(outlook(5.0), peak=peak_of(history, stabilization_seconds))
+        world.measurements = replace(measurements(5.0), peak=peak_of(history, stabilization_seconds))
         assert any(isinstance(action, StartDrain) for action in world.plan().actions) is goes
 
 
 def test_who_was_needed_for_long_prompts_stays_as_long_as_for_many() -> None:
     """The rate is what it was; only the prompts of some minutes ago were longer."""
-    world = settled(auto(pool(low=1, high=12)), outlook(40.0, 3000.0))
+    world = settled(auto(pool(low=1, high=12)), measurements(40.0, 3000.0))
     most = sum(world.roles().values())
-    calm = outlook(40.0, 500.0)
+    calm = measurements(40.0, 500.0)
     assert calm.peak is not None
-    world.outlook = replace(calm, peak=replace(calm.peak, prompts=Busiest(rate=40.0, tokens=3000.0)))
+    world.measurements = replace(calm, peak=replace(calm.peak, prompts=Busiest(rate=40.0, tokens=3000.0)))
     assert sum(world.plan().target.values()) == most
-    world.outlook = calm
+    world.measurements = calm
     assert sum(world.plan().target.values()) < most
 
 
 def test_a_worker_is_given_back_only_where_those_left_have_room() -> None:
     """Two loads for which a new cluster takes as many workers: from the larger one nobody goes down to them."""
-    least = sum(settled(auto(pool(low=1, high=12)), outlook(20.0)).roles().values())
+    least = sum(settled(auto(pool(low=1, high=12)), measurements(20.0)).roles().values())
     edge = max(
         rate
         for rate in np.arange(20.0, 40.0, 0.25).tolist()
-        if sum(settled(auto(pool(low=1, high=12)), outlook(rate)).roles().values()) == least
+        if sum(settled(auto(pool(low=1, high=12)), measurements(rate)).roles().values()) == least
     )
 
     def left(rate: float) -> int:
-        world = settled(auto(pool(low=least + 1, high=12)), outlook(rate))
+        world = settled(auto(pool(low=least + 1, high=12)), measurements(rate))
         world.spec = auto(pool(low=1, high=12)).spec
         return sum(world.plan().target.values())
 
@@ -163,9 +163,9 @@ def test_a_worker_is_given_back_only_where_those_left_have_room() -> None:
     assert left(edge * 0.9) == least
 
 
-def longer_by_chance(rate: float, cv2: float) -> Outlook:
+def longer_by_chance(rate: float, cv2: float) -> Measurements:
     """Prompts two standard errors above those of the last minutes, as one window in forty has them."""
-    known = outlook(rate, window_seconds=30.0, isl_cv2=cv2)
+    known = measurements(rate, window_seconds=30.0, isl_cv2=cv2)
     assert known.traffic is not None
     longer = 2000.0 * (1 + 2 * standard_error(cv2, rate * 30.0))
     return replace(known, traffic=replace(known.traffic, isl_tokens=longer))
@@ -173,20 +173,20 @@ def longer_by_chance(rate: float, cv2: float) -> Outlook:
 
 @pytest.mark.parametrize("rate", [20.0, 24.0, 40.0, 58.0])
 def test_prompts_that_are_longer_by_chance_start_no_worker(rate: float) -> None:
-    world = settled(auto(pool(low=1, high=12)), outlook(rate, window_seconds=30.0, isl_cv2=2.0))
+    world = settled(auto(pool(low=1, high=12)), measurements(rate, window_seconds=30.0, isl_cv2=2.0))
     steady = sum(world.roles().values())
-    world.outlook = longer_by_chance(rate, 2.0)
+    world.measurements = longer_by_chance(rate, 2.0)
     assert sum(world.plan().target.values()) == steady
-    world.outlook = outlook(rate, 6000.0)
+    world.measurements = measurements(rate, 6000.0)
     assert sum(world.plan().target.values()) > steady
 
 
 def test_prompts_that_are_longer_by_chance_widen_no_promise() -> None:
     hardly = {"ttft": "210ms", "tpot": "25ms", "attainment": 0.95}
-    world = settled(auto(pool(low=4, high=4), slo=hardly), outlook(20.0, window_seconds=30.0))
-    world.outlook = longer_by_chance(20.0, 1.0)
+    world = settled(auto(pool(low=4, high=4), slo=hardly), measurements(20.0, window_seconds=30.0))
+    world.measurements = longer_by_chance(20.0, 1.0)
     assert not world.plan().trace.unreachable
-    world.outlook = outlook(20.0, 3000.0)
+    world.measurements = measurements(20.0, 3000.0)
     assert world.plan().trace.unreachable
 
 
@@ -195,7 +195,7 @@ def test_prompts_that_are_late_on_any_worker_take_few_more() -> None:
     workers = []
     for isl in range(4000, 12_001, 500):
         world = auto(pool(low=1, high=16))
-        world.outlook = outlook(1.0, float(isl), 119.0, isl_cv2=1.2, window_seconds=25.0, peak_rate=None)
+        world.measurements = measurements(1.0, float(isl), 119.0, isl_cv2=1.2, window_seconds=25.0, peak_rate=None)
         world.settle()
         workers.append(sum(world.roles().values()))
     assert workers == sorted(workers)
@@ -206,27 +206,27 @@ def test_prompts_that_are_late_on_any_worker_take_few_more() -> None:
 @pytest.mark.parametrize("isl", [20_000.0, 50_000.0])
 def test_prompts_to_come_that_nobody_serves_in_time_start_pods_all_the_same(isl: float) -> None:
     """Nearly all will be late on any worker; to wait without end is worse."""
-    world = settled(auto(pool(low=1, high=16)), outlook(1.0))
-    world.outlook = replace(outlook(1.0), forecast=forecast(10.0, isl=isl), peak=None)
+    world = settled(auto(pool(low=1, high=16)), measurements(1.0))
+    world.measurements = replace(measurements(1.0), forecast=forecast(10.0, isl=isl), peak=None)
     assert sum(world.plan().target.values()) > 10
 
 
 def test_a_quicker_pool_grows_for_what_is_too_long_for_the_slow_one() -> None:
     world = auto(pool("a", low=2, high=2), pool("b", low=0, high=4))
     speeds = {"a": speed(prefill=0.1), "b": speed()}
-    world.outlook = outlook(1.0, 4000.0, 100.0, speeds=speeds, peak_rate=None)
+    world.measurements = measurements(1.0, 4000.0, 100.0, speeds=speeds, peak_rate=None)
     world.settle()
     assert sum(1 for worker in world.workers.values() if worker.pool == "b") in (1, 2)
 
 
 def test_without_a_forecast_only_what_is_sure_starts_pods() -> None:
     """As after a restart of the operator, which remembers nothing."""
-    steady = outlook(24.0, window_seconds=10.0)
+    steady = measurements(24.0, window_seconds=10.0)
     world = settled(auto(pool(low=1, high=12)), steady)
     before = sum(world.roles().values())
     for isl, more in ((2600.0, False), (8000.0, True)):
-        known = outlook(24.0, isl, window_seconds=10.0)
-        world.outlook = replace(known, forecast=None, peak=None)
+        known = measurements(24.0, isl, window_seconds=10.0)
+        world.measurements = replace(known, forecast=None, peak=None)
         created = [action for action in world.plan().actions if isinstance(action, CreateWorker)]
         assert bool(created) is more
         assert {action.reason for action in created} <= {Reason.LOAD_SHIFTED}
@@ -235,7 +235,7 @@ def test_without_a_forecast_only_what_is_sure_starts_pods() -> None:
 
 @pytest.mark.parametrize(("tokens", "more"), [(1_600_000, False), (12_800_000, True)])
 def test_a_queue_that_is_gone_before_a_pod_is_there_starts_none(tokens: int, more: bool) -> None:
-    world = settled(auto(pool(low=1, high=12)), outlook(20.0))
+    world = settled(auto(pool(low=1, high=12)), measurements(20.0))
     before = sum(world.roles().values())
     for name, worker in world.workers.items():
         if worker.role is P:
@@ -247,15 +247,15 @@ def test_a_queue_that_is_gone_before_a_pod_is_there_starts_none(tokens: int, mor
 def test_nobody_is_given_back_right_after_some_were_asked_for() -> None:
     for stabilization, goes in (("300s", False), ("0s", True)):
         world = auto(pool(low=1, high=12), balance={"mode": "Auto", "scaleDown": {"stabilization": stabilization}})
-        settled(world, outlook(60.0), seconds=0)
-        world.outlook = outlook(5.0)
+        settled(world, measurements(60.0), seconds=0)
+        world.measurements = measurements(5.0)
         assert any(isinstance(action, StartDrain) for action in world.plan().actions) is goes
         world.pass_time(300)
         assert any(isinstance(action, StartDrain) for action in world.plan().actions)
 
 
 def test_mixed_workers_take_a_role_each_where_fewer_then_do() -> None:
-    world = settled(auto(pool(low=12, high=16, roles=("mixed",))), outlook(50.0))
+    world = settled(auto(pool(low=12, high=16, roles=("mixed",))), measurements(50.0))
     assert world.roles() == {M: 12}
     world.spec = auto(pool(low=1, high=16, roles=("mixed",))).spec
     world.settle()
@@ -266,23 +266,23 @@ def test_mixed_workers_take_a_role_each_where_fewer_then_do() -> None:
 
 
 def test_over_capacity_says_what_to_do() -> None:
-    world = settled(auto(pool(low=2, high=4)), outlook(20.0))
-    world.outlook = outlook(200.0)
+    world = settled(auto(pool(low=2, high=4)), measurements(20.0))
+    world.measurements = measurements(200.0)
     result = world.plan()
     degraded = condition(result, ConditionType.DEGRADED)
     assert (degraded.status, degraded.reason) == (ConditionStatus.TRUE, Reason.OVER_CAPACITY)
     assert "workers.max" in degraded.message
     assert [event.reason for event in result.events] == [Reason.OVER_CAPACITY]
     assert sum(result.target.values()) == 4
-    world.outlook = outlook(20.0)
+    world.measurements = measurements(20.0)
     assert condition(world.plan(), ConditionType.DEGRADED).status is ConditionStatus.FALSE
 
 
 def test_over_capacity_does_not_flicker_at_the_edge() -> None:
-    world = settled(auto(pool(low=4, high=4)), outlook(20.0))
+    world = settled(auto(pool(low=4, high=4)), measurements(20.0))
     said = []
     for rate in (20.0, 25.0, 28.0, 31.0, 34.0, 40.0, 34.0, 31.0, 28.0, 25.0, 22.0, 20.0):
-        world.outlook = outlook(rate)
+        world.measurements = measurements(rate)
         said.append(condition(world.plan(), ConditionType.DEGRADED).status is ConditionStatus.TRUE)
     changes = sum(1 for before, after in pairwise(said) if before is not after)
     assert said[5]
@@ -291,7 +291,7 @@ def test_over_capacity_does_not_flicker_at_the_edge() -> None:
 
 
 def test_a_queue_is_worked_off_as_well_as_what_arrives() -> None:
-    world = settled(auto(pool(low=4, high=4)), outlook(15.0, 2000.0, 200.0))
+    world = settled(auto(pool(low=4, high=4)), measurements(15.0, 2000.0, 200.0))
     assert world.roles() == {P: 2, D: 2}
     for name, worker in world.workers.items():
         if worker.role is P:
@@ -317,7 +317,7 @@ def test_a_handful_of_requests_that_take_longer_than_the_promise_are_served_by_m
     """Two to twelve a minute of 13 s each, promised within 3 s: too few to be sure of anything but that they wait."""
     slo = {"ttft": "3s", "tpot": "300ms", "attainment": 0.95}
     world = auto(pool(low=4, high=4), slo=slo, ratio=(1, 3), admission={"policy": "Off"})
-    settled(world, Outlook(speeds={"p": SLOW_SPEED}, traffic=traffic(0.0, None, None)))
+    settled(world, Measurements(speeds={"p": SLOW_SPEED}, traffic=traffic(0.0, None, None)))
     assert world.roles() == {P: 1, D: 3}
     for name, worker in world.workers.items():
         if worker.role is P:
@@ -325,18 +325,18 @@ def test_a_handful_of_requests_that_take_longer_than_the_promise_are_served_by_m
             load = msgspec.structs.replace(idle_load(worker, running=1), waiting=waiting, queued_prompt_tokens=queued)
             world.set(name, load=load)
     known = traffic(rate, SLOW_PROMPT_TOKENS, 2.0, window_seconds=60.0, isl_cv2=0.0, osl_cv2=0.0)
-    world.outlook = replace(world.outlook, traffic=known)
+    world.measurements = replace(world.measurements, traffic=known)
     flips = [action for action in world.plan().actions if isinstance(action, SetRole)]
     assert {(action.role, action.reason) for action in flips} == {(P, reason)}
 
 
 def test_attainment_that_falls_without_a_reason_moves_workers_to_the_late_role() -> None:
     """The speeds are off by more than the model knows: requests are late all the same."""
-    world = settled(auto(pool(low=4, high=4)), outlook(15.0, 2000.0, 200.0))
+    world = settled(auto(pool(low=4, high=4)), measurements(15.0, 2000.0, 200.0))
     assert writes(world.plan()) == []
-    known = world.outlook
+    known = world.measurements
     late = traffic(15.0, attainment=0.55, ttft_p90_seconds=3.0, tpot_p90_seconds=0.015)
-    world.outlook = replace(known, traffic=late)
+    world.measurements = replace(known, traffic=late)
     flips = [action for action in world.plan().actions if isinstance(action, SetRole)]
     assert {(action.role, action.reason) for action in flips} == {(P, Reason.ATTAINMENT_FALLING)}
     # What was measured before the last change says nothing about the roles that are there now.
@@ -345,17 +345,17 @@ def test_attainment_that_falls_without_a_reason_moves_workers_to_the_late_role()
 
 
 def test_a_role_that_nobody_serves_is_taken_over_at_once() -> None:
-    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
+    world = settled(auto(pool(low=4, high=4)), measurements(*PROMPTS))
     world.crash("c-p-3")
     (flip,) = writes(world.plan())
     assert (flip.role, flip.reason) == (D, Reason.ROLE_EMPTY)
-    world.outlook = Outlook(unknown="away")
+    world.measurements = Measurements(unknown="away")
     (flip,) = writes(world.plan())
     assert (flip.role, flip.reason) == (D, Reason.ROLE_EMPTY)
 
 
 def test_an_empty_role_waits_for_no_drain() -> None:
-    world = settled(auto(pool(low=3, high=3), style="Drain"), outlook(20.0, 3000.0, 50.0))
+    world = settled(auto(pool(low=3, high=3), style="Drain"), measurements(20.0, 3000.0, 50.0))
     assert world.roles() == {P: 2, D: 1}
     del world.workers["c-p-2"]
     flips = [action for action in writes(world.plan()) if isinstance(action, SetRole)]
@@ -363,7 +363,7 @@ def test_an_empty_role_waits_for_no_drain() -> None:
 
 
 def test_an_only_worker_takes_both_roles_and_gives_one_back() -> None:
-    world = settled(auto(pool(low=2, high=2)), outlook(2.0))
+    world = settled(auto(pool(low=2, high=2)), measurements(2.0))
     assert world.roles() == {P: 1, D: 1}
     world.crash("c-p-1")
     (flip,) = writes(world.plan())
@@ -378,7 +378,7 @@ def test_an_only_worker_takes_both_roles_and_gives_one_back() -> None:
 
 def test_a_cluster_that_starts_is_not_broken() -> None:
     world = auto(pool(low=2, high=2))
-    world.outlook = outlook(1.0)
+    world.measurements = measurements(1.0)
     for action in world.plan().actions:
         world.do(action)
     world.start("c-p-0")
@@ -388,7 +388,7 @@ def test_a_cluster_that_starts_is_not_broken() -> None:
 
 def test_workers_do_both_where_that_serves_more() -> None:
     """Two workers cannot be divided in any other proportion than one to one."""
-    known = outlook(28.0, 300.0, 300.0)
+    known = measurements(28.0, 300.0, 300.0)
     world = settled(auto(pool(low=2, high=2)), known, seconds=0)
     for _ in range(20):
         for action in world.plan().actions:
@@ -396,14 +396,14 @@ def test_workers_do_both_where_that_serves_more() -> None:
         world.pass_time(10)
     assert world.roles() == {M: 2}
     # A mix that only passes through the window is no reason to change all of them.
-    brief = settled(auto(pool(low=2, high=2)), outlook(2.0))
-    brief.outlook = replace(outlook(2.0), traffic=known.traffic)
+    brief = settled(auto(pool(low=2, high=2)), measurements(2.0))
+    brief.measurements = replace(measurements(2.0), traffic=known.traffic)
     assert not [action for action in brief.plan().actions if isinstance(action, SetRole) and action.role is M]
 
 
 def test_workers_that_may_not_do_both_never_do() -> None:
     divided = ("prefill", "decode")
-    world = settled(auto(pool(low=2, high=2, roles=divided)), outlook(28.0, 300.0, 300.0), seconds=0)
+    world = settled(auto(pool(low=2, high=2, roles=divided)), measurements(28.0, 300.0, 300.0), seconds=0)
     for _ in range(20):
         for action in world.plan().actions:
             world.do(action)
@@ -417,19 +417,19 @@ def test_workers_that_may_not_do_both_never_do() -> None:
 def test_each_pool_does_what_its_hardware_is_best_at() -> None:
     speeds = {"a": speed(prefill=3.0), "b": speed(prefill=0.5)}
     world = auto(pool("a", low=2, high=2), pool("b", low=2, high=2))
-    settled(world, outlook(20.0, 2000.0, 250.0, speeds=speeds))
+    settled(world, measurements(20.0, 2000.0, 250.0, speeds=speeds))
     assert {(w.pool, w.role) for w in world.workers.values() if w.role is P} <= {("a", P)}
     assert {(w.pool, w.role) for w in world.workers.values() if w.pool == "b"} == {("b", D)}
 
 
 def test_a_dear_pool_is_left_alone_while_a_cheap_one_does() -> None:
     dear = {**pool("a", high=8), "parallelism": {"tensor": 4}}
-    world = settled(auto(dear, pool("b", high=8)), outlook(20.0, pools=("a", "b")))
+    world = settled(auto(dear, pool("b", high=8)), measurements(20.0, pools=("a", "b")))
     assert {worker.pool for worker in world.workers.values()} == {"b"}
 
 
 def test_a_pool_of_unknown_speed_that_has_no_workers_is_left_out() -> None:
-    world = settled(auto(pool("a", high=8), pool("b", high=8)), outlook(20.0, pools=("a",)))
+    world = settled(auto(pool("a", high=8), pool("b", high=8)), measurements(20.0, pools=("a",)))
     assert {worker.pool for worker in world.workers.values()} == {"a"}
     assert condition(world.plan(), ConditionType.PROGRESSING).reason is Reason.RECONCILED
 
@@ -437,15 +437,15 @@ def test_a_pool_of_unknown_speed_that_has_no_workers_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("known", "said"),
     [
-        (Outlook(speeds={"p": speed()}, unknown="prometheus is away"), "prometheus is away"),
-        (replace(outlook(5.0), speeds={}), "how fast the workers of pool p are"),
-        (Outlook(traffic=traffic(5.0, None, None), speeds={"p": speed()}), "their lengths were not measured"),
+        (Measurements(speeds={"p": speed()}, unknown="prometheus is away"), "prometheus is away"),
+        (replace(measurements(5.0), speeds={}), "how fast the workers of pool p are"),
+        (Measurements(traffic=traffic(5.0, None, None), speeds={"p": speed()}), "their lengths were not measured"),
     ],
 )
-def test_what_is_unknown_is_said(known: Outlook, said: str) -> None:
-    world = settled(auto(pool(low=2, high=4)), outlook(5.0))
+def test_what_is_unknown_is_said(known: Measurements, said: str) -> None:
+    world = settled(auto(pool(low=2, high=4)), measurements(5.0))
     before = world.roles()
-    world.outlook = known
+    world.measurements = known
     result = world.plan()
     assert writes(result) == []
     progressing = condition(result, ConditionType.PROGRESSING)
@@ -457,19 +457,19 @@ def test_what_is_unknown_is_said(known: Outlook, said: str) -> None:
 
 def test_a_promise_that_no_worker_keeps_is_planned_for_as_near_as_can_be() -> None:
     world = auto(pool(low=4, high=4), slo={"ttft": "20ms", "tpot": "2ms", "attainment": 0.95})
-    settled(world, outlook(*ANSWERS))
+    settled(world, measurements(*ANSWERS))
     assert sum(world.roles().values()) == 4
     assert "Even an idle worker is slower" in condition(world.plan(), ConditionType.PROGRESSING).message
 
 
 def test_a_quiet_turn_is_looked_at_again_in_seconds_and_says_the_same() -> None:
-    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
+    world = settled(auto(pool(low=4, high=4)), measurements(*PROMPTS))
     first = world.plan()
     world.pass_time(2)
     second = world.plan()
     assert first.requeue_after_seconds == TICK_SECONDS
     assert second.status == first.status
-    world.outlook = outlook(30.3, 3010.0, 50.0)
+    world.measurements = measurements(30.3, 3010.0, 50.0)
     assert world.plan().status == first.status  # noise is no news
 
 
@@ -524,30 +524,34 @@ class TestTheRatioToBeginWith:
         self, known: dict[str, WorkerSpeed], ratio: tuple[int, int] | None, expected: dict[Role, int]
     ) -> None:
         world = auto(pool(low=8, high=8), ratio=ratio)
-        world.outlook = Outlook(speeds=known, unknown="too early")
+        world.measurements = Measurements(speeds=known, unknown="too early")
         assert dict(world.plan().target) == expected
         world.settle()
         assert world.roles() == expected
 
     def test_it_is_held_until_the_load_is_known_and_never_gone_back_to(self) -> None:
-        world = settled(auto(pool(low=4, high=4), ratio=(1, 3)), Outlook(speeds={"p": speed()}, unknown="too early"))
+        world = settled(
+            auto(pool(low=4, high=4), ratio=(1, 3)), Measurements(speeds={"p": speed()}, unknown="too early")
+        )
         assert world.roles() == {P: 1, D: 3}
-        settled(world, outlook(*PROMPTS))
+        settled(world, measurements(*PROMPTS))
         assert world.roles() == {P: 3, D: 1}
-        for known in (Outlook(unknown="away"), outlook(0.0), outlook(1.0, 300.0, 100.0)):
-            world.outlook = known
+        for known in (Measurements(unknown="away"), measurements(0.0), measurements(1.0, 300.0, 100.0)):
+            world.measurements = known
             assert writes(world.plan()) == []
             world.pass_time(60)
 
-    @pytest.mark.parametrize("known", [Outlook(unknown="too early"), outlook(0.0), outlook(1.0, 300.0, 100.0)])
-    def test_to_change_it_later_changes_nothing(self, known: Outlook) -> None:
+    @pytest.mark.parametrize(
+        "known", [Measurements(unknown="too early"), measurements(0.0), measurements(1.0, 300.0, 100.0)]
+    )
+    def test_to_change_it_later_changes_nothing(self, known: Measurements) -> None:
         world = settled(auto(pool(low=4, high=4), ratio=(3, 1)), known)
         world.spec = auto(pool(low=4, high=4), ratio=(1, 3)).spec
         assert writes(world.plan()) == []
 
-    @pytest.mark.parametrize("known", [Outlook(unknown="too early"), outlook(0.0)])
+    @pytest.mark.parametrize("known", [Measurements(unknown="too early"), measurements(0.0)])
     @pytest.mark.parametrize("died", ["c-p-0", "c-p-3"])
-    def test_who_dies_before_the_first_request_is_replaced_as_it_was(self, known: Outlook, died: str) -> None:
+    def test_who_dies_before_the_first_request_is_replaced_as_it_was(self, known: Measurements, died: str) -> None:
         world = settled(auto(pool(low=4, high=4), ratio=(3, 1)), known)
         del world.workers[died]
         world.settle()
@@ -572,7 +576,7 @@ class TestObserve:
         assert created == [P, D, D, D]
 
     def test_it_says_what_auto_would_do(self) -> None:
-        world = settled(auto(pool(low=4, high=4), mode="Observe"), outlook(*PROMPTS))
+        world = settled(auto(pool(low=4, high=4), mode="Observe"), measurements(*PROMPTS))
         assert world.roles() == {P: 2, D: 2}
         result = world.plan()
         assert writes(result) == []
@@ -588,24 +592,24 @@ class TestObserve:
         assert world.plan().status == result.status
 
     def test_it_replaces_what_dies_and_changes_no_count(self) -> None:
-        world = settled(auto(pool(low=1, high=8), mode="Observe"), outlook(1.0))
+        world = settled(auto(pool(low=1, high=8), mode="Observe"), measurements(1.0))
         assert world.roles() == {P: 4, D: 4}
         del world.workers["c-p-2"]
         assert [(a.name, a.role) for a in writes(world.plan())] == [("c-p-2", P)]
         world.settle()
-        world.outlook = outlook(500.0)
+        world.measurements = measurements(500.0)
         assert writes(world.plan()) == []
 
     def test_the_way_from_auto_freezes_what_stands(self) -> None:
-        world = settled(auto(pool(low=1, high=8)), outlook(20.0))
+        world = settled(auto(pool(low=1, high=8)), measurements(20.0))
         before = world.roles()
         world.spec = auto(pool(low=1, high=8), mode="Observe").spec
-        world.outlook = outlook(80.0)
+        world.measurements = measurements(80.0)
         assert writes(world.plan()) == []
         assert world.roles() == before
 
 
 def test_paused_does_nothing() -> None:
-    world = settled(auto(pool(low=4, high=4)), outlook(*PROMPTS))
-    world.outlook = outlook(*ANSWERS)
+    world = settled(auto(pool(low=4, high=4)), measurements(*PROMPTS))
+    world.measurements = measurements(*ANSWERS)
     assert plan(world.snapshot(paused=True), world.now).actions == ()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.balance.loads import outlook, speed
+from tests.balance.loads import measurements, speed
 from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
@@ -17,7 +17,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType, InferenceClusterSpec, Ratio
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, plan
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.snapshot import served_roles
 
 QUIET = settings(
@@ -50,10 +50,10 @@ def specs(draw: st.DrawFn) -> InferenceClusterSpec:
 
 
 @st.composite
-def outlooks(draw: st.DrawFn) -> Outlook:
+def known_loads(draw: st.DrawFn) -> Measurements:
     rate = draw(st.sampled_from([0.0, 0.2, 3.0, 12.0, 40.0, 400.0]))
     isl, osl = draw(st.sampled_from([(3000.0, 40.0), (1500.0, 250.0), (150.0, 900.0)]))
-    known = outlook(
+    known = measurements(
         rate,
         isl,
         osl,
@@ -130,17 +130,17 @@ def busy(world: World, name: str) -> LoadReport:
 
 
 @QUIET
-@given(specs(), st.lists(outlooks(), min_size=1, max_size=3), st.data())
+@given(specs(), st.lists(known_loads(), min_size=1, max_size=3), st.data())
 def test_every_intermediate_state_is_safe(
-    spec: InferenceClusterSpec, story: list[Outlook], data: st.DataObject
+    spec: InferenceClusterSpec, story: list[Measurements], data: st.DataObject
 ) -> None:
     world = World(spec)
     watch = Watch(world)
-    world.outlook = story[0]
+    world.measurements = story[0]
     if data.draw(st.booleans(), label="start settled"):
         world.settle()
     for known in story:
-        world.outlook = known
+        world.measurements = known
         for _ in range(data.draw(st.integers(1, 6), label="rounds")):
             actions = list(world.plan().actions)
             if actions:
@@ -190,7 +190,7 @@ def test_who_drained_for_another_role_gets_it() -> None:
         pool("a", low=0, high=3), mode="Auto", style="Drain", slo={"ttft": "500ms", "tpot": "25ms", "attainment": 0.95}
     )
     world = World(spec)
-    world.outlook = outlook(400.0, 3000.0, 40.0, upper=600.0, speeds=SPEEDS)
+    world.measurements = measurements(400.0, 3000.0, 40.0, upper=600.0, speeds=SPEEDS)
     comes_to_rest(world, Watch(world))
     assert world.status.ratio == "2P:1D"
 
@@ -205,7 +205,9 @@ def test_who_drained_for_measured_attainment_gets_its_role() -> None:
         slo={"ttft": "500ms", "tpot": "25ms", "attainment": 0.95},
     )
     world = World(spec)
-    world.outlook = outlook(12.0, 3000.0, 40.0, peak_rate=None, attainment=0.5, ttft_p90_seconds=2.0, speeds=SPEEDS)
+    world.measurements = measurements(
+        12.0, 3000.0, 40.0, peak_rate=None, attainment=0.5, ttft_p90_seconds=2.0, speeds=SPEEDS
+    )
     comes_to_rest(world, Watch(world))
     assert world.status.ratio == "4P:1D"
 
@@ -219,20 +221,20 @@ def test_nobody_drains_for_a_role_that_another_one_drains_for() -> None:
     for action in world.plan().actions:
         world.do(action)
     world.evict("c-a-0")
-    world.outlook = outlook(40.0, 1500.0, 250.0, peak_rate=None, speeds=SPEEDS)
+    world.measurements = measurements(40.0, 1500.0, 250.0, peak_rate=None, speeds=SPEEDS)
     comes_to_rest(world, Watch(world))
     assert world.status.ratio == "2P:3D"
 
 
 @QUIET
-@given(specs(), outlooks(), st.booleans())
-def test_unknown_metrics_change_nothing(spec: InferenceClusterSpec, known: Outlook, without_speeds: bool) -> None:
+@given(specs(), known_loads(), st.booleans())
+def test_unknown_metrics_change_nothing(spec: InferenceClusterSpec, known: Measurements, without_speeds: bool) -> None:
     world = World(spec)
-    world.outlook = known
+    world.measurements = known
     comes_to_rest(world, Watch(world))
     before = {name: worker.role for name, worker in world.workers.items()}
     lost = replace(known, speeds={}) if without_speeds else replace(known, traffic=None, forecast=None, peak=None)
-    world.outlook = replace(lost, unknown="Prometheus does not answer")
+    world.measurements = replace(lost, unknown="Prometheus does not answer")
     for _ in range(4):
         result = world.plan()
         assert not [action for action in result.actions if not isinstance(action, TellRole)]
@@ -243,15 +245,15 @@ def test_unknown_metrics_change_nothing(spec: InferenceClusterSpec, known: Outlo
 
 
 @QUIET
-@given(specs(), outlooks(), st.data())
+@given(specs(), known_loads(), st.data())
 def test_unknown_metrics_still_replace_what_dies(
-    spec: InferenceClusterSpec, known: Outlook, data: st.DataObject
+    spec: InferenceClusterSpec, known: Measurements, data: st.DataObject
 ) -> None:
     world = World(spec)
-    world.outlook = known
+    world.measurements = known
     comes_to_rest(world, Watch(world))
     before = {chosen.name: sum(1 for w in world.workers.values() if w.pool == chosen.name) for chosen in spec.pools}
-    world.outlook = Outlook(unknown="away")
+    world.measurements = Measurements(unknown="away")
     name = data.draw(st.sampled_from(sorted(world.workers)))
     world.plan()
     del world.workers[name]  # a node that is gone takes its Pods with it, without a trace
@@ -261,10 +263,10 @@ def test_unknown_metrics_still_replace_what_dies(
 
 
 @QUIET
-@given(specs(), outlooks())
-def test_a_restarted_operator_decides_the_same(spec: InferenceClusterSpec, known: Outlook) -> None:
+@given(specs(), known_loads())
+def test_a_restarted_operator_decides_the_same(spec: InferenceClusterSpec, known: Measurements) -> None:
     world = World(spec)
-    world.outlook = known
+    world.measurements = known
     for action in world.plan().actions:
         world.do(action)
     seen = world.snapshot()
@@ -273,17 +275,17 @@ def test_a_restarted_operator_decides_the_same(spec: InferenceClusterSpec, known
 
 
 @QUIET
-@given(specs(), outlooks(), outlooks(), st.data())
+@given(specs(), known_loads(), known_loads(), st.data())
 def test_the_ratio_is_only_to_begin_with(
-    spec: InferenceClusterSpec, first: Outlook, then: Outlook, data: st.DataObject
+    spec: InferenceClusterSpec, first: Measurements, then: Measurements, data: st.DataObject
 ) -> None:
     world = World(spec)
-    world.outlook = first
+    world.measurements = first
     for action in world.plan().actions:
         world.do(action)
     for name in list(world.workers):
         happen(world, data.draw(st.sampled_from(["start", "evict", "vanish"]), label="event"), name)
-    world.outlook = then
+    world.measurements = then
     world.pass_time(data.draw(st.sampled_from([0, 2, 61]), label="seconds"))
     seen = world.snapshot()
     balance = msgspec.structs.replace(spec.balance, ratio=Ratio(prefill=5, decode=2))
@@ -296,6 +298,6 @@ def test_the_first_workers_are_the_fewest_that_serve(rate: float) -> None:
     for low, expected in ((0, {Role.MIXED: 1}), (1, {Role.MIXED: 1}), (2, {Role.PREFILL: 1, Role.DECODE: 1})):
         world = World(make_spec(pool(low=low, high=8), mode="Auto"))
         if rate:
-            world.outlook = Outlook(speeds={"p": speed()})
+            world.measurements = Measurements(speeds={"p": speed()})
         created = [action.role for action in world.plan().actions if isinstance(action, CreateWorker)]
         assert {role: created.count(role) for role in created} == expected

@@ -10,7 +10,7 @@ from tests.balance.world import World, make_spec, pool
 from fulcrum.api.names import Role
 from fulcrum.balance.calibrate import calibrated
 from fulcrum.balance.estimate import LoadEstimate, estimate
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.load.traffic import Traffic
 from fulcrum.performance.model import PerformanceModel
 
@@ -25,9 +25,9 @@ def after_a_while(traffic: Traffic, *, flipped_before_seconds: float | None = No
     if flipped_before_seconds is not None:
         world.set("c-p-0", role_since=world.now - timedelta(seconds=flipped_before_seconds))
     assert sorted(worker.role for worker in world.workers.values()) == [Role.DECODE] * 2 + [Role.PREFILL] * 2
-    world.outlook = Outlook(traffic=traffic, speeds={"p": SPEED})
+    world.measurements = Measurements(traffic=traffic, speeds={"p": SPEED})
     snapshot = world.snapshot()
-    loads = estimate(world.outlook, snapshot.workers, SLO, payback_seconds=30)
+    loads = estimate(world.measurements, snapshot.workers, SLO, payback_seconds=30)
     assert isinstance(loads, LoadEstimate)
     model = PerformanceModel({"p": SPEED}, SLO)
     return calibrated(loads, model, SLO, traffic=traffic, workers=snapshot.workers, now=world.now)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import msgspec
-from tests.balance.loads import outlook
+from tests.balance.loads import measurements
 from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.types import Explanation, InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance import Plan, SetRole
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 
 SLO = {"ttft": "500ms", "tpot": "25ms", "attainment": 0.95}
 
@@ -27,11 +27,11 @@ def explained(plan: Plan) -> Explanation:
 def flipped(mode: str = "Auto") -> Plan:
     """A cluster that is split for prompts, and a load of long answers."""
     world = World(spec())
-    world.outlook = outlook(40.0, 2500.0, 20.0)
+    world.measurements = measurements(40.0, 2500.0, 20.0)
     world.settle()
     world.pass_time(600)
     world.spec = spec(mode)
-    world.outlook = outlook(20.0, 300.0, 500.0)
+    world.measurements = measurements(20.0, 300.0, 500.0)
     return world.plan()
 
 
@@ -57,7 +57,7 @@ def test_more_workers_are_explained_by_the_load_that_they_are_sized_by() -> None
     world = World(make_spec(pool(low=2, high=8), mode="Auto", slo=SLO))
     world.settle()
     world.pass_time(600)
-    world.outlook = outlook(30.0, 2000.0, 200.0)
+    world.measurements = measurements(30.0, 2000.0, 200.0)
     plan = world.plan()
     sized = explained(plan).candidates[0]
     assert sized.verdict.startswith("the fewest workers for 30 requests/s")
@@ -66,7 +66,7 @@ def test_more_workers_are_explained_by_the_load_that_they_are_sized_by() -> None
 
 def test_what_the_load_did_not_ask_for_has_no_explanation() -> None:
     world = World(spec())
-    world.outlook = Outlook()
+    world.measurements = Measurements()
     decision = world.plan().status.last_decision
     assert decision is not None
     assert decision.explanation is None
@@ -76,12 +76,12 @@ def test_it_is_written_with_the_decision_and_not_again() -> None:
     world = World(spec())
     world.settle()
     world.pass_time(600)
-    world.outlook = outlook(20.0, 300.0, 500.0)
+    world.measurements = measurements(20.0, 300.0, 500.0)
     for _ in range(5):
         for action in world.plan().actions:
             world.do(action)
     first = world.status.last_decision
-    world.outlook = outlook(20.1, 300.0, 500.0)
+    world.measurements = measurements(20.1, 300.0, 500.0)
     assert world.plan().status.last_decision == first
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from tests.balance.loads import outlook
+from tests.balance.loads import measurements
 from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
@@ -22,9 +22,9 @@ WORKERS = 8
 def inputs_of(rate: float, isl: float, osl: float, dispersion: float, *, expected: float) -> Inputs:
     spec = make_spec(pool(low=WORKERS, high=WORKERS), mode="Auto", slo={"ttft": "500ms", "tpot": "25ms"})
     world = World(spec)
-    known = outlook(expected, isl, osl, dispersion=dispersion)
+    known = measurements(expected, isl, osl, dispersion=dispersion)
     assert known.traffic is not None
-    world.outlook = replace(known, traffic=replace(known.traffic, rate=rate))
+    world.measurements = replace(known, traffic=replace(known.traffic, rate=rate))
     inputs = gather(world.snapshot(), world.now)
     assert isinstance(inputs, Inputs)
     return inputs

@@ -7,14 +7,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from tests.balance.loads import outlook, speed
+from tests.balance.loads import measurements, speed
 from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType
 from fulcrum.balance import CreateWorker, DeleteWorker, SetRole, StartDrain, decide
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.snapshot import CLOCK_SKEW
 from fulcrum.load.traffic import without_nonsense
 
@@ -22,25 +22,25 @@ SLO = {"ttft": "500ms", "tpot": "25ms", "attainment": 0.95}
 SPEEDS = {"a": speed(), "b": speed(), "c": speed()}
 
 
-def late(rate: float = 12.0) -> Outlook:
+def late(rate: float = 12.0) -> Measurements:
     """Load under which the promise is broken, so that the model is compared with what was measured."""
-    return outlook(rate, 1500.0, 250.0, attainment=0.3, ttft_p90_seconds=3.0, speeds=SPEEDS)
+    return measurements(rate, 1500.0, 250.0, attainment=0.3, ttft_p90_seconds=3.0, speeds=SPEEDS)
 
 
 @pytest.mark.parametrize("renamed", [None, "c"])
 def test_a_pool_removed_or_renamed_under_traffic(renamed: str | None) -> None:
     world = World(make_spec(pool("a", low=2, high=4), pool("b", low=2, high=2), mode="Auto", slo=SLO))
-    world.outlook = late()
+    world.measurements = late()
     world.settle()
     world.pass_time(600)
     kept = [pool("a", low=2, high=4)] + ([pool(renamed, low=2, high=2)] if renamed else [])
     world.spec = make_spec(*kept, mode="Auto", slo=SLO)
     # The operator knows only the speeds of pools that the spec has.
-    world.outlook = replace(late(), speeds={"a": speed()})
+    world.measurements = replace(late(), speeds={"a": speed()})
     decided = world.plan()
     assert {a.name for a in decided.actions if isinstance(a, StartDrain)} & {"c-b-0", "c-b-1"}
     assert not [c for c in decided.conditions if c.reason is Reason.PLAN_FAILED]
-    world.outlook = replace(late(), speeds={"a": speed(), **({renamed: speed()} if renamed else {})})
+    world.measurements = replace(late(), speeds={"a": speed(), **({renamed: speed()} if renamed else {})})
     for _ in range(60):
         for action in world.plan().actions:
             world.do(action)
@@ -55,12 +55,12 @@ def test_a_pool_removed_or_renamed_under_traffic(renamed: str | None) -> None:
 def test_a_pool_removed_while_no_worker_serves() -> None:
     """What is expected of a layout with a pool that nobody knows is not known, and no error."""
     world = World(make_spec(pool("a", low=2, high=2), pool("b", low=1, high=1), mode="Auto", slo=SLO))
-    world.outlook = late()
+    world.measurements = late()
     world.settle()
     for name in world.workers:
         world.crash(name)
     world.spec = make_spec(pool("a", low=2, high=2), mode="Auto", slo=SLO)
-    world.outlook = replace(late(), speeds={"a": speed()})
+    world.measurements = replace(late(), speeds={"a": speed()})
     decided = world.plan()
     assert [a.name for a in decided.actions if isinstance(a, DeleteWorker)] == ["c-b-0"]
     assert decided.trace.failure is None
@@ -69,7 +69,7 @@ def test_a_pool_removed_while_no_worker_serves() -> None:
 
 def test_a_defect_of_the_balance_is_a_condition_and_dead_workers_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(make_spec(pool("a", low=4, high=4), mode="Auto", slo=SLO))
-    world.outlook = late()
+    world.measurements = late()
     world.settle()
     before = world.roles()
     lost = world.workers.pop("c-a-2")
@@ -131,9 +131,9 @@ def test_a_time_from_the_future_blocks_nothing(field: str, ahead: timedelta) -> 
 
 def test_automatic_flips_go_on_after_the_clock_was_set_back() -> None:
     world = World(make_spec(pool("a", low=4, high=4), mode="Auto", slo=SLO))
-    world.outlook = outlook(30.0, 3000.0, 50.0, pools=("a",))
+    world.measurements = measurements(30.0, 3000.0, 50.0, pools=("a",))
     world.settle()
     for name in world.workers:
         world.set(name, role_since=world.now + timedelta(days=1), ready_since=world.now + timedelta(days=1))
-    world.outlook = outlook(12.0, 200.0, 1000.0, pools=("a",))
+    world.measurements = measurements(12.0, 200.0, 1000.0, pools=("a",))
     assert [a for a in world.plan().actions if isinstance(a, SetRole)]

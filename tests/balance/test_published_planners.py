@@ -7,14 +7,14 @@ from datetime import timedelta
 from random import Random
 
 import pytest
-from tests.balance.loads import outlook, peak, speed
+from tests.balance.loads import measurements, peak, speed
 from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.balance import CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.traffic import Traffic
 
@@ -53,8 +53,8 @@ def test_published_sizes(requests: int, decode_tokens: int, ttft: str, expected:
     roles = (pool("a", high=8, roles=("prefill",)), pool("b", high=8, roles=("decode",)))
     world = World(make_spec(*roles, mode="Auto", slo={"ttft": ttft, "tpot": "30ms", "attainment": 0.95}))
     each = dynamo_speed(prefill_tokens=40_000, decode_tokens=decode_tokens)
-    known = outlook(requests / 60, 3000, 150, speeds={"a": each, "b": each}, isl_cv2=0.0, osl_cv2=0.0)
-    world.outlook = known
+    known = measurements(requests / 60, 3000, 150, speeds={"a": each, "b": each}, isl_cv2=0.0, osl_cv2=0.0)
+    world.measurements = known
     world.settle()
     assert world.roles() == expected
 
@@ -67,9 +67,9 @@ def auto(*pools: dict[str, object], **others: object) -> World:
 def test_a_half_applied_rebalance_never_exceeds_the_budget() -> None:
     """Dynamo #12428, #12012: the new role was scaled up before the old one was gone."""
     world = auto(pool(low=4, high=4), style="Drain")
-    world.outlook = outlook(30, 3000, 50)
+    world.measurements = measurements(30, 3000, 50)
     world.settle()
-    world.outlook = outlook(12, 200, 1000)
+    world.measurements = measurements(12, 200, 1000)
     world.set("c-p-3", deleting=True)  # and one is on its way out already, still with its GPUs
     for _ in range(30):
         actions = list(world.plan().actions)
@@ -87,10 +87,10 @@ def test_a_half_applied_rebalance_never_exceeds_the_budget() -> None:
 def test_scaling_down_aborts_no_request() -> None:
     """Dynamo #13559: Pods were deleted with requests in flight."""
     world = auto(pool(low=2, high=8))
-    world.outlook = outlook(60)
+    world.measurements = measurements(60)
     world.settle()
     world.pass_time(600)
-    world.outlook = outlook(5)
+    world.measurements = measurements(5)
     actions = world.plan().actions
     assert {type(action) for action in actions} == {StartDrain}
     assert {action.reason for action in actions} == {Reason.LOAD_FELL}
@@ -108,9 +108,9 @@ def test_scaling_down_aborts_no_request() -> None:
 def test_an_unschedulable_worker_freezes_nobody_else() -> None:
     """Dynamo #14251: one Pod without a node stopped the other role from scaling."""
     world = auto(pool("a", high=6, roles=("prefill",)), pool("b", high=6, roles=("decode",)))
-    world.outlook = outlook(5, pools=("a", "b"))
+    world.measurements = measurements(5, pools=("a", "b"))
     world.settle()
-    world.outlook = outlook(60, pools=("a", "b"))
+    world.measurements = measurements(60, pools=("a", "b"))
     for action in world.plan().actions:
         world.do(action)
     for name, worker in list(world.workers.items()):
@@ -120,7 +120,7 @@ def test_an_unschedulable_worker_freezes_nobody_else() -> None:
             world.start(name)
     prefill = {name for name, worker in world.workers.items() if worker.pool == "a"}
     decode = sum(1 for worker in world.workers.values() if worker.pool == "b")
-    world.outlook = outlook(60, 2000, 600, pools=("a", "b"))  # now decode needs more
+    world.measurements = measurements(60, 2000, 600, pools=("a", "b"))  # now decode needs more
     created = [action for action in world.plan().actions if isinstance(action, CreateWorker)]
     assert created
     assert all(action.role is D for action in created)  # and no more Pods that would only wait, too
@@ -130,9 +130,9 @@ def test_an_unschedulable_worker_freezes_nobody_else() -> None:
 
 def test_another_pool_takes_over_from_one_without_nodes() -> None:
     world = auto(pool("a", high=6), pool("b", low=0, high=12))
-    world.outlook = outlook(5, pools=("a", "b"))
+    world.measurements = measurements(5, pools=("a", "b"))
     world.settle()
-    world.outlook = outlook(60, pools=("a", "b"))
+    world.measurements = measurements(60, pools=("a", "b"))
     for action in world.plan().actions:
         world.do(action)
     missing = [name for name, worker in world.workers.items() if not worker.ready and worker.pool == "a"]
@@ -151,9 +151,9 @@ def test_another_pool_takes_over_from_one_without_nodes() -> None:
 def test_no_forecast_asks_for_less_than_nothing() -> None:
     """Dynamo #14493: ARIMA returned negative rates."""
     world = auto(pool(low=0, high=8))
-    known = outlook(0.0)
+    known = measurements(0.0)
     assert known.forecast is not None
-    world.outlook = replace(
+    world.measurements = replace(
         known, forecast=replace(known.forecast, rate=(-3.0, -8.0), upper_rate=(-1.0, -6.0)), peak=peak(-2.0)
     )
     world.settle()
@@ -163,10 +163,10 @@ def test_no_forecast_asks_for_less_than_nothing() -> None:
 def test_an_outage_of_the_metrics_holds_everything() -> None:
     """Dynamo #14575: no samples were read as no load, and everything was scaled to zero."""
     world = auto(pool(low=0, high=8))
-    world.outlook = outlook(60)
+    world.measurements = measurements(60)
     world.settle()
     before = world.roles()
-    world.outlook = Outlook(speeds={"p": speed()}, unknown="http://prometheus:9090 refuses connections")
+    world.measurements = Measurements(speeds={"p": speed()}, unknown="http://prometheus:9090 refuses connections")
     for _ in range(100):
         result = world.plan()
         assert not [action for action in result.actions if not isinstance(action, TellRole)]
@@ -186,11 +186,11 @@ def test_load_at_the_edge_of_a_size_moves_no_pods_to_and_fro() -> None:
         clock = tick * 10.0
         rates.append((clock, edge * random.uniform(0.85, 1.15)))
         recent = [rate for moment, rate in rates if moment > clock - 300]
-        known = outlook(rates[-1][1], pools=("a", "b"), peak_rate=max(recent) if clock >= 300 else None)
+        known = measurements(rates[-1][1], pools=("a", "b"), peak_rate=max(recent) if clock >= 300 else None)
         mean = sum(recent[-6:]) / len(recent[-6:])
         assert known.forecast is not None
         upper = (mean * 1.1,) * 5
-        world.outlook = replace(known, forecast=replace(known.forecast, rate=(mean,) * 5, upper_rate=upper))
+        world.measurements = replace(known, forecast=replace(known.forecast, rate=(mean,) * 5, upper_rate=upper))
         for action in world.plan().actions:
             world.do(action)
             if not isinstance(action, TellRole) and clock > 600:
@@ -208,7 +208,7 @@ def edge_rate() -> float:
     low, high = 1.0, 40.0
     while high - low > 0.1:
         world = auto(pool("a", high=4, roles=("prefill",)), pool("b", high=4, roles=("decode",)))
-        world.outlook = outlook((low + high) / 2, pools=("a", "b"))
+        world.measurements = measurements((low + high) / 2, pools=("a", "b"))
         created = [a for a in world.plan().actions if isinstance(a, CreateWorker) and a.role is P]
         low, high = ((low + high) / 2, high) if len(created) < 2 else (low, (low + high) / 2)
     return high
@@ -217,9 +217,9 @@ def edge_rate() -> float:
 def test_swapping_roles_makes_and_deletes_no_pod() -> None:
     """Dynamo has no flip: a swap deletes a Pod and makes another."""
     world = auto(pool(low=4, high=4))
-    world.outlook = outlook(30, 3000, 50)
+    world.measurements = measurements(30, 3000, 50)
     world.settle()
-    world.outlook = outlook(12, 200, 1000)
+    world.measurements = measurements(12, 200, 1000)
     world.pass_time(60)
     actions = [action for action in world.plan().actions if not isinstance(action, TellRole)]
     assert actions
@@ -229,12 +229,12 @@ def test_swapping_roles_makes_and_deletes_no_pod() -> None:
 def test_a_burst_of_the_window_alone_adds_no_pods() -> None:
     """What a short window sees may be chance: Pods take minutes, so they follow what is sure or forecast."""
     world = auto(pool(low=2, high=8))
-    world.outlook = outlook(10)
+    world.measurements = measurements(10)
     world.settle()
     before = world.roles()
-    known = outlook(10)
+    known = measurements(10)
     burst = Traffic(window_seconds=3.0, rate=16.0, isl_tokens=2000.0, osl_tokens=200.0)
-    world.outlook = replace(known, traffic=burst)
+    world.measurements = replace(known, traffic=burst)
     world.pass_time(float(timedelta(minutes=2).total_seconds()))
     for _ in range(5):
         for action in world.plan().actions:

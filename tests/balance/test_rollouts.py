@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.balance.loads import outlook, speed, traffic
+from tests.balance.loads import measurements, speed, traffic
 from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterSpec
 from fulcrum.balance import Action, CreateWorker, DeleteWorker, Plan, StartDrain, TellRole, plan
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.revision import STORED_IMAGE
 
 STEP_SECONDS = 3
@@ -110,8 +110,8 @@ def test_auto_counts_no_worker_of_a_rollout_as_wanted() -> None:
     assert (len(world.workers), most) == (4, 5)
 
 
-def late(share: float = 0.5) -> Outlook:
-    return Outlook(traffic=traffic(10.0, attainment=share, rejected=0.0))
+def late(share: float = 0.5) -> Measurements:
+    return Measurements(traffic=traffic(10.0, attainment=share, rejected=0.0))
 
 
 def conditions(result: Plan) -> dict[ConditionType, tuple[str, Reason]]:
@@ -137,7 +137,7 @@ def one_replaced(**rollout: Any) -> World:
 
 def test_a_rollout_that_breaks_the_promise_is_halted_and_says_what_to_do() -> None:
     world = one_replaced()
-    world.outlook = late()
+    world.measurements = late()
     result = world.plan()
     assert not [a for a in result.actions if not isinstance(a, TellRole)]
     assert conditions(result)[ConditionType.DEGRADED] == ("True", Reason.ROLLOUT_HALTED)
@@ -148,8 +148,8 @@ def test_a_rollout_that_breaks_the_promise_is_halted_and_says_what_to_do() -> No
     # It goes on when somebody says so, when the promise is kept, and where nobody knows.
     for snapshot in (
         replace(world.snapshot(), continues_rollout=True),
-        replace(world.snapshot(), outlook=late(0.99)),
-        replace(world.snapshot(), outlook=Outlook()),
+        replace(world.snapshot(), measurements=late(0.99)),
+        replace(world.snapshot(), measurements=Measurements()),
     ):
         goes_on = plan(snapshot, world.now)
         assert [a for a in goes_on.actions if isinstance(a, StartDrain)]
@@ -180,13 +180,13 @@ def test_a_worker_is_replaced_for_an_image_only_where_the_spec_names_another_one
 
 def test_before_a_new_worker_serves_a_broken_promise_is_not_the_rollouts_fault() -> None:
     world = at_rest(4)
-    world.outlook = late()
+    world.measurements = late()
     assert [a for a in world.plan().actions if isinstance(a, StartDrain)]
 
 
 def test_going_back_is_never_halted() -> None:
     world = one_replaced()
-    world.outlook = late()
+    world.measurements = late()
     world.spec = make_spec(pool(high=4), ratio=(2, 2))
     drained = [a.name for a in world.plan().actions if isinstance(a, StartDrain)]
     assert drained == [w.name for w in world.workers.values() if w.spec_hash != world.revision("p")]
@@ -195,7 +195,7 @@ def test_going_back_is_never_halted() -> None:
 def test_a_correction_replaces_the_bad_revision_first() -> None:
     world = one_replaced()
     bad = next(w.name for w in world.workers.values() if w.spec_hash == world.revision("p"))
-    world.outlook = late()
+    world.measurements = late()
     world.spec = make_spec(pool(high=4), ratio=(2, 2), model="corrected")
     assert [a.name for a in world.plan().actions if isinstance(a, StartDrain)] == [bad]
 
@@ -206,7 +206,7 @@ def test_a_halted_rollout_keeps_the_old_worker_whose_replacement_is_ready() -> N
         world.do(action)
     (new,) = [w for w in world.workers.values() if w.replaces]
     world.start(new.name)
-    world.outlook = late()
+    world.measurements = late()
     result = world.plan()
     assert not [a for a in result.actions if not isinstance(a, TellRole)]
     assert conditions(result)[ConditionType.DEGRADED][1] is Reason.ROLLOUT_HALTED
@@ -293,8 +293,8 @@ def test_budgets_hold_at_every_instant_of_rollouts_under_load(
     for spec in story:
         world.spec = spec
         attainment = data.draw(st.sampled_from([None, 0.5, 0.99]), label="attainment")
-        known = outlook(20.0, 1500.0, 250.0, attainment=attainment, ttft_p90_seconds=2.0)
-        world.outlook = replace(known, speeds={chosen.name: speed() for chosen in spec.pools})
+        known = measurements(20.0, 1500.0, 250.0, attainment=attainment, ttft_p90_seconds=2.0)
+        world.measurements = replace(known, speeds={chosen.name: speed() for chosen in spec.pools})
         for _ in range(data.draw(st.integers(1, 5), label="rounds")):
             decided = world.plan()
             assert decided.trace.failure is None

@@ -12,7 +12,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType
 from fulcrum.balance import DeleteWorker, Plan, SetRole, StartDrain, TellRole, plan
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.snapshot import served_roles
 from fulcrum.balance.transfers import transfer_faults
 
@@ -35,7 +35,7 @@ def standing(prefill: int, decode: int) -> World:
 
 
 def reports(world: World, *pairs: FailingPair, gateways: int = 1) -> None:
-    world.outlook = Outlook(pairs=(PairsReport(failing=pairs),) * gateways)
+    world.measurements = Measurements(pairs=(PairsReport(failing=pairs),) * gateways)
 
 
 def turn(world: World) -> Plan:
@@ -105,7 +105,7 @@ def test_which_side_is_to_blame(pairs: tuple[FailingPair, ...], culprits: list[s
     ]
     # A pair whose decode worker works elsewhere blames the prefill worker only; the rest is in the table.
     reports(world, *real)
-    found = transfer_faults(tuple(world.workers.values()), world.outlook.pairs, world.status, world.now)
+    found = transfer_faults(tuple(world.workers.values()), world.measurements.pairs, world.status, world.now)
     assert sorted(worker.name for worker in found.culprits) == sorted(names[name] for name in culprits)
 
 
@@ -113,11 +113,11 @@ def test_gateways_must_agree_before_a_worker_is_restarted() -> None:
     world = standing(2, 2)
     p0, d0, d1 = by_role(world, Role.PREFILL)[0], *by_role(world, Role.DECODE)
     bad = PairsReport(failing=(failing(p0, d0, works=(0, 1)), failing(p0, d1, works=(0, 1))))
-    world.outlook = Outlook(pairs=(bad, PairsReport()))
+    world.measurements = Measurements(pairs=(bad, PairsReport()))
     result = turn(world)
     assert degraded(result)[1] is Reason.KV_TRANSFER_FAILING
     assert not drains(result)
-    world.outlook = Outlook(pairs=(bad, bad))
+    world.measurements = Measurements(pairs=(bad, bad))
     assert drains(turn(world)) == [p0]
 
 

@@ -26,7 +26,7 @@ from fulcrum.balance import (
     plan,
     worker_revision,
 )
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -85,7 +85,7 @@ class World:
         """What InferenceScales ask for, by pool and role; mode External reads it."""
         self._uids = 0
         self.status = InferenceClusterStatus()
-        self.outlook = Outlook()
+        self.measurements = Measurements()
         """What is known of the load; modes Auto and Observe read it."""
 
     def revision(self, pool_name: str) -> str:
@@ -101,7 +101,7 @@ class World:
             gateway=GatewayState(desired=2, ready=2, cluster_ip="10.0.0.1"),
             paused=paused,
             status=self.status,
-            outlook=self.outlook,
+            measurements=self.measurements,
             taken_names=self.taken,
             asked=self.asked,
         )

@@ -19,7 +19,7 @@ from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients, Wor
 from fulcrum.balance import Worker, WorkerPhase, worker_revision
 from fulcrum.capacity.speed import SpeedSource
 from fulcrum.controller import cluster_watch
-from fulcrum.controller.cluster_watch import FRESH_SECONDS, ClusterWatch, Sight
+from fulcrum.controller.cluster_watch import FRESH_SECONDS, ClusterWatch, WatchedCluster
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
 from fulcrum.forecast.series import LoadSeries
@@ -99,7 +99,7 @@ class World:
         self.woken = 0
         self.scrape = object()
         self.forecasts = asyncio.Semaphore(1)
-        self.sight = Sight(
+        self.watched = WatchedCluster(
             namespace="ns",
             name="c",
             spec=spec_of(mode, **balance),
@@ -109,7 +109,7 @@ class World:
         )
         self.metrics = Metrics()
         self.watch = ClusterWatch(
-            self.sight,
+            self.watched,
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self.metrics,
@@ -132,7 +132,7 @@ class World:
         return {name: self.reports.get(name) for name in pod_ips}
 
     async def pairs(self, gateway_ips: dict[str, str]) -> tuple[PairsReport, ...]:
-        assert gateway_ips == self.sight.gateways
+        assert gateway_ips == self.watched.gateways
         return self.pairs_reports
 
     async def traffic(self, _cluster: ClusterRef, *, window_seconds: float, now: float) -> Traffic | Unknown:
@@ -167,24 +167,24 @@ def series(*rates: float) -> LoadSeries:
 
 async def test_nothing_is_known_at_first_and_an_outage_is_bridged_for_a_while() -> None:
     world = World()
-    first = world.watch.outlook()
+    first = world.watch.measurements()
     assert (first.traffic, first.forecast, first.speeds) == (None, None, {})
     assert first.unknown == "The load has not been read yet."
     assert not world.settled()
     await world.tick()
-    assert world.watch.outlook().traffic == BUSY
-    assert world.watch.outlook().unknown is None
+    assert world.watch.measurements().traffic == BUSY
+    assert world.watch.measurements().unknown is None
     assert world.settled()
     world.answer = Unknown("Prometheus is down.")
     await world.tick(after_seconds=10.0)
-    assert world.watch.outlook().traffic == BUSY
+    assert world.watch.measurements().traffic == BUSY
     await world.tick(after_seconds=FRESH_SECONDS)
-    outlook = world.watch.outlook()
-    assert (outlook.traffic, outlook.unknown) == (None, "Prometheus is down.")
+    measurements = world.watch.measurements()
+    assert (measurements.traffic, measurements.unknown) == (None, "Prometheus is down.")
     assert b'fulcrum_operator_telemetry_unknown_total{asked="traffic",source="scrape"} 2.0' in world.metrics.page()
     world.answer = IDLE
     await world.tick()
-    assert world.watch.outlook().traffic == IDLE
+    assert world.watch.measurements().traffic == IDLE
 
 
 @pytest.mark.parametrize("mode", ["Auto", "Manual"])
@@ -196,11 +196,11 @@ async def test_a_pair_that_fails_asks_for_a_turn_at_once_and_so_does_its_cure(mo
     world.pairs_reports = (PairsReport(failing=(failing,)),)
     await world.tick()
     assert world.woken == woken + 1
-    assert world.watch.outlook().pairs == world.pairs_reports
+    assert world.watch.measurements().pairs == world.pairs_reports
     world.pairs_reports = (PairsReport(failing=(msgspec.structs.replace(failing, failures=2),)),)
     await world.tick()
     assert world.woken == woken + 1, "nothing new"
-    assert world.watch.outlook().pairs[0].failing[0].failures == 2
+    assert world.watch.measurements().pairs[0].failing[0].failures == 2
     world.pairs_reports = (PairsReport(),)
     await world.tick()
     assert world.woken == woken + 2
@@ -210,10 +210,10 @@ async def test_figures_that_are_no_numbers_are_dropped_and_counted() -> None:
     world = World()
     world.answer = dataclasses.replace(BUSY, isl_tokens=float("nan"), ttft_p90_seconds=float("inf"))
     await world.tick()
-    assert world.watch.outlook().traffic == dataclasses.replace(BUSY, isl_tokens=None, ttft_p90_seconds=None)
+    assert world.watch.measurements().traffic == dataclasses.replace(BUSY, isl_tokens=None, ttft_p90_seconds=None)
     world.answer = dataclasses.replace(BUSY, rate=float("nan"))
     await world.tick(after_seconds=2 * FRESH_SECONDS)
-    assert world.watch.outlook().traffic is None
+    assert world.watch.measurements().traffic is None
     for figure in ("isl_tokens", "ttft_p90_seconds", "rate"):
         line = f'fulcrum_operator_measurements_dropped_total{{figure="{figure}"}} 1.0'
         assert line.encode() in world.metrics.page()
@@ -225,10 +225,10 @@ async def test_a_source_that_hangs_becomes_unknown_and_holds_nothing_up(monkeypa
     world.hangs = True
     task = asyncio.create_task(world.watch.run())
     await asyncio.sleep(0)
-    assert world.watch.outlook().traffic is None  # at once
+    assert world.watch.measurements().traffic is None  # at once
 
     async def unknown() -> bool:
-        return "did not answer" in (world.watch.outlook().unknown or "")
+        return "did not answer" in (world.watch.measurements().unknown or "")
 
     await eventually(unknown)
     task.cancel()
@@ -240,46 +240,46 @@ async def test_loads_are_handed_out_while_fresh_and_never_for_the_end_of_a_drain
     world.reports = {"c-p-0": report(3), "c-p-1": None}
     await world.tick()
     assert {name: load.running for name, load in world.watch.loads().items()} == {"c-p-0": 3}
-    drains = dataclasses.replace(world.sight.workers[0], role=Role.DRAINING)
-    world.watch.see(dataclasses.replace(world.sight, workers=(drains,)))
+    drains = dataclasses.replace(world.watched.workers[0], role=Role.DRAINING)
+    world.watch.update(dataclasses.replace(world.watched, workers=(drains,)))
     assert world.watch.loads() == {}
-    world.watch.see(world.sight)
+    world.watch.update(world.watched)
     world.seconds += 60.0
     assert world.watch.loads() == {}
 
 
 @pytest.mark.parametrize("mode", ["Auto", "Manual"])
-async def test_kv_tiers_are_told_in_every_mode_and_ask_for_a_turn(mode: str) -> None:
+async def test_kv_tiers_are_told_in_every_mode_and_ask_for_a_tick(mode: str) -> None:
     world = World(mode)
     await world.tick(after_seconds=60.0)
-    assert world.watch.outlook().kv_tiers == {}
+    assert world.watch.measurements().kv_tiers == {}
     woken = world.woken
     tier = OffloadReport(policy="load", host_bytes=1 << 30, host_used=0.5)
     world.reports = {"c-p-0": msgspec.structs.replace(report(), offload=tier), "c-p-1": report()}
     await world.tick(after_seconds=60.0)
-    assert world.watch.outlook().kv_tiers == {"p": KvTierStatus(host_usage=0.5)}
+    assert world.watch.measurements().kv_tiers == {"p": KvTierStatus(host_usage=0.5)}
     assert world.woken > woken
     world.seconds += 600.0
-    assert world.watch.outlook().kv_tiers == {}, "too old"
+    assert world.watch.measurements().kv_tiers == {}, "too old"
 
 
 async def test_what_model_and_hardware_say_is_known_in_the_first_turn() -> None:
-    known = World(model="meta-llama/Llama-3.1-8B-Instruct", accelerator="H100-SXM-80GB").watch.outlook()
+    known = World(model="meta-llama/Llama-3.1-8B-Instruct", accelerator="H100-SXM-80GB").watch.measurements()
     assert known.speeds["p"].source is SpeedSource.ROOFLINE
     assert known.traffic is None
-    assert World().watch.outlook().speeds == {}
+    assert World().watch.measurements().speeds == {}
 
 
 async def test_speed_comes_from_the_workers() -> None:
     world = World()
     world.reports = {"c-p-0": report()}
     await world.tick()
-    speed = world.watch.outlook().speeds["p"]
+    speed = world.watch.measurements().speeds["p"]
     assert speed.coefficients.prefill_b == pytest.approx(1e-4)
     assert speed.kv_capacity_tokens == 100_000
     world.reports = {}
     await world.tick()
-    assert world.watch.outlook().speeds["p"] == speed  # nobody answers: it is still as fast
+    assert world.watch.measurements().speeds["p"] == speed  # nobody answers: it is still as fast
 
 
 async def test_a_forecast_is_made_once_per_interval_and_reaches_as_far_as_a_start_takes() -> None:
@@ -287,12 +287,12 @@ async def test_a_forecast_is_made_once_per_interval_and_reaches_as_far_as_a_star
     world.series = series(*[4.0] * 40)
     await world.tick()
     assert world.asked_series == 1
-    forecast = world.watch.outlook().forecast
+    forecast = world.watch.measurements().forecast
     assert forecast is not None
     assert forecast.rate[-1] == pytest.approx(4.0, rel=0.05)
-    assert world.watch.outlook().start_seconds == 50.0
+    assert world.watch.measurements().start_seconds == 50.0
     assert len(forecast.rate) == 6  # 50 s and a tick, in intervals of 10 s
-    peak = world.watch.outlook().peak
+    peak = world.watch.measurements().peak
     assert peak is not None
     assert peak.rate == 4.0
     for _ in range(3):
@@ -303,17 +303,17 @@ async def test_a_forecast_is_made_once_per_interval_and_reaches_as_far_as_a_star
     # A source that has gone away leaves the forecast for a while.
     world.series = Unknown("gone")
     await world.tick(after_seconds=15.0)
-    assert world.watch.outlook().forecast is not None
+    assert world.watch.measurements().forecast is not None
     await world.tick(after_seconds=30.0)
-    assert world.watch.outlook().forecast is None
-    assert world.watch.outlook().peak is None
+    assert world.watch.measurements().forecast is None
+    assert world.watch.measurements().peak is None
 
 
 async def test_the_horizon_of_the_spec_counts() -> None:
     world = World(horizon="2m")
     world.series = series(*[4.0] * 40)
     await world.tick()
-    forecast = world.watch.outlook().forecast
+    forecast = world.watch.measurements().forecast
     assert forecast is not None
     assert forecast.horizon_seconds == 120.0
 
@@ -326,10 +326,12 @@ async def test_in_manual_a_turn_is_asked_for_when_the_status_should_say_somethin
     assert world.woken == 0  # too soon after the last turn
     await world.tick(after_seconds=PUBLISH_SECONDS)
     assert world.woken == 1
-    outlook = world.watch.outlook()
-    assert (outlook.speeds, outlook.forecast, world.asked_series) == ({}, None, 0)
-    world.watch.see(
-        dataclasses.replace(world.sight, status=with_measurements(world.sight.status, outlook, world.sight.status))
+    measurements = world.watch.measurements()
+    assert (measurements.speeds, measurements.forecast, world.asked_series) == ({}, None, 0)
+    world.watch.update(
+        dataclasses.replace(
+            world.watched, status=with_measurements(world.watched.status, measurements, world.watched.status)
+        )
     )
     await world.tick(after_seconds=PUBLISH_SECONDS)
     assert world.woken == 1
@@ -359,9 +361,9 @@ async def test_what_was_learnt_in_manual_is_known_in_auto() -> None:
         seen = msgspec.structs.replace(work, prompts=second, prompt_tokens=1000 * second, prefill_seconds=0.5 * second)
         world.reports = {"c-p-0": msgspec.structs.replace(report(), work=seen)}
         await world.tick(after_seconds=5.0)
-    assert (world.watch.loads(), world.watch.outlook().speeds) == ({}, {})
-    world.watch.see(dataclasses.replace(world.sight, spec=spec_of("Auto")))
-    assert world.watch.outlook().speeds["p"].prefill_seconds(1000, 1000**2) == pytest.approx(0.5, rel=0.2)
+    assert (world.watch.loads(), world.watch.measurements().speeds) == ({}, {})
+    world.watch.update(dataclasses.replace(world.watched, spec=spec_of("Auto")))
+    assert world.watch.measurements().speeds["p"].prefill_seconds(1000, 1000**2) == pytest.approx(0.5, rel=0.2)
 
 
 @pytest.mark.parametrize("answer", [IDLE, Unknown("no gateway")])

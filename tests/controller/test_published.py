@@ -9,7 +9,7 @@ import pytest
 
 from fulcrum.api.objects import to_dict
 from fulcrum.api.types import ForecastMethod, InferenceClusterStatus, KvTierStatus
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.controller.published import keeping_measurements, with_measurements
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.traffic import Traffic
@@ -32,7 +32,7 @@ FORECAST = Forecast(
     osl_tokens=None,
     error=0.12345,
 )
-FULL = Outlook(traffic=TRAFFIC, forecast=FORECAST)
+FULL = Measurements(traffic=TRAFFIC, forecast=FORECAST)
 NOTHING = InferenceClusterStatus()
 
 
@@ -55,7 +55,7 @@ def test_figures_are_rounded_and_the_end_of_the_horizon_counts() -> None:
 
 def test_what_is_unknown_is_absent() -> None:
     full = with_measurements(NOTHING, FULL, NOTHING)
-    assert with_measurements(full, Outlook(), full) == NOTHING
+    assert with_measurements(full, Measurements(), full) == NOTHING
     assert keeping_measurements(NOTHING, full) == full
 
 
@@ -75,29 +75,31 @@ def test_what_is_unknown_is_absent() -> None:
 )
 def test_noise_is_no_news(change: dict[str, float | None], is_news: bool) -> None:
     full = with_measurements(NOTHING, FULL, NOTHING)
-    outlook = Outlook(traffic=dataclasses.replace(TRAFFIC, **change), forecast=FORECAST)  # type: ignore[arg-type]
-    assert (with_measurements(full, outlook, full) != full) is is_news
+    measurements = Measurements(traffic=dataclasses.replace(TRAFFIC, **change), forecast=FORECAST)  # type: ignore[arg-type]
+    assert (with_measurements(full, measurements, full) != full) is is_news
 
 
 def test_kv_tiers_are_said_by_pool_and_steady() -> None:
     tiers = KvTierStatus(host_usage=0.41239, host_hits=1.2, host_bytes_per_second=1.23456e10)
-    outlook = Outlook(kv_tiers={"h100": tiers})
-    full = with_measurements(NOTHING, outlook, NOTHING)
+    measurements = Measurements(kv_tiers={"h100": tiers})
+    full = with_measurements(NOTHING, measurements, NOTHING)
     assert to_dict(full)["kvTiers"] == {"h100": {"hostUsage": 0.412, "hostHits": 1.0, "hostBytesPerSecond": 1.23e10}}
     assert "kvTiers" not in to_dict(NOTHING)
     assert keeping_measurements(NOTHING, full) == full
-    near = Outlook(kv_tiers={"h100": msgspec.structs.replace(tiers, host_bytes_per_second=1.21e10, host_usage=0.414)})
+    near = Measurements(
+        kv_tiers={"h100": msgspec.structs.replace(tiers, host_bytes_per_second=1.21e10, host_usage=0.414)}
+    )
     assert with_measurements(full, near, full) == full
-    far = Outlook(kv_tiers={"h100": msgspec.structs.replace(tiers, host_bytes_per_second=6e8)})
+    far = Measurements(kv_tiers={"h100": msgspec.structs.replace(tiers, host_bytes_per_second=6e8)})
     assert with_measurements(full, far, full) != full
-    assert with_measurements(full, Outlook(), full) == NOTHING
+    assert with_measurements(full, Measurements(), full) == NOTHING
 
 
 def test_a_forecast_of_another_method_is_another_forecast() -> None:
     full = with_measurements(NOTHING, FULL, NOTHING)
     close = dataclasses.replace(FORECAST, rate=(1.0, 2.4))
-    assert with_measurements(full, Outlook(traffic=TRAFFIC, forecast=close), full) == full
+    assert with_measurements(full, Measurements(traffic=TRAFFIC, forecast=close), full) == full
     other = dataclasses.replace(close, method=ForecastMethod.ARIMA)
-    changed = with_measurements(full, Outlook(traffic=TRAFFIC, forecast=other), full)
+    changed = with_measurements(full, Measurements(traffic=TRAFFIC, forecast=other), full)
     assert changed.forecast is not None
     assert (changed.forecast.method, changed.forecast.rate) == ("arima", 2.4)

@@ -9,18 +9,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.balance.loads import outlook
+from tests.balance.loads import measurements
 from tests.controller.cluster import Cluster, Kubelet, eventually
 from tests.docs.walk import MOST_CALLS, PAGE, calls_on_page, misplaced, traced
 
 from fulcrum.balance import Snapshot
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.controller.caches import Caches
-from fulcrum.controller.cluster_watch import Sight
+from fulcrum.controller.cluster_watch import WatchedCluster
+from fulcrum.controller.cluster_watches import ClusterWatches
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import SECRET, Kube
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.outlook import OutlookKeeper
 from fulcrum.controller.reconcile import Reconciler
 from fulcrum.telemetry import Agents
 
@@ -29,13 +29,13 @@ MOST_FILES = 10
 MOST_RETURNS = 5
 
 
-class KnownLoad(OutlookKeeper):
+class KnownLoad(ClusterWatches):
     """The load is what the test says; everything else is as it is."""
 
-    load = Outlook()
+    load = Measurements()
 
-    def look(self, sight: Sight) -> tuple[Outlook, dict[str, Any], bool]:
-        _, loads, _ = super().look(sight)
+    def measurements_of(self, watched: WatchedCluster) -> tuple[Measurements, dict[str, Any], bool]:
+        _, loads, _ = super().measurements_of(watched)
         return self.load, loads, True
 
 
@@ -48,15 +48,15 @@ async def reconciling(cluster: Cluster) -> AsyncIterator[tuple[Reconciler, Known
     async def read_secret(namespace: str, name: str) -> dict[str, Any] | None:
         return await kube.get(SECRET, namespace, name)
 
-    async with Agents() as agents, KnownLoad(agents, metrics, read_secret, wake=lambda _: None) as outlooks:
+    async with Agents() as agents, KnownLoad(agents, metrics, read_secret, wake=lambda _: None) as watches:
         caches = Caches(kube.api, [cluster.namespace], changed=lambda _: None)
         kube.note, kube.note_deletion = caches.record, caches.record_deletion
         watching = asyncio.create_task(caches.run())
         await caches.synced()
         installation, clock = Installation(), lambda: datetime.now(UTC)
         yield (
-            Reconciler(kube, caches, agents, outlooks, metrics, identity="t", installation=installation, now=clock),
-            outlooks,
+            Reconciler(kube, caches, agents, watches, metrics, identity="t", installation=installation, now=clock),
+            watches,
         )
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -69,8 +69,8 @@ async def test_a_tick_makes_the_calls_of_the_page_and_hands_the_snapshot_to_few_
         slo={"ttft": "500ms", "tpot": "25ms", "attainment": 0.95},
     )
     key = (cluster.namespace, cluster.name)
-    async with reconciling(cluster) as (reconciler, outlooks), Kubelet(cluster).run():
-        outlooks.load = outlook(30.0, 3000.0, 50.0)
+    async with reconciling(cluster) as (reconciler, watches), Kubelet(cluster).run():
+        watches.load = measurements(30.0, 3000.0, 50.0)
 
         async def three_prefill() -> bool:
             await reconciler.reconcile(key)
@@ -78,7 +78,7 @@ async def test_a_tick_makes_the_calls_of_the_page_and_hands_the_snapshot_to_few_
 
         await eventually(three_prefill)
         # Long answers now: the tick that sees them flips two workers.
-        outlooks.load = outlook(12.0, 200.0, 1000.0)
+        watches.load = measurements(12.0, 200.0, 1000.0)
         with traced(followed=Snapshot) as trace:
             await reconciler.reconcile(key)
         assert (await cluster.status())["lastDecision"]["to"] == "1P:3D"

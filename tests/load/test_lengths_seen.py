@@ -8,15 +8,15 @@ import pytest
 from tests.balance.loads import forecast, traffic
 
 from fulcrum.balance.estimate import LoadEstimate, estimate
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.load.traffic import Traffic
 
 SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
 
 
-def loads(measured: Traffic, **outlook: object) -> LoadEstimate:
-    read = estimate(Outlook(traffic=measured, **outlook), (), SLO, payback_seconds=30.0)  # type: ignore[arg-type]
+def loads(measured: Traffic, **measurements: object) -> LoadEstimate:
+    read = estimate(Measurements(traffic=measured, **measurements), (), SLO, payback_seconds=30.0)  # type: ignore[arg-type]
     assert isinstance(read, LoadEstimate)
     return read
 

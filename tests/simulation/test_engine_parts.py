@@ -19,7 +19,7 @@ from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.policies.ours import START
-from fulcrum.simulation.policy import Turn
+from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.prefix_cache import PrefixCache
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
@@ -231,10 +231,10 @@ class Told(StaticSplit):
     def __post_init__(self) -> None:
         super().__init__(pool="p", prefill=1, decode=1)
 
-    def on_tick(self, view: View) -> Turn:
+    def on_tick(self, view: View) -> TickResult:
         due = [action for at, action in self.plan if at <= view.now]
         self.plan = [(at, action) for at, action in self.plan if at > view.now]
-        return Turn(actions=due, again_seconds=self.plan[0][0] - view.now if self.plan else None)
+        return TickResult(actions=due, again_seconds=self.plan[0][0] - view.now if self.plan else None)
 
     def on_end(self, request: Job, view: View) -> None:
         assert request.decode is not None
@@ -279,7 +279,7 @@ def test_flip_styles(*, drain: bool) -> None:
     became: list[float] = []
 
     class Flips(Told):
-        def on_tick(self, view: View) -> Turn:
+        def on_tick(self, view: View) -> TickResult:
             pod = next((pod for pod in view.pods if pod.name == "sim-p-2"), None)
             actions = list(super().on_tick(view).actions)
             if pod is not None and view.now >= 10.0 and pod.role is not Role.PREFILL:
@@ -291,7 +291,7 @@ def test_flip_styles(*, drain: bool) -> None:
                         name=pod.name, uid=pod.uid, from_role=pod.role, role=Role.PREFILL, epoch=pod.epoch + 1
                     )
                     actions.append(role)
-            return Turn(actions=actions, again_seconds=0.1)
+            return TickResult(actions=actions, again_seconds=0.1)
 
     policy = Flips(plan=[(0.0, create)])
     result = simulate(load, make_cluster(start_seconds=1.0, flip_seconds=0.1), policy, slo=SLO)

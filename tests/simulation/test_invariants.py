@@ -27,7 +27,7 @@ from fulcrum.simulation.job import Job
 from fulcrum.simulation.kv_tiers import KvTiers
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Aggregated, StaticSplit
-from fulcrum.simulation.policy import Policy, Turn, known_speeds
+from fulcrum.simulation.policy import Policy, TickResult, known_speeds
 from fulcrum.simulation.result import Result
 from fulcrum.simulation.traffic import load_trace
 from fulcrum.simulation.view import View
@@ -79,7 +79,7 @@ class Restless(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return [("p", Role.PREFILL if n % 2 else Role.DECODE) for n in range(self._workers)]
 
-    def on_tick(self, view: View) -> Turn:
+    def on_tick(self, view: View) -> TickResult:
         pod = view.pods[int(self._random.integers(len(view.pods)))]
         if pod.role is Role.DRAINING or self._random.random() < 0.7:
             role = (Role.PREFILL, Role.DECODE, Role.MIXED)[int(self._random.integers(3))]
@@ -87,7 +87,7 @@ class Restless(Policy):
         else:
             since: Any = None
             action = StartDrain(name=pod.name, uid=pod.uid, from_role=pod.role, epoch=pod.epoch + 1, since=since)
-        return Turn(actions=[action], again_seconds=1.0)
+        return TickResult(actions=[action], again_seconds=1.0)
 
 
 def check(result: Result) -> None:
@@ -333,7 +333,7 @@ def test_prefixes_are_computed_once_per_worker_and_evicted_when_room_is_needed()
 def test_a_higher_class_takes_the_place_of_waiting_lower_ones() -> None:
     load = with_classes(poisson(rate=30, count=1500, prompt=1500, output=20, seed=9), 9)
     policy = Restless(workers=2, seed=1, admission=AdmissionPolicy.PREDICTIVE)
-    policy.on_tick = lambda _view: Turn()  # type: ignore[method-assign]
+    policy.on_tick = lambda _view: TickResult()  # type: ignore[method-assign]
     # Steps of a prompt or two, so that others wait, and can be overtaken.
     cluster = make_cluster(make_speed(max_batched_tokens=2048))
     result = engine.simulate(load, cluster, policy, slo=SLO)

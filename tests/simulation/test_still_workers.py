@@ -11,7 +11,7 @@ from fulcrum.balance import CreateWorker, DeleteWorker
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import phased
 from fulcrum.simulation.policies import Ours
-from fulcrum.simulation.policy import Turn
+from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.traffic import Phase
 from fulcrum.simulation.view import View
 
@@ -25,7 +25,7 @@ class Watched(Ours):
 
     changes: list[float]
 
-    def on_tick(self, view: View) -> Turn:
+    def on_tick(self, view: View) -> TickResult:
         turn = super().on_tick(view)
         changed = any(isinstance(action, CreateWorker | DeleteWorker) for action in turn.actions)
         self.changes += [view.now] if changed and view.now > SETTLED_SECONDS else []

@@ -184,7 +184,7 @@ def _worst(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now: 
     if snapshot.refused:
         said = (f"No worker of pool {pool} is made: {why.message}" for pool, why in snapshot.refused.items())
         return next(iter(snapshot.refused.values())).reason, " ".join(said)
-    spec, workers, known = snapshot.spec, snapshot.workers, snapshot.outlook
+    spec, workers, known = snapshot.spec, snapshot.workers, snapshot.measurements
     fault = (
         worker_fault(workers, spec, now)
         or transfer_fault(transfer_faults(workers, known.pairs, snapshot.status, now))

@@ -88,7 +88,7 @@ def _reasons(inputs: Inputs, held: Mapping[str, int], sized: Sizing, changes: Ro
 
 def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assignment, goal: Layout) -> Trace:
     load = inputs.load.current
-    expected = PerformanceModel(inputs.outlook.speeds, inputs.promise)
+    expected = PerformanceModel(inputs.measurements.speeds, inputs.promise)
     serving = [(s.pool, s.role) for s in assignment.slots if s.worker is not None and s.worker.serving]
     result = layout_of_places(serving) if serving else goal
     known = load.rate > 0 and all(expected.knows(pool) for pool in result.pools)
@@ -121,11 +121,11 @@ def _goal(inputs: Inputs, sized: Sizing) -> Layout:
     # Nothing arrives: what stands is held, and fewer workers begin anew.
     if sized.reason is None:
         return _held_layout(inputs, sized.workers)
-    return first_layout(inputs.spec, sized.workers, inputs.outlook.speeds)
+    return first_layout(inputs.spec, sized.workers, inputs.measurements.speeds)
 
 
 def _held_layout(inputs: Inputs, held: Mapping[str, int]) -> Layout:
-    roles, speeds = inputs.status.roles, inputs.outlook.speeds
+    roles, speeds = inputs.status.roles, inputs.measurements.speeds
     return held_layout(inputs.spec, held, workers=inputs.workers, roles=roles, speeds=speeds)
 
 
@@ -142,7 +142,7 @@ def hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair: 
     if not repair and not snapshot.workers and not snapshot.status.roles:
         return manual(snapshot)
     spec, workers, roles = snapshot.spec, snapshot.workers, snapshot.status.roles
-    goal = held_layout(spec, held, workers=workers, roles=roles, speeds=snapshot.outlook.speeds)
+    goal = held_layout(spec, held, workers=workers, roles=roles, speeds=snapshot.measurements.speeds)
     kept = keep(workers, held, goal)
     moves = repairs(spec, workers, kept, now) if repair else ()
     assignment = _assign(spec, held, kept, goal, moves=moves, movable=frozenset(w.name for w in kept.serving))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from fulcrum.api.names import Role
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Peak
 from fulcrum.balance.snapshot import Worker
 from fulcrum.balance.tuning import TUNING
@@ -79,18 +79,18 @@ class Unknown:
 
 
 def estimate(
-    outlook: Outlook, workers: Iterable[Worker], slo: Slo, *, payback_seconds: float
+    measurements: Measurements, workers: Iterable[Worker], slo: Slo, *, payback_seconds: float
 ) -> LoadEstimate | Unknown:
     """Return the load to plan for. A backlog adds what it takes to be gone within `payback_seconds`; to what Pods are
     asked for, before a new one would be there.
     """
-    traffic, forecast = outlook.traffic, outlook.forecast
+    traffic, forecast = measurements.traffic, measurements.forecast
     if traffic is None:
-        return Unknown(message=outlook.unknown or "No source of metrics answers.")
+        return Unknown(message=measurements.unknown or "No source of metrics answers.")
     lengths = _lengths(traffic, forecast)
     if lengths is None:
         if traffic.rate > 0 or (forecast is not None and max(forecast.upper_rate, default=0.0) > 0):
-            return Unknown(message=outlook.unknown or "Requests arrive, but their lengths were not measured.")
+            return Unknown(message=measurements.unknown or "Requests arrive, but their lengths were not measured.")
         lengths = Demand(rate=0.0, isl_tokens=1.0, osl_tokens=1.0)  # no request, no work, whatever the lengths
     now = _measured(traffic, lengths)
     queue = _backlog(workers, now)
@@ -99,7 +99,7 @@ def estimate(
     noise = _noise(traffic, now, seen)
     soon = forecast.rate[0] if forecast is not None and forecast.rate else 0.0
     arrivals = replace(now, rate=max(now.rate, soon))
-    start_seconds = TUNING.start_seconds if outlook.start_seconds is None else outlook.start_seconds
+    start_seconds = TUNING.start_seconds if measurements.start_seconds is None else measurements.start_seconds
     current, lasting = (
         Load(
             rate=arrivals.rate,
@@ -111,8 +111,8 @@ def estimate(
     lower = _lower(lasting, now.rate, noise)
     ahead = _worst(forecast, now) if forecast is not None else lower
     highest = None
-    if outlook.peak is not None:
-        highest = current.at_least(ahead).at_least(_highest(outlook.peak, now))
+    if measurements.peak is not None:
+        highest = current.at_least(ahead).at_least(_highest(measurements.peak, now))
     # The longer queue, and only if the arrivals of the window cannot have made it by chance.
     longest = max(queue, key=lambda role: queue[role])
     return LoadEstimate(

@@ -22,7 +22,7 @@ def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
     """Return the explanation of a decision; its size has a bound."""
     load, spec = inputs.load, inputs.spec
     measured, lower, upper = load.bounds
-    traffic, forecast = inputs.outlook.traffic, inputs.outlook.forecast
+    traffic, forecast = inputs.measurements.traffic, inputs.measurements.forecast
     known = traffic is not None and traffic.attainment is not None
     return Explanation(
         load=DecidedLoad(
@@ -57,7 +57,7 @@ def _splits(inputs: Inputs, changes: RoleChanges) -> tuple[Candidate, ...]:
 
 
 def _verdict(inputs: Inputs, each: Considered) -> str:
-    dwell = f"{payback_seconds(inputs.spec, inputs.outlook.traffic):.0f} s"
+    dwell = f"{payback_seconds(inputs.spec, inputs.measurements.traffic):.0f} s"
     gain = f"{each.gain:+.1f} requests within {dwell}, flips paid"
     if each.gain <= each.least:
         return f"{gain}; less than the {each.least:.1f} by which estimates are off"

@@ -10,7 +10,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance.calibrate import calibrated
 from fulcrum.balance.estimate import LoadEstimate, Unknown, estimate
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.pools import PoolBounds, bounds_of
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.load.demand import Slo, promised
@@ -26,7 +26,7 @@ class Inputs:
     workers: tuple[Worker, ...]
     status: InferenceClusterStatus
     """As it stands: what the last decision wanted, and what was said of it."""
-    outlook: Outlook
+    measurements: Measurements
     now: datetime
     load: LoadEstimate
     model: PerformanceModel
@@ -59,15 +59,17 @@ class Inputs:
 
 def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
     """Gather what a decision needs; Unknown names the first thing that is missing."""
-    spec, outlook = snapshot.spec, snapshot.outlook
-    speeds = {pool.name: outlook.speeds[pool.name] for pool in spec.pools if pool.name in outlook.speeds}
+    spec, measurements = snapshot.spec, snapshot.measurements
+    speeds = {pool.name: measurements.speeds[pool.name] for pool in spec.pools if pool.name in measurements.speeds}
     used = {worker.pool for worker in snapshot.workers}
     missing = [pool.name for pool in spec.pools if pool.name not in speeds and pool.name in used]
     if missing or not speeds:
         names = ", ".join(missing or [pool.name for pool in spec.pools])
         return Unknown(message=f"It is not known yet how fast the workers of pool {names} are.")
     promise = promised(spec)
-    load = estimate(outlook, snapshot.workers, promise, payback_seconds=payback_seconds(spec, outlook.traffic))
+    load = estimate(
+        measurements, snapshot.workers, promise, payback_seconds=payback_seconds(spec, measurements.traffic)
+    )
     if isinstance(load, Unknown):
         return load
     turns_away = spec.admission.policy is not AdmissionPolicy.OFF
@@ -77,12 +79,12 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
     )
     if flips_model.slo == model.slo:
         flips_model = model
-    changed = calibrated(load, model, promise, traffic=outlook.traffic, workers=snapshot.workers, now=now)
+    changed = calibrated(load, model, promise, traffic=measurements.traffic, workers=snapshot.workers, now=now)
     return Inputs(
         spec=spec,
         workers=snapshot.workers,
         status=snapshot.status,
-        outlook=outlook,
+        measurements=measurements,
         now=now,
         load=changed or load,
         model=model,

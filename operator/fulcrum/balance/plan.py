@@ -26,7 +26,7 @@ from fulcrum.balance.decision import Decision, RoleScale, Trace
 from fulcrum.balance.external import follow_scales
 from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, is_stuck
 from fulcrum.balance.guard import RoleGuard
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.rollout import Surge, halted_pools, surge_of, with_revisions
 from fulcrum.balance.snapshot import Snapshot, roles_served
 from fulcrum.balance.standing import standing_workers
@@ -129,7 +129,7 @@ def _choose(snapshot: Snapshot, now: datetime) -> Decision:
         return decide(snapshot, now)
     except Exception as error:  # noqa: BLE001 (a defect in the balance must not keep dead workers from being replaced)
         # Without speeds and load: nothing is left that the performance model could trip over again.
-        blind = replace(snapshot, outlook=Outlook())
+        blind = replace(snapshot, measurements=Measurements())
         counts = standing_workers(snapshot.spec, snapshot.workers, snapshot.status.roles)
         held = hold(blind, counts, now, repair=False)
         return replace(held, trace=Trace(failure=error))
@@ -151,7 +151,7 @@ def _actions(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now
         spec=snapshot.spec,
         workers=snapshot.workers,
         status=snapshot.status,
-        pairs=snapshot.outlook.pairs,
+        pairs=snapshot.measurements.pairs,
         taken_names=snapshot.taken_names,
         target=decision.target,
         assignment=assignment,
@@ -178,7 +178,7 @@ def _least_available(snapshot: Snapshot, decision: Decision, now: datetime) -> i
     Workers that are wanted and still start count: the next eviction waits for them. Those that cannot start do not:
     else no node would ever drain. Of several workers the last that serves stays.
     """
-    usual = timedelta(seconds=snapshot.outlook.start_seconds or TUNING.start_seconds)
+    usual = timedelta(seconds=snapshot.measurements.start_seconds or TUNING.start_seconds)
     slots = decision.assignment.slots
     able = sum(
         slot.worker is None

@@ -56,7 +56,7 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
         load=inputs.load,
         model=inputs.flips_model,
         stakes=Stakes(
-            payback_seconds=payback_seconds(inputs.spec, inputs.outlook.traffic),
+            payback_seconds=payback_seconds(inputs.spec, inputs.measurements.traffic),
             cost_workers=TUNING.immediate_cost if immediate else TUNING.drain_cost,
         ),
     )

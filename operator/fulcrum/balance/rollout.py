@@ -121,7 +121,7 @@ def halted_pools(snapshot: Snapshot) -> tuple[str, ...]:
 
     Going back to an older revision is never halted, nor is anything while the attainment was not measured.
     """
-    traffic = snapshot.outlook.traffic
+    traffic = snapshot.measurements.traffic
     promised = snapshot.spec.slo.attainment
     if snapshot.continues_rollout or traffic is None or traffic.attainment is None:
         return ()

@@ -72,7 +72,7 @@ def size(inputs: Inputs, held: Mapping[str, int]) -> Sizing:
     """Return the workers to have; `held` are those that the last decision wanted."""
     load, model, workers = inputs.load, inputs.model, inputs.workers
     known = frozenset(pool.name for pool in inputs.spec.pools if model.knows(pool.name))
-    broken_since = inputs.now - timedelta(seconds=inputs.outlook.start_seconds or TUNING.start_seconds)
+    broken_since = inputs.now - timedelta(seconds=inputs.measurements.start_seconds or TUNING.start_seconds)
     bounds = _Pools(
         spec=inputs.spec,
         held=held,

@@ -18,7 +18,7 @@ from fulcrum.api.worker import (
     EXIT_ENGINE_STALLED,
     LoadReport,
 )
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 
 CLOCK_SKEW: Final = timedelta(seconds=60)
 """How far the clocks of two machines may be apart; a time further ahead than that says nothing."""
@@ -194,7 +194,7 @@ class Snapshot:
     """An annotation says that the rollout of this generation goes on whatever the attainment."""
     taken_names: frozenset[str] = frozenset()
     """Names of Pods that are not of this cluster, so that no worker can have them."""
-    outlook: Outlook = field(default_factory=Outlook)
+    measurements: Measurements = field(default_factory=Measurements)
     """Load, latency and speed; read in modes Auto and Observe."""
     asked: Mapping[tuple[str, Role], int] = field(default_factory=dict)
     """Workers that the cluster's InferenceScales ask for, by pool and role; read in mode External."""

@@ -1,6 +1,6 @@
-"""What the API server has told of clusters and their children: watched, so that no turn reads anything.
+"""What the API server has told of clusters and their children: watched, so that no tick reads anything.
 
-The operator's own writes are in it at once (`record`): a turn after a write never acts on what was before it.
+The operator's own writes are in it at once (`record`): a tick after a write never acts on what was before it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus, KvTierStatus
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Worker
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Peak, peak_of
 from fulcrum.controller.kv_figures import kv_tiers
 from fulcrum.controller.metrics import Metrics
@@ -58,8 +58,8 @@ _FIGURES: Final = re.compile(r"[0-9.]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """What the last turn saw of a cluster."""
+class WatchedCluster:
+    """What the last tick saw of a cluster."""
 
     namespace: str
     name: str
@@ -89,7 +89,7 @@ class ClusterWatch:
 
     def __init__(
         self,
-        sight: Sight,
+        cluster: WatchedCluster,
         sources: Sources,
         agents: Agents,
         metrics: Metrics,
@@ -120,37 +120,38 @@ class ClusterWatch:
         self._forecast_due_at = float("-inf")
         self._peak: Peak | None = None
         self._fallbacks: Counter[str] = Counter()
-        self.see(sight)
-        # The first turn decides with which roles workers begin.
-        self._speeds.expect(cluster=sight.name, spec=sight.spec)
+        self.update(cluster)
+        # The first tick decides with which roles workers begin.
+        self._speeds.expect(cluster=cluster.name, spec=cluster.spec)
 
-    def see(self, sight: Sight) -> None:
-        """Take in what a turn saw."""
-        self.sight = sight
-        self._starts.observe(sight.workers)
+    def update(self, cluster: WatchedCluster) -> None:
+        """Take in what a tick saw."""
+        self.cluster = cluster
+        self._starts.observe(cluster.workers)
 
-    # What a turn reads; nothing here waits.
+    # What a tick reads; nothing here waits.
 
     @property
     def settled(self) -> bool:
         """Report whether something is known about traffic, or was long enough asked for to call it unknown."""
         return self._traffic is not None or (
-            self._unknown is not None and self._clock() - self._started_at > 2 * pace_of(self.sight.spec).window_seconds
+            self._unknown is not None
+            and self._clock() - self._started_at > 2 * pace_of(self.cluster.spec).window_seconds
         )
 
-    def outlook(self) -> Outlook:
+    def measurements(self) -> Measurements:
         """Return what is known now; parts that are too old are unknown."""
-        now, spec = self._clock(), self.sight.spec
+        now, spec = self._clock(), self.cluster.spec
         traffic = None
         if self._traffic is not None and now - self._traffic[0] <= FRESH_SECONDS + pace_of(spec).every_seconds:
             traffic = self._traffic[1]
         if not decides(spec):
-            return Outlook(traffic=traffic, pairs=self._pairs, kv_tiers=self._kv_tiers())
+            return Measurements(traffic=traffic, pairs=self._pairs, kv_tiers=self._kv_tiers())
         forecast = None
         if self._forecast is not None:
             made_at, latest = self._forecast
             forecast = latest if now - made_at <= STALE_INTERVALS * latest.interval_seconds else None
-        return Outlook(
+        return Measurements(
             traffic=dataclasses.replace(traffic, prefix_hit=self._speeds.prefix_hit) if traffic is not None else None,
             forecast=forecast,
             speeds=self._speeds.speeds(),
@@ -166,12 +167,12 @@ class ClusterWatch:
 
         In Manual, where they are read too rarely to rest anything on, there are none.
         """
-        if not decides(self.sight.spec):
+        if not decides(self.cluster.spec):
             return {}
         now = self._clock()
         return {
             worker.name: found[1]
-            for worker in self.sight.workers
+            for worker in self.cluster.workers
             if worker.role is not Role.DRAINING
             and (found := self._loads.get(worker.uid)) is not None
             and now - found[0] <= LOAD_FRESH_SECONDS
@@ -179,11 +180,11 @@ class ClusterWatch:
 
     def shown(self) -> tuple[Traffic | None, dict[str, LoadReport]]:
         """Return traffic and the loads of all workers by name as people see them: in Manual, too, if less fresh."""
-        return self.outlook().traffic, {worker.name: load for worker, load in self._shown_loads()}
+        return self.measurements().traffic, {worker.name: load for worker, load in self._shown_loads()}
 
     def _shown_loads(self) -> Iterator[tuple[Worker, LoadReport]]:
-        now, fresh = self._clock(), LOAD_FRESH_SECONDS + (0.0 if decides(self.sight.spec) else SHOWN_LOAD_SECONDS)
-        for worker in self.sight.workers:
+        now, fresh = self._clock(), LOAD_FRESH_SECONDS + (0.0 if decides(self.cluster.spec) else SHOWN_LOAD_SECONDS)
+        for worker in self.cluster.workers:
             found = self._loads.get(worker.uid)
             if found is not None and now - found[0] <= fresh:
                 yield worker, found[1]
@@ -203,8 +204,8 @@ class ClusterWatch:
                     await self._tick()
                 except Exception:
                     # A defect here must not stop what is known from becoming old, nor take the operator along.
-                    logger.exception("watch_failed namespace=%s cluster=%s", self.sight.namespace, self.sight.name)
-                every = TICK_SECONDS if decides(self.sight.spec) else pace_of(self.sight.spec).every_seconds
+                    logger.exception("watch_failed namespace=%s cluster=%s", self.cluster.namespace, self.cluster.name)
+                every = TICK_SECONDS if decides(self.cluster.spec) else pace_of(self.cluster.spec).every_seconds
                 await asyncio.sleep(max(0.1, share * every - (self._clock() - began)))
                 share = 1.0
         finally:
@@ -212,42 +213,42 @@ class ClusterWatch:
                 self._forecasting.cancel()
 
     async def _tick(self) -> None:
-        sight = self.sight
-        source = await self._sources.of(sight.spec, sight.namespace)
+        cluster = self.cluster
+        source = await self._sources.of(cluster.spec, cluster.namespace)
         # In Manual, too, speeds are learnt: Auto, once it is turned on, does not begin with what was measured at start.
-        await asyncio.gather(self._read_traffic(sight, source), self._read_loads(sight), self._read_pairs(sight))
-        if decides(sight.spec):
-            self._begin_forecast(sight, source)
+        await asyncio.gather(self._read_traffic(cluster, source), self._read_loads(cluster), self._read_pairs(cluster))
+        if decides(cluster.spec):
+            self._begin_forecast(cluster, source)
         self._wake_if_changed()
 
-    def _begin_forecast(self, sight: Sight, source: TelemetrySource) -> None:
+    def _begin_forecast(self, cluster: WatchedCluster, source: TelemetrySource) -> None:
         if self._forecasting is None and self._clock() >= self._forecast_due_at:
             self._forecasting = asyncio.create_task(
-                self._make_forecast(sight, source), name=f"forecast-{sight.namespace}-{sight.name}"
+                self._make_forecast(cluster, source), name=f"forecast-{cluster.namespace}-{cluster.name}"
             )
             self._forecasting.add_done_callback(self._forecast_done)
 
-    async def _read_traffic(self, sight: Sight, source: TelemetrySource) -> None:
-        pace = pace_of(sight.spec)
+    async def _read_traffic(self, cluster: WatchedCluster, source: TelemetrySource) -> None:
+        pace = pace_of(cluster.spec)
         if self._clock() - self._asked_at < pace.every_seconds - TICK_SECONDS / 2:
             return
         self._asked_at, now = self._clock(), self._unix_time()
         try:
             async with asyncio.timeout(SOURCE_SECONDS):
                 if source is self._sources.scrape:
-                    await self._sources.scrape.scrape(sight.ref, sight.gateways, now)
-                answer = await source.traffic(sight.ref, window_seconds=pace.window_seconds, now=now)
+                    await self._sources.scrape.scrape(cluster.ref, cluster.gateways, now)
+                answer = await source.traffic(cluster.ref, window_seconds=pace.window_seconds, now=now)
         except TimeoutError:
             answer = Unknown(f"The source of metrics did not answer within {SOURCE_SECONDS:g} s.")
         answer = self._sound(answer)
         if isinstance(answer, Unknown):
-            self._metrics.telemetry_unknown(name_of(sight.spec), "traffic")
+            self._metrics.telemetry_unknown(name_of(cluster.spec), "traffic")
             if self._unknown is None or _plain(self._unknown) != _plain(answer.reason):
-                logger.warning("traffic_unknown namespace=%s cluster=%s why=%r", *sight.ref.key, answer.reason)
+                logger.warning("traffic_unknown namespace=%s cluster=%s why=%r", *cluster.ref.key, answer.reason)
                 self._unknown = answer.reason
             return
         if self._unknown is not None:
-            logger.info("traffic_known namespace=%s cluster=%s rate=%.3g", *sight.ref.key, answer.rate)
+            logger.info("traffic_known namespace=%s cluster=%s rate=%.3g", *cluster.ref.key, answer.rate)
         self._traffic, self._unknown = (self._clock(), answer), None
 
     def _sound(self, answer: Traffic | Unknown) -> Traffic | Unknown:
@@ -259,14 +260,14 @@ class ClusterWatch:
             self._metrics.measurement_dropped(figure)
         return traffic or Unknown("The source of metrics gave a rate of requests that is no number.")
 
-    async def _read_loads(self, sight: Sight) -> None:
-        if not decides(sight.spec) and self._clock() - self._loads_asked_at < SHOWN_LOAD_SECONDS - TICK_SECONDS / 2:
+    async def _read_loads(self, cluster: WatchedCluster) -> None:
+        if not decides(cluster.spec) and self._clock() - self._loads_asked_at < SHOWN_LOAD_SECONDS - TICK_SECONDS / 2:
             return
         self._loads_asked_at = self._clock()
-        asked = {w.name: w for w in sight.workers if w.pod_ip is not None and w.ready and not w.deleting}
+        asked = {w.name: w for w in cluster.workers if w.pod_ip is not None and w.ready and not w.deleting}
         reports = await self._agents.loads({name: worker.pod_ip or "" for name, worker in asked.items()})
         at = self._clock()
-        uids = {worker.uid for worker in sight.workers}
+        uids = {worker.uid for worker in cluster.workers}
         self._loads = {uid: entry for uid, entry in self._loads.items() if uid in uids}
         for name, report in reports.items():
             if report is not None:
@@ -276,40 +277,40 @@ class ClusterWatch:
             self._metrics.telemetry_unknown("agent", "load", silent)
         variation = self._traffic[1].isl_cv2 if self._traffic is not None else None
         self._speeds.learn(
-            cluster=sight.name,
-            spec=sight.spec,
-            workers=sight.workers,
+            cluster=cluster.name,
+            spec=cluster.spec,
+            workers=cluster.workers,
             loads=reports,
             at=at,
             isl_cv2=1.0 if variation is None else variation,
         )
 
-    async def _read_pairs(self, sight: Sight) -> None:
+    async def _read_pairs(self, cluster: WatchedCluster) -> None:
         before = _failing(self._pairs)
-        self._pairs = await self._agents.pairs(sight.gateways)
+        self._pairs = await self._agents.pairs(cluster.gateways)
         if _failing(self._pairs) != before:
             self._wake()
 
-    async def _make_forecast(self, sight: Sight, source: TelemetrySource) -> None:
-        wanted = sight.spec.balance.forecast
+    async def _make_forecast(self, cluster: WatchedCluster, source: TelemetrySource) -> None:
+        wanted = cluster.spec.balance.forecast
         interval_seconds, season_seconds = seconds(wanted.interval), seconds(wanted.seasonality)
         now = self._unix_time()
         series = await source.load_series(
-            sight.ref,
+            cluster.ref,
             interval_seconds=interval_seconds,
             history_seconds=min(SEASONS * season_seconds, MOST_INTERVALS * interval_seconds),
             now=now,
         )
         if isinstance(series, Unknown):
-            self._metrics.telemetry_unknown(name_of(sight.spec), "series")
+            self._metrics.telemetry_unknown(name_of(cluster.spec), "series")
             self._forecast_due_at = self._clock() + min(RETRY_SECONDS, interval_seconds)
             return
         series = self._finite(series)
-        self._peak = peak_of(series, seconds(sight.spec.balance.scale_down.stabilization))
-        forecaster = self._forecaster_for(sight.spec, season_seconds)
+        self._peak = peak_of(series, seconds(cluster.spec.balance.scale_down.stabilization))
+        forecaster = self._forecaster_for(cluster.spec, season_seconds)
         async with self._sources.forecasts:
             forecast = await asyncio.to_thread(
-                forecaster.update, series, horizon_seconds=self._horizon_seconds(sight.spec)
+                forecaster.update, series, horizon_seconds=self._horizon_seconds(cluster.spec)
             )
         # The next one when the interval that runs now is over, and its last scrape is in.
         left_seconds = interval_seconds - self._unix_time() % interval_seconds
@@ -317,12 +318,12 @@ class ClusterWatch:
         for method, count in (forecaster.fallbacks - self._fallbacks).items():
             self._metrics.forecast_fallback(method, count)
             logger.warning(
-                "forecast_fell_back namespace=%s cluster=%s why=%r", *sight.ref.key, forecaster.last_fallback
+                "forecast_fell_back namespace=%s cluster=%s why=%r", *cluster.ref.key, forecaster.last_fallback
             )
         self._fallbacks = Counter(forecaster.fallbacks)
         if forecast is not None:
             self._forecast = (self._clock(), forecast)
-            self._metrics.forecast_error(*sight.ref.key, forecast.method.value, forecast.error)
+            self._metrics.forecast_error(*cluster.ref.key, forecast.method.value, forecast.error)
 
     def _finite(self, series: LoadSeries) -> LoadSeries:
         """Turn infinite samples into gaps, which the forecast and the peak know how to leave out."""
@@ -339,7 +340,7 @@ class ClusterWatch:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._forecast_due_at = self._clock() + RETRY_SECONDS
             logger.error(
-                "forecast_failed namespace=%s cluster=%s", self.sight.namespace, self.sight.name, exc_info=error
+                "forecast_failed namespace=%s cluster=%s", self.cluster.namespace, self.cluster.name, exc_info=error
             )
 
     def _forecaster_for(self, spec: InferenceClusterSpec, season_seconds: float) -> Forecaster:
@@ -362,10 +363,10 @@ class ClusterWatch:
         return self._start_seconds + TICK_SECONDS if horizon == "auto" else seconds(horizon)
 
     def _wake_if_changed(self) -> None:
-        """Ask for a turn because of the status: one in Manual, or that is paused, has no other reason to come soon."""
+        """Ask for a tick because of the status: one in Manual, or that is paused, has no other reason to come soon."""
         if not self.settled or self._clock() - self._woke_at < PUBLISH_SECONDS:
             return
-        standing = self.sight.status
-        if with_measurements(standing, self.outlook(), standing) != standing:
+        standing = self.cluster.status
+        if with_measurements(standing, self.measurements(), standing) != standing:
             self._woke_at = self._clock()
             self._wake()

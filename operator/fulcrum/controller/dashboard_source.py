@@ -9,8 +9,8 @@ from typing import Final
 
 from fulcrum.api.names import COMPONENT_WORKER, KIND, LABEL_COMPONENT
 from fulcrum.controller.caches import Caches
+from fulcrum.controller.cluster_watches import ClusterWatches
 from fulcrum.controller.kube import EVENT
-from fulcrum.controller.outlook import OutlookKeeper
 from fulcrum.controller.seen import SeenEvent
 from fulcrum.dashboard import Board, ClusterFacts, Reading
 from fulcrum.kube import Api, Json, Key
@@ -27,9 +27,9 @@ ABOUT_CLUSTERS: Final = {"involvedObject.kind": KIND}
 class OperatorSource:
     """Reads nothing from the API server but Events: all else is in memory."""
 
-    def __init__(self, api: Api, caches: Caches, outlooks: OutlookKeeper, namespaces: list[str]) -> None:
+    def __init__(self, api: Api, caches: Caches, watches: ClusterWatches, namespaces: list[str]) -> None:
         self._caches = caches
-        self._outlooks = outlooks
+        self._watches = watches
         self._events = tuple(
             Informer(api, EVENT, namespace=namespace, fields=ABOUT_CLUSTERS, shape=SeenEvent, optional=True)
             for namespace in namespaces or (None,)
@@ -59,7 +59,7 @@ class OperatorSource:
 
     def _facts(self, document: Json, events: Mapping[Key, list[Json]]) -> ClusterFacts:
         key = (document["metadata"]["namespace"], document["metadata"]["name"])
-        traffic, loads = self._outlooks.shown(key)
+        traffic, loads = self._watches.shown(key)
         pods = [
             pod
             for pod in self._caches.pods(key)

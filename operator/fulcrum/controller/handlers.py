@@ -9,7 +9,7 @@ from typing import Any
 import kopf
 
 from fulcrum.api.names import GROUP, PLURAL, VERSION
-from fulcrum.controller.outlook import ClusterKey
+from fulcrum.controller.cluster_watches import ClusterKey
 from fulcrum.controller.queue import Wake
 
 

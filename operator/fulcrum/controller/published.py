@@ -9,7 +9,7 @@ import msgspec
 
 from fulcrum.api.durations import seconds, text_of
 from fulcrum.api.types import ForecastStatus, InferenceClusterStatus, KvTierStatus, LatencyQuantiles
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.forecast.result import Forecast
 
 PUBLISH_SECONDS: Final = 15.0
@@ -21,13 +21,13 @@ _LONGEST_SECONDS: Final = 999_999.0
 
 
 def with_measurements(
-    status: InferenceClusterStatus, outlook: Outlook, standing: InferenceClusterStatus
+    status: InferenceClusterStatus, measurements: Measurements, standing: InferenceClusterStatus
 ) -> InferenceClusterStatus:
     """Return the status with what was measured and is expected; what is unknown is absent.
 
     Figures of `standing` stay where the new ones hardly differ from them.
     """
-    traffic = outlook.traffic
+    traffic = measurements.traffic
     ttft, tpot = standing.ttft or LatencyQuantiles(), standing.tpot or LatencyQuantiles()
     return msgspec.structs.replace(
         status,
@@ -35,8 +35,8 @@ def with_measurements(
         ttft=_quantiles(traffic.ttft_p50_seconds, traffic.ttft_p90_seconds, ttft) if traffic else None,
         tpot=_quantiles(traffic.tpot_p50_seconds, traffic.tpot_p90_seconds, tpot) if traffic else None,
         rejected_ratio=_share(traffic.rejected if traffic else None, standing.rejected_ratio),
-        forecast=_forecast(outlook.forecast, standing.forecast),
-        kv_tiers=_kv_tiers(outlook.kv_tiers, standing.kv_tiers or {}),
+        forecast=_forecast(measurements.forecast, standing.forecast),
+        kv_tiers=_kv_tiers(measurements.kv_tiers, standing.kv_tiers or {}),
     )
 
 

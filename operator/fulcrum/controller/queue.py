@@ -25,9 +25,9 @@ SPREAD: Final = 0.1
 
 
 EVENTS_IN_A_ROW: Final = 4
-"""Turns for changes that begin before one turn by the clock does, while both wait."""
+"""Ticks for changes that begin before one by the clock does, while both wait."""
 KEPT_FOR_EVENTS: Final = 2
-"""Workers that take no turn by the clock: a change then does not wait until slow answers to such turns are in."""
+"""Workers that take no tick by the clock: a change then does not wait until slow answers to such ticks are in."""
 
 
 class Wake(IntEnum):
@@ -125,7 +125,7 @@ class KeyedQueue(Generic[Key]):
         state.waiting, state.running, state.again = None, True, None
         self._in_work[wake] += 1
         self._events_in_a_row = self._events_in_a_row + 1 if wake is Wake.EVENT else 0
-        group.create_task(self._work(key, state, wake), name=f"turn-{key}")
+        group.create_task(self._work(key, state, wake), name=f"tick-{key}")
 
     async def _work(self, key: Key, state: _State, wake: Wake) -> None:
         after_seconds: float | None

@@ -1,4 +1,4 @@
-"""One turn of the loop for one cluster: observe, plan, apply."""
+"""One tick of the loop for one cluster: observe, plan, apply."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import ChildSync, NameTakenError
 from fulcrum.controller.children import Owner, children, refused_templates
-from fulcrum.controller.cluster_watch import Sight
+from fulcrum.controller.cluster_watch import WatchedCluster
+from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
 from fulcrum.controller.groups import groups_missing, with_leaders
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
@@ -49,10 +50,9 @@ from fulcrum.controller.observe import (
     observe,
     running_images,
 )
-from fulcrum.controller.outlook import ClusterKey, OutlookKeeper
 from fulcrum.controller.reporting import Reporter
 from fulcrum.controller.scales import ScaleSync
-from fulcrum.controller.turn import Failure, Memory, Token, Turn, final_status
+from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)
@@ -63,14 +63,14 @@ class ReconcileError(Exception):
 
 
 class Reconciler:
-    """Brings clusters to what their specs say, one turn at a time."""
+    """Brings clusters to what their specs say, one tick at a time."""
 
     def __init__(
         self,
         kube: Kube,
         caches: Caches,
         agents: Agents,
-        outlooks: OutlookKeeper,
+        watches: ClusterWatches,
         metrics: Metrics,
         *,
         identity: str,
@@ -80,7 +80,7 @@ class Reconciler:
         self._kube = kube
         self._caches = caches
         self._agents = agents
-        self._outlooks = outlooks
+        self._watches = watches
         self._metrics = metrics
         self._reporter = Reporter(kube, identity=identity)
         self._now = now
@@ -93,7 +93,7 @@ class Reconciler:
         self._background: set[asyncio.Task[None]] = set()
 
     async def reconcile(self, key: ClusterKey) -> float | None:
-        """Take one turn; returns seconds until the next, None when the cluster is gone or going."""
+        """Run one tick; returns seconds until the next, None when the cluster is gone or going."""
         began = time.monotonic()
         result = "failed"
         try:
@@ -125,12 +125,12 @@ class Reconciler:
         lost = with_leaders(lost, observed.pods, observed.followers)
         token = await self._token(Owner(name=key[1], namespace=key[0], uid=memory.uid), cluster)
         try:
-            turn = await self._decide(key, observed, cluster, memory, lost=lost, token=token)
+            tick = await self._decide(key, observed, cluster, memory, lost=lost, token=token)
         except Exception as error:
             message = f"Nothing can be decided ({type(error).__name__}: {error}): report it with the operator's log."
             await self._say_stopped(key, observed, Reason.PLAN_FAILED, message)
             raise
-        return await self._apply(turn)
+        return await self._apply(tick)
 
     async def _say_stopped(self, key: ClusterKey, observed: Observed, reason: Reason, message: str) -> None:
         status = await self._reporter.say_stopped(key[0], observed.cluster, reason, message, self._now())
@@ -157,7 +157,7 @@ class Reconciler:
         *,
         lost: frozenset[str],
         token: Token,
-    ) -> Turn:
+    ) -> Tick:
         owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
         taken = frozenset(memory.taken_names)
         snapshot = replace(
@@ -171,7 +171,7 @@ class Reconciler:
             ),
             refused=self._refused(owner, cluster),
         )
-        sight = Sight(
+        watched = WatchedCluster(
             namespace=key[0],
             name=key[1],
             spec=cluster.spec,
@@ -179,14 +179,16 @@ class Reconciler:
             gateways=gateway_addresses(observed),
             workers=snapshot.workers,
         )
-        outlook, loads, settled = self._outlooks.look(sight)
-        snapshot = replace(snapshot, outlook=outlook).with_loads({**loads}, frozenset(memory.told))
+        measured, loads, settled = self._watches.measurements_of(watched)
+        snapshot = replace(snapshot, measurements=measured).with_loads({**loads}, frozenset(memory.told))
         now, decided = self._plan(snapshot)
         if not any(isinstance(action, SetRole) for action in decided.actions):
-            # Flips do not wait for agents; everything that depends on load comes in a turn without flips.
-            snapshot = await self._with_loads(snapshot, loads, memory)
-            now, decided = self._plan(snapshot)
-        return Turn(
+            # Flips do not wait for agents; everything that depends on load comes in a tick without flips.
+            fresh = await self._with_loads(snapshot, loads, memory)
+            if fresh is not snapshot:
+                snapshot = fresh
+                now, decided = self._plan(snapshot)
+        return Tick(
             owner=owner,
             observed=observed,
             cluster=cluster,
@@ -216,54 +218,54 @@ class Reconciler:
         if memory is not None:
             self._reporter.forget(memory.uid)
             self._internal_secrets.forget(*key)
-        self._outlooks.forget(key)
+        self._watches.forget(key)
         self._metrics.cluster_states.forget(key)
 
-    async def _apply(self, turn: Turn) -> float:
-        workers = {worker.uid: worker for worker in turn.snapshot.workers}
+    async def _apply(self, tick: Tick) -> float:
+        workers = {worker.uid: worker for worker in tick.snapshot.workers}
 
         def tell(action: Action) -> None:
-            """Tell the agent at once, in the background; if it does not hear, a later turn repeats it."""
+            """Tell the agent at once, in the background; if it does not hear, a later tick repeats it."""
             if isinstance(action, SetRole | StartDrain | TellRole):
                 worker = workers[action.uid]
                 role = Role.DRAINING if isinstance(action, StartDrain) else action.role
-                self._tell_later(turn, worker, role, action.epoch)
+                self._tell_later(tick, worker, role, action.epoch)
 
-        for action in turn.plan.actions:
+        for action in tick.plan.actions:
             if isinstance(action, TellRole):
                 tell(action)
         applier = Applier(
             self._kube,
             self._metrics,
-            turn.owner,
-            turn.cluster.spec,
-            images=running_images(turn.observed),
-            groups=turn.observed.groups,
-            followers=turn.observed.followers,
+            tick.owner,
+            tick.cluster.spec,
+            images=running_images(tick.observed),
+            groups=tick.observed.groups,
+            followers=tick.observed.followers,
             installation=self._installation,
-            token_fingerprint=(self._asked_for(turn.token) or None) if gateways_send_token(turn.observed) else None,
+            token_fingerprint=(self._asked_for(tick.token) or None) if gateways_send_token(tick.observed) else None,
         )
-        has_token = turn.token.text is not None
+        has_token = tick.token.text is not None
         # A worker would wait for the Secret, or be open to everyone.
-        actions = [action for action in turn.plan.actions if has_token or not isinstance(action, CreateWorker)]
-        outcome = await applier.carry_out(actions, now=turn.now, changed=tell)
-        turn.memory.taken_names |= outcome.taken_names
+        actions = [action for action in tick.plan.actions if has_token or not isinstance(action, CreateWorker)]
+        outcome = await applier.carry_out(actions, now=tick.now, changed=tell)
+        tick.memory.taken_names |= outcome.taken_names
         failures = [Failure(message=message) for message in outcome.failures]
-        if turn.token.failure is not None:
-            failures.append(turn.token.failure)
-        elif has_token and not turn.snapshot.paused:
-            failures += await self._sync_children(turn)
-        failures += await self._sync_scales(turn)
+        if tick.token.failure is not None:
+            failures.append(tick.token.failure)
+        elif has_token and not tick.snapshot.paused:
+            failures += await self._sync_children(tick)
+        failures += await self._sync_scales(tick)
         if outcome.done:
-            self._metrics.decision(turn.cluster.spec.balance.mode.value, outcome.done[0].action.reason.value)
-        await self._reporter.post_events(turn.owner, outcome.done, turn.plan.events, turn.now)
-        status = final_status(turn, outcome, failures)
-        await self._reporter.write_status(turn.owner, turn.cluster.status, status)
-        key = (turn.owner.namespace, turn.owner.name)
-        self._metrics.cluster_states.say(key, turn.cluster.spec, status, turn.plan.scales)
+            self._metrics.decision(tick.cluster.spec.balance.mode.value, outcome.done[0].action.reason.value)
+        await self._reporter.post_events(tick.owner, outcome.done, tick.plan.events, tick.now)
+        status = final_status(tick, outcome, failures)
+        await self._reporter.write_status(tick.owner, tick.cluster.status, status)
+        key = (tick.owner.namespace, tick.owner.name)
+        self._metrics.cluster_states.say(key, tick.cluster.spec, status, tick.plan.scales)
         if failures:
             raise ReconcileError("; ".join(failure.message for failure in failures))
-        return 0.0 if outcome.taken_names else turn.plan.requeue_after_seconds
+        return 0.0 if outcome.taken_names else tick.plan.requeue_after_seconds
 
     async def _with_loads(self, snapshot: Snapshot, known: Mapping[str, LoadReport], memory: Memory) -> Snapshot:
         """Return the snapshot with `known` loads, and fresh ones where a decision rests on what is so right now."""
@@ -285,47 +287,47 @@ class Reconciler:
         memory.told = {entry for entry in memory.told if entry[0] in living}
         return snapshot.with_loads({**known, **loads}, frozenset(memory.told))
 
-    def _tell_later(self, turn: Turn, worker: Worker, role: Role, epoch: int) -> None:
+    def _tell_later(self, tick: Tick, worker: Worker, role: Role, epoch: int) -> None:
         async def tell(pod_ip: str) -> None:
-            token = turn.token.text
+            token = tick.token.text
             if await self._agents.tell_role(pod_ip, role, epoch, pod_name=worker.name, token=token):
-                turn.memory.told.add((worker.uid, worker.restarts, epoch))
+                tick.memory.told.add((worker.uid, worker.restarts, epoch))
 
         if worker.pod_ip is not None:
             task = asyncio.create_task(tell(worker.pod_ip), name=f"tell-{worker.name}")
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _sync_scales(self, turn: Turn) -> list[Failure]:
-        unknown = turn.cluster.spec.balance.mode is BalanceMode.EXTERNAL and not turn.plan.scales
-        if turn.snapshot.paused or unknown:
+    async def _sync_scales(self, tick: Tick) -> list[Failure]:
+        unknown = tick.cluster.spec.balance.mode is BalanceMode.EXTERNAL and not tick.plan.scales
+        if tick.snapshot.paused or unknown:
             return []
-        missing = self._caches.is_missing(INFERENCE_SCALE, turn.owner.namespace)
-        sync = ScaleSync(self._kube, turn.owner, workers=turn.snapshot.workers, now=turn.now)
+        missing = self._caches.is_missing(INFERENCE_SCALE, tick.owner.namespace)
+        sync = ScaleSync(self._kube, tick.owner, workers=tick.snapshot.workers, now=tick.now)
         try:
-            await sync.sync(turn.plan.scales, None if missing else turn.observed.scales)
+            await sync.sync(tick.plan.scales, None if missing else tick.observed.scales)
         except ApiFailure as error:
             return [Failure(message=str(error))]
         except NameTakenError as error:
             return [Failure(message=str(error), reason=Reason.NAME_TAKEN)]
         return []
 
-    async def _sync_children(self, turn: Turn) -> list[Failure]:
+    async def _sync_children(self, tick: Tick) -> list[Failure]:
         """Compare what was read anyway each time, and the rest when the spec changed or after a while."""
-        owner, observed, cluster, memory = turn.owner, turn.observed, turn.cluster, turn.memory
+        owner, observed, cluster, memory = tick.owner, tick.observed, tick.cluster, tick.memory
         wanted = children(
             owner,
             cluster.spec,
             self._installation,
-            token_fingerprint=turn.token.fingerprint or "",
-            least_available=turn.plan.least_available,
-            live_gateways=None if observed.deployment is None else turn.snapshot.gateway.desired,
+            token_fingerprint=tick.token.fingerprint or "",
+            least_available=tick.plan.least_available,
+            live_gateways=None if observed.deployment is None else tick.snapshot.gateway.desired,
         )
         name = gateway_name(owner.name)
         watched = {("Deployment", name): observed.deployment, ("Service", name): observed.service}
         # Before a missing one is made it is read: what has its name may be without our label, and so not be watched.
         live = {key: child for key, child in watched.items() if child is not None}
-        version = (cluster.metadata.uid, cluster.metadata.generation, turn.plan.least_available)
+        version = (cluster.metadata.uid, cluster.metadata.generation, tick.plan.least_available)
         due = memory.verified != version or time.monotonic() - memory.verified_at >= RESYNC_SECONDS
         if not due:
             wanted = tuple(child for child in wanted if (child["kind"], child["metadata"]["name"]) in watched)

@@ -1,4 +1,4 @@
-"""What a turn says about itself: status and events."""
+"""What a tick says about itself: status and events."""
 
 from __future__ import annotations
 

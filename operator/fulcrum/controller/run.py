@@ -14,6 +14,7 @@ from typing import Final
 import kopf
 
 from fulcrum.controller.caches import Caches
+from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
 from fulcrum.controller.dashboard_source import WAITING, OperatorSource
 from fulcrum.controller.handlers import make_registry, make_settings
 from fulcrum.controller.health import serve_health
@@ -21,7 +22,6 @@ from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import SECRET, Kube
 from fulcrum.controller.leader import Election, Leadership
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.outlook import ClusterKey, OutlookKeeper
 from fulcrum.controller.queue import KeyedQueue, Wake
 from fulcrum.controller.reconcile import Reconciler
 from fulcrum.dashboard import Board, routes
@@ -119,11 +119,11 @@ class _Acting:
         self._namespaces = list(namespaces)
         self._api = kube.api
         self._board = board
-        self._outlooks = OutlookKeeper(agents, metrics, partial(kube.get, SECRET), wake=self._measured)
+        self._watches = ClusterWatches(agents, metrics, partial(kube.get, SECRET), wake=self._measured)
         self._caches = Caches(kube.api, self._namespaces, changed=self._changed)
         kube.note, kube.note_deletion = self._caches.record, self._caches.record_deletion
         self._reconciler = Reconciler(
-            kube, self._caches, agents, self._outlooks, metrics, identity=identity, installation=installation, now=_now
+            kube, self._caches, agents, self._watches, metrics, identity=identity, installation=installation, now=_now
         )
         self._queue: KeyedQueue[ClusterKey] = KeyedQueue(self._reconcile, jitter=random.random)
 
@@ -141,7 +141,7 @@ class _Acting:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Reconcile until `stop`; what was begun is finished then, and cut off when this is cancelled."""
-        async with self._outlooks:
+        async with self._watches:
             await self._run(stop)
 
     async def _run(self, stop: asyncio.Event) -> None:
@@ -149,7 +149,7 @@ class _Acting:
         watching = asyncio.create_task(self._caches.run(), name="caches")
         showing = []
         if self._board is not None:
-            source = OperatorSource(self._api, self._caches, self._outlooks, self._namespaces)
+            source = OperatorSource(self._api, self._caches, self._watches, self._namespaces)
             showing = [asyncio.create_task(source.show(self._board), name="dashboard")]
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await asyncio.sleep(0)
@@ -172,7 +172,7 @@ class _Acting:
             # What was begun is finished: a decision without its event and status would be hard to understand.
             self._queue.stop()
             await asyncio.wait({working}, timeout=STOP_SECONDS)
-            await self._outlooks.stop()
+            await self._watches.stop()
         finally:
             for task in (*tasks, *showing):
                 task.cancel()

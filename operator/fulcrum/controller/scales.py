@@ -32,7 +32,7 @@ _MISSING: Final = (
 
 
 class ScaleSync:
-    """Keeps the InferenceScales of one cluster, for one turn. It never changes the spec of one that is there."""
+    """Keeps the InferenceScales of one cluster, for one tick. It never changes the spec of one that is there."""
 
     def __init__(self, kube: Kube, owner: Owner, *, workers: tuple[Worker, ...], now: datetime) -> None:
         self._kube, self._owner, self._workers, self._now = kube, owner, workers, now

@@ -87,7 +87,7 @@ class Journeys:
         self._hop(job, now)
 
     def _abort(self, job: Job, now: float) -> None:
-        """Turn away a request that waits for its prefill, for one of a higher class."""
+        """TickResult away a request that waits for its prefill, for one of a higher class."""
         worker = job.prefill or job.decode
         assert worker is not None
         assert job.decode is not None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class TickResult:
     """What a tick decides, and when the next one is due; None: never again."""
 
     actions: Sequence[Action] = ()
@@ -48,9 +48,9 @@ class Policy(ABC):
         """Return the gateway; the default routes as production does and turns nobody away."""
         return FrontDoor(slo=slo, speeds=known_speeds(cluster), gateways=cluster.gateways)
 
-    def on_tick(self, view: View) -> Turn:
+    def on_tick(self, view: View) -> TickResult:
         """Decide about roles and workers; called at second 0 and whenever the last turn asked for it."""
-        return Turn()
+        return TickResult()
 
     def admit(self, request: Job, view: View) -> Reason | None:
         """Return why a request is turned away at its arrival; None lets it in."""

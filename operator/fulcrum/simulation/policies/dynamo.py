@@ -16,7 +16,7 @@ from fulcrum.capacity.speed import Speed
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.policies.replicas import ReplicaPolicy, count
-from fulcrum.simulation.policy import Turn
+from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.view import View
 
 
@@ -55,9 +55,9 @@ class Dynamo(ReplicaPolicy):
         self._least = {Role.PREFILL: 1, Role.DECODE: 1}
         self._throughput_due = throughput_seconds
 
-    def on_tick(self, view: View) -> Turn:
+    def on_tick(self, view: View) -> TickResult:
         if view.now <= 0:
-            return Turn(again_seconds=self._every)
+            return TickResult(again_seconds=self._every)
         wanted = {role: count(view, role) for role in self._least}
         if self._mode is not DynamoMode.LOAD and view.now >= self._throughput_due:
             self._throughput_due += self._throughput_seconds
@@ -69,7 +69,7 @@ class Dynamo(ReplicaPolicy):
                 wanted = self.within_budget(wanted[Role.PREFILL], wanted[Role.DECODE])
         elif self._mode is not DynamoMode.THROUGHPUT:
             wanted = self._from_load(view, wanted)
-        return Turn(actions=self.towards(wanted, view), again_seconds=self._every)
+        return TickResult(actions=self.towards(wanted, view), again_seconds=self._every)
 
     @property
     def _every(self) -> float:

@@ -14,7 +14,7 @@ from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance import CreateWorker, GatewayState, Snapshot, WorkerPhase, plan, worker_revision
 from fulcrum.balance import Worker as PlannedWorker
-from fulcrum.balance.outlook import Outlook
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Peak, peak_of
 from fulcrum.balance.plan import TICK_SECONDS
 from fulcrum.capacity.speed import WorkerSpeed
@@ -27,7 +27,7 @@ from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import CLUSTER, Pod
 from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.load_report import load_report
-from fulcrum.simulation.policy import Policy, Turn, known_speeds
+from fulcrum.simulation.policy import Policy, TickResult, known_speeds
 from fulcrum.simulation.view import View
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -90,7 +90,9 @@ class Ours(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         if self._initial is not None:
             return self._initial
-        nothing = Snapshot(name=CLUSTER, generation=1, spec=self._spec, outlook=Outlook(speeds=self._known(cluster)))
+        nothing = Snapshot(
+            name=CLUSTER, generation=1, spec=self._spec, measurements=Measurements(speeds=self._known(cluster))
+        )
         actions = plan(nothing, START).actions
         return [(action.pool, action.role) for action in actions if isinstance(action, CreateWorker)]
 
@@ -103,7 +105,7 @@ class Ours(Policy):
             gateways=cluster.gateways,
         )
 
-    def on_tick(self, view: View) -> Turn:
+    def on_tick(self, view: View) -> TickResult:
         snapshot = Snapshot(
             name=CLUSTER,
             generation=1,
@@ -111,27 +113,29 @@ class Ours(Policy):
             workers=tuple(self._worker(pod) for pod in view.pods),
             gateway=GatewayState(desired=1, ready=1, cluster_ip="10.0.0.1"),
             status=self._status,
-            outlook=self._outlook(view),
+            measurements=self._measurements(view),
         )
         decided = plan(snapshot, _time(view.now))
         self._status = decided.status
-        return Turn(actions=decided.actions, again_seconds=max(decided.requeue_after_seconds, self._least_turn_seconds))
+        return TickResult(
+            actions=decided.actions, again_seconds=max(decided.requeue_after_seconds, self._least_turn_seconds)
+        )
 
     def _known(self, cluster: ClusterModel) -> dict[str, WorkerSpeed]:
         return self._speeds if self._speeds is not None else known_speeds(cluster)
 
-    def _outlook(self, view: View) -> Outlook:
+    def _measurements(self, view: View) -> Measurements:
         speeds = self._known(view.cluster)
         start_seconds = self._start_seconds
         if start_seconds is None:
             start_seconds = max(pool.start_seconds for pool in view.cluster.pools)
         if view.now < _FIRST_SHARE * self._window_seconds:
-            return Outlook(speeds=speeds, start_seconds=start_seconds, unknown="Nothing has been measured yet.")
+            return Measurements(speeds=speeds, start_seconds=start_seconds, unknown="Nothing has been measured yet.")
         interval_seconds = self._interval_seconds
         if view.now >= self._forecast_at + interval_seconds:
             self._forecast_at = view.now // interval_seconds * interval_seconds
             self._look_ahead(view, start_seconds)
-        return Outlook(
+        return Measurements(
             traffic=view.traffic(self._window_seconds),
             forecast=self._forecast,
             speeds=speeds,

@@ -11,7 +11,7 @@ from fulcrum.balance import Action, SetRole
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.front_door import FrontDoor
-from fulcrum.simulation.policy import Policy, Turn, known_speeds
+from fulcrum.simulation.policy import Policy, TickResult, known_speeds
 from fulcrum.simulation.view import View
 
 
@@ -64,14 +64,14 @@ class Schedule(Policy):
             gateways=cluster.gateways,
         )
 
-    def on_tick(self, view: View) -> Turn:
+    def on_tick(self, view: View) -> TickResult:
         actions: list[Action] = []
         while self._next < len(self.splits) and self.splits[self._next][0] <= view.now:
             actions = towards(self.splits[self._next][1], view)
             self._next += 1
         if self._next == len(self.splits):
-            return Turn(actions=actions)
-        return Turn(actions=actions, again_seconds=self.splits[self._next][0] - view.now)
+            return TickResult(actions=actions)
+        return TickResult(actions=actions, again_seconds=self.splits[self._next][0] - view.now)
 
 
 def towards(split: Split, view: View) -> list[Action]:

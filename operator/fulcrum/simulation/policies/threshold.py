@@ -7,7 +7,7 @@ from math import ceil
 
 from fulcrum.api.names import Role
 from fulcrum.simulation.policies.replicas import ReplicaPolicy, count
-from fulcrum.simulation.policy import Turn
+from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.view import View
 
 
@@ -34,11 +34,11 @@ class Threshold(ReplicaPolicy):
         self._stabilization_seconds = stabilization_seconds
         self._busy: dict[str, float] = {}
 
-    def on_tick(self, view: View) -> Turn:
+    def on_tick(self, view: View) -> TickResult:
         wanted = {role: self._wanted(role, view) for role in (Role.PREFILL, Role.DECODE)}
         self._busy = {worker.name: worker.work.busy_seconds for worker in view.workers}
         if view.now <= 0:
-            return Turn(again_seconds=self._every_seconds)
+            return TickResult(again_seconds=self._every_seconds)
         self._recent.append((view.now, wanted))
         while self._recent[0][0] < view.now - self._stabilization_seconds:
             self._recent.popleft()
@@ -48,7 +48,7 @@ class Threshold(ReplicaPolicy):
             for role in wanted
         }
         counts = self.within_budget(stable[Role.PREFILL], stable[Role.DECODE])
-        return Turn(actions=self.towards(counts, view), again_seconds=self._every_seconds)
+        return TickResult(actions=self.towards(counts, view), again_seconds=self._every_seconds)
 
     def _wanted(self, role: Role, view: View) -> int:
         workers = [worker for worker in view.workers if worker.role is role]

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance.outlook import Outlook
-from fulcrum.controller.cluster_watch import ClusterWatch, Sight
+from fulcrum.balance.measurements import Measurements
+from fulcrum.controller.cluster_watch import ClusterWatch, WatchedCluster
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.sources import ReadSecret, Sources
 from fulcrum.load.traffic import Traffic
@@ -21,10 +21,10 @@ ClusterKey = tuple[str, str]
 _CLOSE_SECONDS: Final = 2.0
 
 
-class OutlookKeeper:
+class ClusterWatches:
     """Follows every cluster that it was shown until told to forget it. Use as an async context manager.
 
-    `wake` asks for a turn of a cluster whose status should say something else.
+    `wake` asks for a tick of a cluster whose status should say something else.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class OutlookKeeper:
         await self.stop()
         await self._sources.__aexit__(kind, error, trace)
 
-    def look(self, sight: Sight) -> tuple[Outlook, dict[str, LoadReport], bool]:
+    def measurements_of(self, cluster: WatchedCluster) -> tuple[Measurements, dict[str, LoadReport], bool]:
         """Return what is known now, the loads by worker, and whether unknown traffic is more than not yet known."""
-        key = sight.ref.key
+        key = cluster.ref.key
         if key not in self._watches:
-            watch = ClusterWatch(sight, self._sources, self._agents, self._metrics, wake=lambda: self._wake(key))
+            watch = ClusterWatch(cluster, self._sources, self._agents, self._metrics, wake=lambda: self._wake(key))
             self._watches[key] = (watch, asyncio.create_task(watch.run(), name=f"watch-{key[0]}-{key[1]}"))
         watch, _ = self._watches[key]
-        watch.see(sight)
-        return watch.outlook(), watch.loads(), watch.settled
+        watch.update(cluster)
+        return watch.measurements(), watch.loads(), watch.settled
 
     def shown(self, key: ClusterKey) -> tuple[Traffic | None, dict[str, LoadReport]]:
         """Return what is known of a cluster's traffic and of its workers' loads, for people."""

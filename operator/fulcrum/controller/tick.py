@@ -1,4 +1,4 @@
-"""What one turn of the loop for one cluster has found, decided and could not do."""
+"""What one tick of the loop for one cluster has found, decided and could not do."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """What one turn has found and decided."""
+class Tick:
+    """What one tick has found and decided."""
 
     owner: Owner
     observed: Observed
@@ -67,19 +67,19 @@ class Turn:
     """Whether unknown figures are more than not yet known."""
 
 
-def final_status(turn: Turn, outcome: Outcome, failures: list[Failure]) -> InferenceClusterStatus:
+def final_status(tick: Tick, outcome: Outcome, failures: list[Failure]) -> InferenceClusterStatus:
     """Return the planned status with what was measured, corrected by what came of the plan."""
-    decided, standing = turn.plan, turn.cluster.status
+    decided, last = tick.plan, tick.cluster.status
     if failures:
         message = "; ".join(failure.message for failure in failures)
         reason = next((f.reason for f in failures if f.reason is Reason.NAME_TAKEN), Reason.RECONCILE_FAILED)
-        generation = turn.snapshot.generation
-        decided = with_failure(decided, message, last=standing, generation=generation, now=turn.now, reason=reason)
+        generation = tick.snapshot.generation
+        decided = with_failure(decided, message, last=last, generation=generation, now=tick.now, reason=reason)
     status = (
-        with_measurements(decided.status, turn.snapshot.outlook, standing)
-        if turn.settled
-        else keeping_measurements(decided.status, standing)
+        with_measurements(decided.status, tick.snapshot.measurements, last)
+        if tick.settled
+        else keeping_measurements(decided.status, last)
     )
     if outcome.done or decided.observed_only:
         return status
-    return msgspec.structs.replace(status, last_decision=standing.last_decision)
+    return msgspec.structs.replace(status, last_decision=last.last_decision)

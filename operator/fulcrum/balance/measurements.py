@@ -14,7 +14,7 @@ from fulcrum.load.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class Measurements:
     """Input of an automatic decision."""
 
     traffic: Traffic | None = None
