@@ -104,7 +104,7 @@ def snapshot(spec: InferenceClusterSpec, sizes: list[int], *, measurements: Meas
                         waiting=0,
                         queued_prompt_tokens=0,
                     ),
-                    role_told=True,
+                    role_acknowledged=True,
                 )
             )
     return Snapshot(

@@ -39,9 +39,9 @@ def snapshot(*reports: OffloadReport, pooled: bool = True) -> Snapshot:
         for worker, report in zip(seen.workers, reports, strict=False)
         if worker.load is not None
     }
-    told = frozenset((worker.uid, worker.restarts, worker.role_epoch) for worker in seen.workers)
+    acknowledged = frozenset((worker.uid, worker.restarts, worker.role_epoch) for worker in seen.workers)
     assert len(loads) == len(reports)
-    return replace(seen.with_loads({**{w.name: w.load for w in seen.workers}, **loads}, told))
+    return replace(seen.with_loads({**{w.name: w.load for w in seen.workers}, **loads}, acknowledged))
 
 
 def condition(seen: Snapshot, kind: ConditionType) -> tuple[bool, Reason, str]:

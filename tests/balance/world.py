@@ -175,7 +175,12 @@ class World:
         if name in self.workers and not self.workers[name].deleting and not self.workers[name].ended:
             since = self.workers[name].ready_since or self.now
             self.set(
-                name, phase=WorkerPhase.RUNNING, ready=True, ready_since=since, waiting_reason=None, role_told=True
+                name,
+                phase=WorkerPhase.RUNNING,
+                ready=True,
+                ready_since=since,
+                waiting_reason=None,
+                role_acknowledged=True,
             )
 
     def crash(self, name: str) -> None:

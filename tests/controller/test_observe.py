@@ -40,8 +40,8 @@ def container(**state: Any) -> list[Manifest]:
     return [{"name": "sidecar"}, {"name": "worker", "restartCount": 2, **state}]
 
 
-def read(manifest: Manifest, told: frozenset[tuple[str, int, int]] = frozenset()) -> Any:
-    return read_worker(manifest, load_inference_cluster(CLUSTER), told)
+def read(manifest: Manifest, acknowledged: frozenset[tuple[str, int, int]] = frozenset()) -> Any:
+    return read_worker(manifest, load_inference_cluster(CLUSTER), acknowledged)
 
 
 def test_a_running_worker() -> None:
@@ -56,7 +56,7 @@ def test_a_running_worker() -> None:
         "h",
     )
     assert (worker.ready, worker.deleting, worker.restarts, worker.pod_ip) == (True, False, 2, "10.0.0.1")
-    assert worker.role_told
+    assert worker.role_acknowledged
     assert worker.load is None
 
 

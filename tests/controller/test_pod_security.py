@@ -133,7 +133,7 @@ def test_workers_that_stand_are_neither_drained_nor_deleted_for_it() -> None:
             phase=WorkerPhase.RUNNING,
             ready=True,
             deleting=False,
-            role_told=True,
+            role_acknowledged=True,
         )
         for ordinal, role in enumerate((Role.PREFILL, Role.DECODE))
     ]

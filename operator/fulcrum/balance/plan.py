@@ -213,7 +213,7 @@ def _requeue_seconds(snapshot: Snapshot, actions: tuple[Action, ...], status: In
         return ACTED_SECONDS
     if snapshot.spec.balance.mode is not BalanceMode.MANUAL or any(worker.stale for worker in snapshot.workers):
         return TICK_SECONDS
-    if any(worker.deleting or not worker.ready or not worker.role_told for worker in snapshot.workers):
+    if any(worker.deleting or not worker.ready or not worker.role_acknowledged for worker in snapshot.workers):
         return SOON_SECONDS
     return RESYNC_SECONDS
 

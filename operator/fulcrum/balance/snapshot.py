@@ -108,7 +108,7 @@ class Worker:
     """Its image, if the spec named none when it was made: such workers share a revision with those of release 0.1.0."""
     stale: bool = False
     """Made from another spec; set by `plan`."""
-    role_told: bool = False
+    role_acknowledged: bool = False
     """The agent is known to know the role (only an optimisation: telling it twice does no harm)."""
 
     @property
@@ -208,13 +208,15 @@ class Snapshot:
         """
         return replace(self, workers=tuple(worker.as_of(now) for worker in self.workers))
 
-    def with_loads(self, loads: dict[str, LoadReport | None], told: frozenset[tuple[str, int, int]]) -> Snapshot:
+    def with_loads(
+        self, loads: dict[str, LoadReport | None], acknowledged: frozenset[tuple[str, int, int]]
+    ) -> Snapshot:
         """Return the same snapshot with load reports by worker name; workers without one stay unknown.
 
-        `told` are the (uid, restarts, epoch) whose agents know their role.
+        `acknowledged` are the (uid, restarts, epoch) whose agents know their role.
         """
         workers = tuple(
-            replace(w, load=loads.get(w.name), role_told=(w.uid, w.restarts, w.role_epoch) in told)
+            replace(w, load=loads.get(w.name), role_acknowledged=(w.uid, w.restarts, w.role_epoch) in acknowledged)
             for w in self.workers
         )
         return replace(self, workers=workers)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fulcrum.capacity.speed import WorkerSpeed
     from fulcrum.simulation.contest import Arena, Entry
     from fulcrum.simulation.result import Summary
-    from fulcrum.simulation.search import Told
+    from fulcrum.simulation.search import OnProgress
     from fulcrum.simulation.workload import Workload
 
 
@@ -99,8 +99,8 @@ def command(
         raise click.UsageError(_text_of(error)) from error
     if not names:
         raise click.UsageError("--policy: name at least one")
-    with _bar(steps_of(names, arena) * len(workload)) as told:
-        contest = Contest(arena=arena, told=told)
+    with _bar(steps_of(names, arena) * len(workload)) as on_progress:
+        contest = Contest(arena=arena, on_progress=on_progress)
         entries = [contest.run(name) for name in names]
     most = contest.bound() if len(model.pools) == 1 else None
     if as_json:
@@ -184,7 +184,7 @@ def _workload(trace: str, *, seed: int, speed: float, limit: int | None) -> Work
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Told]:
+def _bar(total: int) -> Iterator[OnProgress]:
     """A progress bar on stderr where that is a terminal; adds up the requests of all runs."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -195,12 +195,12 @@ def _bar(total: int) -> Iterator[Told]:
         task = progress.add_task("", total=total)
         last: dict[str, int] = {}
 
-        def told(name: str, arrived: int) -> None:
+        def on_progress(name: str, arrived: int) -> None:
             before = last.get(name, 0)
             progress.update(task, description=name, advance=arrived - before if arrived > before else arrived)
             last[name] = arrived
 
-        yield told
+        yield on_progress
 
 
 def _print_table(trace: str, entries: Sequence[Entry], arena: Arena, most: int | None) -> None:

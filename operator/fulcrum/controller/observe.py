@@ -116,7 +116,7 @@ def running_images(observed: Observed) -> dict[tuple[str, str], str]:
 def make_snapshot(
     observed: Observed,
     cluster: InferenceCluster,
-    told: frozenset[tuple[str, int, int]],
+    acknowledged: frozenset[tuple[str, int, int]],
     *,
     lost: frozenset[str] = frozenset(),
     taken: frozenset[str] = frozenset(),
@@ -124,8 +124,8 @@ def make_snapshot(
 ) -> Snapshot:
     """Return the snapshot of what was observed.
 
-    `told` says which (uid, restarts, epoch) an agent is known to know, `lost` are the uids of Pods whose node is gone,
-    `taken` names of Pods that are not of this cluster. Workers that ask for another token than the one with
+    `acknowledged` are the (uid, restarts, epoch) of agents that know their role, `lost` the uids of Pods whose node is
+    gone, `taken` names of Pods that are not of this cluster. Workers that ask for another token than the one with
     `token_fingerprint` are of no revision, so that they are replaced. None: the token is not known; empty: workers are
     to ask for none.
     """
@@ -134,7 +134,7 @@ def make_snapshot(
     for pod in observed.pods:
         if pod["metadata"]["name"] in foreign:
             continue
-        worker = read_worker(pod, cluster, told, lost)
+        worker = read_worker(pod, cluster, acknowledged, lost)
         if worker is None:
             logger.warning("pod_ignored pod=%s reason=labels_do_not_name_a_worker", pod["metadata"]["name"])
         else:
@@ -187,7 +187,7 @@ def gateways_send_token(observed: Observed) -> bool:
 def read_worker(
     pod: Manifest,
     cluster: InferenceCluster,
-    told: frozenset[tuple[str, int, int]],
+    acknowledged: frozenset[tuple[str, int, int]],
     lost: frozenset[str] = frozenset(),
 ) -> Worker | None:
     """Return the worker that a Pod is; None when its name and labels do not make one."""
@@ -241,7 +241,7 @@ def read_worker(
         draining_since=_time(annotations.get(ANNOTATION_DRAINING_SINCE)),
         draining_from=_role(annotations.get(ANNOTATION_DRAINING_FROM)),
         restart_asked=ANNOTATION_RESTART in annotations,
-        role_told=(uid, restarts, epoch) in told,
+        role_acknowledged=(uid, restarts, epoch) in acknowledged,
     )
 
 

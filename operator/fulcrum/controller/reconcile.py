@@ -164,7 +164,7 @@ class Reconciler:
             make_snapshot(
                 observed,
                 cluster,
-                frozenset(memory.told),
+                frozenset(memory.acknowledged),
                 lost=lost,
                 taken=taken,
                 token_fingerprint=self._asked_for(token),
@@ -180,7 +180,7 @@ class Reconciler:
             workers=snapshot.workers,
         )
         measured, loads, settled = self._watches.measurements_of(watched)
-        snapshot = replace(snapshot, measurements=measured).with_loads({**loads}, frozenset(memory.told))
+        snapshot = replace(snapshot, measurements=measured).with_loads({**loads}, frozenset(memory.acknowledged))
         now, decided = self._plan(snapshot)
         if not any(isinstance(action, SetRole) for action in decided.actions):
             # Flips do not wait for agents; everything that depends on load comes in a tick without flips.
@@ -274,7 +274,7 @@ class Reconciler:
             for worker in snapshot.workers
             if worker.pod_ip is not None
             and not worker.deleting
-            and (worker.role is Role.DRAINING or (worker.ready and not worker.role_told))
+            and (worker.role is Role.DRAINING or (worker.ready and not worker.role_acknowledged))
         ]
         if not asked:
             return snapshot
@@ -282,16 +282,16 @@ class Reconciler:
         for worker in asked:
             load = loads[worker.name]
             if load is not None and load.role_epoch >= worker.role_epoch:
-                memory.told.add((worker.uid, worker.restarts, worker.role_epoch))
+                memory.acknowledged.add((worker.uid, worker.restarts, worker.role_epoch))
         living = {worker.uid for worker in snapshot.workers}
-        memory.told = {entry for entry in memory.told if entry[0] in living}
-        return snapshot.with_loads({**known, **loads}, frozenset(memory.told))
+        memory.acknowledged = {entry for entry in memory.acknowledged if entry[0] in living}
+        return snapshot.with_loads({**known, **loads}, frozenset(memory.acknowledged))
 
     def _tell_later(self, tick: Tick, worker: Worker, role: Role, epoch: int) -> None:
         async def tell(pod_ip: str) -> None:
             token = tick.token.text
             if await self._agents.tell_role(pod_ip, role, epoch, pod_name=worker.name, token=token):
-                tick.memory.told.add((worker.uid, worker.restarts, epoch))
+                tick.memory.acknowledged.add((worker.uid, worker.restarts, epoch))
 
         if worker.pod_ip is not None:
             task = asyncio.create_task(tell(worker.pod_ip), name=f"tell-{worker.name}")

@@ -22,10 +22,10 @@ class Memory:
     """What is only remembered to save work; with all of it lost the same decisions follow."""
 
     uid: str = ""
-    told: set[tuple[str, int, int]] = field(default_factory=set)
-    """(uid, restarts, epoch) that the agent is known to know."""
+    acknowledged: set[tuple[str, int, int]] = field(default_factory=set)
+    """(uid, restarts, epoch) of agents that know their role."""
     taken_names: set[str] = field(default_factory=set)
-    """Names of Pods that were found to be somebody else's."""
+    """Names of Pods that are not of this cluster."""
     verified: tuple[str, int, int] | None = None
     """(uid, generation, workers that evictions must leave) whose children were all compared."""
     verified_at: float = 0.0

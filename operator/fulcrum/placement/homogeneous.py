@@ -117,13 +117,13 @@ def best_per_gpu(
     bound: Callable[[C], float],
     share: Callable[[C, float], float],
     target: float,
-    told: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Found[C]:
     """Return the candidate with most goodput per GPU.
 
     `bound` is a rate (requests/s) that its goodput does not exceed, `share` the simulated part of the requests inside
     the promise at a rate, `target` the part that must be. Candidates are taken by their bound, best first: the search
-    ends where no bound is above what was found. `told` gets how many are done, of how many.
+    ends where no bound is above what was found. `on_progress` gets how many are done, of how many.
 
     Raises:
         DoesNotFitError: there is no candidate.
@@ -135,8 +135,8 @@ def best_per_gpu(
     order = sorted(candidates, key=lambda each: (-bound(each) / each.gpus, each.gpus))
     best, goodput, simulated = order[0], 0.0, 0
     for done, candidate in enumerate(order):
-        if told is not None:
-            told(done, len(order))
+        if on_progress is not None:
+            on_progress(done, len(order))
         if bound(candidate) / candidate.gpus <= goodput:
             break
         simulated += 1

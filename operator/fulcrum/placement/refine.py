@@ -62,7 +62,7 @@ class Refinement:
 
     problem: Problem
     objective: Objective
-    told: Callable[[str], None] | None = None
+    on_progress: Callable[[str], None] | None = None
     _limits: list[float] = field(default_factory=list)
     _weights: list[Floats] = field(default_factory=list)
 
@@ -79,8 +79,8 @@ class Refinement:
             if better is None:
                 return counts
             counts, rate = better
-            if self.told is not None:
-                self.told(f"refined {step + 1} times: {rate:.2f} requests/s")
+            if self.on_progress is not None:
+                self.on_progress(f"refined {step + 1} times: {rate:.2f} requests/s")
         return counts
 
     def _improved(self, counts: Counts, rate: float) -> tuple[Counts, float] | None:

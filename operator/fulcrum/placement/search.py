@@ -25,7 +25,7 @@ RATIO_STEPS = 8
 EXACT_GPUS = 64
 """Up to this many GPUs the exact program is solved, too: below a second."""
 
-Told = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +47,20 @@ class Request:
     """Up to this many GPUs the exact program has the last word; 0: the search alone."""
 
 
-def search(request: Request, told: Told | None = None) -> Plan:
+def search(request: Request, on_progress: OnProgress | None = None) -> Plan:
     """Return the best placement that is found.
 
     Raises:
         DoesNotFitError, TooSlowError, DisconnectedError, TargetTooHighError: there is none; says what is missing.
     """
-    _tell(told, "workers that fit and what they carry")
+    _report(on_progress, "workers that fit and what they carry")
     found = options(request.inventory, request.engine, request.performance)
     problem, parts = _problem(request, found)
     if not problem.choices:
         raise explain_none(request.inventory, request.engine, request.performance)
     if request.goal is Goal.BEST_RATIO:
-        return _best_ratio(request, problem, parts, told)
-    return _searched(request, problem, parts, told)
+        return _best_ratio(request, problem, parts, on_progress)
+    return _searched(request, problem, parts, on_progress)
 
 
 def _problem(request: Request, found: dict[NodeKind, tuple[WorkerOption, ...]]) -> tuple[Problem, list[list[int]]]:
@@ -89,30 +89,30 @@ def _problem(request: Request, found: dict[NodeKind, tuple[WorkerOption, ...]]) 
     return problem, numbers
 
 
-def _searched(request: Request, problem: Problem, parts: list[list[int]], told: Told | None) -> Plan:
+def _searched(request: Request, problem: Problem, parts: list[list[int]], on_progress: OnProgress | None) -> Plan:
     objective = Objective(
         least_rate=request.rate if request.goal is Goal.LEAST_PRICE else None, most_price=request.most_price
     )
-    best = _refined(problem, parts, objective, told)
+    best = _refined(problem, parts, objective, on_progress)
     flow = cell_flow(problem, best)
     most = upper_bound(problem, most_price=request.most_price)
     if flow.rate <= 0.0:
         raise explain_short(problem, most, request.rate, request.engine, request.performance)
     if objective.least_rate is not None and flow.rate < objective.least_rate * (1 - 1e-6):
-        best = _exact(request, problem, objective, best, told)
+        best = _exact(request, problem, objective, best, on_progress)
         flow = cell_flow(problem, best)
         if flow.rate < objective.least_rate * (1 - 1e-6):
             raise explain_short(problem, most, request.rate, request.engine, request.performance)
     elif problem.inventory.gpus <= request.exact_gpus:
-        best = _exact(request, problem, objective, best, told)
+        best = _exact(request, problem, objective, best, on_progress)
     bound = most if objective.least_rate is None else least_price(problem, objective.least_rate)
-    _tell(told, "queues and routes")
+    _report(on_progress, "queues and routes")
     return plan_of(request.performance, problem, best, goal=request.goal, bound=bound)
 
 
-def _refined(problem: Problem, parts: list[list[int]], objective: Objective, told: Told | None) -> Counts:
+def _refined(problem: Problem, parts: list[list[int]], objective: Objective, on_progress: OnProgress | None) -> Counts:
     """Return the best end of searches from three starts."""
-    refinement = Refinement(problem=problem, objective=objective, told=told)
+    refinement = Refinement(problem=problem, objective=objective, on_progress=on_progress)
     starts = [split_start(problem, parts), uniform_start(problem, Role.MIXED)]
     if len(parts) > 1:
         starts.append(split_start(problem, [sorted(cell for part in parts for cell in part)]))
@@ -124,9 +124,11 @@ def _refined(problem: Problem, parts: list[list[int]], objective: Objective, tol
     return max(ends, key=lambda end: objective.score(cell_flow(problem, end).rate, problem.price(end), scale))
 
 
-def _exact(request: Request, problem: Problem, objective: Objective, best: Counts, told: Told | None) -> Counts:
+def _exact(
+    request: Request, problem: Problem, objective: Objective, best: Counts, on_progress: OnProgress | None
+) -> Counts:
     """Return what the exact program finds where it is better."""
-    _tell(told, "exact program")
+    _report(on_progress, "exact program")
     found = exact(problem, least_rate=objective.least_rate, most_price=request.most_price, limit_seconds=10.0)
     if found is None or not problem.fits(found.counts):
         return best
@@ -138,17 +140,17 @@ def _exact(request: Request, problem: Problem, objective: Objective, best: Count
     return found.counts if score(found.counts) > score(best) else best
 
 
-def _best_ratio(request: Request, problem: Problem, parts: list[list[int]], told: Told | None) -> Plan:
+def _best_ratio(request: Request, problem: Problem, parts: list[list[int]], on_progress: OnProgress | None) -> Plan:
     """Return the plan with most goodput per price, among the cheapest ones for parts of the most that is possible."""
-    most = _searched(replace(request, goal=Goal.MOST_GOODPUT), problem, parts, told)
+    most = _searched(replace(request, goal=Goal.MOST_GOODPUT), problem, parts, on_progress)
     plans = [most]
     for step in range(1, RATIO_STEPS):
         part = replace(request, goal=Goal.LEAST_PRICE, rate=nextafter(most.flow_rate * step / RATIO_STEPS, 0.0))
-        plans.append(_searched(part, problem, parts, told))
+        plans.append(_searched(part, problem, parts, on_progress))
     best = max(plans, key=lambda plan: plan.goodput / plan.price_per_hour if plan.price_per_hour else plan.goodput)
     return replace(best, goal=Goal.BEST_RATIO)
 
 
-def _tell(told: Told | None, what: str) -> None:
-    if told is not None:
-        told(what)
+def _report(on_progress: OnProgress | None, what: str) -> None:
+    if on_progress is not None:
+        on_progress(what)

@@ -22,9 +22,9 @@ from fulcrum.simulation.policy import Policy, known_speeds
 from fulcrum.simulation.result import Result
 from fulcrum.simulation.search import (
     WINDOWS_SECONDS,
+    OnProgress,
     Setting,
     Step,
-    Told,
     best_of,
     candidates,
     run_splits,
@@ -113,7 +113,7 @@ class Contest:
     """Runs policies one after the other; what several of them need is searched once."""
 
     arena: Arena
-    told: Told | None = None
+    on_progress: OnProgress | None = None
     _kept: dict[Rule, dict[Split, Result]] = field(default_factory=dict)
 
     def run(self, name: str) -> Entry:
@@ -123,8 +123,8 @@ class Contest:
         if name == "optimum":
             return self._optimum()
         policy = self._policy(name)
-        arena, told = self.arena, self.told
-        on_progress = None if told is None else lambda arrived: told(policy.name, arrived)
+        arena, report = self.arena, self.on_progress
+        on_progress = None if report is None else lambda arrived: report(policy.name, arrived)
         result = simulate(arena.workload, arena.cluster, policy, slo=arena.slo, on_progress=on_progress)
         return Entry(name=name, policy=policy, result=result)
 
@@ -136,7 +136,7 @@ class Contest:
     def kept(self, rule: Rule) -> dict[Split, Result]:
         """Return every static split's result under a rule of admission."""
         if rule not in self._kept:
-            self._kept[rule] = run_splits(self._setting(rule), candidates(self._workers), self.told)
+            self._kept[rule] = run_splits(self._setting(rule), candidates(self._workers), self.on_progress)
         return self._kept[rule]
 
     @property
@@ -167,7 +167,7 @@ class Contest:
 
     def _optimum(self) -> Entry:
         """The best schedule under any rule of admission."""
-        found = [with_foresight(self._setting(rule), self.kept(rule), self.told) for rule in _rules(self.arena)]
+        found = [with_foresight(self._setting(rule), self.kept(rule), self.on_progress) for rule in _rules(self.arena)]
         result, policy = max(found, key=lambda each: int(each[0].within(self.arena.slo).sum()))
         return Entry(name="optimum", policy=policy, result=result)
 

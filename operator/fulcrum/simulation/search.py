@@ -23,7 +23,7 @@ _COARSE_ABOVE: Final = 12
 
 Step = tuple[float, Split]
 """A split, and the second from which on it is kept."""
-Told = Callable[[str, int], None]
+OnProgress = Callable[[str, int], None]
 """Called with the name of a run and how many of its requests have arrived."""
 
 
@@ -45,9 +45,9 @@ def candidates(workers: int) -> list[Split]:
     return [Split(prefill, workers - prefill) for prefill in prefills] + [Split(0, 0, workers)]
 
 
-def run_splits(setting: Setting, splits: Sequence[Split], told: Told | None = None) -> dict[Split, Result]:
+def run_splits(setting: Setting, splits: Sequence[Split], on_progress: OnProgress | None = None) -> dict[Split, Result]:
     """Return what comes of each split when it is kept."""
-    return {split: _run(setting, [(0.0, split)], str(split), told) for split in splits}
+    return {split: _run(setting, [(0.0, split)], str(split), on_progress) for split in splits}
 
 
 def best_of(results: Mapping[Split, Result], slo: Slo) -> Split:
@@ -55,7 +55,9 @@ def best_of(results: Mapping[Split, Result], slo: Slo) -> Split:
     return max((split for split in results if split.prefill), key=lambda split: int(results[split].within(slo).sum()))
 
 
-def with_foresight(setting: Setting, kept: Mapping[Split, Result], told: Told | None = None) -> tuple[Result, Schedule]:
+def with_foresight(
+    setting: Setting, kept: Mapping[Split, Result], on_progress: OnProgress | None = None
+) -> tuple[Result, Schedule]:
     """Return the best schedule that was found with the whole workload known, and flips that take no time.
 
     For each window the split that, kept all the time, brought most of that window's arrivals inside the SLO; played
@@ -72,7 +74,7 @@ def with_foresight(setting: Setting, kept: Mapping[Split, Result], told: Told | 
         steps = _per_window(within, splits, setting.workload.arrival_seconds, window_seconds)
         if len(steps) == 1:
             continue
-        result = _run(free, steps, "optimum", told)
+        result = _run(free, steps, "optimum", on_progress)
         if result.within(setting.slo).sum() > winner.within(setting.slo).sum():
             winner, plan = result, setting.make(steps)
     return replace(winner, policy="optimum"), plan
@@ -94,6 +96,6 @@ def _per_window(
     return steps
 
 
-def _run(setting: Setting, steps: Sequence[Step], name: str, told: Told | None) -> Result:
-    on_progress = None if told is None else lambda arrived: told(name, arrived)
+def _run(setting: Setting, steps: Sequence[Step], name: str, report: OnProgress | None) -> Result:
+    on_progress = None if report is None else lambda arrived: report(name, arrived)
     return simulate(setting.workload, setting.cluster, setting.make(steps), slo=setting.slo, on_progress=on_progress)

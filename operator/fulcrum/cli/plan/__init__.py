@@ -97,8 +97,8 @@ def command(
             rate=rate,
             most_price=inf if budget is None else budget,
         )
-        with _progress() as told:
-            plan = search(request, told)
+        with _progress() as on_progress:
+            plan = search(request, on_progress)
     except (PlacementError, UnknownModelError) as error:
         raise click.ClickException(str(error)) from None
     title = f"{engine.model.name}: {demand.isl_tokens:.0f} + {demand.osl_tokens:.0f} tokens within {ttft} and {tpot}"

@@ -186,7 +186,7 @@ class Ours(Policy):
             draining_since=_maybe_time(pod.draining_since),
             draining_from=pod.draining_from,
             load=load_report(pod, worker) if worker is not None else None,
-            role_told=True,
+            role_acknowledged=True,
         )
 
 
