@@ -13,7 +13,7 @@ from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import USUAL_ADMITTED, PerformanceModel
 
 FINENESS: Final = 128
-"""Splits of many workers are searched to this part of them: one in a thousand changes nothing that can be measured."""
+"""Splits of many workers are searched in steps of one part in this many: finer ones change nothing measurable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

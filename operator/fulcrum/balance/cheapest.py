@@ -16,7 +16,8 @@ from fulcrum.performance.model import PerformanceModel
 from fulcrum.performance.rates import UnitRates
 
 MOST_HEADROOM: Final = 64.0
-"""A load that is not served in time by this many times the workers that its work needs never will be."""
+"""Most workers that are tried, in multiples of what the work itself needs: beyond it no number serves the load in
+time."""
 HEADROOM_STEP: Final = 1.2
 HEADROOM_PRECISION: Final = 0.005
 """Where the search for the headroom ends; `_trim` gives back what is left over by it."""

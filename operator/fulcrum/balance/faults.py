@@ -138,7 +138,7 @@ _FAULTS: Final[tuple[tuple[Reason, _Applies, _Message], ...]] = (
     (Reason.WORKER_UNSCHEDULABLE, _homeless, _homeless_message),
     (Reason.PROGRESS_DEADLINE_EXCEEDED, _late, _late_message),
 )
-"""In the order in which they are told: those that time alone does not mend come first."""
+"""The most urgent first: faults that time alone does not mend."""
 
 
 def _pods(workers: list[Worker]) -> str:

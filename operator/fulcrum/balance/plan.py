@@ -51,13 +51,13 @@ RESYNC_SECONDS: Final = 300.0
 """Watches can lose an event; a cluster is looked at this often even when nothing happens."""
 DRAIN_POLL_SECONDS: Final = 0.5
 SOON_SECONDS: Final = 5.0
-"""How soon an agent that did not hear its role is told again, and the node of a Pod in trouble is looked at again."""
+"""Time until an agent that did not hear its role is asked again, and the node of a Pod in trouble is read again."""
 TICK_SECONDS: Final = 2.0
 """How often modes Auto and Observe look at queues and attainment."""
 
 ACTED_SECONDS: Final = 2.0
-"""Watches report what an action did within milliseconds; this is for the report that got lost. While KV does not move
-between workers, it is also how often it is asked whether it does again."""
+"""Time until the next tick after an action, in case the watch lost its report; also while KV does not move between
+workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,14 +20,14 @@ _SHORT_OF: Final[Mapping[Reason, str]] = {
     Reason.CLASS_SHARE: "the room that is left is kept for other classes",
     Reason.PREEMPTED: "they made way for higher classes",
 }
-"""What admission turns away for, as against requests that find no worker at all."""
+"""What is short, for each reason of a rejection for want of capacity."""
 _FIRST: Final[Mapping[BalanceMode, str]] = {
     BalanceMode.AUTO: "",
     BalanceMode.MANUAL: "change spec.balance.ratio, ",
     BalanceMode.OBSERVE: "set spec.balance.mode to Auto, ",
     BalanceMode.EXTERNAL: "change how many of them the InferenceScales ask for in each role, ",
 }
-"""What is to be tried before more workers."""
+"""What to try before more workers, by mode."""
 
 
 def rejecting(

@@ -21,7 +21,7 @@ from fulcrum.api.worker import (
 from fulcrum.balance.measurements import Measurements
 
 CLOCK_SKEW: Final = timedelta(seconds=60)
-"""How far the clocks of two machines may be apart; a time further ahead than that says nothing."""
+"""Most that the clocks of two machines are taken to differ; a time further ahead is unknown."""
 ENGINE_EXIT_CODES = frozenset({EXIT_BAD_CONFIG, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_DIED, EXIT_ENGINE_STALLED})
 
 _SERVES: dict[Role, frozenset[Role]] = {
@@ -49,7 +49,7 @@ class WorkerPhase(StrEnum):
 
 _OVER = frozenset({WorkerPhase.FAILED, WorkerPhase.SUCCEEDED})
 _DRAINING = Role.DRAINING
-"""Looking up a member of an enum takes longer than all else that is asked of each of thousands of workers."""
+"""A name of its own: looking up an enum's member would be most of the time spent on each of thousands of workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,11 @@ from fulcrum.balance.faults import names_of
 from fulcrum.balance.snapshot import Worker
 
 SURE_FAILURES: Final = 3
-"""Canaries in a row that must have failed before a worker is restarted for it: a lost packet fails one."""
+"""Failed canaries in a row before a worker is restarted: a lost packet fails one."""
 LEAST_AGE: Final = timedelta(seconds=30)
-"""A worker that was created more recently is not restarted: its handshakes may not be over."""
+"""Age below which a worker is not restarted: its handshakes may not be over."""
 SETTLED: Final = timedelta(seconds=60)
-"""A worker that was restarted has been cured once it has been ready for this long without a failing pair."""
+"""Time for which a restarted worker must be ready without a failing pair to count as cured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown
 logger = logging.getLogger(__name__)
 
 SOURCE_SECONDS: Final = 8.0
-"""A source keeps a deadline of its own; this is for one that does not."""
+"""Deadline of a source of metrics that has none of its own."""
 FRESH_SECONDS: Final = 15.0
 """Older answers are unknown: one lost answer is bridged, an outage is not."""
 LOAD_FRESH_SECONDS: Final = 3 * TICK_SECONDS
@@ -52,7 +52,7 @@ MOST_INTERVALS: Final = 4320
 SEASONS: Final = 3
 """History that is asked for: seasons, at most MOST_INTERVALS intervals."""
 DEFAULT_START_SECONDS: Final = 600.0
-"""How long a Pod is taken to need until it serves while no start was measured: a forecast looks as far ahead."""
+"""Start time of a Pod while none was measured; the forecast looks as far ahead."""
 
 _FIGURES: Final = re.compile(r"[0-9.]+")
 

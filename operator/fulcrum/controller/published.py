@@ -13,9 +13,9 @@ from fulcrum.balance.measurements import Measurements
 from fulcrum.forecast.result import Forecast
 
 PUBLISH_SECONDS: Final = 15.0
-"""Figures that change all the time are written this often; with anything else that is written, they go along."""
+"""Least time between two writes of figures that change all the time; any other write takes them along."""
 LEAST_CHANGE: Final = 0.05
-"""A figure that is closer than this to the one that stands, relatively, is no news."""
+"""Relative change of a figure below which the published one stays."""
 LEAST_SHARE_CHANGE: Final = 0.005
 _LONGEST_SECONDS: Final = 999_999.0
 

@@ -25,9 +25,9 @@ SPREAD: Final = 0.1
 
 
 EVENTS_IN_A_ROW: Final = 4
-"""Ticks for changes that begin before one by the clock does, while both wait."""
+"""Changes that go before one periodic tick, while both wait."""
 KEPT_FOR_EVENTS: Final = 2
-"""Workers that take no tick by the clock: a change then does not wait until slow answers to such ticks are in."""
+"""Workers of the queue that take no periodic tick: a change does not wait for slow answers to such ticks."""
 
 
 class Wake(IntEnum):

@@ -24,7 +24,7 @@ SECRET_SECONDS: Final = 60.0
 TICK_SECONDS: Final = 2.0
 """How often a cluster is looked at whose ratio is decided here."""
 FORECASTS_AT_ONCE: Final = 1
-"""A fit takes a whole core, and what Python does with its warnings meanwhile holds for all threads."""
+"""Forecasts that are fitted at a time: a fit takes a whole core, and Python's warning filters hold for all threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

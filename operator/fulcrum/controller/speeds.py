@@ -19,9 +19,10 @@ from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.capacity.trust import measured_speed, pool_speed, roofline_speed
 
 ROW_SECONDS: Final = 10.0
-"""Shortest time between the two reports that a row is made from: over less, one request more or less is much."""
+"""Shortest time between the two reports that a row is made from: in a shorter one, one request more or less counts too
+much."""
 ROWS_AT_ONCE: Final = 8
-"""Rows of a pool that are learnt from at one moment: few are remembered, and each takes time."""
+"""Most rows of a pool that are learned at a time: few are remembered, and each takes time."""
 _HIT_MEMORY: Final = 0.9
 _RANKS: Final = {source: rank for rank, source in enumerate(SpeedSource)}
 

@@ -38,11 +38,12 @@ from fulcrum.gateway.workers.registry import WorkerRegistry
 logger = logging.getLogger(__name__)
 
 _BODIES_BYTES: Final = 256 * 1024 * 1024
-"""All that may be held of large requests that are still arriving."""
+"""Most bytes of all large requests together that are still arriving."""
 _BACKLOG: Final = 2048
 _SWEEP_SECONDS: Final = 0.25
 _KERNEL_UNSENT_BYTES: Final = 64 * 1024
-"""What the kernel takes of an answer beyond what it may send: else megabytes, for a client that reads nothing."""
+"""Bytes of an answer that the kernel keeps before it can send them: by default megabytes, for a client that does not
+read."""
 
 
 class Gateway:

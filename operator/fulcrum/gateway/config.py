@@ -18,7 +18,7 @@ from fulcrum.api.names import Role
 from fulcrum.gateway.workers.record import WorkerRecord
 
 _OWN_FILES: Final = 128
-"""Files for all else: the listener, the API server, agents, connections to engines that wait for use."""
+"""Open files that are not clients': the listener, the API server, agents, idle connections to engines."""
 
 
 class ConfigError(Exception):

@@ -9,7 +9,7 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.types import InferenceClusterSpec
 
 _WORTH_SAYING: Final = 0.05
-"""Share of the arrivals above which a backlog is spoken of."""
+"""Share of the arrivals above which a message names the backlog."""
 _TWO_DIGITS: Final = 99.5
 """Rates below it are written with two digits, others as whole numbers."""
 

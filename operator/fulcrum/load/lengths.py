@@ -15,17 +15,17 @@ from math import sqrt
 from typing import Final
 
 NEWEST_PARTS: Final = (0.2, 0.35, 0.5, 0.65, 0.8)
-"""Of the window, for which it is asked whether they are unlike what came before them."""
+"""Newest parts of the window, as shares of it, that are compared with what came before them."""
 STRETCH_SECONDS: Final = 30.0
-"""Length of the stretches of the last minutes within each of which lengths are compared with their mean."""
+"""Length of the stretches of the last minutes in which lengths are compared with their mean."""
 _CLEARLY: Final = 3.0
-"""Standard errors of the difference beyond which two mean lengths are unlike: 1 in 400 by chance ..."""
+"""Standard errors of the difference from which on two mean lengths differ: 1 in 400 by chance."""
 _FEWEST: Final = 3.0
-"""... of at least so many requests each."""
+"""Least requests of each mean length that is compared."""
 _BEGUN: Final = 5.0
-"""So few requests come together by chance, now and then."""
+"""Minimum arrivals before a new busy period counts as started."""
 _STEADY: Final = 8.0
-"""So many requests of the last minutes correct the expectations together with those that ended just now."""
+"""Weight, in requests, of the last minutes' correction of expected lengths beside that of the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

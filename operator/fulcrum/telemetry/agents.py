@@ -21,10 +21,10 @@ from fulcrum.api.worker import LoadReport, RoleRequest
 logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS: Final = 0.3
-"""A dead worker must not hold up decisions about the living."""
+"""Deadline of a call to an agent: a dead worker must not hold up decisions about the others."""
 _AT_ONCE: Final = 64
-"""Calls under way together: so many that dead workers do not hold up the living (1,000 dead ones take 5 s), and so few
-that a call's deadline is not spent on waiting for this process."""
+"""Calls at a time: enough that 1,000 dead workers take 5 s, and few enough that no deadline passes while a call waits
+for this process."""
 _IDLE_SECONDS: Final = 30.0
 
 _PAIRS: Final = msgspec.json.Decoder(PairsReport)

@@ -17,7 +17,7 @@ from fulcrum.telemetry.counts import ARRIVALS, OUTPUT, PROMPT, Counts, Key, add
 
 _DETAIL_SECONDS: Final = 900.0
 _KNOWN_SHARE: Final = 0.5
-"""An interval of which less was measured is a gap."""
+"""Share of an interval that must have been measured; below it the interval is a gap."""
 _KEPT_SECONDS: Final = 2 * 86400.0
 _MOST_CELLS: Final = 34_560
 """Two days of 5 s each: 0.8 MB a cluster."""

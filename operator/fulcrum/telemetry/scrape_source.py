@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS: Final = 1.0
 GRACE_SECONDS: Final = 15.0
-"""How long gateways may fail to answer before what they counted meanwhile is no longer taken for a smooth flow."""
+"""Longest time without an answer of a gateway after which its counts are still spread evenly over that time."""
 _AT_ONCE: Final = 64
 _KNOWN_SHARE: Final = 0.5
 _FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError, BadPageError)

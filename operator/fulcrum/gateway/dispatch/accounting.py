@@ -24,7 +24,7 @@ _TOO_MANY: Final = 429
 _CLIENT_CLOSED: Final = 499
 _SERVER_ERRORS: Final = 500
 _LEARN_EVERY: Final = 4
-"""One answered request of so many teaches the bytes of a token: it costs half a microsecond."""
+"""One answered request in this many teaches the bytes of a token: learning costs 0.5 us."""
 
 
 class Accounts:

@@ -30,10 +30,10 @@ from fulcrum.routing.view import DEFAULT_TPOT_SECONDS, DEFAULT_TTFT_SECONDS
 _BEFORE_PROMPT: Final = ("cache_salt", "tools", "chat_template", "chat_template_kwargs")
 """Fields with which an engine's prefix cache tells equal prompts apart."""
 _GUARDED: Final = "/v1/"
-"""Where a key is asked for, if anywhere."""
+"""Paths below it need a key, where keys are configured."""
 _PREDICTIVE: Final = AdmissionPolicy.PREDICTIVE
 _NO_LIMITS: Final = ThresholdLimits(queued_prompt_tokens=inf, kv_usage=inf, batch=inf)
-"""While a speed is unknown nothing can be predicted, and what is unknown is not overload."""
+"""While a speed is unknown nothing is predicted and no request is turned away."""
 _UNBOUNDED_TOKENS: Final = 1 << 62
 _SHORTEST_PROMISE_SECONDS: Final = 1e-6
 """Latencies are divided by promises, and no worker keeps a shorter one."""

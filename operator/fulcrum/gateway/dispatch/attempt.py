@@ -32,7 +32,7 @@ from fulcrum.routing import Flight, Incoming, Route
 logger = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS: Final = 3
-"""Attempts in a row that make no token."""
+"""Attempts in a row without a token; then the gateway gives up."""
 _MOST_ATTEMPTS: Final = 6
 """Attempts in all: a request that kills its workers must not go through the whole cluster."""
 # Plain numbers: looking up a member of HTTPStatus costs half a microsecond.

@@ -12,16 +12,18 @@ from fulcrum.routing import Flight
 from fulcrum.routing.view import DEFAULT_TTFT_SECONDS
 
 FACTOR: Final = 3.0
-"""Times the predicted TTFT."""
+"""Deadline of a prefill leg, in predicted TTFTs."""
 SHARE_OF_PROMISE: Final = 0.5
-"""At least so much of the promised TTFT: giving up sooner wins nothing, and later the other one would be late too."""
+"""Least deadline of a prefill leg, in promised TTFTs: an earlier one gains nothing, a later one makes the next attempt
+late."""
 LEAST_SECONDS: Final = 0.25
 WHOLE_FACTOR: Final = 5.0
-"""Times the predicted time of an answer that comes as one, with as many tokens as it may have."""
+"""Deadline of an answer that comes as one, in predicted times of the most tokens that it may have."""
 STREAM_STEPS: Final = 50.0
-"""Times the predicted TPOT between two pieces of a stream: preemption and long prompts hold it up in good health."""
+"""Longest gap between two pieces of a stream, in predicted TPOTs: preemptions and long prompts hold up a healthy
+worker."""
 LEAST_STREAM_SECONDS: Final = 15.0
-"""Also for an answer that comes as one."""
+"""Least deadline between two pieces of a stream, and of an answer that comes as one."""
 _PER_REQUEST: Final = 0.05
 _MOST: Final = 10.0
 

@@ -15,7 +15,7 @@ _UNAUTHORIZED = 401
 
 
 DOUBTFUL = frozenset((Failure.ERROR_STATUS, Failure.PROTOCOL, Failure.TRUNCATED))
-"""The engine lives and answers, only not this request: it may be the request's fault. Another worker will show."""
+"""Failures of an engine that lives and answers other requests: the request may be at fault. Another worker shows it."""
 
 
 class LegFailedError(Exception):

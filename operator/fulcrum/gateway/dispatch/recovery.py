@@ -34,11 +34,12 @@ from fulcrum.routing import Incoming, Route
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 30.0
-"""How long a stream waits for a worker that can take it; a client that was answered so far would rather wait."""
+"""Longest wait of a begun stream for a worker that can take it over: its client has a part of the answer already."""
 PROBE_SECONDS: Final = 30.0
-"""How long, at least, a worker may take to tell a prompt's tokens, which is a prefill, before another one is asked."""
+"""Least time that a worker gets to return a prompt's token ids, which costs a prefill, before another worker is
+asked."""
 _MANY_DOUBTS: Final = 10
-"""A worker that failed so many requests in a row serves none: it is not the requests' fault."""
+"""Failures in a row from which on the worker is at fault, not the requests."""
 _POLL_SECONDS: Final = 0.1
 _OK: Final = 200
 _LEAST_OUTPUT_TOKENS: Final = 16.0

@@ -39,7 +39,7 @@ _CARRIED: Final[tuple[str, ...]] = (
 _GREEDY_BELOW: Final = 1e-5
 """vLLM takes a lower temperature for 0."""
 _LOOK_BACK: Final = 64
-"""Events among which a place to go on from is looked for."""
+"""Last events of a stream that are searched for a place to resume from."""
 
 
 def follow(request: InferenceRequest, budget: StreamLogBudget) -> StreamLog | None:

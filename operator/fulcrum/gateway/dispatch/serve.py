@@ -31,7 +31,7 @@ CLIENT_CLOSED: Final = 499
 _LARGE_BYTES: Final = 512 * 1024
 """A larger body is read in slices. Reading takes 1.5 ns a byte and more (benchmarks/hostile.py)."""
 _LONGEST_REST_SECONDS: Final = 0.05
-"""Bounds what a machine that is busy with other things adds to a request."""
+"""Longest pause between two slices of a large body: bounds what a busy machine adds to a request."""
 
 
 class Inference:

@@ -6,7 +6,7 @@ from typing import Final, Generic, TypeVar
 
 Holder = TypeVar("Holder")
 _LEFT: Final = 0.75
-"""Over the budget, so much of it is left, so that not each further byte begins another search."""
+"""Share of the budget that stays in use after clients were cut, so that the next byte does not begin another search."""
 
 
 class Budget(Generic[Holder]):

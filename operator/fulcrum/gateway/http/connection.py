@@ -19,9 +19,9 @@ _LINGER_BYTES: Final = 64 * 1024 * 1024
 _CANCEL_SECONDS: Final = 5.0
 _WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
 _LARGE_BODY_BYTES: Final = 64 * 1024
-"""From here on what a client has sent of a request counts towards the budget of all."""
+"""Bytes of one client's requests from which on they count towards the budget of all clients."""
 _REFUSED_AT_ONCE: Final = 256
-"""Connections beyond the bound that are told so; further ones are only closed."""
+"""Connections over the limit that get an answer which says so, at a time; more are only closed."""
 
 
 class ClientConnection(asyncio.Protocol):

@@ -9,7 +9,7 @@ from fulcrum.gateway.http.response_budget import LARGE_BYTES, ResponseBudget, Wa
 
 _MAX_BYTES: Final = 256 * 1024 * 1024
 _MAX_UNDECLARED_BYTES: Final = 4 * 1024 * 1024
-"""Of an answer that does not say its length beforehand; engines do."""
+"""Longest body, in bytes, of an answer without a declared length; engines declare one."""
 
 
 class KeptBody:

@@ -16,9 +16,9 @@ from fulcrum.gateway.openai.api_keys import ApiKey
 from fulcrum.gateway.openai.errors import RequestError, bad_request
 
 _MAX_PIPELINED: Final = 256
-"""Requests that may arrive in one piece: each takes far more memory than the few bytes that it can be."""
+"""Most requests in one read: each takes far more memory than the few bytes that it can consist of."""
 _LARGE_BYTES: Final = 64 * 1024
-"""A larger body is not copied once more when it is complete."""
+"""Bodies above this many bytes are not copied again when they are complete."""
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 

@@ -25,8 +25,8 @@ _LARGE_BYTES: Final = 64 * 1024
 _EVENT: Final = b"\ndata: "
 _GOES_ON: Final = b'"finish_reason":null'
 _LAST_EVENT_BYTES: Final = 512
-"""Where a piece's last event is looked for. If that one goes on, the piece is tokens and no more: what ends a stream
-(an error, a finish reason, usage) comes after them."""
+"""Bytes at a piece's end in which its last event is searched. A longer event carries tokens alone: an error, a finish
+reason and usage come after them."""
 
 
 class Response:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 LARGE_BYTES: Final = 64 * 1024
-"""From here on an answer needs room."""
+"""Answers from this many bytes on need room in the budget."""
 ROOM_BYTES: Final = 64 * 1024 * 1024
 
 

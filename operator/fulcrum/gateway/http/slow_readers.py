@@ -11,11 +11,11 @@ from fulcrum.gateway.http.response_budget import ResponseBudget
 logger = logging.getLogger(__name__)
 
 STALL_SECONDS: Final = 30.0
-"""A client whose answer waits here must take `_PROGRESS_BYTES` of it in this time: 2 KB/s, below any modem."""
+"""Time in which a client whose answer waits must take `_PROGRESS_BYTES`: 2 KB/s, slower than any modem."""
 CROWDED_SECONDS: Final = 2.0
-"""The same, of one whose large answer takes the room that others wait for."""
+"""The same time for a large answer while other answers wait for its room."""
 BUDGET_BYTES: Final = 96 * 1024 * 1024
-"""All that may wait here for clients that do not keep up; one of them holds 0.1 to 0.3 MB of a stream."""
+"""Most bytes that wait for slow clients; one slow stream holds 0.1 to 0.3 MB."""
 _PROGRESS_BYTES: Final = 64 * 1024
 
 

@@ -41,7 +41,7 @@ _MOST_FIELDS: Final = 1024
 """Every field is an object in memory: 600,000 of them, in 8 MB, kept the event loop for a second."""
 
 _SLICE_BYTES: Final = 1024 * 1024
-"""Of a body, that is searched for halves of surrogate pairs at once: at most 10 ms."""
+"""Bytes of a body that are searched for halves of surrogate pairs at once: at most 10 ms."""
 _PAIR_BYTES: Final = 12
 _HALF_A_PAIR: Final = re.compile(
     rb"\\u[dD](?:[89abAB](?!..\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F])", re.DOTALL

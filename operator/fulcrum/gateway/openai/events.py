@@ -21,7 +21,7 @@ _ERROR: Final = b'data: {"error"'
 _ABORT: Final = b'"finish_reason":"abort"'
 _USAGE: Final = b'"usage"'
 _END_BYTES: Final = 2048
-"""Of a stream, in which its finish reason, usage and end mark, or an error, are found."""
+"""Bytes at a stream's end in which its finish reason, usage and end mark, or an error, are searched."""
 _SERVER_ERRORS: Final = 500
 _MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
 

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Raw
 
 _MARK: Final = b'"type"'
-"""A prompt without it has no parts, so no media: most prompts need not be looked into."""
+"""A prompt without it has no parts, so no media: most prompts are not searched."""
 _MOST_OBJECTS: Final = 32_768
-"""Opening braces of a prompt that is looked into: each object costs 0.1 us of the event loop."""
+"""Most JSON objects of a prompt that is searched for media: each costs 0.1 us of the event loop."""
 _MEDIA_TYPES: Final = frozenset(
     ("image_url", "input_image", "image_pil", "image_embeds", "input_audio", "audio_url", "audio_embeds", "video_url")
 )

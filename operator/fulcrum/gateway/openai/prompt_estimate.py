@@ -9,7 +9,8 @@ from fulcrum.gateway.openai.media import measure
 
 _OPENING: Final = b"["
 _PRIOR_MEDIA_TOKENS: Final = 1024.0
-"""Of an image or a recording, until engines have told: models take 64 to 16,384, most of them 256 to 2,048."""
+"""Tokens of an image or a recording until engines have reported some: models take 64 to 16,384, most of them 256 to
+2,048."""
 _LEAST_MEDIA_TOKENS: Final = 16.0
 _MOST_MEDIA_TOKENS: Final = 16_384.0
 _MEMORY: Final = 0.1

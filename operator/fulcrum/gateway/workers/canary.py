@@ -24,10 +24,10 @@ from fulcrum.routing import Pair
 _LEG_TIMEOUT_SECONDS: Final = 20.0
 _REPORT_TIMEOUT_SECONDS: Final = 1.0
 _BOOKED_SECONDS: Final = 3.0
-"""How long vLLM and its agent may take to count what was answered."""
+"""Longest time in which vLLM and its agent count an answered canary."""
 _POLL_SECONDS: Final = 0.3
 _PROMPT_TOKENS: Final = 40
-"""More than a KV block of most engines, and no work to speak of."""
+"""Length of a canary's prompt: more than a KV block of most engines, and little work."""
 _TOKEN_IDS: Final = range(10, 1000)
 """Ordinary ids of every vocabulary."""
 _OK: Final = 200

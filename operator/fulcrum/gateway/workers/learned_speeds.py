@@ -17,9 +17,9 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.gateway.workers.registry import Worker
 
 _ROW_SECONDS: Final = 2.0
-"""Shortest time between two reports that decode steps are counted over."""
+"""Shortest time between two reports that a row of decode steps is made from."""
 _LONGEST_SECONDS: Final = 30.0
-"""After a longer gap the worker may have been idle in between."""
+"""Longest such time: in a longer gap the worker may have been idle."""
 
 
 class LearnedSpeeds:

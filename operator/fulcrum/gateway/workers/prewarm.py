@@ -20,9 +20,9 @@ from fulcrum.routing import Pair, PairHealth
 logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 8
-"""Pairs that are tried at the same time; each worker is in one of them at most."""
+"""Pairs that are tried at a time; a worker is in one of them at most."""
 _TOTAL_SECONDS: Final = 120.0
-"""How long after a worker joined its pairs wait for their turn; what was not tried by then is left to requests."""
+"""Time after a worker joined in which its pairs are tried; requests try the rest."""
 _MAX_ATTEMPTS: Final = 5
 _RETRY_SECONDS: Final = 1.0
 _SLOW_SECONDS: Final = 2.0

@@ -104,7 +104,7 @@ class Deleter:
                 self._store.remove(kind.storage, stored.key)
             return None
         if metadata.get("deletionTimestamp"):
-            # Already on its way: only an earlier end, or other finalizers, are news.
+            # Already terminating: write only if the deadline moved earlier or the finalizers changed.
             if grace < metadata.get("deletionGracePeriodSeconds", 0):
                 metadata["deletionTimestamp"] = time_text(now() + dt.timedelta(seconds=grace))
                 metadata["deletionGracePeriodSeconds"] = grace
