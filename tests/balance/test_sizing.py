@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.balance.loads import speed
 
 from fulcrum.api.names import Role
+from fulcrum.api.types import Pool, WorkerCount
 from fulcrum.balance.best_split import splits
-from fulcrum.balance.cheapest import cheapest
-from fulcrum.balance.pools import PoolBounds
+from fulcrum.balance.cheapest import Size, cheapest
+from fulcrum.balance.pools import PoolBounds, bounds_of
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel, reachable
@@ -39,7 +42,7 @@ def test_the_size_is_the_smallest_or_one_more(wanted: Load) -> None:
     size = cheapest([PoolBounds(name="a", role=None, low=0, high=40)], service, wanted)
     assert size.enough
     assert service.attainment(size.layout, wanted) >= SLO.attainment
-    assert fewest(service, wanted, 40) <= size.gpus <= fewest(service, wanted, 40) + 1
+    assert fewest(service, wanted, 40) <= size.cost <= fewest(service, wanted, 40) + 1
 
 
 @pytest.mark.parametrize("wanted", [load(20), load(60), load(30, 4000, 30), load(10, 200, 1200), load(300, 500, 100)])
@@ -55,7 +58,7 @@ def test_the_split_serves_the_most_or_nearly(wanted: Load) -> None:
 def test_two_kinds_of_hardware_cost_no_more_than_the_best_combination() -> None:
     service = PerformanceModel({"a": speed(), "b": speed(prefill=0.3, decode=0.8)}, SLO)
     rooms = [
-        PoolBounds(name="a", role=None, low=0, high=12, gpus=2),
+        PoolBounds(name="a", role=None, low=0, high=12, cost=2),
         PoolBounds(name="b", role=Role.DECODE, low=0, high=12),
     ]
     wanted = load(30)
@@ -69,7 +72,46 @@ def test_two_kinds_of_hardware_cost_no_more_than_the_best_combination() -> None:
         if d + other
         and service.attainment(Layout.of(prefill={"a": p}, decode={"a": d, "b": other}), wanted) >= SLO.attainment
     )
-    assert size.gpus <= best + 1
+    assert size.cost <= best + 1
+
+
+@pytest.mark.parametrize(
+    ("prices", "bought"),
+    [((None, None), "fast"), ((4.0, 1.0), "slow"), ((1.0, 1.0), "fast"), ((4.0, 3.0), "fast")],
+    ids=["GPUs", "cheap ones pay", "alike", "cheap ones do not pay"],
+)
+def test_where_prices_are_set_the_cheapest_workers_are_taken(
+    prices: tuple[float | None, float | None], bought: str
+) -> None:
+    model = PerformanceModel({"fast": speed(), "slow": speed(prefill=0.5, decode=0.5)}, SLO)
+    pools = [
+        bounds_of(
+            Pool(name=name, accelerator="H100-SXM-80GB", workers=WorkerCount(max=40), price_per_hour=price),
+            low=0,
+            high=40,
+        )
+        for name, price in zip(("fast", "slow"), prices, strict=True)
+    ]
+    size = cheapest(pools, model, load(60))
+    assert size.enough
+    assert size.layout.pools == {bought}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rate=st.floats(1, 60),
+    prices=st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)),
+    unit=st.sampled_from([0.01, 2.0, 150.0]),
+)
+def test_what_is_bought_does_not_depend_on_the_currency(rate: float, prices: tuple[float, float], unit: float) -> None:
+    model = PerformanceModel({"a": speed(), "b": speed(prefill=0.3, decode=0.8)}, SLO)
+
+    def bought(factor: float) -> Size:
+        costs = dict(zip("ab", prices, strict=True))
+        pools = [PoolBounds(name=name, role=None, low=0, high=30, cost=costs[name] * factor) for name in "ab"]
+        return cheapest(pools, model, load(rate))
+
+    assert bought(unit).cost == pytest.approx(unit * bought(1.0).cost)
 
 
 def test_more_than_there_is_comes_back_as_not_enough() -> None:
@@ -81,13 +123,13 @@ def test_more_than_there_is_comes_back_as_not_enough() -> None:
 
 def test_no_load_needs_one_worker() -> None:
     service = PerformanceModel({"a": speed()}, SLO)
-    assert cheapest([PoolBounds(name="a", role=None, low=0, high=4)], service, load(0)).gpus == 1
+    assert cheapest([PoolBounds(name="a", role=None, low=0, high=4)], service, load(0)).cost == 1
     rooms = [
         PoolBounds(name="a", role=Role.PREFILL, low=0, high=4),
         PoolBounds(name="b", role=Role.DECODE, low=0, high=4),
     ]
     both = PerformanceModel({"a": speed(), "b": speed()}, SLO)
-    assert cheapest(rooms, both, load(0)).gpus == 2
+    assert cheapest(rooms, both, load(0)).cost == 2
 
 
 def test_a_promise_within_reach_is_left_as_it_is() -> None:

@@ -89,6 +89,14 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
         Parallelism, Meta(description="How one worker spreads over GPUs; the same for every worker of the pool.")
     ] = Parallelism()
     workers: Annotated[WorkerCount, Meta(description="Bounds on the number of workers.")]
+    price_per_hour: Annotated[
+        Annotated[float, Meta(ge=0.0001, le=100_000)] | None,
+        Meta(
+            description="Price of one GPU and hour (of one worker on CPUs), in the same currency in all pools: the "
+            "balance then prefers the cheapest workers that keep the SLO. Set it in every pool or in none; absent: "
+            "it prefers the fewest GPUs."
+        ),
+    ] = None
     roles: Annotated[
         tuple[_PoolRole, ...],
         Meta(

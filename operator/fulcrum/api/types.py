@@ -181,6 +181,11 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
             "pools[].admits.classes: names a class that is not in admission.classes",
         ),
         rule(
+            "self.pools.all(p, has(p.pricePerHour)) || self.pools.all(p, !has(p.pricePerHour))",
+            "pools[].pricePerHour: some pools have a price and others have none, so their costs cannot be compared; "
+            "set it in every pool, or in none",
+        ),
+        rule(
             f"self.pools.all(p, !({_EXCHANGES.format('p')}) || self.pools.all(q, !({_EXCHANGES.format('q')})"
             f" || ({_BACKEND.format('p')}) == ({_BACKEND.format('q')})))",
             "pools[].engine.attentionBackend: pools that exchange KV have unlike attention backends, so NIXL would "

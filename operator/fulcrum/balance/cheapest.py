@@ -1,4 +1,4 @@
-"""How many workers of each pool a load needs: the fewest GPUs whose joint attainment reaches the promise."""
+"""How many workers of each pool a load needs: those that cost least and whose joint attainment reaches the promise."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Size:
     """Workers that a load needs."""
 
     layout: Layout
-    gpus: int
-    """GPUs beyond those that are there in any case."""
+    cost: float
+    """Of the workers beyond those that are there in any case (`PoolBounds.cost`)."""
     enough: bool
     """The promise holds; False: it does not even with all that the pools may have."""
 
@@ -47,16 +47,16 @@ def cheapest(
     `attainment`: other than what is promised.
     """
     divided = cheapest_as_is(pools, model, load, attainment=attainment)
-    if all(pool.role is not None for pool in pools) or (divided.enough and divided.gpus == 0):
+    if all(pool.role is not None for pool in pools) or (divided.enough and divided.cost == 0):
         return divided
     together = cheapest_as_is(
         [pool.as_mixed() for pool in pools],
         model,
         load,
-        below=divided.gpus if divided.enough else None,
+        below=divided.cost if divided.enough else None,
         attainment=attainment,
     )
-    return min(divided, together, key=lambda size: (not size.enough, size.gpus))
+    return min(divided, together, key=lambda size: (not size.enough, size.cost))
 
 
 def cheapest_as_is(
@@ -64,14 +64,14 @@ def cheapest_as_is(
     model: PerformanceModel,
     load: Load,
     *,
-    below: int | None = None,
+    below: float | None = None,
     attainment: float | None = None,
 ) -> Size:
     """Return the cheapest size in which flippable workers either prefill or decode.
 
     Workers that a pool has in any case (`PoolBounds.low`) cost nothing. The plain rates of single workers say how the
     work is best laid over the pools (a linear program); how much more than that waiting needs is then searched for. A
-    size of `below` GPUs or more is not looked for and comes back as not enough. `attainment` replaces what is
+    size that costs `below` or more is not looked for and comes back as not enough. `attainment` replaces what is
     promised.
     """
     target = model.slo.attainment if attainment is None else attainment
@@ -85,7 +85,7 @@ def cheapest_as_is(
         return layout.complete and (load.rate <= 0 or model.attainment(layout, load) >= target)
 
     def too_dear(layout: Layout) -> bool:
-        return below is not None and _gpus(pools, layout) >= below
+        return below is not None and _cost(pools, layout) >= below
 
     low, high = 0.0, 1.0
     missing, best = layout_at(high)
@@ -101,7 +101,7 @@ def cheapest_as_is(
             high, dear = (high, middle) if too_dear(layout_at(middle)[1]) else (middle, dear)
         _, best = layout_at(high)
     if too_dear(best) or not holds(best):
-        return Size(layout=best, gpus=_gpus(pools, best), enough=False)
+        return Size(layout=best, cost=_cost(pools, best), enough=False)
     while high - low > HEADROOM_PRECISION * max(high, 1.0):
         middle = (low + high) / 2
         _, layout = layout_at(middle)
@@ -110,11 +110,11 @@ def cheapest_as_is(
         else:
             low = middle
     best = _trim(pools, best, holds)
-    return Size(layout=best, gpus=_gpus(pools, best), enough=True)
+    return Size(layout=best, cost=_cost(pools, best), enough=True)
 
 
-def _gpus(pools: Sequence[PoolBounds], layout: Layout) -> int:
-    return sum(pool.gpus * max(0, _used(layout, pool.name) - pool.low) for pool in pools)
+def _cost(pools: Sequence[PoolBounds], layout: Layout) -> float:
+    return sum(pool.cost * max(0, _used(layout, pool.name) - pool.low) for pool in pools)
 
 
 def _used(layout: Layout, pool: str) -> int:
@@ -144,7 +144,7 @@ class _Tranche:
     kept: bool
     rate: float
     price: float
-    """GPUs per request/s."""
+    """Cost per request/s."""
     advantage: float
     """What the role gains against what the other one loses (Ricardo); infinite for pools that cannot flip."""
 
@@ -176,8 +176,8 @@ class _Basket:
         return any(self._left[tranche.pool, tranche.kept] for tranche in self._tranches[role])
 
     @property
-    def gpus(self) -> int:
-        return sum(pool.gpus * (pool.high - pool.low - self._left[pool.name, False]) for pool in self._pools)
+    def cost(self) -> float:
+        return sum(pool.cost * (pool.high - pool.low - self._left[pool.name, False]) for pool in self._pools)
 
     @property
     def layout(self) -> Layout:
@@ -193,8 +193,8 @@ def _fill(
     mixed_first: bool,
     decode_first: bool,
     by_advantage: bool,
-) -> tuple[float, int, Layout]:
-    """Return (requests/s left over, GPUs, layout) of one greedy order."""
+) -> tuple[float, float, Layout]:
+    """Return (requests/s left over, cost, layout) of one greedy order."""
     basket = _Basket(pools, rates, by_price=not by_advantage)
     divided = basket.can(Role.PREFILL) and basket.can(Role.DECODE)
     together = basket.take(
@@ -208,7 +208,7 @@ def _fill(
     if missing > 0:
         missing -= basket.take(Role.MIXED, missing)
     complete = basket.layout.complete
-    return (max(missing, 0.0) if complete else inf), basket.gpus, basket.layout
+    return (max(missing, 0.0) if complete else inf), basket.cost, basket.layout
 
 
 def _tranches(
@@ -222,7 +222,7 @@ def _tranches(
         rate = {Role.PREFILL: each.prefill, Role.DECODE: each.decode, Role.MIXED: each.mixed}[role]
         lost = each.decode if role is Role.PREFILL else each.prefill
         advantage = rate / lost if pool.role is None else inf
-        found += [_Tranche(pool.name, kept, rate, pool.gpus / rate, advantage) for kept in (True, False)]
+        found += [_Tranche(pool.name, kept, rate, pool.cost / rate, advantage) for kept in (True, False)]
     return sorted(
         found, key=lambda t: (not t.kept, *((t.price, -t.advantage) if by_price else (-t.advantage, t.price)))
     )
@@ -231,7 +231,7 @@ def _tranches(
 def _trim(pools: Sequence[PoolBounds], layout: Layout, holds: Callable[[Layout], bool]) -> Layout:
     """Give back workers that the promise does not need: rounding, and headroom that only the other role needed."""
     lows = {pool.name: pool.low for pool in pools}
-    price = {pool.name: pool.gpus for pool in pools}
+    price = {pool.name: pool.cost for pool in pools}
     kinds = [(pool, role) for role in _ROLES for pool, _ in layout.of_role(role)]
     for pool, role in sorted(kinds, key=lambda kind: -price[kind[0]]):
         step = max(1, layout.in_pool(pool).get(role, 0) // 16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import Pool
@@ -17,8 +17,8 @@ class PoolBounds:
     """The only role of its workers; None: they flip between prefill and decode (or do both)."""
     low: int
     high: int
-    gpus: int = 1
-    """GPUs of one worker: what it costs."""
+    cost: float = 1.0
+    """What one worker costs: its price per hour where the spec sets prices, else its GPUs."""
     mixes: bool = True
     """Flippable workers may also do both."""
 
@@ -26,14 +26,19 @@ class PoolBounds:
         """Return the pool with its flippable workers doing both, where they may."""
         if self.role is not None or not self.mixes:
             return self
-        return PoolBounds(name=self.name, role=Role.MIXED, low=self.low, high=self.high, gpus=self.gpus)
+        return replace(self, role=Role.MIXED)
 
 
 def bounds_of(pool: Pool, *, low: int, high: int) -> PoolBounds:
     """Return the bounds of a pool."""
-    gpus = pool.parallelism.tensor * pool.parallelism.pipeline
     mixes = Role.MIXED in pool.roles
-    return PoolBounds(name=pool.name, role=only_role(pool), low=low, high=high, gpus=gpus, mixes=mixes)
+    return PoolBounds(name=pool.name, role=only_role(pool), low=low, high=high, cost=worker_cost(pool), mixes=mixes)
+
+
+def worker_cost(pool: Pool) -> float:
+    """Return what one worker costs: its price per hour, or its GPUs where the spec sets no prices."""
+    gpus = pool.parallelism.tensor * pool.parallelism.pipeline
+    return gpus * (1.0 if pool.price_per_hour is None else pool.price_per_hour)
 
 
 def only_role(pool: Pool) -> Role | None:

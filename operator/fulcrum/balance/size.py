@@ -85,8 +85,8 @@ def size(inputs: Inputs, held: Mapping[str, int]) -> Sizing:
     present = _needed(pools, model, load.lower, usual)
     over = not present.enough or (_said_over(inputs.status) and not _needed(pools, model, load.current, usual).enough)
     ahead = _needed(pools, model, load.forecast, usual)
-    largest = max((present, ahead), key=lambda found: found.gpus)
-    if largest.gpus:
+    largest = max((present, ahead), key=lambda found: found.cost)
+    if largest.cost:
         reason = Reason.LOAD_FORECAST if largest is ahead else Reason.LOAD_SHIFTED
         if largest is present and load.queued_role is not None:
             reason = Reason.QUEUE_GROWING
@@ -115,9 +115,9 @@ def _needed(pools: list[PoolBounds], model: PerformanceModel, load: Load, usual:
     enough, _ = _bounds(model, _smallest(pools), load)
     for layout in usual:
         if load.rate <= 0 or model.attainment(layout, load) >= enough:
-            return Size(layout=layout, gpus=0, enough=True)
+            return Size(layout=layout, cost=0.0, enough=True)
     if usual and all(pool.high == pool.low for pool in pools):
-        return Size(layout=usual[0], gpus=0, enough=False)
+        return Size(layout=usual[0], cost=0.0, enough=False)
     return cheapest(pools, model, load, attainment=enough)
 
 
@@ -147,7 +147,7 @@ def _smallest(pools: Iterable[PoolBounds]) -> list[Layout]:
 
 
 def _shrunk(bounds: _Pools, model: PerformanceModel, peak: Load, *, divided: bool, attainment: float) -> Sizing | None:
-    """Return the fewest workers that the peak needs in the kind of layout that stands, so that nothing else moves.
+    """Return the cheapest workers that the peak needs in the kind of layout that stands, so that nothing else moves.
 
     A last worker does both whatever stood before; and mixed workers take a role each where fewer of them then do.
     """
@@ -161,7 +161,7 @@ def _shrunk(bounds: _Pools, model: PerformanceModel, peak: Load, *, divided: boo
     else:
         fewest = min(
             (cheapest_as_is(each, model, peak, attainment=attainment) for each in (together, pools)),
-            key=lambda found: (not found.enough, sum(found.workers(pools).values())),
+            key=lambda found: (not found.enough, found.cost),
         )
     return _fewer(bounds.workers(fewest, pools), fewest, peak) if fewest.enough else None
 

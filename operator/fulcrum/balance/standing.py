@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool, RoleCounts
 from fulcrum.balance.initial import first_layout
-from fulcrum.balance.pools import only_role
+from fulcrum.balance.pools import only_role, worker_cost
 from fulcrum.balance.snapshot import Worker, in_pool
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.performance.layout import Layout
@@ -89,9 +89,7 @@ def with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str,
     if used & {None, Role.MIXED} or {Role.PREFILL, Role.DECODE} <= used:
         return workers
     raised = dict(workers)
-    cheapest = sorted(
-        (p for p in spec.pools if p.name in able), key=lambda p: p.parallelism.tensor * p.parallelism.pipeline
-    )
+    cheapest = sorted((pool for pool in spec.pools if pool.name in able), key=worker_cost)
     both = next((pool for pool in cheapest if able[pool.name] in (None, Role.MIXED)), None)
     if both is not None and not used:
         alone = Role.MIXED in both.roles or both.workers.max == 1
