@@ -54,6 +54,7 @@ def test_what_is_emitted_is_what_the_crd_accepts(tmp_path: Path, more: tuple[str
     assert not schema.unknown_fields(document)
     assert [str(each) for each in schema.validate(schema.default(document))] == []
     spec = load_inference_cluster(document).spec
+    assert {pool.price_per_hour for pool in spec.pools} <= {3.69, 1.75, 1.14, 0.79}
     assert all(pool.parallelism.pipeline == 1 or pool.roles == ("mixed",) for pool in spec.pools)
 
 

@@ -40,7 +40,7 @@ def _pools(plan: Plan) -> list[dict[str, Any]]:
         # `h100-tp2-prefill` and `h100-tp2-decode` are `h100-tp2`; `-2` behind it marks GPUs of another memory.
         name = pool.name.replace(f"-{pool.role.value}", "", 1)
         merged.setdefault(name, []).append(pool)
-    prices = all(pool.option.kind.price_per_hour > 0 for pool in plan.pools)
+    prices = all(pool.option.kind.price_per_gpu_hour > 0 for pool in plan.pools)
     return [
         {
             "name": name,
@@ -49,7 +49,7 @@ def _pools(plan: Plan) -> list[dict[str, Any]]:
             "workers": {"min": sum(pool.workers for pool in alike), "max": sum(pool.workers for pool in alike)},
             "roles": _roles({pool.role for pool in alike}),
         }
-        | ({"pricePerHour": alike[0].option.kind.price_per_hour} if prices else {})
+        | ({"pricePerHour": alike[0].option.kind.price_per_gpu_hour} if prices else {})
         for name, alike in merged.items()
     ]
 
