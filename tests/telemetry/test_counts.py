@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from fulcrum.api.reasons import REJECTIONS
 from fulcrum.gateway.metrics.counts import Metrics, gauge
 from fulcrum.gateway.metrics.slo import SloOutcome, judge_refusal
+from fulcrum.load.demand import ClassPart
 from fulcrum.load.lengths import NEWEST_PARTS
+from fulcrum.load.traffic import without_nonsense
 from fulcrum.telemetry.counts import (
     BadPageError,
     Counts,
@@ -86,6 +88,19 @@ def test_who_came_is_counted_before_anybody_ended() -> None:
     traffic = make_traffic(window, 2.0, longer=counted())
     assert (traffic.rate, traffic.isl_tokens, traffic.isl_cv2) == (3.0, 2000.0, 0.0)
     assert (traffic.osl_tokens, traffic.ended) == (5.0, 0.0)
+
+
+def test_what_came_of_each_class_is_known() -> None:
+    metrics = Metrics(labels={"fulcrum_cluster": "chat"}, class_names=("chat", "batch", "idle"))
+    for name, prompt, times in (("chat", 100, 6), ("batch", 700, 2)):
+        for _ in range(times):
+            metrics.of_class(name).arrivals += 1
+            metrics.of_class(name).arrived_prompt_tokens.add(prompt)
+    info = gauge("info", "", ("model", "pod"), [(("m", "chat-gateway-x"), 1.0)])
+    traffic = make_traffic(read_page(metrics.render([info]).decode()).counts, 2.0)
+    assert traffic.classes == (ClassPart("batch", 0.25, 2.8), ClassPart("chat", 0.75, 0.4))
+    assert without_nonsense(traffic) == (traffic, ())
+    assert make_traffic({}, 2.0).classes == ()
 
 
 def test_after_a_pause_the_rate_is_that_of_the_time_since() -> None:

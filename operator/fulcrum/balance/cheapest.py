@@ -145,6 +145,8 @@ class _Tranche:
     rate: float
     price: float
     """Cost per request/s."""
+    share: float
+    """Of the requests that the pool takes."""
     advantage: float
     """What the role gains against what the other one loses (Ricardo); infinite for pools that cannot flip."""
 
@@ -161,14 +163,18 @@ class _Basket:
     def take(self, role: Role, rate: float, *, extra: bool = True, least: int = 0) -> float:
         """Take workers for `rate` requests/s, and at least `least`; returns the requests/s that they carry."""
         carried, count = 0.0, 0
+        open_rate = {tranche.pool: tranche.share * rate for tranche in self._tranches[role]}
         for tranche in self._tranches[role]:
             if not extra and not tranche.kept:
                 continue
-            number = max(ceil((rate - carried) / tranche.rate - 1e-9), least - count, 0)
+            wanted = min(rate - carried, open_rate[tranche.pool])
+            number = max(ceil(wanted / tranche.rate - 1e-9), least - count, 0)
             number = min(number, self._left[tranche.pool, tranche.kept])
             self._left[tranche.pool, tranche.kept] -= number
             self._taken[role][tranche.pool] = self._taken[role].get(tranche.pool, 0) + number
-            carried += number * tranche.rate
+            served = number * tranche.rate
+            carried += served if tranche.share == 1.0 else min(served, open_rate[tranche.pool])
+            open_rate[tranche.pool] -= served
             count += number
         return carried
 
@@ -222,7 +228,7 @@ def _tranches(
         rate = {Role.PREFILL: each.prefill, Role.DECODE: each.decode, Role.MIXED: each.mixed}[role]
         lost = each.decode if role is Role.PREFILL else each.prefill
         advantage = rate / lost if pool.role is None else inf
-        found += [_Tranche(pool.name, kept, rate, pool.cost / rate, advantage) for kept in (True, False)]
+        found += [_Tranche(pool.name, kept, rate, pool.cost / rate, each.share, advantage) for kept in (True, False)]
     return sorted(
         found, key=lambda t: (not t.kept, *((t.price, -t.advantage) if by_price else (-t.advantage, t.price)))
     )

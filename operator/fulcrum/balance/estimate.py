@@ -136,6 +136,7 @@ def _measured(traffic: Traffic, lengths: Demand) -> Demand:
         osl_cv2=1.0 if traffic.osl_cv2 is None else traffic.osl_cv2,
         prefix_hit=min(max(traffic.prefix_hit or 0.0, 0.0), 1.0),
         dispersion=max(traffic.dispersion or 1.0, 1.0),
+        classes=traffic.classes,
     )
 
 

@@ -73,8 +73,9 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
     if isinstance(load, Unknown):
         return load
     turns_away = spec.admission.policy is not AdmissionPolicy.OFF
+    admits = {pool.name: pool.admits for pool in spec.pools if pool.admits is not None}
     model, flips_model = (
-        PerformanceModel(speeds, reachable(speeds, promise, each), turns_away=turns_away)
+        PerformanceModel(speeds, reachable(speeds, promise, each), turns_away=turns_away, admits=admits)
         for each in (load.lower, load.current)
     )
     if flips_model.slo == model.slo:

@@ -112,7 +112,10 @@ def size(inputs: Inputs, held: Mapping[str, int]) -> Sizing:
 
 def _needed(pools: list[PoolBounds], model: PerformanceModel, load: Load, usual: tuple[Layout, ...]) -> Size:
     """Return the cheapest size with all that stands; most often that is enough, and then nothing is searched for."""
-    enough, _ = _bounds(model, _smallest(pools), load)
+    smallest = _smallest(pools)
+    if model.admits:
+        smallest.append(_everything(pools))
+    enough, _ = _bounds(model, smallest, load)
     for layout in usual:
         if load.rate <= 0 or model.attainment(layout, load) >= enough:
             return Size(layout=layout, cost=0.0, enough=True)
@@ -144,6 +147,19 @@ def _smallest(pools: Iterable[PoolBounds]) -> list[Layout]:
     )
     split = [Layout.of(prefill={one: 1}, decode={other: 1}) for one, other in product(prefill, decode)]
     return split + [Layout.of(mixed={pool.name: 1}) for pool in there if pool.role is Role.MIXED]
+
+
+def _everything(pools: Iterable[PoolBounds]) -> Layout:
+    """Return a worker of every pool in each of its roles: what serves requests that one pool alone does not take."""
+    able = {
+        role: {pool.name: 1 for pool in pools if pool.high > 0 and pool.role in roles}
+        for role, roles in {
+            Role.PREFILL: (None, Role.PREFILL),
+            Role.DECODE: (None, Role.DECODE),
+            Role.MIXED: (Role.MIXED,),
+        }.items()
+    }
+    return Layout.of(prefill=able[Role.PREFILL], decode=able[Role.DECODE], mixed=able[Role.MIXED])
 
 
 def _shrunk(bounds: _Pools, model: PerformanceModel, peak: Load, *, divided: bool, attainment: float) -> Sizing | None:

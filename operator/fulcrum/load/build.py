@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fulcrum.api.reasons import Reason
+from fulcrum.load.demand import ClassPart
 from fulcrum.load.lengths import NEWEST_PARTS, Arrived, Measured, Moments, begun, common_spread, lengths
 from fulcrum.load.traffic import Traffic
 
@@ -35,6 +36,8 @@ class Window:
     rejected: float = 0.0
     rejectable: float = 0.0
     """What `rejected` is a share of."""
+    classes: Mapping[str, Arrived] = field(default_factory=dict)
+    """What came of each QoS class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,4 +98,16 @@ def build_traffic(
         rejected=rejected,
         rejections=rejections or {},
         dispersion=dispersion,
+        classes=class_parts(window.classes),
+    )
+
+
+def class_parts(classes: Mapping[str, Arrived]) -> tuple[ClassPart, ...]:
+    """Return each class's share of the requests, and its prompts against those of all; empty where none came."""
+    requests = sum(came.requests for came in classes.values())
+    tokens = sum(came.prompt_tokens for came in classes.values())
+    return tuple(
+        ClassPart(name, came.requests / requests, came.prompt_tokens / came.requests * requests / tokens)
+        for name, came in sorted(classes.items())
+        if came.requests > 0 and came.prompt_tokens > 0
     )

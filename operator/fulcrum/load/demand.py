@@ -14,6 +14,17 @@ _TWO_DIGITS: Final = 99.5
 """Rates below it are written with two digits, others as whole numbers."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClassPart:
+    """Requests of one QoS class."""
+
+    name: str
+    share: float
+    """Of all requests, 0 to 1."""
+    relative_tokens: float
+    """Their mean prompt against the mean of all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """A stream of requests: its rate and the first two moments of its lengths."""
@@ -31,6 +42,8 @@ class Demand:
     """Share of prompt tokens that the prefix cache answers, 0 to 1."""
     dispersion: float = 1.0
     """Variance over mean of the arrivals in short spans (`load.bursts`); 1: Poisson."""
+    classes: tuple[ClassPart, ...] = ()
+    """What comes of each QoS class, all together 1; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from fulcrum.api.durations import seconds
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.load.demand import ClassPart
 
 SHORTEST_WINDOW_SECONDS: Final = 10.0
 LONGEST_WINDOW_SECONDS: Final = 30.0
@@ -27,6 +28,9 @@ def traffic_window_seconds(spec: InferenceClusterSpec) -> float:
         return QUERY_WINDOW_SECONDS
     dwell_seconds = seconds(spec.balance.flip.min_dwell)
     return min(max(dwell_seconds, SHORTEST_WINDOW_SECONDS), LONGEST_WINDOW_SECONDS)
+
+
+_NO_FIGURES: Final = frozenset({"rejections", "classes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,8 @@ class Traffic:
     """Share of requests that were turned away, 0 to 1."""
     rejections: Mapping[Reason, float] = field(default_factory=dict)
     """The same by reason; without those of which there are none."""
+    classes: tuple[ClassPart, ...] = ()
+    """What came of each QoS class; empty: not known."""
 
 
 def without_nonsense(traffic: Traffic) -> tuple[Traffic | None, tuple[str, ...]]:
@@ -73,7 +79,7 @@ def without_nonsense(traffic: Traffic) -> tuple[Traffic | None, tuple[str, ...]]
 
     A lost figure is unknown. Without a rate or a window all of it is: None.
     """
-    figures = [(each.name, getattr(traffic, each.name)) for each in fields(traffic) if each.name != "rejections"]
+    figures = [(each.name, getattr(traffic, each.name)) for each in fields(traffic) if each.name not in _NO_FIGURES]
     bad = tuple(name for name, figure in figures if figure is not None and not _sound(figure))
     if "rate" in bad or "window_seconds" in bad:
         return None, bad

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Final
 
 from fulcrum.api.names import Role
+from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.performance.layout import Layout, PoolCounts
@@ -19,8 +21,8 @@ from fulcrum.performance.queueing import (
     mixed_attainment,
     prefill_attainment,
 )
-from fulcrum.performance.queueing.prefill import Stations
-from fulcrum.performance.rates import UnitRates, unit_rates
+from fulcrum.performance.rates import UnitRates
+from fulcrum.performance.shares import Shares
 
 STRETCH: Final = 1.5
 """Step by which a promise that not even an idle worker can keep is widened until one can."""
@@ -36,8 +38,20 @@ ADMITTED_STEPS: Final = 4
 class PerformanceModel:
     """Estimates for one set of speeds and one promise; remembers what it has computed within one plan."""
 
-    def __init__(self, speeds: Mapping[str, WorkerSpeed], slo: Slo, *, turns_away: bool = True) -> None:
-        """`turns_away`: the gateway turns away requests that would be late, so that others are not."""
+    def __init__(
+        self,
+        speeds: Mapping[str, WorkerSpeed],
+        slo: Slo,
+        *,
+        turns_away: bool = True,
+        admits: Mapping[str, PoolAdmits] | None = None,
+    ) -> None:
+        """`turns_away`: the gateway turns away requests that would be late, so that others are not.
+
+        `admits` of the pools that do not take every request.
+        """
+        self.admits: Mapping[str, PoolAdmits] = admits or {}
+        self._shares = Shares(speeds, slo, self.admits)
         self._turns_away = turns_away
         self._speeds = speeds
         self.slo = slo
@@ -47,7 +61,7 @@ class PerformanceModel:
         self._patience: dict[tuple[float, float, float], float] = {}
         self.known_splits: dict[tuple[PoolCounts, Load], tuple[Layout, ...]] = {}
         """Kept for `split`, by workers per pool and load."""
-        self._rates: dict[tuple[str | float, ...], UnitRates] = {}
+        self._rates: dict[tuple[object, ...], UnitRates] = {}
         self._mixed: dict[tuple[PoolCounts, Demand], float] = {}
         self._mixed_admitted: dict[tuple[PoolCounts, Demand], float] = {}
 
@@ -59,6 +73,10 @@ class PerformanceModel:
         """Return the share of requests inside the SLO, 0 to 1."""
         if not layout.complete:
             return 0.0
+        apart = self._shares.mixed_apart(layout, load, self.cover)
+        return sum(share * self._attained(side, part) for share, side, part in apart)
+
+    def _attained(self, layout: Layout, load: Load) -> float:
         share = self._mixed_share(layout, load)
         split = self._disaggregated(layout, load.scaled(1 - share) if share else load) if share < 1 else 0.0
         both = self._both(layout.mixed, load.scaled(share) if share < 1 else load) if share else 0.0
@@ -113,12 +131,15 @@ class PerformanceModel:
     def role_rate(self, layout: Layout, load: Load, role: Role) -> float:
         """Return the requests/s that the workers of prefill or decode carry without any waiting."""
         rates = [(count, self.unit_rates(pool, load)) for pool, count in layout.of_role(role)]
-        return sum(count * (rate.prefill if role is Role.PREFILL else rate.decode) for count, rate in rates)
+        every = sum(count * rate.of_role(role) for count, rate in rates if rate.share == 1.0)
+        # A pool that takes only some requests helps as far as these come beside those that the others carry.
+        some = [(count * rate.of_role(role), rate.share) for count, rate in rates if rate.share < 1.0]
+        return every + sum(min(rate, every * share / (1.0 - share)) if every else rate for rate, share in some)
 
     def unit_rates(self, pool: str, load: Load) -> UnitRates:
         """Return what one worker of the pool carries at full load: the fluid limit, where searches start."""
         prompt, answer = load.prefill, load.decode
-        key = (
+        key: tuple[object, ...] = (
             pool,
             prompt.isl_tokens,
             prompt.isl_cv2,
@@ -126,17 +147,17 @@ class PerformanceModel:
             answer.isl_tokens,
             answer.osl_tokens,
             answer.osl_cv2,
+            prompt.classes,
         )
         if key not in self._rates:
-            self._rates[key] = unit_rates(self._speeds[pool], load, self.slo)
+            self._rates[key] = self._shares.rates(pool, load)
         return self._rates[key]
 
     def residence_seconds(self, role: Role, layout: Layout, load: Load) -> float:
         """Return how long a worker of `role` still has its old work: the mean time of a request on it."""
-        stations = self._stations(layout.of_role(role))
         if role is Role.PREFILL:
             return max((1 / self.unit_rates(pool, load).prefill for pool, _ in layout.prefill), default=0.0)
-        step = decode_step(replace(load.decode, rate=min(load.rate, load.decode.rate)), stations)
+        step = self._shares.step(replace(load.decode, rate=min(load.rate, load.decode.rate)), layout.of_role(role))
         # Steps beyond the promise do not last: requests are late then, and admission or the next flip ends it.
         return load.decode.osl_tokens * min(step, self.slo.tpot_seconds)
 
@@ -145,12 +166,10 @@ class PerformanceModel:
         decode_key = (layout.decode, load.decode, patience)
         known = self._decode.get(decode_key)
         if known is None:
-            stations = self._stations(layout.decode)
-            step = decode_step(load.decode, stations)
-            tpot = self.slo.tpot_seconds
-            inside = 0.0
+            step, inside = self._shares.step(load.decode, layout.decode), 0.0
             if step < inf:
-                inside = decode_attainment(load.decode, stations, tpot_seconds=tpot, wait_seconds=patience)
+                kept = partial(decode_attainment, tpot_seconds=self.slo.tpot_seconds, wait_seconds=patience)
+                inside = self._shares.summed(Role.DECODE, load.decode, layout.decode, kept)
             known = self._decode[decode_key] = (step, inside)
         step, decoded = known
         if decoded == 0.0:
@@ -158,12 +177,8 @@ class PerformanceModel:
         key = (layout.prefill, load.prefill, step, False)
         prefilled = self._prefill.get(key)
         if prefilled is None:
-            prefilled = self._prefill[key] = prefill_attainment(
-                load.prefill,
-                self._stations(layout.prefill),
-                ttft_seconds=self.slo.ttft_seconds,
-                extra_seconds=step,
-            )
+            in_time = partial(prefill_attainment, ttft_seconds=self.slo.ttft_seconds, extra_seconds=step)
+            prefilled = self._prefill[key] = self._shares.summed(Role.PREFILL, load.prefill, layout.prefill, in_time)
         return prefilled * decoded
 
     def _admitted(self, layout: Layout, load: Load) -> float:
@@ -173,18 +188,13 @@ class PerformanceModel:
         """
         patience = self._patience_seconds(load)
         decoded = self._decoded(layout.decode, load.decode, patience)
-        step = min(decode_step(load.decode, self._stations(layout.decode)), self.slo.tpot_seconds)
+        step = min(self._shares.step(load.decode, layout.decode), self.slo.tpot_seconds)
         demand = load.prefill if decoded > _NEARLY_ALL else replace(load.prefill, rate=load.prefill.rate * decoded)
         key = (layout.prefill, demand, step, True)
         prefilled = self._prefill.get(key)
         if prefilled is None:
-            prefilled = self._prefill[key] = prefill_attainment(
-                demand,
-                self._stations(layout.prefill),
-                ttft_seconds=self.slo.ttft_seconds,
-                extra_seconds=step,
-                early=True,
-            )
+            in_time = partial(prefill_attainment, ttft_seconds=self.slo.ttft_seconds, extra_seconds=step, early=True)
+            prefilled = self._prefill[key] = self._shares.summed(Role.PREFILL, demand, layout.prefill, in_time)
         if decoded <= _NEARLY_ALL and prefilled <= _NEARLY_ALL:
             fewer = replace(load.decode, rate=load.decode.rate * prefilled)
             decoded = self._decoded(layout.decode, fewer, patience)
@@ -194,9 +204,8 @@ class PerformanceModel:
         """Return the share that decode workers let in."""
         known = self._let_in.get((decode, demand, patience))
         if known is None:
-            stations, tpot = self._stations(decode), self.slo.tpot_seconds
-            known = decode_admitted(demand, stations, tpot_seconds=tpot, wait_seconds=patience)
-            self._let_in[decode, demand, patience] = known
+            admitted = partial(decode_admitted, tpot_seconds=self.slo.tpot_seconds, wait_seconds=patience)
+            known = self._let_in[decode, demand, patience] = self._shares.summed(Role.DECODE, demand, decode, admitted)
         return known
 
     def _patience_seconds(self, load: Load) -> float:
@@ -221,12 +230,10 @@ class PerformanceModel:
         demand = _heavier(load)
         known = self._mixed.get((mixed, demand))
         if known is None:
-            known = self._mixed[mixed, demand] = mixed_attainment(
-                demand,
-                self._stations(mixed),
-                ttft_seconds=self.slo.ttft_seconds,
-                tpot_seconds=self.slo.tpot_seconds,
-            ).joint
+            both = partial(mixed_attainment, ttft_seconds=self.slo.ttft_seconds, tpot_seconds=self.slo.tpot_seconds)
+            known = self._mixed[mixed, demand] = self._shares.summed(
+                Role.MIXED, demand, mixed, lambda part, stations: both(part, stations).joint
+            )
         return known
 
     def _mixed_in(self, layout: Layout, load: Load) -> float:
@@ -234,12 +241,8 @@ class PerformanceModel:
         demand = _heavier(load)
         key = (layout.mixed, demand)
         if key not in self._mixed_admitted:
-            self._mixed_admitted[key] = mixed_admitted(
-                demand,
-                self._stations(layout.mixed),
-                ttft_seconds=self.slo.ttft_seconds,
-                tpot_seconds=self.slo.tpot_seconds,
-            )
+            admitted = partial(mixed_admitted, ttft_seconds=self.slo.ttft_seconds, tpot_seconds=self.slo.tpot_seconds)
+            self._mixed_admitted[key] = self._shares.summed(Role.MIXED, demand, layout.mixed, admitted)
         return self._mixed_admitted[key]
 
     def _mixed_share(self, layout: Layout, load: Load) -> float:
@@ -251,9 +254,6 @@ class PerformanceModel:
         both = sum(count * self.unit_rates(pool, load).mixed for pool, count in layout.mixed)
         split = min(self.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
         return both / (both + split)
-
-    def _stations(self, counts: PoolCounts) -> Stations:
-        return [(self._speeds[pool], count) for pool, count in counts]
 
 
 def _heavier(load: Load) -> Demand:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Load, Slo
 
@@ -15,6 +16,12 @@ class UnitRates:
     prefill: float
     decode: float
     mixed: float
+    share: float = 1.0
+    """Of the requests that its pool takes (`pools[].admits`); the rates are of these."""
+
+    def of_role(self, role: Role) -> float:
+        """Return the rate in a role."""
+        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.MIXED: self.mixed}[role]
 
 
 def unit_rates(speed: WorkerSpeed, load: Load, slo: Slo) -> UnitRates:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fulcrum.admission import Admission, Preempt, Reject
+from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.capacity.speed import WorkerSpeed
@@ -44,10 +45,13 @@ class FrontDoor:
         classes: Sequence[QosClass] = (),
         two_legs: bool = False,
         gateways: int = 1,
+        admits: Mapping[str, PoolAdmits | None] | None = None,
     ) -> None:
         """`speeds` by pool are what agents report; a pool without one is unknown to the router.
 
         `gateways`: replicas that share the traffic evenly, of which this is one.
+
+        `admits` of every pool of the spec; None: every pool takes every request.
 
         `two_legs`: no request is ever served by one worker alone.
         """
@@ -62,6 +66,8 @@ class FrontDoor:
         )
         memory = AffinityMemory(_AFFINITY_KEYS, token_ends(PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS))
         self.view = self.admission.new_view(memory, units_per_token=1.0)
+        if admits is not None:
+            self.view.set_pools(admits)
         for pool, speed in speeds.items():
             self.view.set_speed(pool, speed)
         self._workers: dict[str, Worker] = {}

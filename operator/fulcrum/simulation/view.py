@@ -79,6 +79,7 @@ class View:
             inside=float(within.sum()),
             rejected=float((outcomes == Outcome.REJECTED).sum()),
             rejectable=float(len(ended)),
+            classes=self._classes(since),
         )
         return build_traffic(
             window,
@@ -113,6 +114,19 @@ class View:
             outputs=float(np.count_nonzero(expected)),
             output_tokens=float(expected.sum()),
         )
+
+    def _classes(self, since_seconds: float) -> dict[str, Arrived]:
+        """What came of each class; empty where there is only one."""
+        load = self._workload
+        if len(load.classes) < 2:
+            return {}
+        first = int(np.searchsorted(load.arrival_seconds[: self.arrived], since_seconds, side="right"))
+        of, prompts = load.qos_class[first : self.arrived], load.prompt_tokens[first : self.arrived]
+        counts, tokens = np.bincount(of, minlength=len(load.classes)), np.bincount(of, prompts, len(load.classes))
+        return {
+            name or "": Arrived(requests=float(counts[index]), prompt_tokens=float(tokens[index]))
+            for index, name in enumerate(load.classes)
+        }
 
     def _outputs(self, served: NDArray[np.int64]) -> Measured:
         expected = self._ledger.expected_tokens[served]

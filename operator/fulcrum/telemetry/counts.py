@@ -41,6 +41,8 @@ _SUBJECTS: Final = {
     **{f"{PREFIX}{name}_{part}": "" for name in (*HISTOGRAMS, *ESTIMATES) for part in ("sum", "count")},
 }
 """Series that are read -> the label that tells its parts; all other labels are summed over."""
+_BY_CLASS: Final = frozenset(f"{PREFIX}{ARRIVED_PROMPT}_{part}" for part in ("sum", "count"))
+"""Of these, what came of each QoS class is kept, too: the part is the class."""
 _LINES: Final = (PREFIX, _START)
 
 
@@ -86,8 +88,12 @@ def read_page(text: str) -> Page:
             series, _, value = line.rpartition(" ")
             name = series.partition("{")[0]
             if (label := _SUBJECTS.get(name)) is not None:
-                key = Key(name.removeprefix(PREFIX), _label(series, label) if label else "")
-                counts[key] = counts.get(key, 0.0) + float(value)
+                short = name.removeprefix(PREFIX)
+                if name in _BY_CLASS:
+                    count_class(counts, short, _label(series, "class"), float(value))
+                else:
+                    key = Key(short, _label(series, label) if label else "")
+                    counts[key] = counts.get(key, 0.0) + float(value)
             elif name == PREFIX + INFO:
                 info = _labels(line)
             elif name == _START:
@@ -104,6 +110,12 @@ def read_page(text: str) -> Page:
         started_seconds=started_seconds,
         counts=counts,
     )
+
+
+def count_class(counts: Counts, name: str, qos_class: str, value: float) -> None:
+    """Add to a counter's sum over all classes and, where the class is known, to what it counts of that class."""
+    for part in {"", qos_class}:
+        counts[Key(name, part)] = counts.get(Key(name, part), 0.0) + value
 
 
 def _label(series: str, name: str) -> str:
@@ -179,6 +191,7 @@ def make_traffic(
         inside=outcomes.get("met", 0.0),
         rejected=sum(rejected.values()),
         rejectable=arrivals,
+        classes=_by_class(counts),
     )
     return build_traffic(
         window,
@@ -194,6 +207,14 @@ def make_traffic(
         rejections={reason: min(1.0, count / arrivals) for reason, count in rejected.items()} if arrivals > 0 else {},
         dispersion=dispersion,
     )
+
+
+def _by_class(counts: Counts) -> dict[str, Arrived]:
+    return {
+        key.part: Arrived(requests=count, prompt_tokens=counts.get(Key(f"{ARRIVED_PROMPT}_sum", key.part), 0.0))
+        for key, count in counts.items()
+        if key.name == f"{ARRIVED_PROMPT}_count" and key.part
+    }
 
 
 def _arrived(counts: Counts) -> Arrived:

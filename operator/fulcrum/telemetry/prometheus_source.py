@@ -23,6 +23,7 @@ from fulcrum.forecast.series import LoadSeries
 from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry.counts import (
     ARRIVALS,
+    ARRIVED_PROMPT,
     ESTIMATES,
     HISTOGRAMS,
     INFO,
@@ -33,6 +34,7 @@ from fulcrum.telemetry.counts import (
     SLO,
     Counts,
     Key,
+    count_class,
     make_traffic,
 )
 from fulcrum.telemetry.prometheus_access import PrometheusAccess
@@ -214,8 +216,9 @@ class _Queries:
                 counts[Key(f"{name}_{part}")] = _value(_only(increase(f"{name}_{part}")))
         for name in ESTIMATES:
             for part in ("sum", "count"):
-                for row in increase(f"{name}_{part}"):  # gateways of an earlier version have none
-                    counts[Key(f"{name}_{part}")] = _value(row)
+                by = "class" if name == ARRIVED_PROMPT else ""
+                for row in increase(f"{name}_{part}", by):  # gateways of an earlier version have none
+                    count_class(counts, f"{name}_{part}", row["metric"].get("class", ""), _value(row))
         return counts
 
     def series(self, cluster: ClusterRef, interval_seconds: float, intervals: int, end_seconds: float) -> LoadSeries:

@@ -103,6 +103,7 @@ class Ours(Policy):
             policy=self._admission,
             classes=self._spec.admission.classes,
             gateways=cluster.gateways,
+            admits={pool.name: pool.admits for pool in self._spec.pools},
         )
 
     def on_tick(self, view: View) -> TickResult:
