@@ -34,10 +34,10 @@ from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.cli.plan.estimates import QueueingEstimates
 from fulcrum.load.demand import Demand, Slo
 from fulcrum.placement.deploy import inference_cluster
 from fulcrum.placement.errors import PlacementError
+from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.performance import goodput, highest_rate
@@ -111,7 +111,7 @@ def against_one_kind() -> bool:
             what = inventory(entries)
             plan, alone = planned(what, model), planned(what, model, exact_gpus=0)
             others = of_one_kind(what.price_per_hour, model, sorted(PRICES))
-            share = alone.flow_rate / plan.flow_rate
+            share = alone.searched_rate / plan.searched_rate
             near &= share >= 0.95
             apart = of_one_kind(what.price_per_hour, model, ["H100-SXM-80GB"], roles=(Role.PREFILL, Role.DECODE))
             gains.append(plan.goodput / apart["H100-SXM-80GB"].goodput)

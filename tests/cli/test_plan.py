@@ -32,7 +32,7 @@ def test_the_table_says_what_there_is_to_know(tmp_path: Path) -> None:
         "POOL",
         "UTILISED",
         "Expected goodput",
-        "from the best placement",
+        "from the best flow",
         "Bottleneck",
         "price per hour",
         "KV:",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fulcrum.capacity.known_models import known_model
-from fulcrum.cli.plan.estimates import QueueingEstimates
 from fulcrum.load.demand import Demand, Slo
+from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.search import Request

@@ -12,7 +12,6 @@ from tests.placement.cases import ENGINE, ESTIMATES, PROMPT_TOKENS, inventory, r
 from fulcrum.api.names import Role
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.kv import weight_bytes_per_gpu
-from fulcrum.cli.plan.estimates import QueueingEstimates
 from fulcrum.load.demand import Slo
 from fulcrum.placement.errors import (
     DisconnectedError,
@@ -21,6 +20,7 @@ from fulcrum.placement.errors import (
     TargetTooHighError,
     TooSlowError,
 )
+from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.objective import Goal
 from fulcrum.placement.parallelism import Engine

@@ -120,6 +120,28 @@ class ScaleDown(ApiStruct, frozen=True, kw_only=True):
     ] = "300s"
 
 
+class Recommend(ApiStruct, frozen=True, kw_only=True):
+    """When status.recommendation says that other pools would carry more."""
+
+    threshold: Annotated[
+        float,
+        Meta(
+            ge=0.05,
+            le=10,
+            description="By which share more requests/s a new plan for the same GPUs must carry within spec.slo; 0.2 "
+            "is 20 percent. The recommendation goes once it is less than half of that.",
+        ),
+    ] = 0.2
+    stabilization: Annotated[
+        PositiveDuration,
+        Meta(description="Within this time after the load moved the recommendation appears; at least 20s."),
+    ] = "10m"
+
+    rules: ClassVar[Rules] = (
+        rule("duration(self.stabilization) >= duration('20s')", "stabilization must be at least 20s"),
+    )
+
+
 class Balance(ApiStruct, frozen=True, kw_only=True):
     """How roles and worker counts are decided."""
 
@@ -146,3 +168,7 @@ class Balance(ApiStruct, frozen=True, kw_only=True):
     forecast: Annotated[Forecast, Meta(description="How load is forecast, for Auto and Observe.")] = Forecast()
     flip: Annotated[Flip, Meta(description="How workers change role.")] = Flip()
     scale_down: Annotated[ScaleDown, Meta(description="How capacity is given back.")] = ScaleDown()
+    recommend: Annotated[
+        Recommend,
+        Meta(description="When the status says that other pools would carry more; nothing is changed by it."),
+    ] = Recommend()

@@ -55,6 +55,7 @@ class Reason(StrEnum):
     SCALE_REQUESTED = "ScaleRequested"
     QUEUE_GROWING = "QueueGrowing"
     ATTAINMENT_FALLING = "AttainmentFalling"
+    PLACEMENT_DRIFTED = "PlacementDrifted"
 
     # Rejections at the gateway (x-fulcrum-rejected, metric label).
     NO_WORKER = "NoWorker"

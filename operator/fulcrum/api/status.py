@@ -184,6 +184,38 @@ class Decision(ApiStruct, frozen=True, kw_only=True):
     ] = None
 
 
+class RecommendedPool(ApiStruct, frozen=True, kw_only=True):
+    """Alike workers of a recommended placement."""
+
+    accelerator: Annotated[str, Meta(max_length=63, description="Accelerator of its workers.")]
+    tensor: Annotated[Count, Meta(description="Tensor parallel size of a worker.")]
+    pipeline: Annotated[Count, Meta(description="Pipeline parallel size of a worker.")]
+    role: Annotated[Role, Meta(description="Role of its workers.")]
+    workers: Annotated[Count, Meta(description="Number of workers.")]
+
+
+class Recommendation(ApiStruct, frozen=True, kw_only=True):
+    """Other pools on the same GPUs that would carry more. The operator never makes them by itself."""
+
+    gain: Annotated[float, Meta(ge=0, description="Share by which they would carry more; 0.3 is 30 percent.")]
+    goodput: Annotated[float, Meta(ge=0, description="Requests per second within spec.slo that they would carry.")]
+    current_goodput: Annotated[
+        float, Meta(ge=0, description="Requests per second that the pools of the spec carry at most.")
+    ]
+    input_tokens: Annotated[float, Meta(ge=0, description="Mean prompt tokens of the load that it is made for.")]
+    output_tokens: Annotated[float, Meta(ge=0, description="Mean output tokens of the load that it is made for.")]
+    pools: Annotated[
+        tuple[RecommendedPool, ...],
+        Meta(
+            max_length=32,
+            description="What to make of the GPUs.",
+            extra_json_schema={"x-kubernetes-list-type": "atomic"},
+        ),
+    ]
+    generation: Annotated[Count, Meta(description="Generation of the spec that it was compared with.")]
+    since: Annotated[Time, Meta(description="When it was first made.")]
+
+
 class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
     """What someone on call needs. Fields that are not known are absent."""
 
@@ -223,3 +255,10 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
         Meta(description="Host memory and KV pool, by pool of workers; absent without them."),
     ] = None
     last_decision: Annotated[Decision | None, Meta(description="The last decision that changed something.")] = None
+    recommendation: Annotated[
+        Recommendation | None,
+        Meta(
+            description="Other pools that would carry more of the present load on the same GPUs; absent while there "
+            "are none that are better by balance.recommend.threshold."
+        ),
+    ] = None

@@ -20,6 +20,7 @@ from fulcrum.api.balance_types import (
     Forecast,
     ForecastMethod,
     Ratio,
+    Recommend,
     Rollout,
     ScaleDown,
 )
@@ -63,6 +64,8 @@ from fulcrum.api.status import (
     InferenceClusterStatus,
     KvTierStatus,
     LatencyQuantiles,
+    Recommendation,
+    RecommendedPool,
     RoleCounts,
 )
 
@@ -117,6 +120,9 @@ __all__ = [
     "QosClass",
     "Quantity",
     "Ratio",
+    "Recommend",
+    "Recommendation",
+    "RecommendedPool",
     "RoleCounts",
     "Rollout",
     "ScaleDown",

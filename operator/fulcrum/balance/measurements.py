@@ -7,10 +7,19 @@ from dataclasses import dataclass, field
 
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.status import KvTierStatus
+from fulcrum.api.types import Recommendation
 from fulcrum.balance.peak import Peak
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """What a comparison of the pools with a new plan came to."""
+
+    recommendation: Recommendation | None
+    """None: no other pools would carry clearly more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,5 +39,7 @@ class Measurements:
     """What the canaries of each gateway found, of those that answered; in every mode."""
     kv_tiers: Mapping[str, KvTierStatus] = field(default_factory=dict)
     """Host memory and KV pool, by pool of workers, for people; in every mode."""
+    drift: Drift | None = None
+    """Whether other pools would carry more; None: not known, and what the status says of it stands."""
     unknown: str | None = None
     """Why traffic is unknown, for people: names the source and what to look at."""

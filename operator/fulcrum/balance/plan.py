@@ -30,7 +30,7 @@ from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.rollout import Surge, halted_pools, surge_of, with_revisions
 from fulcrum.balance.snapshot import Snapshot, roles_served
 from fulcrum.balance.standing import standing_workers
-from fulcrum.balance.status import status_of, stopped_status
+from fulcrum.balance.status import recommendation_text, status_of, stopped_status
 from fulcrum.balance.step_context import StepContext
 from fulcrum.balance.steps import STEPS
 from fulcrum.balance.target import ratio_text
@@ -195,6 +195,18 @@ def _least_available(snapshot: Snapshot, decision: Decision, now: datetime) -> i
 
 
 def _events(last: InferenceClusterStatus, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
+    return (*_degraded_event(last, status), *_drift_event(last, status))
+
+
+def _drift_event(last: InferenceClusterStatus, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
+    found, before = status.recommendation, last.recommendation
+    if found is None or (before is not None and before.since == found.since):
+        return ()
+    message = recommendation_text(found)
+    return (PlanEvent(reason=Reason.PLACEMENT_DRIFTED, message=message, warning=False, subject=found.since),)
+
+
+def _degraded_event(last: InferenceClusterStatus, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
     before = {c.type: c for c in last.conditions}.get(ConditionType.DEGRADED)
     after = next(c for c in status.conditions if c.type is ConditionType.DEGRADED)
     standing = before is not None and before.status is ConditionStatus.TRUE and before.reason is after.reason

@@ -9,7 +9,7 @@ import msgspec
 
 from fulcrum.api.names import PORT_GATEWAY, Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import ConditionType, InferenceClusterStatus, RoleCounts
+from fulcrum.api.types import ConditionType, InferenceClusterStatus, Recommendation, RoleCounts
 from fulcrum.api.types import Decision as LastDecision
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.conditions import Finding, available, degraded, progressing, settle, timestamp
@@ -48,7 +48,28 @@ def status_of(
         ready=f"{ready}/{len(assignment.slots)}",
         roles=_role_counts(snapshot.workers, target),
         last_decision=last or snapshot.status.last_decision,
+        recommendation=_recommendation(snapshot),
     )
+
+
+def recommendation_text(found: Recommendation) -> str:
+    """Return what an event says of a recommendation."""
+    pools = ", ".join(
+        f"{pool.workers} {pool.role.value} of {pool.tensor * pool.pipeline} {pool.accelerator}" for pool in found.pools
+    )
+    return (
+        f"For requests of {found.input_tokens:.0f} + {found.output_tokens:.0f} tokens other pools on the same GPUs "
+        f"would carry {found.gain:.0%} more within spec.slo: {pools}. Nothing is changed by itself: see "
+        "status.recommendation, and change spec.pools."
+    )
+
+
+def _recommendation(snapshot: Snapshot) -> Recommendation | None:
+    """Return the newest one; what stands is about the pools of its generation only."""
+    if snapshot.measurements.drift is not None:
+        return snapshot.measurements.drift.recommendation
+    standing = snapshot.status.recommendation
+    return standing if standing is not None and standing.generation == snapshot.generation else None
 
 
 def _counts(workers: Iterable[Worker]) -> dict[Role, int]:

@@ -23,6 +23,7 @@ from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Worker
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Peak, peak_of
+from fulcrum.controller.drift import PlacementDrift, PlacementQuestion, compare_in_background
 from fulcrum.controller.kv_figures import kv_tiers
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
@@ -68,6 +69,8 @@ class WatchedCluster:
     gateways: Mapping[str, str]
     """Address of each ready gateway Pod, by name."""
     workers: tuple[Worker, ...]
+    generation: int = 0
+    """Of the spec."""
 
     @property
     def ref(self) -> ClusterRef:
@@ -120,6 +123,8 @@ class ClusterWatch:
         self._forecast_due_at = float("-inf")
         self._peak: Peak | None = None
         self._fallbacks: Counter[str] = Counter()
+        self._drift = PlacementDrift(clock, unix_time)
+        self._comparing: asyncio.Task[None] | None = None
         self.update(cluster)
         # The first tick decides with which roles workers begin.
         self._speeds.expect(cluster=cluster.name, spec=cluster.spec)
@@ -146,7 +151,7 @@ class ClusterWatch:
         if self._traffic is not None and now - self._traffic[0] <= FRESH_SECONDS + pace_of(spec).every_seconds:
             traffic = self._traffic[1]
         if not decides(spec):
-            return Measurements(traffic=traffic, pairs=self._pairs, kv_tiers=self._kv_tiers())
+            return Measurements(traffic=traffic, pairs=self._pairs, kv_tiers=self._kv_tiers(), drift=self._drift.drift)
         forecast = None
         if self._forecast is not None:
             made_at, latest = self._forecast
@@ -159,6 +164,7 @@ class ClusterWatch:
             pairs=self._pairs,
             kv_tiers=self._kv_tiers(),
             peak=self._peak if forecast is not None else None,
+            drift=self._drift.drift,
             unknown=None if traffic is not None else self._unknown or "The load has not been read yet.",
         )
 
@@ -209,8 +215,9 @@ class ClusterWatch:
                 await asyncio.sleep(max(0.1, share * every - (self._clock() - began)))
                 share = 1.0
         finally:
-            if self._forecasting is not None:
-                self._forecasting.cancel()
+            for task in (self._forecasting, self._comparing):
+                if task is not None:
+                    task.cancel()
 
     async def _tick(self) -> None:
         cluster = self.cluster
@@ -219,6 +226,7 @@ class ClusterWatch:
         await asyncio.gather(self._read_traffic(cluster, source), self._read_loads(cluster), self._read_pairs(cluster))
         if decides(cluster.spec):
             self._begin_forecast(cluster, source)
+        self._begin_comparison(cluster)
         self._wake_if_changed()
 
     def _begin_forecast(self, cluster: WatchedCluster, source: TelemetrySource) -> None:
@@ -227,6 +235,29 @@ class ClusterWatch:
                 self._make_forecast(cluster, source), name=f"forecast-{cluster.namespace}-{cluster.name}"
             )
             self._forecasting.add_done_callback(self._forecast_done)
+
+    def _begin_comparison(self, cluster: WatchedCluster) -> None:
+        """Compare the pools with a new plan from time to time, for the load that was measured."""
+        if self._traffic is None or self._comparing is not None or self._clock() - self._traffic[0] > FRESH_SECONDS:
+            return
+        measured = dataclasses.replace(self._traffic[1], prefix_hit=self._speeds.prefix_hit)
+        self._drift.see(measured, spec=cluster.spec, generation=cluster.generation)
+        question = self._drift.question(cluster.spec, cluster.generation, self._speeds.speeds())
+        if question is not None:
+            self._comparing = asyncio.create_task(
+                self._compare(question), name=f"placement-{cluster.namespace}-{cluster.name}"
+            )
+
+    async def _compare(self, question: PlacementQuestion) -> None:
+        try:
+            found = await compare_in_background(question, self._sources.forecasts)
+            if self._drift.take(question, found, published=self.cluster.status.recommendation):
+                self._wake()
+        except Exception:
+            # A defect in the search costs a recommendation and nothing else.
+            logger.exception("comparison_failed namespace=%s cluster=%s", *self.cluster.ref.key)
+        finally:
+            self._comparing = None
 
     async def _read_traffic(self, cluster: WatchedCluster, source: TelemetrySource) -> None:
         pace = pace_of(cluster.spec)

@@ -178,6 +178,7 @@ class Reconciler:
             status=cluster.status,
             gateways=gateway_addresses(observed),
             workers=snapshot.workers,
+            generation=snapshot.generation,
         )
         measured, loads, settled = self._watches.measurements_of(watched)
         snapshot = replace(snapshot, measurements=measured).with_loads({**loads}, frozenset(memory.acknowledged))

@@ -60,7 +60,9 @@ class Plan:
     goodput: float
     """Requests/s within the promise that the estimates expect, queues included."""
     flow_rate: float
-    """Requests/s of the flow model: what the search compares."""
+    """Requests/s of the flow model, in which no request waits."""
+    searched_rate: float
+    """The most of the flow model that the search met. The plan may carry less of it and more with queues."""
     bound: float
     """What no placement exceeds: requests/s, or for the least price the price per hour below which none can be."""
     bottlenecks: tuple[str, ...]
@@ -71,10 +73,10 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """Return how far the placement may be from the best one, as a share of the bound."""
+        """Return how far the search may be from the best flow (or price), as a share of the bound."""
         if self.goal is Goal.LEAST_PRICE:
             return self.price_per_hour / self.bound - 1.0 if 0.0 < self.bound < inf else 0.0
-        return max(0.0, 1.0 - self.flow_rate / self.bound) if self.bound > 0 else 0.0
+        return max(0.0, 1.0 - self.searched_rate / self.bound) if self.bound > 0 else 0.0
 
     def workers_of(self, role: Role) -> int:
         """Return the number of workers in a role."""
@@ -97,7 +99,9 @@ class _PoolNames:
         return self._names[key]
 
 
-def plan_of(performance: Performance, problem: Problem, counts: Counts, *, goal: Goal, bound: float) -> Plan:
+def plan_of(
+    performance: Performance, problem: Problem, counts: Counts, *, goal: Goal, bound: float, searched_rate: float
+) -> Plan:
     """Return the plan that the counts stand for: workers packed into nodes, flow over nodes, goodput with queues."""
     workers = _placed(packed(problem, counts))
     flow = most_flow(_sites(problem, workers), problem.inventory, problem.kv_bytes_per_request)
@@ -119,6 +123,7 @@ def plan_of(performance: Performance, problem: Problem, counts: Counts, *, goal:
             _links_limit(flow),
         ),
         flow_rate=flow.rate,
+        searched_rate=searched_rate,
         bound=bound,
         bottlenecks=_bottlenecks(flow, workers),
         price_per_hour=problem.price(counts),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf, nextafter
 
@@ -11,6 +11,7 @@ from fulcrum.placement.bound import least_price, upper_bound
 from fulcrum.placement.cells import Counts, Problem, problem_of
 from fulcrum.placement.diagnosis import explain_none, explain_short
 from fulcrum.placement.exact import exact
+from fulcrum.placement.finish import finished
 from fulcrum.placement.inventory import Inventory, NodeKind
 from fulcrum.placement.objective import Goal, Objective
 from fulcrum.placement.parallelism import ROLES, Engine, WorkerOption, options
@@ -93,7 +94,8 @@ def _searched(request: Request, problem: Problem, parts: list[list[int]], on_pro
     objective = Objective(
         least_rate=request.rate if request.goal is Goal.LEAST_PRICE else None, most_price=request.most_price
     )
-    best = _refined(problem, parts, objective, on_progress)
+    ends = _refined(problem, parts, objective, on_progress)
+    best = ends[0]
     flow = cell_flow(problem, best)
     most = upper_bound(problem, most_price=request.most_price)
     if flow.rate <= 0.0:
@@ -107,11 +109,42 @@ def _searched(request: Request, problem: Problem, parts: list[list[int]], on_pro
         best = _exact(request, problem, objective, best, on_progress)
     bound = most if objective.least_rate is None else least_price(problem, objective.least_rate)
     _report(on_progress, "queues and routes")
-    return plan_of(request.performance, problem, best, goal=request.goal, bound=bound)
+    found = best
+    if objective.least_rate is None:
+        apart = _of_fewer_forms(problem, parts, objective)
+        found = finished(request.performance, problem, (best, *ends, *apart), most_price=request.most_price)
+    searched = cell_flow(problem, best).rate
+    return plan_of(request.performance, problem, found, goal=request.goal, bound=bound, searched_rate=searched)
 
 
-def _refined(problem: Problem, parts: list[list[int]], objective: Objective, on_progress: OnProgress | None) -> Counts:
-    """Return the best end of searches from three starts."""
+def _of_fewer_forms(problem: Problem, parts: list[list[int]], objective: Objective) -> Iterator[Counts]:
+    """Yield the ends of searches with mixed workers alone, and without: of all forms, and of one size in each cell.
+
+    Rates of single workers are off by other amounts for mixed workers than for splits, and for many small workers than
+    for a few large ones: the flow alone does not compare these well.
+    """
+    split = [choice for choice in problem.choices if choice.role is not Role.MIXED]
+    kept = [split, [choice for choice in problem.choices if choice.role is Role.MIXED]]
+    for size in sorted({choice.option.gpus for choice in split}):
+        sizes = {choice.cell: choice.option.gpus for choice in split if choice.option.gpus >= size}
+        sizes = {cell: min(c.option.gpus for c in split if c.cell == cell and c.option.gpus >= size) for cell in sizes}
+        kept.append([choice for choice in split if choice.option.gpus == sizes.get(choice.cell)])
+    for choices in kept:
+        places = [place for place, choice in enumerate(problem.choices) if choice in choices]
+        fewer = replace(problem, choices=tuple(problem.choices[place] for place in places))
+        if not places or len(places) == len(problem.choices):
+            continue
+        for end in _refined(fewer, parts, objective, None):
+            counts = [0] * len(problem.choices)
+            for place, count in zip(places, end, strict=True):
+                counts[place] = count
+            yield tuple(counts)
+
+
+def _refined(
+    problem: Problem, parts: list[list[int]], objective: Objective, on_progress: OnProgress | None
+) -> list[Counts]:
+    """Return the ends of searches from three starts, the best first."""
     refinement = Refinement(problem=problem, objective=objective, on_progress=on_progress)
     starts = [split_start(problem, parts), uniform_start(problem, Role.MIXED)]
     if len(parts) > 1:
@@ -121,7 +154,7 @@ def _refined(problem: Problem, parts: list[list[int]], objective: Objective, on_
     for start in dict.fromkeys(starts):
         begin = start if problem.price(start) <= objective.most_price else (0,) * len(problem.choices)
         ends.append(refinement.run(begin))
-    return max(ends, key=lambda end: objective.score(cell_flow(problem, end).rate, problem.price(end), scale))
+    return sorted(ends, key=lambda end: -objective.score(cell_flow(problem, end).rate, problem.price(end), scale))
 
 
 def _exact(

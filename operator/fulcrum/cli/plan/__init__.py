@@ -70,9 +70,9 @@ def command(
 
     from fulcrum.capacity.known_models import UnknownModelError, known_model
     from fulcrum.capacity.precision import Precision
-    from fulcrum.cli.plan.estimates import QueueingEstimates
     from fulcrum.cli.plan.inputs import demand_of, inventory_of, promise_of
     from fulcrum.placement.errors import PlacementError
+    from fulcrum.placement.estimates import QueueingEstimates
     from fulcrum.placement.objective import Goal
     from fulcrum.placement.parallelism import Engine
     from fulcrum.placement.search import Request, search
@@ -156,7 +156,9 @@ def _show(plan: Plan, title: str, *, to_stderr: bool) -> None:
     console.print(
         f"Expected goodput {plan.goodput:.2f} requests/s with queues; the links and workers carry {plan.flow_rate:.2f}."
     )
-    console.print(f"At most {plan.gap:.1%} from the best placement. Bottleneck: {', '.join(plan.bottlenecks)}.")
+    console.print(
+        f"The search is at most {plan.gap:.1%} from the best flow. Bottleneck: {', '.join(plan.bottlenecks)}."
+    )
     console.print(f"{plan.gpus_used} of {plan.gpus} GPUs, price per hour {plan.price_per_hour:.2f}.")
 
 
