@@ -49,14 +49,14 @@ async def run_agent(
 ) -> int:
     """Runs the worker until it is told to stop (SIGTERM, SIGINT) or vLLM ends; returns the process's exit code.
 
-    `token` is what the engine asks for, and what the agent asks of those who would change something. `speed_file` is
+    `token` is what the engine asks for, and what the agent asks of callers that would change something. `speed_file` is
     where the engine finds its measured speed.
     """
     stop = asyncio.Event()
     hurry = asyncio.Event()
 
     def on_signal() -> None:
-        # The second signal cuts a drain short, for someone at a terminal.
+        # The second signal cuts a drain short, for a person at a terminal.
         (hurry if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()

@@ -28,7 +28,7 @@ class BadConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodIdentity:
-    """Who this worker is; everything it serves binds on `ip`."""
+    """Identity of this worker; everything it serves binds on `ip`."""
 
     ip: str
     name: str

@@ -1,4 +1,4 @@
-"""Waiting until a worker has nothing left that anyone waits for."""
+"""Waiting until a worker has nothing left that a client or a peer waits for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who may use a worker: the engine and the agent ask for the cluster's token, and the agent sends it to its own engine.
+"""Access to a worker: the engine and the agent ask for the cluster's token, and the agent sends it to its own engine.
 
-vLLM's own check covers only paths such as `/v1` (0.32): `/invocations`, say, would generate text for everyone. Here
+vLLM's own check covers only paths such as `/v1` (0.32): `/invocations`, say, would generate text for any caller. Here
 everything is closed but what health checks and Prometheus read.
 """
 

@@ -24,7 +24,7 @@ _NOISE: Final = re.compile(r"^\s|^Traceback |^During handling|^The above excepti
 
 
 class EngineProcess:
-    """One run of vLLM. Started once; stays in the agent's process group, so that who kills the group kills it, too."""
+    """One run of vLLM. Started once; stays in the agent's process group, so a signal to the group kills it, too."""
 
     def __init__(self, command: EngineCommand, *, output: BinaryIO | None = None) -> None:
         self._command = command

@@ -12,8 +12,8 @@ from fulcrum.capacity.nonnegative import fit_relative
 LEAST_EVEN_TOKENS: Final = 500
 """Prompt tokens from which on attention may take more time than all that is linear in them.
 
-By its operations that begins at about six hidden sizes, and a quarter of that was measured for the smallest model that
-anybody serves. What grows faster is a short prompt that something held up; squared, that would be minutes for a long
+By its operations that begins at about six hidden sizes, and a quarter of that was measured for the smallest model in
+use. What grows faster is a short prompt that something held up; squared, that would be minutes for a long
 one.
 """
 

@@ -1,4 +1,4 @@
-"""The worker's role: who may change it, and when (epochs)."""
+"""The worker's role: which callers may change it, and when (epochs)."""
 
 from __future__ import annotations
 

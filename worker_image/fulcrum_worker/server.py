@@ -71,7 +71,7 @@ async def _errors_as_json(
 
 
 def _guard(token: str | None) -> Middleware:
-    """Only those that know the cluster's token may change something; anybody who reaches the agent may look."""
+    """Only callers that know the cluster's token may change something; any that reaches the agent may look."""
 
     @web.middleware
     async def guard(

@@ -28,9 +28,9 @@ class WorkerState:
     side_channel: tuple[str, int]
     role: WorkerRole
     pod_name: str = ""
-    """Empty: nobody can check that an answer comes from the Pod that was meant."""
+    """Empty: callers cannot check that an answer comes from the Pod that was meant."""
     token: str | None = field(default=None, repr=False)
-    """What callers must send to change something; None: nobody needs one."""
+    """What callers must send to change something; None: none is needed."""
     engine_alive: bool = False
     engine_start_seconds: float | None = None
     """From starting vLLM to its first healthy answer."""

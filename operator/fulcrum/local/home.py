@@ -72,7 +72,7 @@ class Home:
 
     @property
     def supervisor(self) -> Path:
-        """Who the supervisor and its children are: pid and start time of each."""
+        """The supervisor and its children: pid and start time of each."""
         return self.root / "supervisor.json"
 
     @property

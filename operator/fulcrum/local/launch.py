@@ -79,13 +79,13 @@ def leftovers(home: Home) -> list[Identity]:
 
 def stop_supervisor(home: Home) -> None:
     """End the supervisor and its children: politely, then by force."""
-    everyone = members(home)
-    supervisor = everyone.get("supervisor")
+    running = members(home)
+    supervisor = running.get("supervisor")
     if supervisor is not None:
         supervisor.signal(signal.SIGTERM)
         _wait(lambda: not supervisor.alive, _SUPERVISOR_SECONDS)
     # Without a supervisor (it was killed) its children have been told to end by the kernel.
-    rest = [*everyone.values(), *marked({MARK_HOME: str(home.root)})]
+    rest = [*running.values(), *marked({MARK_HOME: str(home.root)})]
     _end(rest, grace_seconds=_KILL_SECONDS)
     home.supervisor.unlink(missing_ok=True)
 

@@ -20,7 +20,7 @@ _BAD_WAITING: Final = frozenset({"CrashLoopBackOff", "CreateContainerConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Awaited:
-    """One object that somebody waits for."""
+    """One object that is waited for."""
 
     kind: str
     namespace: str

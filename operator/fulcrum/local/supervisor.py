@@ -116,7 +116,7 @@ class Supervisor:
     async def _keep(self, program: Program) -> None:
         delay_seconds = _FIRST_DELAY_SECONDS
         while True:
-            while program.name != SERVER and not self._home.kubeconfig.exists():  # noqa: ASYNC110 - a file tells nobody
+            while program.name != SERVER and not self._home.kubeconfig.exists():  # noqa: ASYNC110 - a file has no event
                 await asyncio.sleep(0.05)
             begun = time.monotonic()
             child = start(program, self._home)
@@ -173,8 +173,8 @@ class Supervisor:
         else:
             self._children[name] = identity
         own = Identity.of(os.getpid())
-        everyone = {"supervisor": own, **self._children} if own else dict(self._children)
-        record = {name: {"pid": item.pid, "ticks": item.ticks} for name, item in everyone.items()}
+        running = {"supervisor": own, **self._children} if own else dict(self._children)
+        record = {name: {"pid": item.pid, "ticks": item.ticks} for name, item in running.items()}
         write_private(self._home.supervisor, json.dumps(record))
 
 

@@ -25,7 +25,7 @@ class ClassQueue:
         return sum(map(len, self._lanes))
 
     def __bool__(self) -> bool:
-        """Report whether anybody waits."""
+        """Report whether any request waits."""
         return any(self._lanes)
 
     def __iter__(self) -> Iterator[Job]:
@@ -53,7 +53,7 @@ class ClassQueue:
         for lane in self._lanes:
             if lane:
                 return lane.popleft()
-        raise IndexError("nobody waits")
+        raise IndexError("no request waits")
 
     def remove(self, job: Job) -> None:
         """Take out a job that waits."""

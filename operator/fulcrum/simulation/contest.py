@@ -37,7 +37,7 @@ NAMES: Final = {
     "ours-even": "ours, which begins with half of the workers in each role",
     "ours-informed": "ours, which begins with the split that is the best static one in hindsight, "
     "as best static and Mooncake's rule do",
-    "ours-open": "the same planner and router, turning nobody away",
+    "ours-open": "the same planner and router, turning no request away",
     "static": "the best static split, by trying them all; static-3:5 is that one",
     "aggregated": "all workers mixed, with chunked prefill",
     "threshold": "an autoscaler per role at 70 % utilisation",

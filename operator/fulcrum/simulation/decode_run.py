@@ -1,6 +1,6 @@
 """A run of decode steps in closed form.
 
-As long as nobody joins or leaves, k steps of B requests with contexts that sum up to C take
+As long as no request joins or leaves, k steps of B requests with contexts that sum up to C take
 `k*base + slope*(k*C + B*k*(k-1)/2)` seconds: each context grows by one per step. A run ends at the first step at which
 something changes, so skipping the steps between changes no result.
 """

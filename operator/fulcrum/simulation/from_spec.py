@@ -24,7 +24,7 @@ POOL_BYTES_PER_SECOND: Final = 2.9e9
 
 
 class NoSpeedError(ValueError):
-    """Nobody knows how fast the workers of a pool are. Says which, and that a profile would tell."""
+    """It is not known how fast the workers of a pool are. Says which, and that a profile would tell."""
 
 
 def cluster_model(

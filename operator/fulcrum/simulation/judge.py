@@ -38,7 +38,7 @@ class Judged:
     best_attainment: float
     best_gpu_hours: float
     best_static_attainment: float
-    """Of all rivals whose workers keep their roles and that turn nobody away or use our admission."""
+    """Of all rivals whose workers keep their roles and that turn no request away or use our admission."""
     ratio: float
     """Higher is better. Fixed workers: ours over the best rival's attainment. Moving workers: GPU-hours of the cheapest
     rival with the same attainment over ours; where none has it, 1 and how much ours attains more."""

@@ -1,4 +1,4 @@
-"""How long a prefill worker keeps KV that nobody pulls."""
+"""How long a prefill worker keeps KV that no worker pulls."""
 
 from __future__ import annotations
 

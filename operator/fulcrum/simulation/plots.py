@@ -119,7 +119,7 @@ def _cdf(entries: Sequence[Entry], heading: str, column: str, target_seconds: fl
         for entry, style in zip(entries, _styles(entries), strict=True):
             values = getattr(entry.result, column)[entry.result.outcome == Outcome.SERVED]
             values = values[~np.isnan(values)]
-            # A line without points keeps the policy in the legend when it served nobody.
+            # A line without points keeps the policy in the legend when it served no request.
             seconds = np.quantile(values, levels) if len(values) else np.array([])
             axes.plot(np.maximum(seconds, 1e-6) * 1e3, levels[: len(seconds)], **style)
         axes.axvline(target_seconds * 1e3, color="black", linestyle=":", label=f"SLO, {target_seconds * 1e3:,.0f} ms")

@@ -1,4 +1,4 @@
-"""What a policy is: who starts, what changes at a tick, who is let in, and where each request goes."""
+"""What a policy is: which workers start, what changes at a tick, which requests are let in, and where each goes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Policy(ABC):
         """Return the workers that are ready at second 0, as (pool, role)."""
 
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor | None:
-        """Return the gateway; the default routes as production does and turns nobody away."""
+        """Return the gateway; the default routes as production does and turns no request away."""
         return FrontDoor(slo=slo, speeds=known_speeds(cluster), gateways=cluster.gateways)
 
     def on_tick(self, view: View) -> TickResult:

@@ -1,4 +1,4 @@
-"""Prefix cache of one worker: prompt blocks by id, kept after use for as long as nobody else needs the room (LRU)."""
+"""Prefix cache of one worker: prompt blocks by id, kept after use until another request needs the room (LRU)."""
 
 from __future__ import annotations
 

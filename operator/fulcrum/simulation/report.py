@@ -11,7 +11,7 @@ from fulcrum.simulation.contest import Arena, Entry
 from fulcrum.simulation.plots import plots_of
 
 _COLUMNS: Final = (
-    ("policy", "Who decided"),
+    ("policy", "What decided"),
     ("in SLO", "Share of all requests whose first token and whose pace were in time"),
     ("goodput /s", "Requests per second inside the SLO"),
     ("per GPU /s", "The same per GPU that was held"),

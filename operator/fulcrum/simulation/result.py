@@ -16,7 +16,7 @@ from fulcrum.simulation.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """Of those that were served; NaN when nobody was."""
+    """Of requests that were served; NaN when none was."""
 
     p50: float
     p90: float

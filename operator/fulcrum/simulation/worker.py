@@ -49,7 +49,7 @@ class Worker:
         timeline: Timeline,
         host: WorkerHost,
     ) -> None:
-        """`ranks` of the classes by name, the lowest first; None: all are alike. `crowd`: who shares its machine.
+        """`ranks` of the classes by name, the lowest first; None: all are alike. `crowd`: the workers of its machine.
         `tiers`: what is below its KV cache.
         """
         self.name = name
@@ -315,7 +315,7 @@ class Worker:
             self._preempt()
             preempted = True
         prefill = self._prefill
-        # Nobody is let in by a step that preempts; if nothing is left to run, that step takes no time.
+        # A step that preempts lets no request in; if nothing is left to run, that step takes no time.
         tokens = self._fill(now, admit=not (preempted and running)) if self.waiting or prefill.chunks else 0
         self._cut = False
         if tokens:

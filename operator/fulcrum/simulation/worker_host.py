@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class WorkerHost(Protocol):
-    """Who is told what a worker has done."""
+    """What is told what a worker has done."""
 
     def finished(self, job: Job, worker: Worker, now: float) -> None:
         """Handle a job whose last token is out."""

@@ -1,4 +1,4 @@
-"""Who is calling: bearer tokens of the administrator and of ServiceAccounts."""
+"""Identity of a caller: bearer tokens of the administrator and of ServiceAccounts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Authenticator:
         return self._service_account(claims) if claims else None
 
     def kubelet_token(self) -> str:
-        """A token for a request of this server to a kubelet; it ends soon, as whoever poses as a node gets it."""
+        """A token for a request of this server to a kubelet; it ends soon: a process that poses as a node gets it."""
         now = int(time.time())
         claims = {"aud": AUDIENCES, "exp": now + _KUBELET_TOKEN_SECONDS, "iat": now, "nbf": now, "iss": ISSUER}
         return self._signed({**claims, "sub": KUBELET_CLIENT_USER.name})

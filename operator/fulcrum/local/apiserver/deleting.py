@@ -128,7 +128,7 @@ class Deleter:
 def _grace_seconds(kind: Kind, obj: Json, asked: int | None) -> int:
     if kind.storage != "pods":
         return 0
-    # Nothing runs (yet, or any more): nobody would confirm a graceful end.
+    # Nothing runs (yet, or any more): no kubelet would confirm a graceful end.
     if not obj["spec"].get("nodeName") or obj.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         return 0
     return int(obj["spec"].get("terminationGracePeriodSeconds", 30) if asked is None else asked)

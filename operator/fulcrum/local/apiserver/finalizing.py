@@ -37,7 +37,7 @@ class Finalizing:
             await self._wake.wait()
             self._wake.clear()
             if not self.step():
-                await asyncio.sleep(_RECHECK_SECONDS)  # finalizers of the content are somebody else's to remove
+                await asyncio.sleep(_RECHECK_SECONDS)  # other controllers remove finalizers of the content
                 self._wake.set()
 
     def step(self) -> bool:

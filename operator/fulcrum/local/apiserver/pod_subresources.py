@@ -140,7 +140,7 @@ class PodSubresources:
 
 
 def _disrupted(pod: Json) -> Json:
-    """The Pod with the condition that says who ends it."""
+    """The Pod with the condition that says what ends it."""
     target = {
         "type": "DisruptionTarget",
         "status": "True",

@@ -97,7 +97,7 @@ def _listen(options: Options) -> socket.socket:
 
 
 def _bound_soon(address: str, port: int, remembered: Path) -> socket.socket:
-    """The socket, even if somebody's outgoing connection has the port at the moment."""
+    """The socket, even if an outgoing connection has the port at the moment."""
     deadline = time.monotonic() + _TAKEN_SECONDS
     while True:
         try:

@@ -43,7 +43,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One object as written; nobody modifies `obj`."""
+    """One object as written; `obj` is never modified."""
 
     version: int
     obj: Json

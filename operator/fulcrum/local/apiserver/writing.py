@@ -32,7 +32,7 @@ Changer = Callable[[Json], Json]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Who writes and how; `warnings` collects what goes into Warning headers."""
+    """Which client writes, and how; `warnings` collects what goes into Warning headers."""
 
     user: User
     manager: str

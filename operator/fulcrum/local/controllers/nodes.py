@@ -187,7 +187,7 @@ class NodeLifecycle:
         return True
 
     async def _disrupt(self, pod: Json, reason: str, message: str, status: Json | None = None) -> None:
-        """Say in the Pod's status who ends it, before it is ended."""
+        """Say in the Pod's status what ends it, before it is ended."""
         others = (pod.get("status") or {}).get("conditions") or ()
         target = {
             "type": "DisruptionTarget",

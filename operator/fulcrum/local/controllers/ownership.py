@@ -1,4 +1,4 @@
-"""Who owns whom: an index of objects by uid, and of dependents by the uid of their owner. No I/O."""
+"""Which object owns which: an index of objects by uid, and of dependents by the uid of their owner. No I/O."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ReplicaSets:
         return await self._report(replica_set, pods)
 
     async def _claimed(self, replica_set: Json) -> list[Json]:
-        """The active Pods that it manages, after it has adopted those of its labels that nobody manages."""
+        """The active Pods that it manages, after it has adopted the unmanaged ones with its labels."""
         claimed = []
         deleting = "deletionTimestamp" in replica_set["metadata"]
         for pod in self.pods.in_namespace(replica_set["metadata"]["namespace"]):

@@ -20,7 +20,7 @@ DISRUPTION_BUDGETS: Final = Resource(api_version="policy/v1", kind="PodDisruptio
 
 
 def controller_of(obj: Json) -> Json | None:
-    """The owner reference that says who manages the object."""
+    """The owner reference that says what manages the object."""
     references = obj["metadata"].get("ownerReferences") or ()
     return next((reference for reference in references if reference.get("controller")), None)
 

@@ -13,7 +13,7 @@ _RESERVED: Final = 256
 
 
 class AddressPool:
-    """Hands out addresses round and round, so that an address is not soon somebody else's; kept across restarts."""
+    """Hands out addresses round and round, so that an address is not soon another Pod's; kept across restarts."""
 
     def __init__(self, cidr: str, state_file: Path) -> None:
         self._network = ipaddress.ip_network(cidr)

@@ -1,4 +1,4 @@
-"""One wake-up in the future: the earliest that anybody wished for."""
+"""One wake-up in the future: the earliest that was asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may use the kubelet's own API: the API server says who a bearer token is, and whether it may (`nodes/proxy`)."""
+"""Callers of the kubelet's own API: the API server says whose a bearer token is, and what it may do (`nodes/proxy`)."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class Container:
     def _ended(self, record: Json | None, *, error: str | None, started_at: str) -> None:
         run = self._runs - 1
         if record is None and error is None:
-            # The shim was killed: its children are killed by the kernel or here, and nobody knows the status.
+            # The shim was killed: its children are killed by the kernel or here, and the status is lost.
             kill_marked({MARK_POD_UID: self._pod_uid, MARK_CONTAINER: self.name})
             record = {"exitCode": 137, "signal": 9, "startedAt": started_at, "finishedAt": _timestamp()}
         elif record is None:

@@ -13,7 +13,7 @@ GPU: Final = "nvidia.com/gpu"
 
 
 class Devices:
-    """GPUs 0 to count - 1 of this machine; who has which is kept in `state_file` across restarts."""
+    """GPUs 0 to count - 1 of this machine; which Pod has which is kept in `state_file` across restarts."""
 
     def __init__(self, count: int, state_file: Path) -> None:
         self._count = count

@@ -49,7 +49,7 @@ class KubeletConfig:
     pass_environment: tuple[str, ...] = ()
     log_bytes: int = 10 * 1024 * 1024
     sweep_orphans: bool = False
-    """Kill children that nobody here started: only where this process is the kubelet alone, and a sub-reaper."""
+    """Kill children that this process did not start: only where this process is the kubelet alone, and a sub-reaper."""
 
 
 class Kubelet:
@@ -114,7 +114,7 @@ class Kubelet:
 
     def _on_list(self, pods: list[Json]) -> None:
         present = {pod["metadata"]["uid"] for pod in pods}
-        # First the addresses that are taken, then whoever needs a new one.
+        # First the Pods that have an address, then the Pods that need one.
         records = {entry.name: read_json(entry / "pod.json") for entry in self._pods.iterdir() if entry.is_dir()}
         for record in records.values():
             if record is not None:

@@ -18,7 +18,7 @@ Check = Callable[[web.Request], Awaitable[None]]
 
 
 class LogServer:
-    """Serves `GET /containerLogs/{namespace}/{pod}/{container}` to whom `check` lets pass, and `GET /healthz`."""
+    """Serves `GET /containerLogs/{namespace}/{pod}/{container}` to callers that `check` admits, and `GET /healthz`."""
 
     def __init__(self, find: Find, check: Check) -> None:
         self._find = find

@@ -75,7 +75,7 @@ class PodWorker:
             self._wake.set()
 
     def vanished(self) -> None:
-        """The object is no longer there: deleted by force, or while nobody looked."""
+        """The object is no longer there: deleted by force, or while it was not watched."""
         self._gone = True
         self._wake.set()
 

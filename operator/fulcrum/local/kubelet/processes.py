@@ -235,7 +235,7 @@ def _children() -> list[int]:
 
 
 def sweep_orphans() -> None:
-    """Kill and reap children that nobody here started: what a killed shim left behind."""
+    """Kill and reap children that this process did not start: what a killed shim left behind."""
     for child in _children():
         if child not in own_children:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -244,7 +244,7 @@ def sweep_orphans() -> None:
 
 
 def reap_orphans(known_pids: set[int]) -> None:
-    """Reap children that nobody here started and that have ended; those that run go on."""
+    """Reap children that this process did not start and that have ended; those that run go on."""
     for child in _children():
         if child not in known_pids:
             with contextlib.suppress(ChildProcessError):

@@ -232,7 +232,7 @@ def _run(log: Log, pipes: Pipes, main: list[int], config: dict[str, object]) -> 
         os.set_blocking(fd, False)
     _serve(log, streams, os.pidfd_open(main[0]), _cpu_limit(main[0], config))
     finished_at = _now().decode()
-    _kill_tree(main[0])  # before it is reaped: until then its group id cannot be anybody else's
+    _kill_tree(main[0])  # before it is reaped: until then its group id cannot be another process group's
     _, wait_status = os.waitpid(main.pop(), 0)
     _reap_all()
     _drain(log, streams)

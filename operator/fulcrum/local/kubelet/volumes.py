@@ -207,7 +207,7 @@ def _write(folder: Path, relative: str, content: bytes) -> None:
         raise ConfigError(f"{relative!r} is no path inside a volume")
     path = folder.joinpath(*parts)
     path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-    # Who lists the folder leaves out names that begin with two dots, as in a volume of the real kubelet.
+    # A program that lists the folder leaves out names that begin with two dots, as in a volume of the real kubelet.
     made = path.with_name(f"..{path.name}")
     write_private(made, content)
     made.replace(path)

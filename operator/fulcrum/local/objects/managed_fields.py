@@ -22,11 +22,11 @@ _UNOWNED = frozenset(
     {("f:apiVersion",), ("f:kind",), ("f:metadata",)}
     | {("f:metadata", f"f:{name}") for name in (*_SERVER_METADATA, "name", "namespace", "deletionGracePeriodSeconds")}
 )
-"""Fields that nobody owns: they identify the object or belong to the server."""
+"""Fields without an owner: they identify the object or belong to the server."""
 
 
 class Manager(NamedTuple):
-    """Who owns fields, and through which kind of request."""
+    """Which manager owns fields, and through which kind of request."""
 
     name: str
     operation: str

@@ -147,7 +147,7 @@ def _merged_list(live: list[Any], applied: list[Any], lists: ListTypes) -> list[
 
 
 def _pruned(obj: dict[str, Any], last: FieldSet, owned: FieldSet, lists: ListTypes) -> dict[str, Any]:
-    """Without the fields that the manager applied before, and that nobody owns now."""
+    """Without the fields that the manager applied before, and that no manager owns now."""
     kept = field_set.with_parents(owned)
     gone = managed_fields.ownable(field_set.with_parents(last)) - kept
     tops = {path for path in gone if path[:-1] not in gone}

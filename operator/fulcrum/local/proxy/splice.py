@@ -84,7 +84,7 @@ class Downstream(_Side):
 
     def data_received(self, data: bytes) -> None:
         if self.peer is None and self.transport is not None:
-            # More waits in the kernel until somebody can take it. Pausing in connection_made would not do: uvloop
+            # More waits in the kernel until the other side can take it. Pausing in connection_made would not do: uvloop
             # starts to read after it.
             self._early += data
             self.transport.pause_reading()
