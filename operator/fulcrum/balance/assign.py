@@ -12,11 +12,11 @@ import msgspec
 
 from fulcrum.api.names import Role, worker_name
 from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.balance.last_applied import live
 from fulcrum.balance.pools import only_role
 from fulcrum.balance.rollout import Surge
 from fulcrum.balance.snapshot import Worker, served_roles
 from fulcrum.balance.split import Move
-from fulcrum.balance.standing import live
 from fulcrum.performance.layout import Layout
 
 _ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)

@@ -1,6 +1,6 @@
 """When fewer requests are inside the SLO than the model says of the workers that stand: how much more load explains it.
 
-What stands is the one layout whose attainment is known.
+The present layout is the only one whose attainment is known.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def calibrated(
     """
     if traffic is None or load.current.rate <= 0 or not _stood(workers, now, traffic, model):
         return None
-    standing = layout_of(worker for worker in workers if worker.serving)
-    measured, expected = served_share(traffic), model.attainment(standing, load.current)
+    layout = layout_of(worker for worker in workers if worker.serving)
+    measured, expected = served_share(traffic), model.attainment(layout, load.current)
     late = (traffic.ttft_p90_seconds or 0.0) > slo.ttft_seconds
     slow = (traffic.tpot_p90_seconds or 0.0) > slo.tpot_seconds
     if load.promise_kept or measured + deviation(traffic, expected) >= expected or not (late or slow):
@@ -45,11 +45,11 @@ def calibrated(
         return load.current.shifted(prefill=factor if late else 1.0, decode=factor if slow else 1.0)
 
     low, high = 1.0, TUNING.most_correction
-    if model.attainment(standing, heavier(high)) > measured:
+    if model.attainment(layout, heavier(high)) > measured:
         return None  # that much more load would not explain it: it is another fault
     for _ in range(TUNING.correction_steps):
         middle = (low + high) / 2
-        explained = model.attainment(standing, heavier(middle)) <= measured
+        explained = model.attainment(layout, heavier(middle)) <= measured
         low, high = (low, middle) if explained else (middle, high)
     more = heavier(low)
     return replace(load, current=more, lower=load.lower.plus(more, less=load.current)) if low > 1.0 else None

@@ -50,10 +50,10 @@ def settle(
 
     Conditions of types that are not among the findings stay as they are.
     """
-    standing = {condition.type: condition for condition in status.conditions}
+    last = {condition.type: condition for condition in status.conditions}
     settled: dict[ConditionType, Condition] = {}
     for finding in findings:
-        before = standing.get(finding.type)
+        before = last.get(finding.type)
         value = ConditionStatus.TRUE if finding.status else ConditionStatus.FALSE
         settled[finding.type] = Condition(
             type=finding.type,
@@ -65,7 +65,7 @@ def settle(
                 before.last_transition_time if before is not None and before.status is value else timestamp(now)
             ),
         )
-    merged = standing | settled
+    merged = last | settled
     return tuple(merged[kind] for kind in ConditionType if kind in merged)
 
 

@@ -15,14 +15,14 @@ from fulcrum.balance.best_split import splits
 from fulcrum.balance.decision import Decision, Reasons, Trace
 from fulcrum.balance.estimate import Unknown
 from fulcrum.balance.explanation import explain
-from fulcrum.balance.initial import first_layout
+from fulcrum.balance.initial import initial_layout
 from fulcrum.balance.inputs import Inputs, gather
+from fulcrum.balance.last_applied import last_applied, last_layout, live
 from fulcrum.balance.pools import only_role
 from fulcrum.balance.roles import RoleChanges, dwelled, repairs, role_changes
 from fulcrum.balance.size import Sizing, size
 from fulcrum.balance.snapshot import Snapshot, served_roles
 from fulcrum.balance.split import Move
-from fulcrum.balance.standing import held_layout, live, standing_workers
 from fulcrum.balance.target import Target, layout_of_target, make_target
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
@@ -42,25 +42,25 @@ def manual(snapshot: Snapshot) -> Decision:
 
 def decide(snapshot: Snapshot, now: datetime) -> Decision:
     """Return what is to be done in modes Auto and Observe."""
-    held = standing_workers(snapshot.spec, snapshot.workers, snapshot.status.roles)
+    applied = last_applied(snapshot.spec, snapshot.workers, snapshot.status.roles)
     inputs = gather(snapshot, now)
     observing = snapshot.spec.balance.mode is BalanceMode.OBSERVE
     if isinstance(inputs, Unknown):
-        decision = hold(snapshot, held, now, repair=not observing)
+        decision = hold(snapshot, applied, now, repair=not observing)
         return replace(decision, trace=replace(decision.trace, unknown=inputs.message))
-    decided = _decide(inputs, held)
+    decided = _decide(inputs, applied)
     if not observing:
         return decided
-    standing = hold(snapshot, held, now, repair=False)
-    return replace(standing, trace=decided.trace, proposal=decided)
+    observed = hold(snapshot, applied, now, repair=False)
+    return replace(observed, trace=decided.trace, proposal=decided)
 
 
-def _decide(inputs: Inputs, held: Mapping[str, int]) -> Decision:
-    sized = size(inputs, held)
+def _decide(inputs: Inputs, applied: Mapping[str, int]) -> Decision:
+    sized = size(inputs, applied)
     goal = _goal(inputs, sized)
     kept = keep(inputs.workers, sized.workers, goal)
     if _forces_early_flip(inputs, sized, kept):
-        sized = replace(sized, workers=dict(held), reason=None, considered=())
+        sized = replace(sized, workers=dict(applied), reason=None, considered=())
         goal = _goal(inputs, sized)
         kept = keep(inputs.workers, sized.workers, goal)
     coming = _coming(inputs.spec, sized.workers, kept, goal)
@@ -71,13 +71,13 @@ def _decide(inputs: Inputs, held: Mapping[str, int]) -> Decision:
     return Decision(
         target=_target(inputs.spec, sized.workers, assignment),
         assignment=assignment,
-        reasons=_reasons(inputs, held, sized, changes),
+        reasons=_reasons(inputs, applied, sized, changes),
         trace=_trace(inputs, sized, changes, assignment, goal),
     )
 
 
-def _reasons(inputs: Inputs, held: Mapping[str, int], sized: Sizing, changes: RoleChanges) -> Reasons:
-    grown = sum(sized.workers.values()) > sum(held.values())
+def _reasons(inputs: Inputs, applied: Mapping[str, int], sized: Sizing, changes: RoleChanges) -> Reasons:
+    grown = sum(sized.workers.values()) > sum(applied.values())
     return Reasons(
         flip=changes.reason or sized.reason or Reason.ROLE_FLIPPED,
         create=(sized.reason if grown else None) or Reason.WORKER_CREATED,
@@ -113,20 +113,20 @@ def _goal(inputs: Inputs, sized: Sizing) -> Layout:
     if sized.workers == {pool: there[pool] for pool in sized.workers} and desired == sum(sized.workers.values()):
         # A worker that drains to change its role gets the one that it was told to drain for. Meanwhile the load cannot
         # be judged as it was then: what is measured during a change corrects nothing.
-        return _held_layout(inputs, sized.workers)
+        return _last_layout(inputs, sized.workers)
     ahead = load.current if sized.reason is Reason.LOAD_FELL else load.current.at_least(load.forecast)
     found = splits(inputs.pools, sized.workers, inputs.model, ahead) if ahead.rate > 0 else ()
     if found:
         return found[0]
     # Nothing arrives: what stands is held, and fewer workers begin anew.
     if sized.reason is None:
-        return _held_layout(inputs, sized.workers)
-    return first_layout(inputs.spec, sized.workers, inputs.measurements.speeds)
+        return _last_layout(inputs, sized.workers)
+    return initial_layout(inputs.spec, sized.workers, inputs.measurements.speeds)
 
 
-def _held_layout(inputs: Inputs, held: Mapping[str, int]) -> Layout:
+def _last_layout(inputs: Inputs, applied: Mapping[str, int]) -> Layout:
     roles, speeds = inputs.status.roles, inputs.measurements.speeds
-    return held_layout(inputs.spec, held, workers=inputs.workers, roles=roles, speeds=speeds)
+    return last_layout(inputs.spec, applied, workers=inputs.workers, roles=roles, speeds=speeds)
 
 
 def _coming(spec: InferenceClusterSpec, workers: Mapping[str, int], kept: Kept, goal: Layout) -> dict[str, Role]:
@@ -137,17 +137,17 @@ def _coming(spec: InferenceClusterSpec, workers: Mapping[str, int], kept: Kept, 
     return {worker.name: role for worker, role in assignment.kept if worker.role is Role.DRAINING}
 
 
-def hold(snapshot: Snapshot, held: Mapping[str, int], now: datetime, *, repair: bool) -> Decision:
+def hold(snapshot: Snapshot, applied: Mapping[str, int], now: datetime, *, repair: bool) -> Decision:
     """Keep what stands and replace what died; a cluster with nothing at all starts small, in Observe as in Manual."""
     if not repair and not snapshot.workers and not snapshot.status.roles:
         return manual(snapshot)
     spec, workers, roles = snapshot.spec, snapshot.workers, snapshot.status.roles
-    goal = held_layout(spec, held, workers=workers, roles=roles, speeds=snapshot.measurements.speeds)
-    kept = keep(workers, held, goal)
+    goal = last_layout(spec, applied, workers=workers, roles=roles, speeds=snapshot.measurements.speeds)
+    kept = keep(workers, applied, goal)
     moves = repairs(spec, workers, kept, now) if repair else ()
-    assignment = _assign(spec, held, kept, goal, moves=moves, movable=frozenset(w.name for w in kept.serving))
+    assignment = _assign(spec, applied, kept, goal, moves=moves, movable=frozenset(w.name for w in kept.serving))
     reasons = Reasons(flip=Reason.ROLE_EMPTY if moves else Reason.ROLE_FLIPPED)
-    return Decision(target=_target(spec, held, assignment), assignment=assignment, reasons=reasons)
+    return Decision(target=_target(spec, applied, assignment), assignment=assignment, reasons=reasons)
 
 
 def _assign(

@@ -21,7 +21,7 @@ _USUAL: Final = Demand(rate=1.0, isl_tokens=1155.0, osl_tokens=211.0)
 what they have room for."""
 
 
-def first_layout(spec: InferenceClusterSpec, workers: Mapping[str, int], speeds: Mapping[str, WorkerSpeed]) -> Layout:
+def initial_layout(spec: InferenceClusterSpec, workers: Mapping[str, int], speeds: Mapping[str, WorkerSpeed]) -> Layout:
     """Return the roles of `workers` while nothing is known of the load.
 
     In the proportion of `balance.ratio`; else the best split for usual traffic, where all speeds are known; else half

@@ -26,10 +26,10 @@ from fulcrum.balance.decision import Decision, RoleScale, Trace
 from fulcrum.balance.external import follow_scales
 from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, is_stuck
 from fulcrum.balance.guard import RoleGuard
+from fulcrum.balance.last_applied import last_applied
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.rollout import Surge, halted_pools, surge_of, with_revisions
 from fulcrum.balance.snapshot import Snapshot, roles_served
-from fulcrum.balance.standing import standing_workers
 from fulcrum.balance.status import recommendation_text, status_of, stopped_status
 from fulcrum.balance.step_context import StepContext
 from fulcrum.balance.steps import STEPS
@@ -130,9 +130,9 @@ def _choose(snapshot: Snapshot, now: datetime) -> Decision:
     except Exception as error:  # noqa: BLE001 (a defect in the balance must not keep dead workers from being replaced)
         # Without speeds and load: nothing is left that the performance model could trip over again.
         blind = replace(snapshot, measurements=Measurements())
-        counts = standing_workers(snapshot.spec, snapshot.workers, snapshot.status.roles)
-        held = hold(blind, counts, now, repair=False)
-        return replace(held, trace=Trace(failure=error))
+        counts = last_applied(snapshot.spec, snapshot.workers, snapshot.status.roles)
+        decision = hold(blind, counts, now, repair=False)
+        return replace(decision, trace=Trace(failure=error))
 
 
 def _with_surge(decision: Decision, surge: Surge, halted: frozenset[str]) -> Decision:
@@ -209,8 +209,8 @@ def _drift_event(last: InferenceClusterStatus, status: InferenceClusterStatus) -
 def _degraded_event(last: InferenceClusterStatus, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
     before = {c.type: c for c in last.conditions}.get(ConditionType.DEGRADED)
     after = next(c for c in status.conditions if c.type is ConditionType.DEGRADED)
-    standing = before is not None and before.status is ConditionStatus.TRUE and before.reason is after.reason
-    if after.status is not ConditionStatus.TRUE or standing:
+    said = before is not None and before.status is ConditionStatus.TRUE and before.reason is after.reason
+    if after.status is not ConditionStatus.TRUE or said:
         return ()
     return (PlanEvent(reason=after.reason, message=after.message, warning=True, subject=after.last_transition_time),)
 

@@ -15,9 +15,9 @@ from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterSp
 from fulcrum.balance.best_split import splits
 from fulcrum.balance.cheapest import Size, cheapest, cheapest_as_is
 from fulcrum.balance.inputs import Inputs
+from fulcrum.balance.last_applied import live
 from fulcrum.balance.pools import PoolBounds, bounds_of
 from fulcrum.balance.snapshot import Worker
-from fulcrum.balance.standing import live
 from fulcrum.balance.tuning import TUNING
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
@@ -45,7 +45,7 @@ class _Pools:
     """Bounds of the pools, without workers that take up a place and cannot serve."""
 
     spec: InferenceClusterSpec
-    held: Mapping[str, int]
+    applied: Mapping[str, int]
     broken: Mapping[str, int]
     stuck: frozenset[str]
     """Pools for which no node has pool: more Pods would only wait, too."""
@@ -57,7 +57,7 @@ class _Pools:
         for pool in self.spec.pools:
             if pool.name not in self.known:
                 continue
-            usable = self.held[pool.name] - self.broken[pool.name]
+            usable = self.applied[pool.name] - self.broken[pool.name]
             most = usable if shrink or pool.name in self.stuck else pool.workers.max - self.broken[pool.name]
             least = pool.workers.min - self.broken[pool.name] if shrink else usable
             bounds.append(bounds_of(pool, low=max(0, min(least, most)), high=max(0, most)))
@@ -65,18 +65,20 @@ class _Pools:
 
     def workers(self, found: Size, pools: list[PoolBounds]) -> dict[str, int]:
         chosen = found.workers(pools)
-        return {name: chosen[name] + self.broken[name] if name in chosen else self.held[name] for name in self.held}
+        return {
+            name: chosen[name] + self.broken[name] if name in chosen else self.applied[name] for name in self.applied
+        }
 
 
-def size(inputs: Inputs, held: Mapping[str, int]) -> Sizing:
-    """Return the workers to have; `held` are those that the last decision wanted."""
+def size(inputs: Inputs, applied: Mapping[str, int]) -> Sizing:
+    """Return the workers to have; `applied`: workers of each pool that the last decision wanted."""
     load, model, workers = inputs.load, inputs.model, inputs.workers
     known = frozenset(pool.name for pool in inputs.spec.pools if model.knows(pool.name))
     broken_since = inputs.now - timedelta(seconds=inputs.measurements.start_seconds or TUNING.start_seconds)
     bounds = _Pools(
         spec=inputs.spec,
-        held=held,
-        broken={name: min(count, _broken(live(workers, name), broken_since)) for name, count in held.items()},
+        applied=applied,
+        broken={name: min(count, _broken(live(workers, name), broken_since)) for name, count in applied.items()},
         stuck=frozenset(w.pool for w in workers if w.unschedulable and not w.deleting),
         known=known,
     )
@@ -97,7 +99,7 @@ def size(inputs: Inputs, held: Mapping[str, int]) -> Sizing:
             over_capacity=over,
             considered=((largest.layout, sized_by),),
         )
-    kept = Sizing(workers=dict(held), over_capacity=over)
+    kept = Sizing(workers=dict(applied), over_capacity=over)
     # Whatever the model says: workers are not given back while requests are late, or right after some were asked for.
     if load.trailing_maximum is None or over or not load.promise_kept or _just_asked(inputs):
         return kept
@@ -105,7 +107,7 @@ def size(inputs: Inputs, held: Mapping[str, int]) -> Sizing:
     spared = enough + TUNING.spared_misses * (best - enough)
     divided = any(worker.role in (Role.PREFILL, Role.DECODE) for worker in workers if worker.serving)
     smaller = _shrunk(bounds, model, load.trailing_maximum, divided=divided, attainment=spared)
-    if smaller is None or sum(smaller.workers.values()) >= sum(held.values()):
+    if smaller is None or sum(smaller.workers.values()) >= sum(applied.values()):
         return kept
     return smaller
 

@@ -68,8 +68,8 @@ def _recommendation(snapshot: Snapshot) -> Recommendation | None:
     """Return the newest one; what stands is about the pools of its generation only."""
     if snapshot.measurements.drift is not None:
         return snapshot.measurements.drift.recommendation
-    standing = snapshot.status.recommendation
-    return standing if standing is not None and standing.generation == snapshot.generation else None
+    last = snapshot.status.recommendation
+    return last if last is not None and last.generation == snapshot.generation else None
 
 
 def _counts(workers: Iterable[Worker]) -> dict[Role, int]:

@@ -88,11 +88,11 @@ class ChildSync:
         """
         unread = [key_of(child) for child in wanted if key_of(child) not in live]
         read = await asyncio.gather(*(self._kube.get(CHILD_RESOURCES[kind], namespace, name) for kind, name in unread))
-        standing = {**live, **dict(zip(unread, read, strict=True))}
+        existing = {**live, **dict(zip(unread, read, strict=True))}
         written, taken = [], []
         for child in map(stamped, wanted):
             key = key_of(child)
-            now = standing[key]
+            now = existing[key]
             if now is not None and not is_owned(now["metadata"], child["metadata"]["ownerReferences"][0]["uid"]):
                 taken.append(why_taken(now, child))
                 continue

@@ -397,7 +397,7 @@ class ClusterWatch:
         """Ask for a tick because of the status: one in Manual, or that is paused, has no other reason to come soon."""
         if not self.settled or self._clock() - self._woke_at < PUBLISH_SECONDS:
             return
-        standing = self.cluster.status
-        if with_measurements(standing, self.measurements(), standing) != standing:
+        last = self.cluster.status
+        if with_measurements(last, self.measurements(), last) != last:
             self._woke_at = self._clock()
             self._wake()

@@ -21,42 +21,42 @@ _LONGEST_SECONDS: Final = 999_999.0
 
 
 def with_measurements(
-    status: InferenceClusterStatus, measurements: Measurements, standing: InferenceClusterStatus
+    status: InferenceClusterStatus, measurements: Measurements, last: InferenceClusterStatus
 ) -> InferenceClusterStatus:
     """Return the status with what was measured and is expected; what is unknown is absent.
 
-    Figures of `standing` stay where the new ones hardly differ from them.
+    Figures of `last` stay where the new ones hardly differ from them.
     """
     traffic = measurements.traffic
-    ttft, tpot = standing.ttft or LatencyQuantiles(), standing.tpot or LatencyQuantiles()
+    ttft, tpot = last.ttft or LatencyQuantiles(), last.tpot or LatencyQuantiles()
     return msgspec.structs.replace(
         status,
-        attainment=_share(traffic.attainment if traffic else None, standing.attainment),
+        attainment=_share(traffic.attainment if traffic else None, last.attainment),
         ttft=_quantiles(traffic.ttft_p50_seconds, traffic.ttft_p90_seconds, ttft) if traffic else None,
         tpot=_quantiles(traffic.tpot_p50_seconds, traffic.tpot_p90_seconds, tpot) if traffic else None,
-        rejected_ratio=_share(traffic.rejected if traffic else None, standing.rejected_ratio),
-        forecast=_forecast(measurements.forecast, standing.forecast),
-        kv_tiers=_kv_tiers(measurements.kv_tiers, standing.kv_tiers or {}),
+        rejected_ratio=_share(traffic.rejected if traffic else None, last.rejected_ratio),
+        forecast=_forecast(measurements.forecast, last.forecast),
+        kv_tiers=_kv_tiers(measurements.kv_tiers, last.kv_tiers or {}),
     )
 
 
-def keeping_measurements(status: InferenceClusterStatus, standing: InferenceClusterStatus) -> InferenceClusterStatus:
-    """Return the status with the measurements that stand."""
+def keeping_measurements(status: InferenceClusterStatus, last: InferenceClusterStatus) -> InferenceClusterStatus:
+    """Return the status with the measurements of the last one."""
     return msgspec.structs.replace(
         status,
-        attainment=standing.attainment,
-        ttft=standing.ttft,
-        tpot=standing.tpot,
-        rejected_ratio=standing.rejected_ratio,
-        forecast=standing.forecast,
-        kv_tiers=standing.kv_tiers,
+        attainment=last.attainment,
+        ttft=last.ttft,
+        tpot=last.tpot,
+        rejected_ratio=last.rejected_ratio,
+        forecast=last.forecast,
+        kv_tiers=last.kv_tiers,
     )
 
 
-def _forecast(ahead: Forecast | None, standing: ForecastStatus | None) -> ForecastStatus | None:
+def _forecast(ahead: Forecast | None, last: ForecastStatus | None) -> ForecastStatus | None:
     if ahead is None or not ahead.rate:
         return None
-    was = standing if standing is not None and standing.method == ahead.method.value else None
+    was = last if last is not None and last.method == ahead.method.value else None
     return ForecastStatus(
         method=ahead.method.value,
         rate=_steady(ahead.rate[-1], was.rate if was else None) or 0.0,
@@ -69,8 +69,8 @@ def _forecast(ahead: Forecast | None, standing: ForecastStatus | None) -> Foreca
     )
 
 
-def _kv_tiers(now: Mapping[str, KvTierStatus], standing: Mapping[str, KvTierStatus]) -> dict[str, KvTierStatus] | None:
-    return {pool: _kv_tier(tier, standing.get(pool, KvTierStatus())) for pool, tier in now.items()} or None
+def _kv_tiers(now: Mapping[str, KvTierStatus], last: Mapping[str, KvTierStatus]) -> dict[str, KvTierStatus] | None:
+    return {pool: _kv_tier(tier, last.get(pool, KvTierStatus())) for pool, tier in now.items()} or None
 
 
 def _kv_tier(now: KvTierStatus, was: KvTierStatus) -> KvTierStatus:
@@ -109,7 +109,7 @@ def _share(now: float | None, was: float | None) -> float | None:
 
 
 def _steady(now: float | None, was: float | None) -> float | None:
-    """The standing value while the new one is close to it, else the new one to three digits: the fourth is noise."""
+    """The last value while the new one is close to it, else the new one to three digits: the fourth is noise."""
     if now is None:
         return None
     if was is not None and abs(now - was) <= LEAST_CHANGE * abs(was):

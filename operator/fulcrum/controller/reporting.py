@@ -41,15 +41,13 @@ class Reporter:
                 # An event that cannot be posted is no reason to repeat what it is about.
                 logger.warning("event_not_posted cluster=%s event=%s error=%r", owner.name, event["reason"], error)
 
-    async def write_status(
-        self, owner: Owner, standing: InferenceClusterStatus, status: InferenceClusterStatus
-    ) -> None:
+    async def write_status(self, owner: Owner, last: InferenceClusterStatus, status: InferenceClusterStatus) -> None:
         """Write the status if it says something new; figures alone are no news until PUBLISH_SECONDS have passed."""
-        if status == standing:
+        if status == last:
             return
         now = time.monotonic()
         recent = now - self._published_at.get(owner.uid, float("-inf")) < PUBLISH_SECONDS
-        if recent and keeping_measurements(status, standing) == standing:
+        if recent and keeping_measurements(status, last) == last:
             return
         await self._kube.apply_status(INFERENCE_CLUSTER, owner.namespace, owner.name, to_dict(status))
         self._published_at[owner.uid] = now
@@ -59,12 +57,12 @@ class Reporter:
     ) -> InferenceClusterStatus:
         """Say in the status that nothing can be decided about the object; returns that status."""
         try:
-            standing = msgspec.convert(document.get("status") or {}, InferenceClusterStatus)
+            last = msgspec.convert(document.get("status") or {}, InferenceClusterStatus)
         except msgspec.ValidationError:
-            standing = InferenceClusterStatus()
+            last = InferenceClusterStatus()
         metadata = document["metadata"]
         generation = int(metadata.get("generation") or 0)
-        status = stopped_status(reason, message, status=standing, generation=generation, now=now)
+        status = stopped_status(reason, message, status=last, generation=generation, now=now)
         logger.warning(
             "cluster_stopped namespace=%s cluster=%s reason=%s error=%s",
             namespace,
@@ -73,7 +71,7 @@ class Reporter:
             message,
         )
         owner = Owner(name=metadata["name"], namespace=namespace, uid=metadata["uid"])
-        await self.write_status(owner, standing, status)
+        await self.write_status(owner, last, status)
         return status
 
     def forget(self, uid: str) -> None:

@@ -48,10 +48,10 @@ class ScaleSync:
             if scales:
                 raise ApiFailure(_MISSING)
             return
-        standing = {scale["metadata"]["name"]: scale for scale in live if "deletionTimestamp" not in scale["metadata"]}
-        for name in standing.keys() - scales.keys():
-            await self._remove(standing[name]["metadata"])
-        taken = [await self._keep(name, scale, standing.get(name)) for name, scale in scales.items()]
+        existing = {scale["metadata"]["name"]: scale for scale in live if "deletionTimestamp" not in scale["metadata"]}
+        for name in existing.keys() - scales.keys():
+            await self._remove(existing[name]["metadata"])
+        taken = [await self._keep(name, scale, existing.get(name)) for name, scale in scales.items()]
         if any(taken):
             raise NameTakenError(" ".join(filter(None, taken)))
 

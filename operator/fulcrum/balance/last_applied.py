@@ -1,4 +1,4 @@
-"""What stands: how many workers each pool has by the last decision, from Pods and status, without any memory."""
+"""The last decision as it was applied: workers of each pool and their roles, from Pods and status, without memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool, RoleCounts
-from fulcrum.balance.initial import first_layout
+from fulcrum.balance.initial import initial_layout
 from fulcrum.balance.pools import only_role, worker_cost
 from fulcrum.balance.snapshot import Worker, in_pool
 from fulcrum.capacity.speed import WorkerSpeed
@@ -19,7 +19,7 @@ def live(workers: Iterable[Worker], pool: str) -> tuple[Worker, ...]:
     return tuple(worker for worker in in_pool(workers, pool) if not worker.deleting and not worker.ended)
 
 
-def standing_workers(
+def last_applied(
     spec: InferenceClusterSpec, workers: Sequence[Worker], roles: Mapping[Role, RoleCounts]
 ) -> dict[str, int]:
     """Return the workers per pool that the last decision wanted, within the bounds of the spec, never none at all.
@@ -102,9 +102,9 @@ def with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str,
     return raised
 
 
-def held_layout(
+def last_layout(
     spec: InferenceClusterSpec,
-    held: Mapping[str, int],
+    applied: Mapping[str, int],
     *,
     workers: Sequence[Worker],
     roles: Mapping[Role, RoleCounts],
@@ -113,10 +113,10 @@ def held_layout(
     """Return the roles of the last decision, as far as the status says them; else those that the spec begins with."""
     desired = {role: counts.desired for role, counts in roles.items()}
     if not sum(desired.values()):
-        return first_layout(spec, held, speeds)
+        return initial_layout(spec, applied, speeds)
     counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
     for pool in sorted(spec.pools, key=lambda pool: only_role(pool) is None):
-        left = held[pool.name]
+        left = applied[pool.name]
         fixed = only_role(pool)
         have = Counter(w.role for w in live(workers, pool.name))
         for role in counts if fixed is None else (fixed,):
