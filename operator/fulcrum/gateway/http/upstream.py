@@ -85,6 +85,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.deadline = deadline
         self.stall_seconds = math.inf
         self._paused = False
+        self._moved_chunks = -1
         transport.write(request)
         return waiter
 
