@@ -10,7 +10,7 @@ from fulcrum.api.names import Role
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.known_models import known_model
 from fulcrum.load.demand import Demand, Slo
-from fulcrum.placement.drift import PoolForm, compare, inventory_of
+from fulcrum.placement.drift import PoolForm, compare, held_goodput, inventory_of
 from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.search import Request, search
@@ -101,3 +101,30 @@ def test_a_thousand_gpus_are_compared_in_seconds() -> None:
     began = time.process_time()
     gain([pool("a", 1, 512), pool("b", 2, 256, gpu="L40S-48GB")], 1000.0, 200.0)
     assert time.process_time() - began < 10.0
+
+
+def test_queues_decide_between_placements_that_flow_alike() -> None:
+    """Of all ways to use eight GPUs for long prompts, seven small workers for prefill are the best with queues."""
+    performance = estimates(4000.0, 100.0)
+    plan = search(
+        Request(inventory=inventory_of([pool("a", 1, 8)]), engine=ENGINE, performance=performance, prompt_tokens=4000.0)
+    )
+    assert plan.goodput >= 0.99 * held_goodput([pool("a", 1, 8, Role.PREFILL, Role.DECODE)], ENGINE, performance)
+    assert plan.goodput >= 0.99 * held_goodput([pool("a", 2, 4)], ENGINE, performance)
+
+
+@pytest.mark.parametrize("lengths", [(1000.0, 200.0), (4000.0, 100.0), (300.0, 600.0)])
+def test_mixed_workers_stand_beside_no_others_unless_that_is_asked_for(lengths: tuple[float, float]) -> None:
+    def roles(**more: bool) -> set[Role]:
+        asked = Request(
+            inventory=inventory_of([pool("a", 1, 8), pool("b", 1, 8, gpu="L40S-48GB")]),
+            engine=ENGINE,
+            performance=estimates(*lengths),
+            prompt_tokens=lengths[0],
+            exact_gpus=0,
+            **more,  # type: ignore[arg-type]
+        )
+        return {each.role for each in search(asked).pools}
+
+    assert roles() in ({Role.MIXED}, {Role.PREFILL, Role.DECODE})
+    assert roles(mixed_beside=True) <= set(Role)
