@@ -28,10 +28,10 @@ from fulcrum.load.demand import Slo
 from fulcrum.replay import Client, Endpoint, Outcome, Record, discover, replay
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.policies.ours import load_report
 from fulcrum.simulation.result import Result
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import Request
 from fulcrum.simulation.view import View
 from fulcrum.simulation.workload import Workload
@@ -140,7 +140,7 @@ class _Asked(StaticSplit):
 
     reports: dict[str, LoadReport]
 
-    def on_end(self, request: Job, view: View) -> None:
+    def on_end(self, request: SimulatedRequest, view: View) -> None:
         self.reports = {pod.name: load_report(pod, pod.worker) for pod in view.pods if pod.worker is not None}
 
 

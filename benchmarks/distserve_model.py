@@ -16,9 +16,9 @@ from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Links, PoolModel, Pulling
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.front_door import Chosen, FrontDoor
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.result import Result
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
 from fulcrum.simulation.workload import Workload
 
@@ -96,7 +96,7 @@ class ShortestQueue(StaticSplit):
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor | None:
         return None
 
-    def route(self, request: Job, view: View) -> Chosen | Reason:
+    def route(self, request: SimulatedRequest, view: View) -> Chosen | Reason:
         return Chosen(
             min((each for each in view.workers if each.role is Role.PREFILL), key=lambda each: each.queued_tokens),
             min((each for each in view.workers if each.role is Role.DECODE), key=lambda each: each.decode_legs),

@@ -15,12 +15,12 @@ from fulcrum.api.names import Role
 from fulcrum.balance import Action, CreateWorker, SetRole, StartDrain
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, Pulling, Sharing
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.policies.ours import START
 from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.prefix_cache import PrefixCache
+from fulcrum.simulation.simulated_request import Leg, SimulatedRequest
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
 
@@ -61,14 +61,14 @@ def test_no_token_comes_before_its_kv(
     whole: set[int] = set()
     loaded, submit = Worker.loaded, Worker.submit
 
-    def noted(self: Worker, job: Job, now: float) -> None:
-        came[job.index] = now
-        loaded(self, job, now)
+    def noted(self: Worker, request: SimulatedRequest, now: float) -> None:
+        came[request.index] = now
+        loaded(self, request, now)
 
-    def sent(self: Worker, job: Job, now: float) -> None:
-        if job.leg is Leg.WHOLE:
-            whole.add(job.index)
-        submit(self, job, now)
+    def sent(self: Worker, request: SimulatedRequest, now: float) -> None:
+        if request.leg is Leg.WHOLE:
+            whole.add(request.index)
+        submit(self, request, now)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Worker, "loaded", noted)
@@ -236,7 +236,7 @@ class Told(StaticSplit):
         self.plan = [(at, action) for at, action in self.plan if at > view.now]
         return TickResult(actions=due, again_seconds=self.plan[0][0] - view.now if self.plan else None)
 
-    def on_end(self, request: Job, view: View) -> None:
+    def on_end(self, request: SimulatedRequest, view: View) -> None:
         assert request.decode is not None
         self.sent[request.index] = request.decode.name
 

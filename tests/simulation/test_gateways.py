@@ -13,10 +13,10 @@ from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.front_door import Chosen, FrontDoor
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Split
 from fulcrum.simulation.policies.schedule import Schedule
+from fulcrum.simulation.simulated_request import SimulatedRequest
 
 SPEED = make_speed(kv_capacity_tokens=400_000)
 
@@ -42,10 +42,10 @@ class CountingDoor(FrontDoor):
     asked = 0
     foreign = 0
 
-    def choose(self, job: Job, now: float) -> Chosen | object | None:  # type: ignore[override]
+    def choose(self, request: SimulatedRequest, now: float) -> Chosen | object | None:  # type: ignore[override]
         self.asked += 1
         self.foreign += any(worker.foreign for worker in self.view.workers.values())
-        return super().choose(job, now)
+        return super().choose(request, now)
 
 
 @pytest.mark.parametrize("gateways", [1, 3])

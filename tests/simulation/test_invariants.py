@@ -23,12 +23,12 @@ from fulcrum.load.demand import Slo
 from fulcrum.simulation import engine
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, PoolModel
 from fulcrum.simulation.front_door import FrontDoor
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.kv_tiers import KvTiers
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Aggregated, StaticSplit
 from fulcrum.simulation.policy import Policy, TickResult, known_speeds
 from fulcrum.simulation.result import Result
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import load_trace
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
@@ -118,10 +118,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
         assert self.running <= self.speed.max_batch
         assert self.queued_tokens >= 0
 
-    def checked_loaded(self: Worker, job: Job, now: float) -> None:
-        assert job.first_token_seconds < 0 or job.first_token_seconds <= now
-        assert job.arrival_seconds < now, "no token before its KV"
-        loaded(self, job, now)
+    def checked_loaded(self: Worker, request: SimulatedRequest, now: float) -> None:
+        assert request.first_token_seconds < 0 or request.first_token_seconds <= now
+        assert request.arrival_seconds < now, "no token before its KV"
+        loaded(self, request, now)
 
     monkeypatch.setattr(Worker, "fire", checked_fire)
     monkeypatch.setattr(Worker, "loaded", checked_loaded)

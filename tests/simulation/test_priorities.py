@@ -22,11 +22,11 @@ from tests.simulation.worlds import (
 from fulcrum.simulation.class_queue import ClassQueue
 from fulcrum.simulation.cluster import ClusterModel, Links, Pulling, Sharing
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Aggregated, StaticSplit
 from fulcrum.simulation.policy import Policy
 from fulcrum.simulation.result import Result
+from fulcrum.simulation.simulated_request import SimulatedRequest
 
 CLASSES = qos_classes(premium=100, free=10)
 # A step is 10 ms, and 1 ms for each ten tokens of prompt in it; decodes come along.
@@ -178,35 +178,35 @@ def test_premium_requests_hardly_wait_in_an_overload_of_free_ones() -> None:
 def test_the_queue_is_one_list_sorted_by_rank(steps: list[tuple[str, int]]) -> None:
     ranks: dict[str | None, int] = {"premium": -9, "free": 0, "trial": 0, None: 5}
     names = list(ranks)
-    queue, book = ClassQueue(ranks), list[Job]()
+    queue, book = ClassQueue(ranks), list[SimulatedRequest]()
     for index, (step, pick) in enumerate(steps):
         if step.startswith("append"):
-            job = make_job(index, names[pick % len(names)])
-            before = [each for each in book if ranks[each.qos_class] < ranks[job.qos_class]]
-            equal = [each for each in book if ranks[each.qos_class] == ranks[job.qos_class]]
-            book.insert(len(before) + (len(equal) if step == "append" else 0), job)
-            getattr(queue, step)(job)
+            request = make_request(index, names[pick % len(names)])
+            before = [each for each in book if ranks[each.qos_class] < ranks[request.qos_class]]
+            equal = [each for each in book if ranks[each.qos_class] == ranks[request.qos_class]]
+            book.insert(len(before) + (len(equal) if step == "append" else 0), request)
+            getattr(queue, step)(request)
         elif not book:
             with pytest.raises(IndexError):
                 queue.popleft()
         elif step == "popleft":
             assert queue.popleft() is book.pop(0)
         else:
-            job = book.pop(pick % len(book))
-            assert job in queue
-            queue.remove(job)
-            assert job not in queue
+            request = book.pop(pick % len(book))
+            assert request in queue
+            queue.remove(request)
+            assert request not in queue
         assert list(queue) == book == [queue[n] for n in range(len(book))]
         assert (len(queue), bool(queue)) == (len(book), bool(book))
 
 
-def make_job(index: int, qos_class: str | None) -> Job:
-    return Job(
+def make_request(index: int, qos_class: str | None) -> SimulatedRequest:
+    return SimulatedRequest(
         index=index,
         arrival_seconds=0.0,
         prompt=1,
         output=1,
         qos_class=qos_class,
         prefix_ids=(),
-        due=lambda _job, _now: None,
+        due=lambda _request, _now: None,
     )

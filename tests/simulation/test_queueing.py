@@ -13,8 +13,8 @@ from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.front_door import Chosen, FrontDoor
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.policies import Aggregated
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
 from fulcrum.simulation.workload import Workload
 
@@ -29,18 +29,18 @@ class OneServer(Aggregated):
     def front_door(self, cluster: ClusterModel, slo: Slo) -> None:
         return None
 
-    def route(self, request: Job, view: View) -> Chosen:
+    def route(self, request: SimulatedRequest, view: View) -> Chosen:
         return Chosen(view.workers[0], view.workers[0])
 
 
 class PriorityDoor(FrontDoor):
     """Sends everything to the one worker; only what it tells of classes counts."""
 
-    def choose(self, job: Job, now: float) -> Chosen:
+    def choose(self, request: SimulatedRequest, now: float) -> Chosen:
         (worker,) = self._workers.values()
         return Chosen(worker, worker)
 
-    def prefilled(self, job: Job, now: float) -> None:
+    def prefilled(self, request: SimulatedRequest, now: float) -> None:
         pass
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from heapq import heapify, heappop, heappush
 
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.kv_blocks import KvBlocks
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.speed import StepTimes
 
 
@@ -23,47 +23,47 @@ class DecodeRun:
     def __init__(self, times: StepTimes, kv: KvBlocks) -> None:
         self._base, self._slope = times.base, times.slope
         self._kv = kv
-        self._ends: list[tuple[int, int, Job]] = []
+        self._ends: list[tuple[int, int, SimulatedRequest]] = []
         self.batch = 0
         self.context_tokens = 0
         """Sum of the contexts in the next step."""
         self.step = 0
         """Number of the next step."""
 
-    def join(self, job: Job) -> None:
+    def join(self, request: SimulatedRequest) -> None:
         """Decode from the next step on."""
-        job.joined_step = self.step
+        request.joined_step = self.step
         self.batch += 1
-        self.context_tokens += job.context
-        self._kv.join(job.context, self.step)
-        heappush(self._ends, (self.step + job.left, job.index, job))
+        self.context_tokens += request.context
+        self._kv.join(request.context, self.step)
+        heappush(self._ends, (self.step + request.left, request.index, request))
 
-    def leave(self, job: Job) -> None:
+    def leave(self, request: SimulatedRequest) -> None:
         """Decode no longer; `context` and `left` become what they are now, and the blocks are given back."""
-        taken = self.step - job.joined_step
-        job.context += taken
-        job.left -= taken
+        taken = self.step - request.joined_step
+        request.context += taken
+        request.left -= taken
         self.batch -= 1
-        self.context_tokens -= job.context
-        self._kv.leave(job.context, self.step)
-        self._kv.give_back(job, self._kv.blocks_of(job, job.context))
+        self.context_tokens -= request.context
+        self._kv.leave(request.context, self.step)
+        self._kv.give_back(request, self._kv.blocks_of(request, request.context))
 
-    def drop(self, job: Job) -> None:
+    def drop(self, request: SimulatedRequest) -> None:
         """Leave before the end."""
-        self._ends = [entry for entry in self._ends if entry[2] is not job]
+        self._ends = [entry for entry in self._ends if entry[2] is not request]
         heapify(self._ends)
-        self.leave(job)
+        self.leave(request)
 
-    def advance(self, steps: int) -> list[Job]:
-        """Take steps; returns the jobs that ended with the last of them, which have left."""
+    def advance(self, steps: int) -> list[SimulatedRequest]:
+        """Take steps; returns the requests that ended with the last of them, which have left."""
         self._kv.grow(self.step, steps)
         self.step += steps
         self.context_tokens += self.batch * steps
-        ended: list[Job] = []
+        ended: list[SimulatedRequest] = []
         while self._ends and self._ends[0][0] <= self.step:
-            job = heappop(self._ends)[2]
-            self.leave(job)
-            ended.append(job)
+            request = heappop(self._ends)[2]
+            self.leave(request)
+            ended.append(request)
         return ended
 
     def steps_until_change(self) -> int:

@@ -9,15 +9,15 @@ from typing import Final
 
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, Kill, Pulling
-from fulcrum.simulation.crowd import Crowd
 from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.gateways import POLL_SECONDS, Gateways
-from fulcrum.simulation.job import jobs_of
 from fulcrum.simulation.journey import Journeys
 from fulcrum.simulation.kv_tiers import Blocks, WorkerTiers
 from fulcrum.simulation.outcome import Ledger
 from fulcrum.simulation.policy import Policy, known_speeds
 from fulcrum.simulation.result import Result
+from fulcrum.simulation.shared_machine import SharedMachine
+from fulcrum.simulation.simulated_request import requests_of
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.view import View
@@ -73,7 +73,7 @@ class Simulation:
         self._kills, self._tail_seconds = kills, tail_seconds
         self._timeline = Timeline()
         self._ledger = Ledger(len(workload))
-        self._crowd = Crowd(cluster.crowding, self._timeline) if cluster.crowding else None
+        self._machine = SharedMachine(cluster.crowding, self._timeline) if cluster.crowding else None
         self._times = {pool.name: StepTimes(pool.speed) for pool in cluster.pools}
         self._fleet = Fleet(
             cluster=cluster,
@@ -110,7 +110,7 @@ class Simulation:
             self._poll(0.0)
         queue, view, live, arrive = self._timeline.queue, self._view, self._journeys.live, self._journeys.arrive
         deadline = self._workload.duration_seconds + self._tail_seconds
-        arrivals = jobs_of(self._workload, due=self._journeys.hop_over)
+        arrivals = requests_of(self._workload, due=self._journeys.hop_over)
         coming = next(arrivals, None)
         events = 0
         told_every = max(1, len(self._workload) // _PROGRESS_STEPS)
@@ -157,7 +157,7 @@ class Simulation:
             cached=self._workload.prefix_ids is not None,
             pauses=self._cluster.links.pulling is Pulling.BETWEEN,
             ranks=self._ranks,
-            crowd=self._crowd,
+            machine=self._machine,
             tiers=self._tiers_of(pod),
             timeline=self._timeline,
             host=self._journeys,

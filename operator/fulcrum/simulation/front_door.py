@@ -15,7 +15,7 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.routing import AffinityMemory, Flight, Incoming, NobodyFits, NobodyThere, NoPool, Route, route, token_ends
 from fulcrum.simulation.fleet import Pod
-from fulcrum.simulation.job import Job
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
 from fulcrum.simulation.worker import Worker
 
@@ -29,7 +29,7 @@ class Chosen:
 
     prefill: Worker
     decode: Worker
-    victims: Sequence[Job] = ()
+    victims: Sequence[SimulatedRequest] = ()
     """Requests of lower classes that still wait for their prefill, to be turned away for it."""
 
 
@@ -71,7 +71,7 @@ class FrontDoor:
         for pool, speed in speeds.items():
             self.view.set_speed(pool, speed)
         self._workers: dict[str, Worker] = {}
-        self._jobs: dict[Flight, Job] = {}
+        self._requests: dict[Flight, SimulatedRequest] = {}
         self._flights: dict[int, Flight] = {}
 
     def changed(self, pod: Pod) -> None:
@@ -97,56 +97,58 @@ class FrontDoor:
         index = table.index(name) if name is not None else None
         return index if index is not None else table.rest
 
-    def choose(self, job: Job, now: float) -> Chosen | Reason:
+    def choose(self, request: SimulatedRequest, now: float) -> Chosen | Reason:
         """Decide about a request, and take it for started.
 
-        A job that was tried before has been admitted already; it is routed around the workers that lost it.
+        A request that was tried before has been admitted already; it is routed around the workers that lost it.
         """
         incoming = self.admission.incoming(
-            prompt_tokens=job.prompt,
-            qos=self._qos(job.qos_class),
-            prefix=job.prefix_ids[: min(job.prompt // PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS)],
+            prompt_tokens=request.prompt,
+            qos=self._qos(request.qos_class),
+            prefix=request.prefix_ids[: min(request.prompt // PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS)],
             units_per_token=1.0,
         )
-        job.expected = self.admission.outputs.mean(incoming.qos, incoming.prompt_tokens)
+        request.expected = self.admission.outputs.mean(incoming.qos, incoming.prompt_tokens)
         if self._two_legs:
             incoming = msgspec.structs.replace(incoming, two_legs=True)
-        if job.tried:
-            incoming = msgspec.structs.replace(incoming, exclude=frozenset(job.tried))
+        if request.tried:
+            incoming = msgspec.structs.replace(incoming, exclude=frozenset(request.tried))
             found = route(incoming, self.view, now)
-            return self._start(job, incoming, found, (), now) if isinstance(found, Route) else _unserved(found)
+            return self._start(request, incoming, found, (), now) if isinstance(found, Route) else _unserved(found)
         decided = self.admission.decide(incoming, self.view, now)
         if isinstance(decided, Reject):
             return decided.reason
         victims = decided.victims if isinstance(decided, Preempt) else ()
-        return self._start(job, incoming, decided.route, victims, now)
+        return self._start(request, incoming, decided.route, victims, now)
 
-    def _start(self, job: Job, incoming: Incoming, found: Route, victims: Sequence[Flight], now: float) -> Chosen:
-        aborted = [self._jobs[flight] for flight in victims]
+    def _start(
+        self, request: SimulatedRequest, incoming: Incoming, found: Route, victims: Sequence[Flight], now: float
+    ) -> Chosen:
+        aborted = [self._requests[flight] for flight in victims]
         flight = self.view.start(incoming, found, now)
-        self._jobs[flight] = job
-        self._flights[job.index] = flight
+        self._requests[flight] = request
+        self._flights[request.index] = flight
         return Chosen(self._workers[found.prefill.name], self._workers[found.decode.name], aborted)
 
-    def prefilled(self, job: Job, now: float) -> None:
+    def prefilled(self, request: SimulatedRequest, now: float) -> None:
         """The prefill leg was answered, or the first token of a whole request came."""
-        self.view.prefill_done(self._flights[job.index], now)
+        self.view.prefill_done(self._flights[request.index], now)
 
-    def ended(self, job: Job, now: float, *, served: bool) -> None:
+    def ended(self, request: SimulatedRequest, now: float, *, served: bool) -> None:
         """An attempt is over."""
-        flight = self._flights.pop(job.index, None)
+        flight = self._flights.pop(request.index, None)
         if flight is None:
             return
-        del self._jobs[flight]
+        del self._requests[flight]
         self.view.finish(flight, now)
         if not served:
             return
-        first = job.first_token_seconds
+        first = request.first_token_seconds
         self.admission.learn(
             flight,
-            ttft_seconds=first - job.arrival_seconds if job.attempts == 1 else None,
-            tpot_seconds=(now - first) / (job.output - 1) if job.output > 1 else None,
-            output_tokens=job.output,
+            ttft_seconds=first - request.arrival_seconds if request.attempts == 1 else None,
+            tpot_seconds=(now - first) / (request.output - 1) if request.output > 1 else None,
+            output_tokens=request.output,
         )
 
 

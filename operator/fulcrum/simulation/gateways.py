@@ -9,8 +9,8 @@ from fulcrum.api.reasons import Reason
 from fulcrum.routing import SHARE_SECONDS, learn_batch, take_batch
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.front_door import Chosen, FrontDoor
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.load_report import load_report
+from fulcrum.simulation.simulated_request import SimulatedRequest
 
 POLL_SECONDS: Final = 1.0
 """How often several gateways read the load of every worker, as in `gateway.load_poll`."""
@@ -50,21 +50,21 @@ class Gateways:
         """Return in which order engines serve requests of each of these classes; None when all of them are alike."""
         return self._doors[0].ranks(names)
 
-    def choose(self, job: Job, now: float) -> Chosen | Reason:
+    def choose(self, request: SimulatedRequest, now: float) -> Chosen | Reason:
         """Decide about a request, and take it for started."""
         if self.several and now >= self._shared_at + SHARE_SECONDS:
             # Nothing reads what is shared before the next request, so it is early enough now.
             self._share()
             self._shared_at = now
-        return self._of(job).choose(job, now)
+        return self._of(request).choose(request, now)
 
-    def prefilled(self, job: Job, now: float) -> None:
+    def prefilled(self, request: SimulatedRequest, now: float) -> None:
         """The prefill leg was answered, or the first token of a whole request came."""
-        self._of(job).prefilled(job, now)
+        self._of(request).prefilled(request, now)
 
-    def ended(self, job: Job, now: float, *, served: bool) -> None:
+    def ended(self, request: SimulatedRequest, now: float, *, served: bool) -> None:
         """An attempt is over."""
-        self._of(job).ended(job, now, served=served)
+        self._of(request).ended(request, now, served=served)
 
     def _share(self) -> None:
         for door in self._doors:
@@ -73,5 +73,5 @@ class Gateways:
                 if batch is not None and other is not door:
                     learn_batch(other.view, batch)
 
-    def _of(self, job: Job) -> FrontDoor:
-        return self._doors[(job.index * _KNUTH >> 16) % len(self._doors)]
+    def _of(self, request: SimulatedRequest) -> FrontDoor:
+        return self._doors[(request.index * _KNUTH >> 16) % len(self._doors)]

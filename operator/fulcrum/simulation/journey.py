@@ -9,10 +9,10 @@ from fulcrum.api.reasons import Reason
 from fulcrum.simulation.cluster import ClusterModel, FirstToken
 from fulcrum.simulation.front_door import Chosen
 from fulcrum.simulation.gateways import Gateways
-from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.leases import Leases
 from fulcrum.simulation.outcome import Ledger, Outcome
 from fulcrum.simulation.policy import Policy
+from fulcrum.simulation.simulated_request import Leg, SimulatedRequest
 from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.transfers import Transfers
 from fulcrum.simulation.view import View
@@ -41,189 +41,189 @@ class Journeys:
         self._first_by_prefill = cluster.first_token is FirstToken.PREFILL
         self._max_attempts = cluster.max_attempts
         self.door = door
-        self.live: dict[int, Job] = {}
+        self.live: dict[int, SimulatedRequest] = {}
         """Requests that have arrived and not ended, by index."""
 
-    def arrive(self, job: Job, now: float) -> None:
+    def arrive(self, request: SimulatedRequest, now: float) -> None:
         """Let a request in, or turn it away."""
-        self.live[job.index] = job
-        reason = self._policy.admit(job, self._view)
+        self.live[request.index] = request
+        reason = self._policy.admit(request, self._view)
         if reason is not None:
-            self._reject(job, reason, now)
+            self._reject(request, reason, now)
             return
-        self._attempt(job, now)
+        self._attempt(request, now)
 
-    def _attempt(self, job: Job, now: float) -> None:
-        job.attempts += 1
+    def _attempt(self, request: SimulatedRequest, now: float) -> None:
+        request.attempts += 1
         door = self.door
         if door is None:
-            self._go(job, self._policy.route(job, self._view), now)
+            self._go(request, self._policy.route(request, self._view), now)
             return
-        chosen = door.choose(job, now)
-        if job.attempts == 1:
-            self._ledger.expect(job.index, job.expected)
-        self._go(job, chosen, now)
+        chosen = door.choose(request, now)
+        if request.attempts == 1:
+            self._ledger.expect(request.index, request.expected)
+        self._go(request, chosen, now)
 
-    def _go(self, job: Job, chosen: Chosen | Reason, now: float) -> None:
+    def _go(self, request: SimulatedRequest, chosen: Chosen | Reason, now: float) -> None:
         if isinstance(chosen, Reason):
-            if job.tried:
-                self._close(job, Outcome.FAILED, now)
+            if request.tried:
+                self._close(request, Outcome.FAILED, now)
             else:
-                self._reject(job, chosen, now)
+                self._reject(request, chosen, now)
             return
         prefill, decode = chosen.prefill, chosen.decode
         for victim in chosen.victims:
             self._abort(victim, now)
-        if not (prefill.fits(job) and decode.fits(job)):
-            self._reject(job, Reason.NEVER_FITS, now)
+        if not (prefill.fits(request) and decode.fits(request)):
+            self._reject(request, Reason.NEVER_FITS, now)
             return
-        job.decode = decode
+        request.decode = decode
         decode.decode_legs += 1
         if prefill is decode:
-            job.prefill, job.leg = None, Leg.WHOLE
+            request.prefill, request.leg = None, Leg.WHOLE
         else:
-            job.prefill, job.leg = prefill, Leg.PREFILL
+            request.prefill, request.leg = prefill, Leg.PREFILL
             prefill.prefill_legs += 1
-        self._hop(job, now)
+        self._hop(request, now)
 
-    def _abort(self, job: Job, now: float) -> None:
+    def _abort(self, request: SimulatedRequest, now: float) -> None:
         """TickResult away a request that waits for its prefill, for one of a higher class."""
-        worker = job.prefill or job.decode
+        worker = request.prefill or request.decode
         assert worker is not None
-        assert job.decode is not None
-        job.event = -1
-        worker.cancel(job)
-        if job.prefill is not None:
-            job.prefill.prefill_legs -= 1
-        job.decode.decode_legs -= 1
-        self._reject(job, Reason.PREEMPTED, now)
+        assert request.decode is not None
+        request.event = -1
+        worker.cancel(request)
+        if request.prefill is not None:
+            request.prefill.prefill_legs -= 1
+        request.decode.decode_legs -= 1
+        self._reject(request, Reason.PREEMPTED, now)
 
-    def _hop(self, job: Job, now: float) -> None:
+    def _hop(self, request: SimulatedRequest, now: float) -> None:
         """Send a leg to its worker."""
         if self._leg_seconds:
-            job.due = self.hop_over
-            self._timeline.plan(now + self._leg_seconds, job)
+            request.due = self.hop_over
+            self._timeline.plan(now + self._leg_seconds, request)
         else:
-            self.hop_over(job, now)
+            self.hop_over(request, now)
 
-    def hop_over(self, job: Job, now: float) -> None:
+    def hop_over(self, request: SimulatedRequest, now: float) -> None:
         """A leg has come to its worker."""
-        worker = job.prefill if job.leg is Leg.PREFILL else job.decode
+        worker = request.prefill if request.leg is Leg.PREFILL else request.decode
         assert worker is not None
         if worker.stopped:
-            self._lost(job, worker, now)
+            self._lost(request, worker, now)
         else:
-            worker.submit(job, now)
+            worker.submit(request, now)
 
-    def prefilled(self, job: Job, worker: Worker, now: float) -> None:
-        """Hand a prefilled job over to its decode worker."""
+    def prefilled(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+        """Hand a prefilled request over to its decode worker."""
         worker.prefill_legs -= 1
-        job.prefill = None
+        request.prefill = None
         if self.door is not None:
-            self.door.prefilled(job, now)
-        decode = job.decode
+            self.door.prefilled(request, now)
+        decode = request.decode
         assert decode is not None
         if self._first_by_prefill:
-            job.first_token_seconds = now
-            job.left -= 1
-            job.context += 1
-            if not job.left:
-                worker.release(job, now)
-                self.finished(job, decode, now)
+            request.first_token_seconds = now
+            request.left -= 1
+            request.context += 1
+            if not request.left:
+                worker.release(request, now)
+                self.finished(request, decode, now)
                 return
-        reason = self._policy.admit_decode(job, self._view)
+        reason = self._policy.admit_decode(request, self._view)
         if reason is not None:
-            worker.release(job, now)
+            worker.release(request, now)
             decode.decode_legs -= 1
-            self._reject(job, reason, now)
+            self._reject(request, reason, now)
             return
-        job.leg = Leg.DECODE
-        self._leases.begin(job, now)
-        self._hop(job, now)
+        request.leg = Leg.DECODE
+        self._leases.begin(request, now)
+        self._hop(request, now)
 
-    def first_token(self, job: Job, now: float) -> None:
+    def first_token(self, request: SimulatedRequest, now: float) -> None:
         """A whole request has been prefilled."""
         if self.door is not None:
-            self.door.prefilled(job, now)
+            self.door.prefilled(request, now)
 
-    def pull(self, job: Job, worker: Worker, now: float) -> None:
+    def pull(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
         """Start a KV transfer."""
-        source = job.held_by
+        source = request.held_by
         assert source is not None
-        job.loading = True
-        job.due = self._pulled
-        self._timeline.plan(self._transfers.end_seconds(job, source, worker, now), job)
+        request.loading = True
+        request.due = self._pulled
+        self._timeline.plan(self._transfers.end_seconds(request, source, worker, now), request)
 
-    def restore(self, job: Job, worker: Worker, ends: float) -> None:
+    def restore(self, request: SimulatedRequest, worker: Worker, ends: float) -> None:
         """Wait until a part of a prompt's KV is loaded from host memory or the pool."""
-        job.due = partial(self._restored, worker)
-        self._timeline.plan(ends, job)
+        request.due = partial(self._restored, worker)
+        self._timeline.plan(ends, request)
 
     @staticmethod
-    def _restored(worker: Worker, job: Job, now: float) -> None:
-        worker.restored(job, now)
+    def _restored(worker: Worker, request: SimulatedRequest, now: float) -> None:
+        worker.restored(request, now)
 
-    def _pulled(self, job: Job, now: float) -> None:
-        job.loading = False
-        source, worker = job.held_by, job.decode
+    def _pulled(self, request: SimulatedRequest, now: float) -> None:
+        request.loading = False
+        source, worker = request.held_by, request.decode
         assert source is not None
         assert worker is not None
-        source.release(job, now)
+        source.release(request, now)
         if worker.stopped:
-            self._lost(job, worker, now)
+            self._lost(request, worker, now)
         else:
-            worker.loaded(job, now)
+            worker.loaded(request, now)
 
-    def finished(self, job: Job, worker: Worker, now: float) -> None:
-        """The last token of a job is out."""
+    def finished(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+        """The last token of a request is out."""
         worker.decode_legs -= 1
-        self._close(job, Outcome.SERVED, now)
+        self._close(request, Outcome.SERVED, now)
 
-    def _reject(self, job: Job, reason: Reason, now: float) -> None:
+    def _reject(self, request: SimulatedRequest, reason: Reason, now: float) -> None:
         rejections = self._ledger.rejections
         rejections[reason] = rejections.get(reason, 0) + 1
-        self._close(job, Outcome.REJECTED, now)
+        self._close(request, Outcome.REJECTED, now)
 
-    def _close(self, job: Job, outcome: Outcome, now: float) -> None:
-        del self.live[job.index]
+    def _close(self, request: SimulatedRequest, outcome: Outcome, now: float) -> None:
+        del self.live[request.index]
         if self.door is not None:
-            self.door.ended(job, now, served=outcome is Outcome.SERVED)
-        self._policy.on_end(job, self._view)
-        first = job.first_token_seconds
-        ttft = first - job.arrival_seconds if 0 <= first <= now else _NAN
-        self._ledger.close(job.index, outcome, now, ttft, job.computed)
+            self.door.ended(request, now, served=outcome is Outcome.SERVED)
+        self._policy.on_end(request, self._view)
+        first = request.first_token_seconds
+        ttft = first - request.arrival_seconds if 0 <= first <= now else _NAN
+        self._ledger.close(request.index, outcome, now, ttft, request.computed)
 
     def engine_stopped(self, worker: Worker, now: float) -> None:
         """What was on a worker is lost; KV that it held for others has to be computed again."""
-        for job in worker.held.jobs:
-            worker.release(job, now)
-            decode = job.decode
+        for request in worker.held.requests:
+            worker.release(request, now)
+            decode = request.decode
             assert decode is not None
-            if job.loading:
-                job.loading = False
-                job.event = -1
-                decode.forget(job, now)
-            elif not decode.stopped and job in decode.waiting:
-                decode.kv_lost(job)
-        for job in worker.stop(now):
-            self._lost(job, worker, now)
+            if request.loading:
+                request.loading = False
+                request.event = -1
+                decode.forget(request, now)
+            elif not decode.stopped and request in decode.waiting:
+                decode.kv_lost(request)
+        for request in worker.stop(now):
+            self._lost(request, worker, now)
 
-    def _lost(self, job: Job, worker: Worker, now: float) -> None:
+    def _lost(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
         """A leg failed: try elsewhere unless the answer has begun."""
-        if job.held_by is not None:
-            job.held_by.release(job, now)
-        if job.leg is Leg.PREFILL:
+        if request.held_by is not None:
+            request.held_by.release(request, now)
+        if request.leg is Leg.PREFILL:
             worker.prefill_legs -= 1
-            assert job.decode is not None
-            job.decode.decode_legs -= 1
+            assert request.decode is not None
+            request.decode.decode_legs -= 1
         else:
             worker.decode_legs -= 1
-        if 0 <= job.first_token_seconds <= now or job.attempts >= self._max_attempts:
-            self._close(job, Outcome.FAILED, now)
+        if 0 <= request.first_token_seconds <= now or request.attempts >= self._max_attempts:
+            self._close(request, Outcome.FAILED, now)
             return
         if self.door is not None:
-            self.door.ended(job, now, served=False)
-        job.first_token_seconds = -1.0
-        job.tried = (*job.tried, worker.name)
-        job.restart()
-        self._attempt(job, now)
+            self.door.ended(request, now, served=False)
+        request.first_token_seconds = -1.0
+        request.tried = (*request.tried, worker.name)
+        request.restart()
+        self._attempt(request, now)

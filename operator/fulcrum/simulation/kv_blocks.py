@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.prefix_cache import PrefixCache
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
 
 
@@ -29,41 +29,41 @@ class KvBlocks:
         """Report whether a request of `tokens` would fit if it were alone."""
         return -(-tokens // self._block_tokens) <= self.capacity
 
-    def take(self, job: Job) -> bool:
-        """Reserve the blocks of `job.context`; False, and nothing changed, when they are not free.
+    def take(self, request: SimulatedRequest) -> bool:
+        """Reserve the blocks of `request.context`; False, and nothing changed, when they are not free.
 
-        Sets `job.cached` to the tokens that the prefix cache has already; the last token is always computed.
+        Sets `request.cached` to the tokens that the prefix cache has already; the last token is always computed.
         """
         block = self._block_tokens
-        cache, ids = self.cache, job.prefix_ids
+        cache, ids = self.cache, request.prefix_ids
         if cache is None or not ids:
-            blocks = -(-job.context // block)
+            blocks = -(-request.context // block)
             if self.used + blocks > self.capacity:
                 return False
-            job.cached = 0
+            request.cached = 0
             self.used += blocks
             return True
-        whole = min(job.prompt // PREFIX_BLOCK_TOKENS, len(ids))
-        private = -(-(job.context - whole * PREFIX_BLOCK_TOKENS) // block)
+        whole = min(request.prompt // PREFIX_BLOCK_TOKENS, len(ids))
+        private = -(-(request.context - whole * PREFIX_BLOCK_TOKENS) // block)
         if self.used + private + cache.unpinned_blocks(ids, whole) > self.capacity:
             return False
-        hits = cache.hits(ids, min(whole, (job.context - 1) // PREFIX_BLOCK_TOKENS))
-        job.cached = hits * PREFIX_BLOCK_TOKENS
-        job.pinned = whole
+        hits = cache.hits(ids, min(whole, (request.context - 1) // PREFIX_BLOCK_TOKENS))
+        request.cached = hits * PREFIX_BLOCK_TOKENS
+        request.pinned = whole
         self.used += private + cache.pin(ids, whole)
         cache.evict(self.capacity - self.used)
         return True
 
-    def blocks_of(self, job: Job, context: int) -> int:
-        """Return the blocks that are the job's alone when its context is `context`."""
-        return -(-(context - job.pinned * PREFIX_BLOCK_TOKENS) // self._block_tokens)
+    def blocks_of(self, request: SimulatedRequest, context: int) -> int:
+        """Return the blocks that are the request's alone when its context is `context`."""
+        return -(-(context - request.pinned * PREFIX_BLOCK_TOKENS) // self._block_tokens)
 
-    def give_back(self, job: Job, blocks: int) -> None:
-        """Free `blocks` of a job, and what it shares."""
+    def give_back(self, request: SimulatedRequest, blocks: int) -> None:
+        """Free `blocks` of a request, and what it shares."""
         self.used -= blocks
-        if job.pinned and self.cache is not None:
-            self.used -= self.cache.unpin(job.prefix_ids, job.pinned)
-        job.pinned = 0
+        if request.pinned and self.cache is not None:
+            self.used -= self.cache.unpin(request.prefix_ids, request.pinned)
+        request.pinned = 0
 
     def join(self, context: int, step: int) -> None:
         """Count a request that takes part in decoding from `step` on, with `context` in its first step."""

@@ -15,7 +15,7 @@ from typing import Final
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.kv import How, Waits, restore
-from fulcrum.simulation.job import Job
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
 
 _AT_ONCE: Final = TransferCost(base_seconds=0.0, seconds_per_token=0.0)
@@ -84,20 +84,22 @@ class WorkerTiers:
         self._host = Blocks(tiers.host_tokens)
         self._link_free = 0.0
 
-    def store(self, job: Job) -> None:
+    def store(self, request: SimulatedRequest) -> None:
         """Keep the KV of a prompt that was computed."""
-        ids = job.prefix_ids[: job.prompt // PREFIX_BLOCK_TOKENS]
+        ids = request.prefix_ids[: request.prompt // PREFIX_BLOCK_TOKENS]
         self._host.use(ids)
         self._pool.use(ids)
 
-    def begin(self, job: Job, now: float, *, ahead_tokens: int) -> Restoring | None:
-        """Load what is worth it of a prompt of which `job.cached` tokens are in the engine's cache; None: nothing.
+    def begin(self, request: SimulatedRequest, now: float, *, ahead_tokens: int) -> Restoring | None:
+        """Load what is worth it of a prompt of which `request.cached` tokens are in the engine's cache; None: nothing.
 
         `ahead_tokens` of begun prompts are computed first.
         """
-        present = job.cached
-        most = min(job.prompt // PREFIX_BLOCK_TOKENS, len(job.prefix_ids), (job.context - 1) // PREFIX_BLOCK_TOKENS)
-        ids = list(islice(job.prefix_ids, present // PREFIX_BLOCK_TOKENS, most))
+        present = request.cached
+        most = min(
+            request.prompt // PREFIX_BLOCK_TOKENS, len(request.prefix_ids), (request.context - 1) // PREFIX_BLOCK_TOKENS
+        )
+        ids = list(islice(request.prefix_ids, present // PREFIX_BLOCK_TOKENS, most))
         count = next((at for at, each in enumerate(ids) if each not in self._host and each not in self._pool), len(ids))
         if not count:
             return None
@@ -107,21 +109,21 @@ class WorkerTiers:
         way = restore(
             present_tokens=present,
             matched_tokens=matched,
-            prompt_tokens=job.context,
+            prompt_tokens=request.context,
             speed=self._speed,
             link=link,
             waits=Waits(
                 link_seconds=max(self._link_free - now, 0.0),
                 compute_seconds=ahead_tokens * self._speed.prefill_b,
             ),
-            within_seconds=job.arrival_seconds + self._ttft_seconds - now,
+            within_seconds=request.arrival_seconds + self._ttft_seconds - now,
             front=self._tiers.front,
             block_tokens=self._block_tokens,
         )
         if way.how is How.NONE:
             return None
         self._link_free = max(self._link_free, now) + link.seconds(way.load_tokens)
-        used = [*job.prefix_ids[: present // PREFIX_BLOCK_TOKENS], *found]
+        used = [*request.prefix_ids[: present // PREFIX_BLOCK_TOKENS], *found]
         self._host.use(used)
         self._pool.use([each for each in used if each in self._pool])
         return Restoring(present + way.recompute_tokens, matched, self._link_free)

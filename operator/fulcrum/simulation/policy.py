@@ -15,7 +15,7 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.front_door import Chosen, FrontDoor
-from fulcrum.simulation.job import Job
+from fulcrum.simulation.simulated_request import SimulatedRequest
 
 if TYPE_CHECKING:
     from fulcrum.simulation.view import View
@@ -52,19 +52,19 @@ class Policy(ABC):
         """Decide about roles and workers; called at second 0 and whenever the last turn asked for it."""
         return TickResult()
 
-    def admit(self, request: Job, view: View) -> Reason | None:
+    def admit(self, request: SimulatedRequest, view: View) -> Reason | None:
         """Return why a request is turned away at its arrival; None lets it in."""
         return None
 
-    def admit_decode(self, request: Job, view: View) -> Reason | None:
+    def admit_decode(self, request: SimulatedRequest, view: View) -> Reason | None:
         """Return why a request is turned away between prefill and decode (its prefill is then wasted)."""
         return None
 
-    def route(self, request: Job, view: View) -> Chosen | Reason:
+    def route(self, request: SimulatedRequest, view: View) -> Chosen | Reason:
         """Return the prefill and the decode worker of a policy without `front_door`."""
         raise NotImplementedError
 
-    def on_end(self, request: Job, view: View) -> None:  # noqa: B027 - most policies do not care
+    def on_end(self, request: SimulatedRequest, view: View) -> None:  # noqa: B027 - most policies do not care
         """Note that a request has ended, whatever became of it."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fulcrum.simulation.job import Job
+from fulcrum.simulation.simulated_request import SimulatedRequest
 
 
 class PrefillRun:
@@ -11,7 +11,7 @@ class PrefillRun:
     __slots__ = ("chunks", "squared_tokens", "tokens")
 
     def __init__(self) -> None:
-        self.chunks: list[tuple[Job, int]] = []
+        self.chunks: list[tuple[SimulatedRequest, int]] = []
         """Begun prompts, and how many tokens of each the step takes; 0 for those that have to wait."""
         self.tokens = 0
         """Of the step in all."""
@@ -22,36 +22,36 @@ class PrefillRun:
         """Give the begun prompts their chunks of the next step; returns what is left of the budget."""
         begun, self.chunks = self.chunks, []
         self.tokens = self.squared_tokens = 0
-        for job, _ in begun:
-            budget -= self.begin(job, budget)
+        for request, _ in begun:
+            budget -= self.begin(request, budget)
         return budget
 
-    def begin(self, job: Job, budget: int) -> int:
+    def begin(self, request: SimulatedRequest, budget: int) -> int:
         """Give a prompt its chunk, which may be nothing; returns the tokens of it."""
-        chunk = max(0, min(budget, (job.context if job.limit is None else job.limit) - job.done))
+        chunk = max(0, min(budget, (request.context if request.limit is None else request.limit) - request.done))
         self.tokens += chunk
-        self.squared_tokens += chunk * (chunk + 2 * job.done)
-        self.chunks.append((job, chunk))
+        self.squared_tokens += chunk * (chunk + 2 * request.done)
+        self.chunks.append((request, chunk))
         return chunk
 
-    def drop(self, job: Job) -> bool:
+    def drop(self, request: SimulatedRequest) -> bool:
         """Compute no more of a prompt; False when it has not begun or is done. The step under way takes as long."""
-        left = [entry for entry in self.chunks if entry[0] is not job]
+        left = [entry for entry in self.chunks if entry[0] is not request]
         dropped = len(left) < len(self.chunks)
         self.chunks = left
         return dropped
 
-    def advance(self) -> tuple[int, list[Job]]:
+    def advance(self) -> tuple[int, list[SimulatedRequest]]:
         """The step is over: returns the tokens that were computed, and the prompts that are whole now."""
         chunks, self.chunks = self.chunks, []
         computed = 0
-        whole: list[Job] = []
-        for job, tokens in chunks:
-            job.done += tokens
-            job.computed += tokens
+        whole: list[SimulatedRequest] = []
+        for request, tokens in chunks:
+            request.done += tokens
+            request.computed += tokens
             computed += tokens
-            if job.done < job.context:
-                self.chunks.append((job, 0))
+            if request.done < request.context:
+                self.chunks.append((request, 0))
             else:
-                whole.append(job)
+                whole.append(request)
         return computed, whole

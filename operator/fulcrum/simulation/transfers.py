@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fulcrum.simulation.cluster import Links, Pulling, Sharing
-from fulcrum.simulation.job import Job
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.worker import Worker
 
 
@@ -17,10 +17,10 @@ class Transfers:
         self._sending: dict[str, float] = {}
         self._receiving: dict[str, float] = {}
 
-    def end_seconds(self, job: Job, source: Worker, target: Worker, now: float) -> float:
-        """Return when the KV of `job`, pulled from now on, has arrived; takes the links until then."""
+    def end_seconds(self, request: SimulatedRequest, source: Worker, target: Worker, now: float) -> float:
+        """Return when the KV of `request`, pulled from now on, has arrived; takes the links until then."""
         links = self._links
-        tokens = max(0, job.prompt - job.cached)
+        tokens = max(0, request.prompt - request.cached)
         if links.bytes_per_second is None:
             latency_seconds = source.speed.transfer_seconds(0)
             seconds = source.speed.transfer_seconds(tokens) - latency_seconds
@@ -29,7 +29,7 @@ class Transfers:
             seconds = tokens * links.kv_bytes_per_token / links.bytes_per_second
         if links.overlapped_layers:
             # The prefill's own time has passed already while the first layers moved.
-            seconds = max(seconds / links.overlapped_layers, seconds - job.prefill_seconds)
+            seconds = max(seconds / links.overlapped_layers, seconds - request.prefill_seconds)
         if links.sharing is Sharing.PARALLEL:
             return now + seconds + latency_seconds
         start = max(now, self._sending.get(source.name, 0.0), self._receiving.get(target.name, 0.0))

@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import Speed
 from fulcrum.simulation.class_queue import ClassQueue
-from fulcrum.simulation.crowd import Crowd
 from fulcrum.simulation.decode_run import DecodeRun
 from fulcrum.simulation.held_kv import HeldKv
-from fulcrum.simulation.job import Job, Leg
 from fulcrum.simulation.kv_blocks import KvBlocks
 from fulcrum.simulation.kv_tiers import Restoring, WorkerTiers
 from fulcrum.simulation.prefill_run import PrefillRun
+from fulcrum.simulation.shared_machine import SharedMachine
+from fulcrum.simulation.simulated_request import Leg, SimulatedRequest
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.worker_host import WorkDone, WorkerHost
@@ -44,12 +44,12 @@ class Worker:
         cached: bool,
         pauses: bool = False,
         ranks: Mapping[str | None, int] | None = None,
-        crowd: Crowd | None = None,
+        machine: SharedMachine | None = None,
         tiers: WorkerTiers | None = None,
         timeline: Timeline,
         host: WorkerHost,
     ) -> None:
-        """`ranks` of the classes by name, the lowest first; None: all are alike. `crowd`: the workers of its machine.
+        """`ranks` of the classes by name, the lowest first; None: all are alike. `machine`: shared with other workers.
         `tiers`: what is below its KV cache.
         """
         self.name = name
@@ -71,16 +71,17 @@ class Worker:
         self.work = WorkDone()
         self.event = -1
         self._clock = 0.0  # begin of the run under way
-        self._crowd = crowd
-        self._began = 0.0  # the same on the crowd's clock
-        self._first: list[Job] = []  # whose first token the run under way, of one step, brings; in a crowd only
+        self._machine = machine
+        self._began = 0.0  # the same on the machine's clock
+        # These get their first token by the run under way, of one step; on a shared machine only.
+        self._first: list[SimulatedRequest] = []
         self._pauses = pauses  # no step while KV is on its way (`Pulling.BETWEEN`)
         self._times, self._timeline, self._host, self._tiers = times, timeline, host, tiers
         self._kv = KvBlocks(capacity_tokens=speed.kv_capacity_tokens, block_tokens=block_tokens, cached=cached)
         self.held = HeldKv(self._kv)
         """What is kept until decode workers have pulled it."""
         self._decode = DecodeRun(times, self._kv)
-        self._running: dict[int, Job] = {}  # in the order of their admission
+        self._running: dict[int, SimulatedRequest] = {}  # in the order of their admission
         self._prefill = PrefillRun()
         self._ready = _queue(ranks)  # pulled, not in the batch yet
         self._ranks = ranks
@@ -132,59 +133,59 @@ class Worker:
         """Nothing runs, waits, loads or is held."""
         return not (self._running or self.waiting or self._ready or self.loading or self.held)
 
-    def fits(self, job: Job) -> bool:
-        """Report whether the job's whole sequence has room in the KV cache."""
-        return self._kv.holds(job.prompt + job.output)
+    def fits(self, request: SimulatedRequest) -> bool:
+        """Report whether the request's whole sequence has room in the KV cache."""
+        return self._kv.holds(request.prompt + request.output)
 
-    def submit(self, job: Job, now: float) -> None:
-        """Take a job's leg (`job.leg`)."""
-        if job.held_by is None:
-            self.queued_tokens += job.context
-        self.waiting.append(job)
+    def submit(self, request: SimulatedRequest, now: float) -> None:
+        """Take a request's leg (`request.leg`)."""
+        if request.held_by is None:
+            self.queued_tokens += request.context
+        self.waiting.append(request)
         self.wake(now)
 
-    def kv_lost(self, job: Job) -> None:
-        """The KV of a waiting job is gone before it was pulled: it will be computed here."""
-        self.queued_tokens += job.context
+    def kv_lost(self, request: SimulatedRequest) -> None:
+        """The KV of a waiting request is gone before it was pulled: it will be computed here."""
+        self.queued_tokens += request.context
 
-    def cancel(self, job: Job) -> None:
-        """Drop a job that has not been prefilled; a chunk of it that is being computed is computed in vain."""
-        if job.index in self._running:
-            self._prefill.drop(job)
-            del self._running[job.index]
-            self._kv.give_back(job, self._kv.blocks_of(job, job.context))
-            self.queued_tokens -= job.context - job.done - job.restoring
-            _stop_restoring(job)
-        elif job in self.waiting:
-            self.waiting.remove(job)
-            self.queued_tokens -= job.context
+    def cancel(self, request: SimulatedRequest) -> None:
+        """Drop a request that has not been prefilled; a chunk of it that is being computed is computed in vain."""
+        if request.index in self._running:
+            self._prefill.drop(request)
+            del self._running[request.index]
+            self._kv.give_back(request, self._kv.blocks_of(request, request.context))
+            self.queued_tokens -= request.context - request.done - request.restoring
+            _stop_restoring(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+            self.queued_tokens -= request.context
 
-    def loaded(self, job: Job, now: float) -> None:
-        """The KV of a job has arrived."""
+    def loaded(self, request: SimulatedRequest, now: float) -> None:
+        """The KV of a request has arrived."""
         self.loading -= 1
-        self._ready.append(job)
+        self._ready.append(request)
         self.wake(now)
 
-    def restored(self, job: Job, now: float) -> None:
+    def restored(self, request: SimulatedRequest, now: float) -> None:
         """The rest of a begun prompt's prefix is loaded: it goes on behind it once its front is computed."""
-        if job.limit == job.done:
-            _jump(job)
+        if request.limit == request.done:
+            _jump(request)
         else:
-            job.loading = True  # until its front is computed
+            request.loading = True  # until its front is computed
         self.wake(now)
 
-    def release(self, job: Job, now: float) -> None:
+    def release(self, request: SimulatedRequest, now: float) -> None:
         """The KV that was held for a peer is no longer needed."""
-        self.held.release(job)
+        self.held.release(request)
         if self.waiting:
             self.wake(now)
 
-    def forget(self, job: Job, now: float) -> None:
-        """The KV of a job that was on its way here will not come: compute it instead."""
+    def forget(self, request: SimulatedRequest, now: float) -> None:
+        """The KV of a request that was on its way here will not come: compute it instead."""
         self.loading -= 1
-        self._kv.give_back(job, self._kv.blocks_of(job, job.context))
-        self.queued_tokens += job.context
-        self.waiting.appendleft(job)
+        self._kv.give_back(request, self._kv.blocks_of(request, request.context))
+        self.queued_tokens += request.context
+        self.waiting.appendleft(request)
         self.wake(now)
 
     def wake(self, now: float) -> None:
@@ -196,8 +197,8 @@ class Worker:
             self._plan(0.0, now)
         elif not self._cut:
             self._cut = True
-            crowd = self._crowd
-            elapsed_seconds = now - self._clock if crowd is None else crowd.clock(now) - self._began
+            machine = self._machine
+            elapsed_seconds = now - self._clock if machine is None else machine.clock(now) - self._began
             steps, seconds = self._decode.boundary(elapsed_seconds)
             if steps < self._steps:
                 self._steps = steps
@@ -206,21 +207,21 @@ class Worker:
     def _begin(self, now: float) -> None:
         """A run begins."""
         self._clock = now
-        if self._crowd is not None:
-            self._began = self._crowd.clock(now)
+        if self._machine is not None:
+            self._began = self._machine.clock(now)
 
     def _plan(self, seconds: float, now: float) -> None:
-        """Let the run under way end so many seconds after its begin, or later in a crowd."""
-        if self._crowd is None:
+        """Let the run under way end so many seconds after its begin, or later on a shared machine."""
+        if self._machine is None:
             self._timeline.plan(self._clock + seconds, self)
         else:
-            self._crowd.plan(self._began + seconds, self, now)
+            self._machine.plan(self._began + seconds, self, now)
 
     def _rest(self, now: float) -> None:
         """There is nothing to compute."""
         self._steps = -1
-        if self._crowd is not None:
-            self._crowd.leave(self, now)
+        if self._machine is not None:
+            self._machine.leave(self, now)
 
     def fire(self, now: float) -> None:
         """A run of steps is over."""
@@ -235,9 +236,9 @@ class Worker:
             if batch:
                 work.decode_tokens += batch * steps
                 work.decode_seconds += batch * seconds
-                for job in self._decode.advance(steps):
-                    del self._running[job.index]
-                    self._host.finished(job, self, now)
+                for request in self._decode.advance(steps):
+                    del self._running[request.index]
+                    self._host.finished(request, self, now)
             if self._prefill.chunks:
                 self._end_chunks(now)
         self._schedule(now)
@@ -246,54 +247,54 @@ class Worker:
         work = self.work
         computed, whole = self._prefill.advance()
         self.queued_tokens -= computed
-        for job, _ in self._prefill.chunks:
-            if job.loading and job.limit == job.done:
-                _jump(job)
-        for job in whole:
-            job.prefill_seconds = now - job.started_seconds
+        for request, _ in self._prefill.chunks:
+            if request.loading and request.limit == request.done:
+                _jump(request)
+        for request in whole:
+            request.prefill_seconds = now - request.started_seconds
             work.prompts += 1
-            work.prompt_tokens += job.context
-            work.cached_tokens += job.cached
-            work.prefill_seconds += job.prefill_seconds
+            work.prompt_tokens += request.context
+            work.cached_tokens += request.cached
+            work.prefill_seconds += request.prefill_seconds
             if self._tiers is not None:
-                self._tiers.store(job)
-            if job.leg is Leg.PREFILL:
-                del self._running[job.index]
-                self.held.hold(job)
-                job.held_by = self
-                self._host.prefilled(job, self, now)
+                self._tiers.store(request)
+            if request.leg is Leg.PREFILL:
+                del self._running[request.index]
+                self.held.hold(request)
+                request.held_by = self
+                self._host.prefilled(request, self, now)
                 continue
-            if job.first_token_seconds < 0:
-                job.first_token_seconds = now
-                if job.leg is Leg.WHOLE:
-                    self._host.first_token(job, now)
-            job.left -= 1
-            if not job.left:
-                del self._running[job.index]
-                self._kv.give_back(job, self._kv.blocks_of(job, job.context))
-                self._host.finished(job, self, now)
+            if request.first_token_seconds < 0:
+                request.first_token_seconds = now
+                if request.leg is Leg.WHOLE:
+                    self._host.first_token(request, now)
+            request.left -= 1
+            if not request.left:
+                del self._running[request.index]
+                self._kv.give_back(request, self._kv.blocks_of(request, request.context))
+                self._host.finished(request, self, now)
                 continue
-            before = self._kv.blocks_of(job, job.context)
-            job.context += 1
-            self._kv.used += self._kv.blocks_of(job, job.context) - before
-            self._decode.join(job)
+            before = self._kv.blocks_of(request, request.context)
+            request.context += 1
+            self._kv.used += self._kv.blocks_of(request, request.context) - before
+            self._decode.join(request)
 
     def _preempt(self) -> None:
         """Free the blocks of the latest request of the lowest class; it is computed again when there is room."""
         latest, ranks = reversed(self._running.values()), self._ranks
         # Of equal ones `max` takes the first that it sees, which is the latest.
-        job = next(latest) if ranks is None else max(latest, key=lambda each: ranks[each.qos_class])
+        request = next(latest) if ranks is None else max(latest, key=lambda each: ranks[each.qos_class])
         self.work.preemptions += 1
-        del self._running[job.index]
-        if job.done < job.context and self._prefill.drop(job):
-            self._kv.give_back(job, self._kv.blocks_of(job, job.context))
-            self.queued_tokens += job.done + job.restoring
-            _stop_restoring(job)
+        del self._running[request.index]
+        if request.done < request.context and self._prefill.drop(request):
+            self._kv.give_back(request, self._kv.blocks_of(request, request.context))
+            self.queued_tokens += request.done + request.restoring
+            _stop_restoring(request)
         else:
-            self._decode.drop(job)
-            self.queued_tokens += job.context
-        job.done = 0
-        self.waiting.appendleft(job)
+            self._decode.drop(request)
+            self.queued_tokens += request.context
+        request.done = 0
+        self.waiting.appendleft(request)
 
     def _schedule(self, now: float) -> None:
         """Begin the next step, or the next run of steps."""
@@ -302,14 +303,14 @@ class Worker:
             self._cut = False
             return
         kv, running, decode = self._kv, self._running, self._decode
-        started: list[Job] = []
+        started: list[SimulatedRequest] = []
         ready = self._ready
         while ready and len(running) < self.speed.max_batch:
-            job = ready.popleft()
-            running[job.index] = job
-            decode.join(job)
-            if job.first_token_seconds < 0:
-                started.append(job)
+            request = ready.popleft()
+            running[request.index] = request
+            decode.join(request)
+            if request.first_token_seconds < 0:
+                started.append(request)
         preempted = False
         while kv.used > kv.capacity and running:
             self._preempt()
@@ -325,24 +326,24 @@ class Worker:
             self._cut = True
         elif decode.batch:
             # There is no room for the one that was preempted, but there may be for one of a higher class.
-            one = (preempted and self._ranks is not None) or (started and self._crowd is not None)
+            one = (preempted and self._ranks is not None) or (started and self._machine is not None)
             self._steps = 1 if one else decode.steps_until_change()
             seconds = decode.seconds(self._steps)
             first = decode.seconds(1) if started else 0.0
         else:
             self._rest(now)
             return
-        if self._crowd is not None:
+        if self._machine is not None:
             self._first = started
         else:
             self._brings_first(started, now + first)
         self._plan(seconds, now)
 
-    def _brings_first(self, started: list[Job], at: float) -> None:
+    def _brings_first(self, started: list[SimulatedRequest], at: float) -> None:
         """The first tokens of these come at a time, of those that are still there."""
-        for job in started:
-            if job.first_token_seconds < 0 and job.index in self._running:
-                job.first_token_seconds = at
+        for request in started:
+            if request.first_token_seconds < 0 and request.index in self._running:
+                request.first_token_seconds = at
 
     def _pull_all(self, now: float) -> bool:
         """Pull for those at the head of the queue, as far as there is room; report whether any KV is on its way."""
@@ -360,62 +361,62 @@ class Worker:
         budget = prefill.go_on(self.speed.max_batched_tokens - self._decode.batch)
         waiting, running, kv = self.waiting, self._running, self._kv
         while admit and waiting and budget > 0 and len(running) < self.speed.max_batch:
-            job = waiting[0]
-            pulled = _is_pulled(job)
-            if (pulled and self._pauses) or not kv.take(job):
+            request = waiting[0]
+            pulled = _is_pulled(request)
+            if (pulled and self._pauses) or not kv.take(request):
                 break
             waiting.popleft()
             if pulled:
                 self.loading += 1
-                self._host.pull(job, self, now)
+                self._host.pull(request, self, now)
                 continue
-            running[job.index] = job
-            job.started_seconds = now
-            job.done = job.cached
-            self.queued_tokens -= job.cached
-            if (found := self._restoring(job, now)) is not None:
-                job.limit, job.restoring = found.compute_until, found.matched - found.compute_until
-                self.queued_tokens -= job.restoring
-                self._host.restore(job, self, found.ends)
-            budget -= prefill.begin(job, budget)
+            running[request.index] = request
+            request.started_seconds = now
+            request.done = request.cached
+            self.queued_tokens -= request.cached
+            if (found := self._restoring(request, now)) is not None:
+                request.limit, request.restoring = found.compute_until, found.matched - found.compute_until
+                self.queued_tokens -= request.restoring
+                self._host.restore(request, self, found.ends)
+            budget -= prefill.begin(request, budget)
         return prefill.tokens
 
-    def _restoring(self, job: Job, now: float) -> Restoring | None:
+    def _restoring(self, request: SimulatedRequest, now: float) -> Restoring | None:
         """Return what is loaded for a prompt that begins, while prompts that have begun come first."""
         if self._tiers is None:
             return None
         ahead = sum(begun.context - begun.done - begun.restoring - chunk for begun, chunk in self._prefill.chunks)
-        return self._tiers.begin(job, now, ahead_tokens=ahead)
+        return self._tiers.begin(request, now, ahead_tokens=ahead)
 
-    def stop(self, now: float) -> list[Job]:
-        """The engine dies: returns every job that was on it and had not been handed over."""
+    def stop(self, now: float) -> list[SimulatedRequest]:
+        """The engine dies: returns every request that was on it and had not been handed over."""
         self.stopped = True
         self.event = -1
-        lost = {job.index: job for job in (*self._running.values(), *self.waiting, *self._ready)}
-        for job in self._running.values():
-            _stop_restoring(job)
+        lost = {request.index: request for request in (*self._running.values(), *self.waiting, *self._ready)}
+        for request in self._running.values():
+            _stop_restoring(request)
         self._rest(now)
         return list(lost.values())
 
 
-def _queue(ranks: Mapping[str | None, int] | None) -> deque[Job] | ClassQueue:
+def _queue(ranks: Mapping[str | None, int] | None) -> deque[SimulatedRequest] | ClassQueue:
     return deque() if ranks is None else ClassQueue(ranks)
 
 
-def _jump(job: Job) -> None:
+def _jump(request: SimulatedRequest) -> None:
     """Go on behind what was loaded."""
-    job.done += job.restoring
-    job.cached += job.restoring
-    job.limit, job.restoring, job.loading = None, 0, False
+    request.done += request.restoring
+    request.cached += request.restoring
+    request.limit, request.restoring, request.loading = None, 0, False
 
 
-def _stop_restoring(job: Job) -> None:
+def _stop_restoring(request: SimulatedRequest) -> None:
     """What is being loaded is not wanted any more."""
-    if job.limit is not None:
-        job.event = -1
-        job.limit, job.restoring, job.loading = None, 0, False
+    if request.limit is not None:
+        request.event = -1
+        request.limit, request.restoring, request.loading = None, 0, False
 
 
-def _is_pulled(job: Job) -> bool:
-    """Report whether a waiting job's KV is held for it by a peer."""
-    return job.leg is Leg.DECODE and job.held_by is not None
+def _is_pulled(request: SimulatedRequest) -> bool:
+    """Report whether a waiting request's KV is held for it by a peer."""
+    return request.leg is Leg.DECODE and request.held_by is not None

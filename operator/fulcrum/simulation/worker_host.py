@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from fulcrum.simulation.job import Job
+from fulcrum.simulation.simulated_request import SimulatedRequest
 
 if TYPE_CHECKING:
     from fulcrum.simulation.worker import Worker
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 class WorkerHost(Protocol):
     """What is told what a worker has done."""
 
-    def finished(self, job: Job, worker: Worker, now: float) -> None:
-        """Handle a job whose last token is out."""
+    def finished(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+        """Handle a request whose last token is out."""
 
-    def prefilled(self, job: Job, worker: Worker, now: float) -> None:
-        """Handle a job whose KV is ready and held for a decode worker."""
+    def prefilled(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+        """Handle a request whose KV is ready and held for a decode worker."""
 
-    def first_token(self, job: Job, now: float) -> None:
+    def first_token(self, request: SimulatedRequest, now: float) -> None:
         """Handle a whole request whose prefill is done."""
 
-    def pull(self, job: Job, worker: Worker, now: float) -> None:
-        """Start moving the job's KV to `worker`, which has reserved the blocks; then call `loaded`."""
+    def pull(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+        """Start moving the request's KV to `worker`, which has reserved the blocks; then call `loaded`."""
 
-    def restore(self, job: Job, worker: Worker, ends: float) -> None:
+    def restore(self, request: SimulatedRequest, worker: Worker, ends: float) -> None:
         """Call `restored` at `ends`."""
 
 

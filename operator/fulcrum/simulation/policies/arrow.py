@@ -16,8 +16,8 @@ from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.front_door import Chosen, FrontDoor
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.policy import Policy
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
 
@@ -38,7 +38,7 @@ class Arrow(Policy):
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor | None:
         return None
 
-    def route(self, request: Job, view: View) -> Chosen | Reason:
+    def route(self, request: SimulatedRequest, view: View) -> Chosen | Reason:
         prefills, decodes = _of(view, Role.PREFILL, request), _of(view, Role.DECODE, request)
         if not prefills or not decodes:
             return Reason.NO_WORKER
@@ -60,7 +60,7 @@ class Arrow(Policy):
                 _flip(flipped, Role.DECODE, view)
         return Chosen(prefill, fitting or calmest)
 
-    def on_end(self, request: Job, view: View) -> None:
+    def on_end(self, request: SimulatedRequest, view: View) -> None:
         """A decode worker without requests becomes a prefill worker, as long as it is not the last."""
         worker = request.decode
         if worker is None or worker.decode_legs:
@@ -72,7 +72,7 @@ class Arrow(Policy):
                     _flip(pod, Role.PREFILL, view)
 
 
-def _of(view: View, role: Role, request: Job) -> list[tuple[Pod, Worker]]:
+def _of(view: View, role: Role, request: SimulatedRequest) -> list[tuple[Pod, Worker]]:
     """Ready workers by their label: the service that routes is the one that flips."""
     return [
         (pod, pod.worker)
@@ -81,13 +81,13 @@ def _of(view: View, role: Role, request: Job) -> list[tuple[Pod, Worker]]:
     ]
 
 
-def _prefill_seconds(worker: Worker, request: Job) -> float:
+def _prefill_seconds(worker: Worker, request: SimulatedRequest) -> float:
     """Time until what is queued would be prefilled; quadratic in the length."""
     tokens = worker.queued_tokens
     return worker.speed.prefill_seconds(tokens, float(tokens) * request.prompt) if tokens else 0.0
 
 
-def _tpot_seconds(worker: Worker, request: Job) -> float:
+def _tpot_seconds(worker: Worker, request: SimulatedRequest) -> float:
     promised = max(0, worker.decode_legs - worker.batch)
     tokens = worker.context_tokens + (promised + 1) * request.prompt
     return worker.speed.decode_step_seconds(worker.decode_legs + 1, tokens)

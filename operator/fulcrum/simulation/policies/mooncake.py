@@ -15,9 +15,9 @@ from fulcrum.api.reasons import Reason
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.front_door import FrontDoor
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.policies.schedule import Schedule, Split
 from fulcrum.simulation.policy import known_speeds
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
 
@@ -49,12 +49,12 @@ class Mooncake(Schedule):
         self._rule = rule
         self._decode_seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._decode_total = 0.0
-        self._under_way: dict[int, Job] = {}
+        self._under_way: dict[int, SimulatedRequest] = {}
 
     def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
         return FrontDoor(slo=slo, speeds=known_speeds(cluster), two_legs=True, gateways=cluster.gateways)
 
-    def admit(self, request: Job, view: View) -> Reason | None:
+    def admit(self, request: SimulatedRequest, view: View) -> Reason | None:
         prefills = [worker for worker in view.workers if worker.role in (Role.PREFILL, Role.MIXED)]
         decodes = [worker for worker in view.workers if worker.role in (Role.DECODE, Role.MIXED)]
         if not prefills or not decodes:
@@ -69,7 +69,7 @@ class Mooncake(Schedule):
         self._under_way[request.index] = request
         return None
 
-    def admit_decode(self, request: Job, view: View) -> Reason | None:
+    def admit_decode(self, request: SimulatedRequest, view: View) -> Reason | None:
         worker = request.decode
         if self._rule is not Rejection.BASELINE or worker is None:
             return None
@@ -77,7 +77,7 @@ class Mooncake(Schedule):
             return Reason.TPOT_UNREACHABLE
         return None
 
-    def on_end(self, request: Job, view: View) -> None:
+    def on_end(self, request: SimulatedRequest, view: View) -> None:
         self._under_way.pop(request.index, None)
         if 0 <= request.first_token_seconds <= view.now:
             if len(self._decode_seconds) == _REMEMBERED:
@@ -86,21 +86,21 @@ class Mooncake(Schedule):
             self._decode_seconds.append(seconds)
             self._decode_total += seconds
 
-    def _predicted_load(self, decodes: list[Worker], ttft: float, request: Job, view: View) -> float:
+    def _predicted_load(self, decodes: list[Worker], ttft: float, request: SimulatedRequest, view: View) -> float:
         """Load of the decode workers at the end of the request's prefill."""
         known = len(self._decode_seconds)
         decode_seconds = self._decode_total / known if known else _FIRST_DECODE_SECONDS
         handed_over = view.now + ttft
         staying = sum(
             1
-            for job in self._under_way.values()
-            if job.first_token_seconds < 0 or job.first_token_seconds + decode_seconds > handed_over
+            for other in self._under_way.values()
+            if other.first_token_seconds < 0 or other.first_token_seconds + decode_seconds > handed_over
         )
         each = (staying + 1) / len(decodes)
         return _load(decodes, [each] * len(decodes), view)
 
 
-def _ttft_seconds(worker: Worker, request: Job) -> float:
+def _ttft_seconds(worker: Worker, request: SimulatedRequest) -> float:
     """Time until the request would be prefilled behind what is queued."""
     tokens = worker.queued_tokens + request.prompt
     return worker.speed.prefill_seconds(tokens, float(tokens) * request.prompt)

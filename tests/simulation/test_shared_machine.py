@@ -16,12 +16,12 @@ from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, Kill
-from fulcrum.simulation.crowd import Crowd
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.front_door import Chosen
-from fulcrum.simulation.job import Job
 from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.policy import Policy
+from fulcrum.simulation.shared_machine import SharedMachine
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.view import View
 
@@ -42,7 +42,7 @@ class InTurn(Policy):
     def front_door(self, cluster: ClusterModel, slo: Slo) -> None:
         return None
 
-    def route(self, request: Job, view: View) -> Chosen:
+    def route(self, request: SimulatedRequest, view: View) -> Chosen:
         worker = view.workers[request.index % self._workers]
         return Chosen(worker, worker)
 
@@ -90,12 +90,12 @@ def test_crowding_is_no_speed_up() -> None:
 
 
 def test_whoever_leaves_twice_or_was_never_there_changes_nothing() -> None:
-    crowd, worker = Crowd(0.5, Timeline()), _Worker()
-    crowd.leave(worker, 1.0)
-    crowd.plan(1.0, worker, 1.0)
-    crowd.leave(worker, 2.0)
-    crowd.leave(worker, 3.0)
-    assert crowd.clock(4.0) == 4.0
+    machine, worker = SharedMachine(0.5, Timeline()), _Worker()
+    machine.leave(worker, 1.0)
+    machine.plan(1.0, worker, 1.0)
+    machine.leave(worker, 2.0)
+    machine.leave(worker, 3.0)
+    assert machine.clock(4.0) == 4.0
     assert worker.event == -1
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fulcrum.simulation.timeline import Target, Timeline
 
 
-class Crowd:
+class SharedMachine:
     """The workers of one machine that compute."""
 
     __slots__ = ("_alone_seconds", "_due", "_pace", "_seconds", "_slowdown", "_timeline")

@@ -23,7 +23,7 @@ class Leg(IntEnum):
     DECODE = 2
 
 
-class Job:
+class SimulatedRequest:
     """A request from its arrival to its end."""
 
     __slots__ = (
@@ -68,7 +68,7 @@ class Job:
         output: int,
         qos_class: str | None,
         prefix_ids: tuple[int, ...],
-        due: Callable[[Job, float], None],
+        due: Callable[[SimulatedRequest, float], None],
     ) -> None:
         self.index = index
         self.arrival_seconds = arrival_seconds
@@ -126,7 +126,7 @@ class Job:
         self.due(self, now)
 
 
-def jobs_of(workload: Workload, *, due: Callable[[Job, float], None]) -> Iterator[Job]:
+def requests_of(workload: Workload, *, due: Callable[[SimulatedRequest, float], None]) -> Iterator[SimulatedRequest]:
     """Yield the requests in order of arrival; only a part of the columns is turned into objects at a time."""
     classes, ids = workload.classes, workload.prefix_ids
     for start in range(0, len(workload), _CHUNK):
@@ -139,7 +139,7 @@ def jobs_of(workload: Workload, *, due: Callable[[Job, float], None]) -> Iterato
             strict=True,
         )
         for index, (arrival_seconds, prompt, output, qos_class) in enumerate(rows, start):
-            yield Job(
+            yield SimulatedRequest(
                 index=index,
                 arrival_seconds=arrival_seconds,
                 prompt=prompt,
