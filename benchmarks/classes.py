@@ -33,11 +33,11 @@ from fulcrum.load.demand import Slo
 from fulcrum.simulation.arrivals import constant
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.generate import stream
 from fulcrum.simulation.lengths import LogNormalLengths
 from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.policy import known_speeds
+from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.workload import Workload, merged
 
 ASKED: Final = {"premium": 0.2, "standard": 0.3}
@@ -84,11 +84,13 @@ class Tiered(StaticSplit):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(pool="gpus", prefill=cluster.prefill, decode=cluster.decode)
-        self.door: FrontDoor | None = None
+        self.gateway: SimulatedGateway | None = None
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        self.door = FrontDoor(slo=slo, speeds=known_speeds(cluster), policy=AdmissionPolicy.PREDICTIVE, classes=CLASSES)
-        return self.door
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+        self.gateway = SimulatedGateway(
+            slo=slo, speeds=known_speeds(cluster), policy=AdmissionPolicy.PREDICTIVE, classes=CLASSES
+        )
+        return self.gateway
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +111,8 @@ def run(cluster: Cluster, times: float, seed: int, *, classes: bool = True) -> S
     load, policy = cluster.load(times, seed, classes=classes), Tiered(cluster)
     model = ClusterModel(pools=(PoolModel(name="gpus", speed=cluster.speed, start_seconds=60.0),))
     result = simulate(load, model, policy, slo=cluster.slo)
-    assert policy.door is not None
-    tallies = policy.door.admission.rejected.items()
+    assert policy.gateway is not None
+    tallies = policy.gateway.admission.rejected.items()
     good, served = result.within(cluster.slo), ~np.isnan(result.ttft_seconds)
     return Seen(
         goodput=good.sum() / cluster.seconds / cluster.capacity,

@@ -15,9 +15,9 @@ from fulcrum.capacity.profile import PiecewiseSpeed, distserve_speed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Links, PoolModel, Pulling
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.front_door import Chosen, FrontDoor
 from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.result import Result
+from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
 from fulcrum.simulation.workload import Workload
@@ -93,7 +93,7 @@ class Fits:
 class ShortestQueue(StaticSplit):
     """As DistServe schedules: the prefill worker with fewest queued tokens, the decode worker with fewest requests."""
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor | None:
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway | None:
         return None
 
     def route(self, request: SimulatedRequest, view: View) -> Chosen | Reason:

@@ -12,10 +12,10 @@ from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.front_door import Chosen, FrontDoor
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Split
 from fulcrum.simulation.policies.schedule import Schedule
+from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 
 SPEED = make_speed(kv_capacity_tokens=400_000)
@@ -26,17 +26,19 @@ class Watched(Schedule):
 
     def __init__(self) -> None:
         super().__init__(pool="p", splits=[(0.0, Split(2, 2))], admission=AdmissionPolicy.PREDICTIVE)
-        self.doors: list[CountingDoor] = []
+        self.gateways: list[CountingGateway] = []
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        plain = super().front_door(cluster, slo)
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+        plain = super().make_gateway(cluster, slo)
         assert plain.admission._shares.gateways == cluster.gateways
-        door = CountingDoor(slo=slo, speeds={"p": SPEED}, policy=AdmissionPolicy.PREDICTIVE, gateways=cluster.gateways)
-        self.doors.append(door)
-        return door
+        gateway = CountingGateway(
+            slo=slo, speeds={"p": SPEED}, policy=AdmissionPolicy.PREDICTIVE, gateways=cluster.gateways
+        )
+        self.gateways.append(gateway)
+        return gateway
 
 
-class CountingDoor(FrontDoor):
+class CountingGateway(SimulatedGateway):
     """A gateway that counts."""
 
     asked = 0
@@ -53,11 +55,11 @@ def test_every_request_is_decided_by_one_gateway_and_only_several_hear_of_others
     policy = Watched()
     load = poisson(rate=6, count=900, prompt=1500, output=60, seed=1)
     result = simulate(load, make_cluster(SPEED, gateways=gateways), policy, slo=SLO)
-    asked = [door.asked for door in policy.doors]
+    asked = [gateway.asked for gateway in policy.gateways]
     assert len(asked) == gateways
     assert sum(asked) == len(load)
     assert min(asked) > 0.8 * len(load) / gateways
-    assert all((door.foreign > 0) == (gateways > 1) for door in policy.doors)
+    assert all((gateway.foreign > 0) == (gateways > 1) for gateway in policy.gateways)
     assert Counter(result.outcome.tolist())[Outcome.PENDING] == 0
     again = simulate(load, make_cluster(SPEED, gateways=gateways), Watched(), slo=SLO)
     assert np.array_equal(result.end_seconds, again.end_seconds)

@@ -22,12 +22,12 @@ from fulcrum.capacity.profile import PiecewiseSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation import engine
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, PoolModel
-from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.kv_tiers import KvTiers
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Aggregated, StaticSplit
 from fulcrum.simulation.policy import Policy, TickResult, known_speeds
 from fulcrum.simulation.result import Result
+from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import load_trace
 from fulcrum.simulation.view import View
@@ -73,8 +73,8 @@ class Restless(Policy):
         self._admission = admission
         self._random = np.random.default_rng(seed)
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        return FrontDoor(slo=slo, speeds=known_speeds(cluster), policy=self._admission, classes=CLASSES)
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+        return SimulatedGateway(slo=slo, speeds=known_speeds(cluster), policy=self._admission, classes=CLASSES)
 
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return [("p", Role.PREFILL if n % 2 else Role.DECODE) for n in range(self._workers)]

@@ -12,8 +12,8 @@ from tests.simulation.worlds import SLO, make_cluster, make_speed, qos_classes
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.front_door import Chosen, FrontDoor
 from fulcrum.simulation.policies import Aggregated
+from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
 from fulcrum.simulation.workload import Workload
@@ -24,16 +24,16 @@ TOKENS = 100_000
 
 
 class OneServer(Aggregated):
-    """One worker and nobody in front of it."""
+    """One worker, no gateway in front of it."""
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> None:
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> None:
         return None
 
     def route(self, request: SimulatedRequest, view: View) -> Chosen:
         return Chosen(view.workers[0], view.workers[0])
 
 
-class PriorityDoor(FrontDoor):
+class PriorityGateway(SimulatedGateway):
     """Sends everything to the one worker; only what it tells of classes counts."""
 
     def choose(self, request: SimulatedRequest, now: float) -> Chosen:
@@ -47,8 +47,8 @@ class PriorityDoor(FrontDoor):
 class OnePriorityServer(Aggregated):
     """One worker, and classes in front of it."""
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        return PriorityDoor(slo=slo, speeds={}, classes=qos_classes(premium=2, free=1))
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+        return PriorityGateway(slo=slo, speeds={}, classes=qos_classes(premium=2, free=1))
 
 
 def workload(rate: float, prompts: np.ndarray, outputs: np.ndarray, random: np.random.Generator) -> Workload:

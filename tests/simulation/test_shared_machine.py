@@ -17,10 +17,10 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, Kill
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.front_door import Chosen
 from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.policy import Policy
 from fulcrum.simulation.shared_machine import SharedMachine
+from fulcrum.simulation.simulated_gateway import Chosen
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.view import View
@@ -39,7 +39,7 @@ class InTurn(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return [(pool.name, Role.MIXED) for pool in cluster.pools for _ in range(self._workers)]
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> None:
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> None:
         return None
 
     def route(self, request: SimulatedRequest, view: View) -> Chosen:

@@ -14,8 +14,8 @@ from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
-from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.policy import Policy, known_speeds
+from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.workload import Workload
 
 SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.05, attainment=0.95)
@@ -40,8 +40,8 @@ class Tiered(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return self._workers.initial(cluster)
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        return FrontDoor(slo=slo, speeds=known_speeds(cluster), classes=self._classes)
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+        return SimulatedGateway(slo=slo, speeds=known_speeds(cluster), classes=self._classes)
 
 
 def make_speed(

@@ -86,13 +86,13 @@ class Simulation:
         self._journeys = Journeys(
             cluster=cluster,
             policy=policy,
-            door=self._gateways(slo),
+            gateway=self._gateways(slo),
             view=self._view,
             ledger=self._ledger,
             timeline=self._timeline,
         )
-        door = self._journeys.door
-        self._ranks = door.ranks(workload.classes) if door is not None else None
+        gateway = self._journeys.gateway
+        self._ranks = gateway.ranks(workload.classes) if gateway is not None else None
         self._tick_alarm = _Alarm(self._tick)
         self._poll_alarm = _Alarm(self._poll)
         tiers = cluster.kv_tiers
@@ -106,7 +106,7 @@ class Simulation:
         for kill in self._kills:
             self._timeline.plan(kill.at_seconds, _Alarm(partial(self._fleet.kill, kill.worker)))
         self._tick(0.0)
-        if self._journeys.door is not None and self._journeys.door.several:
+        if self._journeys.gateway is not None and self._journeys.gateway.several:
             self._poll(0.0)
         queue, view, live, arrive = self._timeline.queue, self._view, self._journeys.live, self._journeys.arrive
         deadline = self._workload.duration_seconds + self._tail_seconds
@@ -136,14 +136,14 @@ class Simulation:
 
     def _gateways(self, slo: Slo) -> Gateways | None:
         """One gateway for each replica; None where the policy routes by itself."""
-        doors = [self._policy.front_door(self._cluster, slo) for _ in range(self._cluster.gateways)]
-        found = [door for door in doors if door is not None]
+        gateways = [self._policy.make_gateway(self._cluster, slo) for _ in range(self._cluster.gateways)]
+        found = [gateway for gateway in gateways if gateway is not None]
         return Gateways(found) if found else None
 
     def _poll(self, now: float) -> None:
         """Gateways read the load of workers."""
-        assert self._journeys.door is not None
-        self._journeys.door.report(self._view.pods, now)
+        assert self._journeys.gateway is not None
+        self._journeys.gateway.report(self._view.pods, now)
         self._timeline.plan(now + POLL_SECONDS, self._poll_alarm)
 
     def _make_worker(self, pod: Pod) -> Worker:
@@ -182,8 +182,8 @@ class Simulation:
 
     def _pod_changed(self, pod: Pod) -> None:
         """What watches of Pods report."""
-        if self._journeys.door is not None:
-            self._journeys.door.changed(pod)
+        if self._journeys.gateway is not None:
+            self._journeys.gateway.changed(pod)
         if self._policy.watches_pods:
             self._timeline.plan(self._view.now, self._tick_alarm)
 

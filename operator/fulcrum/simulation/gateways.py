@@ -8,8 +8,8 @@ from typing import Final
 from fulcrum.api.reasons import Reason
 from fulcrum.routing import SHARE_SECONDS, learn_batch, take_batch
 from fulcrum.simulation.fleet import Pod
-from fulcrum.simulation.front_door import Chosen, FrontDoor
 from fulcrum.simulation.load_report import load_report
+from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 
 POLL_SECONDS: Final = 1.0
@@ -21,34 +21,34 @@ _KNUTH: Final = 2_654_435_761
 class Gateways:
     """Has the methods of one gateway. Requests are spread by a hash of their number, as connections are."""
 
-    def __init__(self, doors: Sequence[FrontDoor]) -> None:
+    def __init__(self, gateways: Sequence[SimulatedGateway]) -> None:
         """At least one gateway."""
-        self._doors = tuple(doors)
+        self._gateways = tuple(gateways)
         self._shared_at = 0.0
-        for door in self._doors:
-            door.view.affinity.share(others=self.several)
+        for gateway in self._gateways:
+            gateway.view.affinity.share(others=self.several)
 
     @property
     def several(self) -> bool:
         """Report whether there is more than one: only then load reports say anything that is not known."""
-        return len(self._doors) > 1
+        return len(self._gateways) > 1
 
     def changed(self, pod: Pod) -> None:
         """A worker came, went, or has another role: every gateway watches Pods."""
-        for door in self._doors:
-            door.changed(pod)
+        for gateway in self._gateways:
+            gateway.changed(pod)
 
     def report(self, pods: Iterable[Pod], now: float) -> None:
         """Tell every gateway the load of every ready worker."""
         for pod in pods:
             if pod.worker is not None and not pod.deleting:
                 load = load_report(pod, pod.worker)
-                for door in self._doors:
-                    door.view.report(pod.name, load, now)
+                for gateway in self._gateways:
+                    gateway.view.report(pod.name, load, now)
 
     def ranks(self, names: Iterable[str | None]) -> dict[str | None, int] | None:
         """Return in which order engines serve requests of each of these classes; None when all of them are alike."""
-        return self._doors[0].ranks(names)
+        return self._gateways[0].ranks(names)
 
     def choose(self, request: SimulatedRequest, now: float) -> Chosen | Reason:
         """Decide about a request, and take it for started."""
@@ -67,11 +67,11 @@ class Gateways:
         self._of(request).ended(request, now, served=served)
 
     def _share(self) -> None:
-        for door in self._doors:
-            batch = take_batch(door.view)
-            for other in self._doors:
-                if batch is not None and other is not door:
+        for gateway in self._gateways:
+            batch = take_batch(gateway.view)
+            for other in self._gateways:
+                if batch is not None and other is not gateway:
                     learn_batch(other.view, batch)
 
-    def _of(self, request: SimulatedRequest) -> FrontDoor:
-        return self._doors[(request.index * _KNUTH >> 16) % len(self._doors)]
+    def _of(self, request: SimulatedRequest) -> SimulatedGateway:
+        return self._gateways[(request.index * _KNUTH >> 16) % len(self._gateways)]

@@ -7,11 +7,11 @@ from typing import Final
 
 from fulcrum.api.reasons import Reason
 from fulcrum.simulation.cluster import ClusterModel, FirstToken
-from fulcrum.simulation.front_door import Chosen
 from fulcrum.simulation.gateways import Gateways
 from fulcrum.simulation.leases import Leases
 from fulcrum.simulation.outcome import Ledger, Outcome
 from fulcrum.simulation.policy import Policy
+from fulcrum.simulation.simulated_gateway import Chosen
 from fulcrum.simulation.simulated_request import Leg, SimulatedRequest
 from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.transfers import Transfers
@@ -29,7 +29,7 @@ class Journeys:
         *,
         cluster: ClusterModel,
         policy: Policy,
-        door: Gateways | None,
+        gateway: Gateways | None,
         view: View,
         ledger: Ledger,
         timeline: Timeline,
@@ -40,7 +40,7 @@ class Journeys:
         self._leg_seconds = cluster.leg_seconds
         self._first_by_prefill = cluster.first_token is FirstToken.PREFILL
         self._max_attempts = cluster.max_attempts
-        self.door = door
+        self.gateway = gateway
         self.live: dict[int, SimulatedRequest] = {}
         """Requests that have arrived and not ended, by index."""
 
@@ -55,11 +55,11 @@ class Journeys:
 
     def _attempt(self, request: SimulatedRequest, now: float) -> None:
         request.attempts += 1
-        door = self.door
-        if door is None:
+        gateway = self.gateway
+        if gateway is None:
             self._go(request, self._policy.route(request, self._view), now)
             return
-        chosen = door.choose(request, now)
+        chosen = gateway.choose(request, now)
         if request.attempts == 1:
             self._ledger.expect(request.index, request.expected)
         self._go(request, chosen, now)
@@ -119,8 +119,8 @@ class Journeys:
         """Hand a prefilled request over to its decode worker."""
         worker.prefill_legs -= 1
         request.prefill = None
-        if self.door is not None:
-            self.door.prefilled(request, now)
+        if self.gateway is not None:
+            self.gateway.prefilled(request, now)
         decode = request.decode
         assert decode is not None
         if self._first_by_prefill:
@@ -143,8 +143,8 @@ class Journeys:
 
     def first_token(self, request: SimulatedRequest, now: float) -> None:
         """A whole request has been prefilled."""
-        if self.door is not None:
-            self.door.prefilled(request, now)
+        if self.gateway is not None:
+            self.gateway.prefilled(request, now)
 
     def pull(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
         """Start a KV transfer."""
@@ -186,8 +186,8 @@ class Journeys:
 
     def _close(self, request: SimulatedRequest, outcome: Outcome, now: float) -> None:
         del self.live[request.index]
-        if self.door is not None:
-            self.door.ended(request, now, served=outcome is Outcome.SERVED)
+        if self.gateway is not None:
+            self.gateway.ended(request, now, served=outcome is Outcome.SERVED)
         self._policy.on_end(request, self._view)
         first = request.first_token_seconds
         ttft = first - request.arrival_seconds if 0 <= first <= now else _NAN
@@ -221,8 +221,8 @@ class Journeys:
         if 0 <= request.first_token_seconds <= now or request.attempts >= self._max_attempts:
             self._close(request, Outcome.FAILED, now)
             return
-        if self.door is not None:
-            self.door.ended(request, now, served=False)
+        if self.gateway is not None:
+            self.gateway.ended(request, now, served=False)
         request.first_token_seconds = -1.0
         request.tried = (*request.tried, worker.name)
         request.restart()

@@ -14,7 +14,7 @@ from fulcrum.capacity.profile import PiecewiseSpeed
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
-from fulcrum.simulation.front_door import Chosen, FrontDoor
+from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TickResult:
 class Policy(ABC):
     """One way to run a cluster. One object runs one simulation.
 
-    Requests go through the production router unless a policy brings its own: then `front_door` returns None, and
+    Requests go through the production router unless a policy brings its own: then `make_gateway` returns None, and
     `route` decides.
     """
 
@@ -44,9 +44,9 @@ class Policy(ABC):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         """Return the workers that are ready at second 0, as (pool, role)."""
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor | None:
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway | None:
         """Return the gateway; the default routes as production does and turns no request away."""
-        return FrontDoor(slo=slo, speeds=known_speeds(cluster), gateways=cluster.gateways)
+        return SimulatedGateway(slo=slo, speeds=known_speeds(cluster), gateways=cluster.gateways)
 
     def on_tick(self, view: View) -> TickResult:
         """Decide about roles and workers; called at second 0 and whenever the last turn asked for it."""
@@ -61,7 +61,7 @@ class Policy(ABC):
         return None
 
     def route(self, request: SimulatedRequest, view: View) -> Chosen | Reason:
-        """Return the prefill and the decode worker of a policy without `front_door`."""
+        """Return the prefill and the decode worker of a policy without `make_gateway`."""
         raise NotImplementedError
 
     def on_end(self, request: SimulatedRequest, view: View) -> None:  # noqa: B027 - most policies do not care

@@ -15,8 +15,8 @@ from fulcrum.balance import SetRole
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import Pod
-from fulcrum.simulation.front_door import Chosen, FrontDoor
 from fulcrum.simulation.policy import Policy
+from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
@@ -35,7 +35,7 @@ class Arrow(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return self._workers
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor | None:
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway | None:
         return None
 
     def route(self, request: SimulatedRequest, view: View) -> Chosen | Reason:

@@ -9,8 +9,8 @@ from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
-from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.policy import Policy, known_speeds
+from fulcrum.simulation.simulated_gateway import SimulatedGateway
 
 _LETTERS = {Role.PREFILL: "P", Role.DECODE: "D", Role.MIXED: "M"}
 
@@ -34,8 +34,8 @@ class Fixed(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return self._workers
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        return FrontDoor(
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+        return SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),
             policy=self._admission,

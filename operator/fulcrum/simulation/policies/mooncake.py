@@ -14,9 +14,9 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
-from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.policies.schedule import Schedule, Split
 from fulcrum.simulation.policy import known_speeds
+from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import Worker
@@ -51,8 +51,8 @@ class Mooncake(Schedule):
         self._decode_total = 0.0
         self._under_way: dict[int, SimulatedRequest] = {}
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        return FrontDoor(slo=slo, speeds=known_speeds(cluster), two_legs=True, gateways=cluster.gateways)
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+        return SimulatedGateway(slo=slo, speeds=known_speeds(cluster), two_legs=True, gateways=cluster.gateways)
 
     def admit(self, request: SimulatedRequest, view: View) -> Reason | None:
         prefills = [worker for worker in view.workers if worker.role in (Role.PREFILL, Role.MIXED)]

@@ -25,9 +25,9 @@ from fulcrum.load.demand import Slo
 from fulcrum.load.traffic import traffic_window_seconds
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import CLUSTER, Pod
-from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.load_report import load_report
 from fulcrum.simulation.policy import Policy, TickResult, known_speeds
+from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.view import View
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -96,8 +96,8 @@ class Ours(Policy):
         actions = plan(nothing, START).actions
         return [(action.pool, action.role) for action in actions if isinstance(action, CreateWorker)]
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        return FrontDoor(
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+        return SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),
             policy=self._admission,

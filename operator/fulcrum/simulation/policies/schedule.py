@@ -10,8 +10,8 @@ from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.balance import Action, SetRole
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
-from fulcrum.simulation.front_door import FrontDoor
 from fulcrum.simulation.policy import Policy, TickResult, known_speeds
+from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.view import View
 
 
@@ -55,8 +55,8 @@ class Schedule(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return [(self._pool, role) for role in self.splits[0][1].roles()]
 
-    def front_door(self, cluster: ClusterModel, slo: Slo) -> FrontDoor:
-        return FrontDoor(
+    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+        return SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),
             policy=self._admission,

@@ -33,7 +33,7 @@ class Chosen:
     """Requests of lower classes that still wait for their prefill, to be turned away for it."""
 
 
-class FrontDoor:
+class SimulatedGateway:
     """One gateway. It knows what a gateway knows: prompts as they come, and outputs only once they are over."""
 
     def __init__(
