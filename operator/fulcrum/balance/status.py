@@ -15,6 +15,7 @@ from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole,
 from fulcrum.balance.conditions import Finding, available, degraded, progressing, settle, timestamp
 from fulcrum.balance.decision import Decision
 from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes
+from fulcrum.balance.measurements import Drift
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.target import Target, ratio_text
 
@@ -48,7 +49,9 @@ def status_of(
         ready=f"{ready}/{len(assignment.slots)}",
         roles=_role_counts(snapshot.workers, target),
         last_decision=last or snapshot.status.last_decision,
-        recommendation=_recommendation(snapshot),
+        recommendation=_recommendation(
+            snapshot.measurements.drift, snapshot.status.recommendation, snapshot.generation
+        ),
     )
 
 
@@ -64,12 +67,11 @@ def recommendation_text(found: Recommendation) -> str:
     )
 
 
-def _recommendation(snapshot: Snapshot) -> Recommendation | None:
-    """Return the newest one; what stands is about the pools of its generation only."""
-    if snapshot.measurements.drift is not None:
-        return snapshot.measurements.drift.recommendation
-    last = snapshot.status.recommendation
-    return last if last is not None and last.generation == snapshot.generation else None
+def _recommendation(drift: Drift | None, last: Recommendation | None, generation: int) -> Recommendation | None:
+    """Return the newest one; the last one is about the pools of its generation only."""
+    if drift is not None:
+        return drift.recommendation
+    return last if last is not None and last.generation == generation else None
 
 
 def _counts(workers: Iterable[Worker]) -> dict[Role, int]:
