@@ -19,9 +19,10 @@ from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients, Wor
 from fulcrum.balance import Worker, WorkerPhase, worker_revision
 from fulcrum.capacity.speed import SpeedSource
 from fulcrum.controller import cluster_watch
-from fulcrum.controller.cluster_watch import FRESH_SECONDS, ClusterWatch, WatchedCluster
+from fulcrum.controller.cluster_watch import FRESH_SECONDS, ClusterWatch
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
+from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry.source import ClusterRef, Unknown
@@ -149,8 +150,8 @@ class World:
     async def tick(self, *, after_seconds: float = 2.0) -> None:
         self.seconds += after_seconds
         await self.watch._tick()
-        while self.watch._forecasting is not None:
-            await asyncio.wait({self.watch._forecasting})
+        while self.watch._forecast.making is not None:
+            await asyncio.wait({self.watch._forecast.making})
             await asyncio.sleep(0)
 
 

@@ -16,12 +16,12 @@ from tests.docs.walk import MOST_CALLS, PAGE, calls_on_page, misplaced, traced
 from fulcrum.balance import Snapshot
 from fulcrum.balance.measurements import Measurements
 from fulcrum.controller.caches import Caches
-from fulcrum.controller.cluster_watch import WatchedCluster
 from fulcrum.controller.cluster_watches import ClusterWatches
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import SECRET, Kube
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.reconcile import Reconciler
+from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.telemetry import Agents
 
 pytestmark = pytest.mark.integration

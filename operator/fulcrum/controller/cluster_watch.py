@@ -8,21 +8,16 @@ import logging
 import random
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Final
 
-import numpy as np
-
-from fulcrum.api.durations import seconds
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
-from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus, KvTierStatus
+from fulcrum.api.types import KvTierStatus
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Worker
 from fulcrum.balance.measurements import Measurements
-from fulcrum.balance.peak import Peak, peak_of
+from fulcrum.controller.cluster_forecast import ClusterForecast
 from fulcrum.controller.drift import PlacementDrift, PlacementQuestion, compare_in_background
 from fulcrum.controller.kv_figures import kv_tiers
 from fulcrum.controller.metrics import Metrics
@@ -30,12 +25,10 @@ from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
 from fulcrum.controller.sources import TICK_SECONDS, Sources, decides, name_of, pace_of
 from fulcrum.controller.speeds import PoolSpeeds
 from fulcrum.controller.start_times import StartTimes
-from fulcrum.forecast.forecaster import Forecaster
-from fulcrum.forecast.result import Forecast
-from fulcrum.forecast.series import LoadSeries
+from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.load.traffic import Traffic, without_nonsense
 from fulcrum.telemetry import Agents
-from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown
+from fulcrum.telemetry.source import TelemetrySource, Unknown
 
 logger = logging.getLogger(__name__)
 
@@ -46,36 +39,10 @@ FRESH_SECONDS: Final = 15.0
 LOAD_FRESH_SECONDS: Final = 3 * TICK_SECONDS
 SHOWN_LOAD_SECONDS: Final = 30.0
 """How often agents are asked in Manual, where only speeds are learnt from them: a fleet has 10,000 of them."""
-STALE_INTERVALS: Final = 3
-"""A forecast may be this many intervals old before it counts for nothing."""
-RETRY_SECONDS: Final = 10.0
-MOST_INTERVALS: Final = 4320
-SEASONS: Final = 3
-"""History that is asked for: seasons, at most MOST_INTERVALS intervals."""
 DEFAULT_START_SECONDS: Final = 600.0
 """Start time of a Pod while none was measured; the forecast looks as far ahead."""
 
 _FIGURES: Final = re.compile(r"[0-9.]+")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchedCluster:
-    """What the last tick saw of a cluster."""
-
-    namespace: str
-    name: str
-    spec: InferenceClusterSpec
-    status: InferenceClusterStatus
-    gateways: Mapping[str, str]
-    """Address of each ready gateway Pod, by name."""
-    workers: tuple[Worker, ...]
-    generation: int = 0
-    """Of the spec."""
-
-    @property
-    def ref(self) -> ClusterRef:
-        """The cluster as sources know it."""
-        return ClusterRef(namespace=self.namespace, name=self.name, gateways=len(self.gateways))
 
 
 def _plain(reason: str) -> str:
@@ -117,12 +84,7 @@ class ClusterWatch:
         self._pairs: tuple[PairsReport, ...] = ()
         self._speeds = PoolSpeeds()
         self._starts = StartTimes()
-        self._forecaster: tuple[object, Forecaster] | None = None
-        self._forecasting: asyncio.Task[None] | None = None
-        self._forecast: tuple[float, Forecast] | None = None
-        self._forecast_due_at = float("-inf")
-        self._peak: Peak | None = None
-        self._fallbacks: Counter[str] = Counter()
+        self._forecast = ClusterForecast(sources, metrics, clock, unix_time)
         self._drift = PlacementDrift(clock, unix_time)
         self._comparing: asyncio.Task[None] | None = None
         self.update(cluster)
@@ -152,10 +114,7 @@ class ClusterWatch:
             traffic = self._traffic[1]
         if not decides(spec):
             return Measurements(traffic=traffic, pairs=self._pairs, kv_tiers=self._kv_tiers(), drift=self._drift.drift)
-        forecast = None
-        if self._forecast is not None:
-            made_at, latest = self._forecast
-            forecast = latest if now - made_at <= STALE_INTERVALS * latest.interval_seconds else None
+        forecast = self._forecast.latest()
         return Measurements(
             traffic=dataclasses.replace(traffic, prefix_hit=self._speeds.prefix_hit) if traffic is not None else None,
             forecast=forecast,
@@ -163,7 +122,7 @@ class ClusterWatch:
             start_seconds=self._start_seconds,
             pairs=self._pairs,
             kv_tiers=self._kv_tiers(),
-            peak=self._peak if forecast is not None else None,
+            peak=self._forecast.peak if forecast is not None else None,
             drift=self._drift.drift,
             unknown=None if traffic is not None else self._unknown or "The load has not been read yet.",
         )
@@ -215,9 +174,9 @@ class ClusterWatch:
                 await asyncio.sleep(max(0.1, share * every - (self._clock() - began)))
                 share = 1.0
         finally:
-            for task in (self._forecasting, self._comparing):
-                if task is not None:
-                    task.cancel()
+            self._forecast.cancel()
+            if self._comparing is not None:
+                self._comparing.cancel()
 
     async def _tick(self) -> None:
         cluster = self.cluster
@@ -225,16 +184,9 @@ class ClusterWatch:
         # In Manual, too, speeds are learnt: Auto, once it is turned on, does not begin with what was measured at start.
         await asyncio.gather(self._read_traffic(cluster, source), self._read_loads(cluster), self._read_pairs(cluster))
         if decides(cluster.spec):
-            self._begin_forecast(cluster, source)
+            self._forecast.begin(cluster, source, start_seconds=self._start_seconds)
         self._begin_comparison(cluster)
         self._wake_if_changed()
-
-    def _begin_forecast(self, cluster: WatchedCluster, source: TelemetrySource) -> None:
-        if self._forecasting is None and self._clock() >= self._forecast_due_at:
-            self._forecasting = asyncio.create_task(
-                self._make_forecast(cluster, source), name=f"forecast-{cluster.namespace}-{cluster.name}"
-            )
-            self._forecasting.add_done_callback(self._forecast_done)
 
     def _begin_comparison(self, cluster: WatchedCluster) -> None:
         """Compare the pools with a new plan from time to time, for the load that was measured."""
@@ -322,76 +274,10 @@ class ClusterWatch:
         if _failing(self._pairs) != before:
             self._wake()
 
-    async def _make_forecast(self, cluster: WatchedCluster, source: TelemetrySource) -> None:
-        wanted = cluster.spec.balance.forecast
-        interval_seconds, season_seconds = seconds(wanted.interval), seconds(wanted.seasonality)
-        now = self._unix_time()
-        series = await source.load_series(
-            cluster.ref,
-            interval_seconds=interval_seconds,
-            history_seconds=min(SEASONS * season_seconds, MOST_INTERVALS * interval_seconds),
-            now=now,
-        )
-        if isinstance(series, Unknown):
-            self._metrics.telemetry_unknown(name_of(cluster.spec), "series")
-            self._forecast_due_at = self._clock() + min(RETRY_SECONDS, interval_seconds)
-            return
-        series = self._finite(series)
-        self._peak = peak_of(series, seconds(cluster.spec.balance.scale_down.stabilization))
-        forecaster = self._forecaster_for(cluster.spec, season_seconds)
-        async with self._sources.forecasts:
-            forecast = await asyncio.to_thread(
-                forecaster.update, series, horizon_seconds=self._horizon_seconds(cluster.spec)
-            )
-        # The next one when the interval that runs now is over, and its last scrape is in.
-        left_seconds = interval_seconds - self._unix_time() % interval_seconds
-        self._forecast_due_at = self._clock() + left_seconds + TICK_SECONDS
-        for method, count in (forecaster.fallbacks - self._fallbacks).items():
-            self._metrics.forecast_fallback(method, count)
-            logger.warning(
-                "forecast_fell_back namespace=%s cluster=%s why=%r", *cluster.ref.key, forecaster.last_fallback
-            )
-        self._fallbacks = Counter(forecaster.fallbacks)
-        if forecast is not None:
-            self._forecast = (self._clock(), forecast)
-            self._metrics.forecast_error(*cluster.ref.key, forecast.method.value, forecast.error)
-
-    def _finite(self, series: LoadSeries) -> LoadSeries:
-        """Turn infinite samples into gaps, which the forecast and the peak know how to leave out."""
-        parts = {name: getattr(series, name) for name in ("rate", "isl_tokens", "osl_tokens")}
-        for name, part in parts.items():
-            infinite = np.isinf(part)
-            if infinite.any():
-                self._metrics.measurement_dropped(f"series_{name}")
-                parts[name] = np.where(infinite, np.nan, part)
-        return dataclasses.replace(series, **parts)
-
-    def _forecast_done(self, task: asyncio.Task[None]) -> None:
-        self._forecasting = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._forecast_due_at = self._clock() + RETRY_SECONDS
-            logger.error(
-                "forecast_failed namespace=%s cluster=%s", self.cluster.namespace, self.cluster.name, exc_info=error
-            )
-
-    def _forecaster_for(self, spec: InferenceClusterSpec, season_seconds: float) -> Forecaster:
-        wanted = spec.balance.forecast
-        made_for = (wanted.method, wanted.interval, season_seconds, wanted.quantile, spec.metrics)
-        if self._forecaster is None or self._forecaster[0] != made_for:
-            forecaster = Forecaster(
-                method=wanted.method, season_seconds=season_seconds, quantile=wanted.quantile, clock=self._clock
-            )
-            self._forecaster, self._fallbacks = (made_for, forecaster), Counter()
-        return self._forecaster[1]
-
     @property
     def _start_seconds(self) -> float:
         measured = self._starts.typical_seconds
         return DEFAULT_START_SECONDS if measured is None else measured
-
-    def _horizon_seconds(self, spec: InferenceClusterSpec) -> float:
-        horizon = spec.balance.forecast.horizon
-        return self._start_seconds + TICK_SECONDS if horizon == "auto" else seconds(horizon)
 
     def _wake_if_changed(self) -> None:
         """Ask for a tick because of the status: one in Manual, or that is paused, has no other reason to come soon."""

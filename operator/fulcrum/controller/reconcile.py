@@ -32,7 +32,6 @@ from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import ChildSync, NameTakenError
 from fulcrum.controller.children import Owner, children, refused_templates
-from fulcrum.controller.cluster_watch import WatchedCluster
 from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
 from fulcrum.controller.groups import groups_missing, with_leaders
 from fulcrum.controller.installation import Installation
@@ -53,6 +52,7 @@ from fulcrum.controller.observe import (
 from fulcrum.controller.reporting import Reporter
 from fulcrum.controller.scales import ScaleSync
 from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status
+from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,30 @@
+"""A cluster as its watch sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.balance import Worker
+from fulcrum.telemetry.source import ClusterRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedCluster:
+    """What the last tick saw of a cluster."""
+
+    namespace: str
+    name: str
+    spec: InferenceClusterSpec
+    status: InferenceClusterStatus
+    gateways: Mapping[str, str]
+    """Address of each ready gateway Pod, by name."""
+    workers: tuple[Worker, ...]
+    generation: int = 0
+    """Of the spec."""
+
+    @property
+    def ref(self) -> ClusterRef:
+        """The cluster as sources know it."""
+        return ClusterRef(namespace=self.namespace, name=self.name, gateways=len(self.gateways))
