@@ -92,7 +92,11 @@ class Replay:
         flight = self.view.start(incoming, found, self.now)
         prefilled = self.now + found.ttft_seconds * self.chance.uniform(0.5, 3)
         heappush(self.events, (prefilled, number, flight))
-        figures = f"{found.ttft_seconds!r} {found.tpot_seconds!r} {found.score!r} {found.cached_tokens!r}"
+        there = found.hand_over
+        figures = (
+            f"{found.ttft_seconds!r} {found.tpot_seconds!r} {found.slowest_seconds!r} {there.kv_tokens!r} "
+            f"{found.cached_tokens!r}"
+        )
         return f"{found.prefill.name} {found.decode.name} {figures} {len(victims)}"
 
     def _incoming(self) -> Incoming:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fulcrum.routing import Breaker, BreakerState, OutlierEjector, OutlierRule
+from fulcrum.api.names import Role
+from fulcrum.routing import Breaker, BreakerState, ClusterView, Outliers
+from fulcrum.routing.tuning import RoutingTuning
 
 
 def state(breaker: Breaker) -> BreakerState:
@@ -45,22 +47,10 @@ def test_a_probe_that_is_never_heard_of_counts_as_none() -> None:
     breaker.failed(0.0)
     breaker.tick(1.0)
     breaker.taken(1.0)
-    breaker.tick(10.9)
+    breaker.tick(30.9)
     assert not breaker.available
-    breaker.tick(11.0)
+    breaker.tick(31.0)
     assert breaker.available
-
-
-def test_a_threshold_counts_failures_in_a_row() -> None:
-    breaker = Breaker(threshold=3)
-    for _ in range(2):
-        breaker.failed(0.0)
-        breaker.failed(0.0)
-        assert breaker.available
-        breaker.worked()
-    for _ in range(3):
-        breaker.failed(0.0)
-    assert not breaker.available
 
 
 def test_late_answers_do_not_end_an_ejection_and_late_failures_do_not_prolong_a_pause() -> None:
@@ -73,37 +63,44 @@ def test_late_answers_do_not_end_an_ejection_and_late_failures_do_not_prolong_a_
     assert breaker.available
 
 
-def observed(slow: dict[str, float], failing: frozenset[str] = frozenset(), workers: int = 6) -> OutlierEjector:
-    ejector = OutlierEjector(OutlierRule(min_samples=10))
-    for number in range(workers):
-        for turn in range(30):
-            name = f"w{number}"
-            if name in failing and turn % 2 == 0:
-                ejector.failed(name)
-            else:
-                ejector.answered(name, 1)
-                ejector.observe(name, slow.get(name, 1.0))
-    return ejector
+class Fleet:
+    """Workers that are alike, each with 30 requests behind it."""
 
+    def __init__(self, slow: dict[int, float], failing: frozenset[int] = frozenset(), workers: int = 6) -> None:
+        view = ClusterView()
+        self.outliers = Outliers(RoutingTuning(outlier_requests=10))
+        self.workers = [view.put(f"w{number}", Role.PREFILL) for number in range(workers)]
+        for number, worker in enumerate(self.workers):
+            for turn in range(30):
+                if number in failing and turn % 2 == 0:
+                    self.outliers.failed(worker)
+                else:
+                    self.outliers.answered(worker, 1)
+                    self.outliers.learn(worker, slow.get(number, 1.0), 1.0)
 
-NAMES = [f"w{number}" for number in range(6)]
+    def found(self) -> dict[str, float]:
+        return {worker.name: seconds for worker, seconds in self.outliers.find(self.workers)}
 
 
 def test_the_slow_and_the_failing_are_ejected_worst_first_and_never_too_many() -> None:
-    assert observed({}).eject(NAMES) == {}
-    assert observed({"w2": 5.0}).eject(NAMES) == {"w2": 10.0}
-    assert observed({"w2": 5.0}, frozenset({"w4"})).eject(NAMES).keys() == {"w2", "w4"}
-    assert observed({"w2": 5.0, "w3": 4.0}, frozenset({"w4"})).eject(NAMES).keys() == {"w2", "w4"}
-    assert observed({"w2": 5.0}).eject(NAMES[:5], out_of_use=2) == {}
-    assert observed({"w0": 9.0}, workers=1).eject(["w0"]) == {}
+    assert Fleet({}).found() == {}
+    assert Fleet({2: 5.0}).found() == {"w2": 10.0}
+    assert Fleet({2: 5.0}, frozenset({4})).found().keys() == {"w2", "w4"}
+    assert Fleet({2: 5.0, 3: 4.0}, frozenset({4})).found().keys() == {"w2", "w4"}
+    two_out = Fleet({2: 5.0}, workers=7)
+    for worker in two_out.workers[5:]:
+        worker.breaker.eject(0.0, 5.0)
+    assert two_out.found() == {}
+    assert Fleet({0: 9.0}, workers=1).found() == {}
 
 
 def test_ejections_get_longer_and_need_new_evidence() -> None:
-    ejector = observed({"w2": 5.0})
-    assert ejector.eject(NAMES) == {"w2": 10.0}
-    assert ejector.eject(NAMES) == {}
+    fleet = Fleet({2: 5.0})
+    slow = fleet.workers[2]
+    assert fleet.found() == {"w2": 10.0}
+    assert fleet.found() == {}
     for _ in range(10):
-        ejector.observe("w2", 5.0)
-    assert ejector.eject(NAMES) == {"w2": 20.0}
-    ejector.forget("w2")
-    assert ejector.eject(NAMES) == {}
+        fleet.outliers.learn(slow, 5.0, 1.0)
+    assert fleet.found() == {"w2": 20.0}
+    fleet.outliers.forget(slow)
+    assert fleet.found() == {}

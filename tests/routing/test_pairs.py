@@ -10,7 +10,6 @@ from tests.routing.cluster import ask, cluster, find, names, send
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.routing import PairHealth, Route, route
-from fulcrum.routing.pairs import LONGEST_RETEST_SECONDS
 
 PAIR = ("p0", "d0")
 
@@ -24,7 +23,7 @@ def test_a_failing_pair_is_tried_again_with_longer_and_longer_pauses() -> None:
         pauses.append(health.failing[PAIR].retest_at_seconds - now)
         now += pauses[-1]
         assert list(health.due(now)) == [PAIR]
-    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, LONGEST_RETEST_SECONDS]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert (health.failing[PAIR].failures, health.failing[PAIR].since_seconds) == (8, 0.0)
     assert health.worked(PAIR)
     assert not health.failing

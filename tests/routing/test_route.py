@@ -11,17 +11,17 @@ from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.routing import ClusterView, NobodyFits, NobodyThere, NoPool, Route, route
+from fulcrum.routing import ClusterView, NoPath, Route, route
 
 
-def test_nobody_there_and_nobody_fits_are_different() -> None:
-    assert route(ask(), ClusterView(), 0.0) == NobodyThere()
+def test_no_worker_and_none_that_fits_are_different() -> None:
+    assert route(ask(), ClusterView(), 0.0) == NoPath.NO_WORKER
     view = cluster(0, 0)
     view.put("x", Role.DRAINING, pool="pool")
-    assert route(ask(), view, 0.0) == NobodyFits(known=1, wrong_role=1, excluded=0)
+    assert route(ask(), view, 0.0) == NoPath.NONE_FITS
     view = cluster(1, 1)
-    assert route(ask(exclude=frozenset({"p0", "d0"})), view, 0.0) == NobodyFits(known=2, wrong_role=0, excluded=2)
-    assert route(ask(1_000_000.0), view, 0.0) == NoPool(known=2)
+    assert route(ask(exclude=frozenset({"p0", "d0"})), view, 0.0) == NoPath.NONE_FITS
+    assert route(ask(1_000_000.0), view, 0.0) == NoPath.NO_POOL
 
 
 def test_an_answer_of_one_token_has_no_pace() -> None:
@@ -122,7 +122,7 @@ def test_pools_admit_classes() -> None:
     view.put("a", Role.MIXED, pool="a")
     view.set_pools({"a": PoolAdmits(classes=("batch",))})
     assert find(view, ask(qos=0)).prefill.name == "a"
-    assert route(ask(qos=1), view, 0.0) == NoPool(known=1)
+    assert route(ask(qos=1), view, 0.0) == NoPath.NO_POOL
 
 
 @pytest.mark.parametrize(
@@ -135,21 +135,20 @@ def test_a_pool_that_has_no_worker_just_now_still_takes_requests(prompt_tokens: 
     view.set_pools({"big": PoolAdmits(min_prompt_tokens=500, max_prompt_tokens=60_000, classes=("batch",)),
                     "small": PoolAdmits(max_prompt_tokens=400)})  # fmt: skip
     view.put("s", Role.MIXED, pool="small")
-    assert route(ask(prompt_tokens, qos=qos), view, 0.0) == (
-        NoPool(known=1) if never else NobodyFits(known=1, wrong_role=0, excluded=0)
-    )
+    assert route(ask(prompt_tokens, qos=qos), view, 0.0) == (NoPath.NO_POOL if never else NoPath.NONE_FITS)
     view.put("b", Role.DRAINING, pool="big")
-    assert isinstance(route(ask(prompt_tokens, qos=qos), view, 0.0), NoPool) == never
+    assert (route(ask(prompt_tokens, qos=qos), view, 0.0) is NoPath.NO_POOL) == never
     view.put("b", Role.MIXED, pool="big")
-    assert isinstance(route(ask(prompt_tokens, qos=qos), view, 0.0), NoPool if never else Route)
+    found = route(ask(prompt_tokens, qos=qos), view, 0.0)
+    assert found is NoPath.NO_POOL if never else isinstance(found, Route)
 
 
 def test_a_pool_without_workers_is_as_large_as_its_workers_were() -> None:
     view = cluster(1, 1)
     view.set_pools({"pool": None, "tiny": None})
-    assert isinstance(route(ask(1_000_000.0), view, 0.0), NobodyFits), "nobody knows how much a tiny one holds"
+    assert route(ask(1_000_000.0), view, 0.0) is NoPath.NONE_FITS, "how much a tiny one holds is not known"
     view.set_speed("tiny", SPEED)
-    assert isinstance(route(ask(1_000_000.0), view, 0.0), NoPool)
+    assert route(ask(1_000_000.0), view, 0.0) is NoPath.NO_POOL
 
 
 def test_revisions_are_never_paired() -> None:
@@ -173,7 +172,7 @@ def test_suspects_come_last() -> None:
     assert isinstance(route(ask(), view, 0.0), Route)
     view.tick(1.0)
     trial = send(view, now_seconds=1.0)
-    assert trial.prefill.name not in {worker.name for lane in view.lanes for g in lane.groups for worker in g.workers}
+    assert trial.prefill.name not in {worker.name for one in view.revisions for p in one.pools for worker in p.workers}
     view.worked(trial.prefill)
     assert trial.prefill.breaker.available
 
@@ -340,7 +339,7 @@ def test_a_path_is_found_exactly_when_somebody_in_a_role_is_left(
     left = [n for n, (role, *_) in enumerate(fleet) if role is not Role.DRAINING and n not in gone]
     if not isinstance(found, Route):
         assert not left
-        assert isinstance(found, NobodyThere) == (not fleet)
+        assert (found is NoPath.NO_WORKER) == (not fleet)
         return
     assert {found.prefill.name, found.decode.name}.isdisjoint(exclude)
     assert Role.DRAINING not in (found.prefill.role, found.decode.role)

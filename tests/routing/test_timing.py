@@ -15,6 +15,7 @@ from fulcrum.capacity.online import OnlineSpeed
 from fulcrum.capacity.rows import PrefillRow
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.routing import ClusterView, Flight, Incoming, Route, route
+from fulcrum.routing.foreign import ForeignWork
 
 TRUTH = (0.05, 0.001, 1e-6)
 WRONG = WorkerSpeed(
@@ -83,7 +84,7 @@ def test_nothing_is_said_where_it_is_not_known_what_was_in_the_step() -> None:
     view.prefill_done(start(view, 20, 3.0), 3.1)
     assert len(rows(view)) == 1
     # Others' work on the worker.
-    view.workers["p"].set_foreign(4.0, seconds=1.0, running=0.0, context_tokens=0.0, share=0.0)
+    view.workers["p"].set_foreign(ForeignWork(prefill_seconds=1.0), 4.0)
     view.prefill_done(start(view, 20, 4.0), 4.1)
     assert rows(view) == []
 

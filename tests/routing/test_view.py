@@ -16,7 +16,7 @@ from fulcrum.routing.latency import hand_over
 
 events = st.lists(
     st.tuples(
-        st.sampled_from(["start", "start", "done", "done", "progress", "finish", "role"]),
+        st.sampled_from(["start", "start", "done", "done", "finish", "role"]),
         st.integers(0, 30),
         st.floats(0, 0.5),
         st.floats(1, 5000),
@@ -57,8 +57,6 @@ def test_sums_equal_a_loop_over_all_requests_and_end_at_zero(
             view.put("p1", (Role.DECODE, Role.PREFILL)[number % 2], pool="pool")
         elif flight is not None and kind == "done":
             view.prefill_done(flight, now, prompt_tokens=prompt_tokens)
-        elif flight is not None and kind == "progress":
-            view.progress(flight, output_tokens, now)
         elif flight is not None:
             view.finish(flight, now)
         check(view, flights)
@@ -79,16 +77,13 @@ def test_a_memory_that_is_still_empty_is_used() -> None:
     assert ClusterView(affinity=memory).affinity is memory
 
 
-def test_progress_is_what_the_model_says_until_it_is_told() -> None:
+def test_progress_is_what_the_model_says() -> None:
     view = cluster(1, 1)
     flight = send(view, decoding=True)
     worker = flight.decode
     worker.advance(0.55)
     assert worker.context_tokens == pytest.approx(1050)
     assert worker.left_tokens == pytest.approx(50)
-    view.progress(flight, 20, 0.55)
-    assert worker.context_tokens == pytest.approx(1020)
-    assert worker.left_tokens == pytest.approx(80)
 
 
 def test_the_tightest_promise_of_a_worker() -> None:

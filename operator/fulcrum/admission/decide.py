@@ -21,7 +21,7 @@ from fulcrum.routing import (
     ClusterView,
     Flight,
     Incoming,
-    NoPool,
+    NoPath,
     Route,
     route,
 )
@@ -112,7 +112,7 @@ class Admission:
         """
         found = route(incoming, view, now_seconds)
         if not isinstance(found, Route):
-            reason = Reason.NEVER_FITS if isinstance(found, NoPool) else Reason.NO_WORKER
+            reason = Reason.NEVER_FITS if found is NoPath.NO_POOL else Reason.NO_WORKER
             return self._turn_away(incoming, Reject(reason))
         if self.policy is _OFF:
             return self._let_in(incoming, found)

@@ -1,16 +1,21 @@
-"""Which workers serve a request: filter -> score -> pick, by predicted latency over a `ClusterView`. Pure."""
+"""Which workers serve a request: filter -> score -> pick, by predicted latency over a `ClusterView`. Pure.
+
+`filters` say which workers can take the request, `candidates` which few of them are predicted in full (`search`), and
+`scorers` what each path costs, in seconds; the least is picked (`route`). A new filter or scorer is a function and its
+name in a list there. Constants are entries of `tuning`. `view` is kept up to date event by event.
+"""
 
 from fulcrum.routing.affinity import BYTE_ENDS, AffinityMemory, prefix_keys, token_ends
 from fulcrum.routing.breaker import Breaker, BreakerState
 from fulcrum.routing.flight import Flight
-from fulcrum.routing.outcome import NobodyFits, NobodyThere, NoPool
-from fulcrum.routing.outliers import OutlierEjector, OutlierRule
+from fulcrum.routing.outliers import Outliers
 from fulcrum.routing.pairs import Pair, PairHealth
-from fulcrum.routing.path import HandOver, Incoming, Route
+from fulcrum.routing.path import HandOver, Incoming, NoPath, Route
 from fulcrum.routing.route import decode_elsewhere, route
 from fulcrum.routing.sent import SentBatch
+from fulcrum.routing.shares import decode_share, step_share
 from fulcrum.routing.sharing import SHARE_SECONDS, learn_batch, take_batch
-from fulcrum.routing.view import ClusterView, decode_share, step_share
+from fulcrum.routing.view import ClusterView
 from fulcrum.routing.worker import WorkerView
 
 __all__ = [
@@ -23,11 +28,8 @@ __all__ = [
     "Flight",
     "HandOver",
     "Incoming",
-    "NoPool",
-    "NobodyFits",
-    "NobodyThere",
-    "OutlierEjector",
-    "OutlierRule",
+    "NoPath",
+    "Outliers",
     "Pair",
     "PairHealth",
     "Route",

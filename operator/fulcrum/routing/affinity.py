@@ -10,22 +10,16 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from fulcrum.routing.sent import MAX_BATCH_KEYS, Sent
-
-_FIRST_BYTES: Final = 512
-_PER_DOUBLING: Final = 8
-_LONGEST_BYTES: Final = 4 * 1024 * 1024
-_MAX_FOUND: Final = 8
-"""Holders that a match names, the latest ones: each may be predicted in full."""
-_RESIDENT: Final = 0.8
-"""Share of a worker's KV cache behind which a prefix is taken for evicted: running requests need room, too."""
+from fulcrum.routing.tuning import TUNING
 
 
 def _byte_ends() -> tuple[int, ...]:
-    # Eight boundaries for every doubling: a long prompt has few keys, and a match is at most an eighth too short.
-    ends = [_FIRST_BYTES * (number + 1) for number in range(_PER_DOUBLING)]
-    while ends[-1] < _LONGEST_BYTES:
-        base, step = ends[-1], ends[-1] // _PER_DOUBLING
-        ends.extend(base + step * (number + 1) for number in range(_PER_DOUBLING))
+    # A long prompt has few keys.
+    count = TUNING.prefixes_per_doubling
+    ends = [TUNING.first_prefix_bytes * (number + 1) for number in range(count)]
+    while ends[-1] < TUNING.longest_prefix_bytes:
+        base, step = ends[-1], ends[-1] // count
+        ends.extend(base + step * (number + 1) for number in range(count))
     return tuple(ends)
 
 
@@ -86,7 +80,7 @@ class AffinityMemory:
     def join(self, worker: int, room_units: float) -> None:
         """A worker (a number that is never reused) keeps prefixes of `room_units` in all, in the units of `ends`."""
         self._sent.setdefault(worker, 0.0)
-        self._room[worker] = room_units * _RESIDENT
+        self._room[worker] = room_units * TUNING.resident
 
     def leave(self, worker: int) -> None:
         """The worker is gone; its entries go when their keys get more holders than there are workers, or are old."""
@@ -95,7 +89,7 @@ class AffinityMemory:
         self._shared_from.pop(worker, None)
 
     def match(self, keys: Sequence[int]) -> tuple[int, list[int]]:
-        """Longest prefix that somebody holds, in units, and its holders; (0, []) when there is none."""
+        """Longest prefix that a worker holds, in units, and its holders; (0, []) when there is none."""
         holders = self._holders
         # Keys live longer the shorter their prefix (see `record`), so those that are there come first.
         low, high = 0, min(len(keys), len(self._ends))
@@ -107,7 +101,9 @@ class AffinityMemory:
                 high = middle
         while low:
             latest = reversed(holders[keys[low - 1]].items())
-            present = list(islice((worker for worker, sent in latest if self._resident(worker, sent)), _MAX_FOUND))
+            present = list(
+                islice((worker for worker, sent in latest if self._resident(worker, sent)), TUNING.most_holders)
+            )
             if present:
                 return self._ends[low - 1], present
             low -= 1

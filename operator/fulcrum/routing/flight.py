@@ -9,35 +9,13 @@ from fulcrum.routing.path import Incoming, Route
 if TYPE_CHECKING:
     from fulcrum.routing.worker import WorkerView
 
-PREFILLING: Final = 0
-DECODING: Final = 1
-ENDED: Final = 2
+PREFILLING: Final = "prefilling"
+DECODING: Final = "decoding"
+ENDED: Final = "ended"
 
 
 class Flight:
-    """A started request. Made by `ClusterView.start`, moved on by its other methods; read-only for everybody else."""
-
-    __slots__ = (
-        "asked_at",
-        "busy_neighbours",
-        "decode",
-        "joined_steps",
-        "new_tokens",
-        "output_tokens",
-        "phase",
-        "prefill",
-        "prefix",
-        "prompt_tokens",
-        "qos",
-        "route",
-        "share",
-        "started_at",
-        "step_limit_seconds",
-        "step_share",
-        "tight_tpot_seconds",
-        "ttft_seconds",
-        "work_seconds",
-    )
+    """A started request. Made by `ClusterView.start`, moved on by its other methods; read-only for all others."""
 
     def __init__(self, incoming: Incoming, route: Route, now_seconds: float) -> None:
         self.qos = incoming.qos

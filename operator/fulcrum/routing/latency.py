@@ -10,7 +10,8 @@ from __future__ import annotations
 from math import exp
 
 from fulcrum.routing.path import HandOver
-from fulcrum.routing.worker import LEAST_LEFT, RATE_SECONDS, WorkerView
+from fulcrum.routing.tuning import TUNING
+from fulcrum.routing.worker import WorkerView
 
 _MOST_PREFILL = 0.8
 """Share of a worker's time that prefill is believed to take from its decoding, at most."""
@@ -44,7 +45,7 @@ def hand_over(
         context += made
         expected = worker.expected_tokens
         left = (expected + worker.prompt_tokens - context) / running
-        left = max(left, expected / running * LEAST_LEFT)
+        left = max(left, expected / running * TUNING.least_left)
         left = max(left, 1.0)
         still = float(running)
         if delay_seconds > 0:
@@ -92,7 +93,7 @@ def _mean_batch(worker: WorkerView, now_seconds: float, others: float, life: flo
     faded = life / own_life * (1 - exp(-own_life / life))
     rate = worker.join_rate
     if rate and now_seconds > worker.joined_at:
-        rate *= exp((worker.joined_at - now_seconds) / RATE_SECONDS)
+        rate *= exp((worker.joined_at - now_seconds) / TUNING.rate_seconds)
     return others * faded + rate * life * (1 - faded)
 
 

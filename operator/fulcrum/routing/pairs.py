@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
-FIRST_RETEST_SECONDS: Final = 2.0
-LONGEST_RETEST_SECONDS: Final = 60.0
-"""Pause before a failing pair is tried again; it doubles from the first to the longest."""
+from fulcrum.routing.tuning import TUNING, pause_seconds
 
 Pair = tuple[str, str]
 """Names of the prefill worker and of the decode worker."""
@@ -46,11 +43,10 @@ class PairHealth:
         self._working.discard(pair)
         before = self._failing.get(pair)
         failures = 1 if before is None else before.failures + 1
-        pause = min(FIRST_RETEST_SECONDS * 2 ** min(failures - 1, 10), LONGEST_RETEST_SECONDS)
         self._failing[pair] = Failing(
             failures=failures,
             since_seconds=now_seconds if before is None else before.since_seconds,
-            retest_at_seconds=now_seconds + pause,
+            retest_at_seconds=now_seconds + pause_seconds(failures, TUNING),
             why=why,
         )
         return before is None

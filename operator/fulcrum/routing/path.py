@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from enum import Enum
+from math import inf
+from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
     from fulcrum.routing.worker import WorkerView
 
-UNBOUNDED: Final = float("inf")
+
+class NoPath(Enum):
+    """Why there is none."""
+
+    NO_WORKER = "no worker is known at all: the cluster is empty, starting, or out of sight"
+    NONE_FITS = "no worker can take this request now; later, or in a pool that has none yet, one can"
+    NO_POOL = "no pool takes this request, now or later: it is too long for all, or admitted by none"
 
 
 class Incoming(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,9 +28,9 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """Expected; never more than the client's `max_tokens`."""
     qos: int = 0
     """Index of its class in `ClusterView.class_names`."""
-    ttft_seconds: float = UNBOUNDED
+    ttft_seconds: float = inf
     """The promise for this request; taken together with the cluster's: the tighter one holds."""
-    tpot_seconds: float = UNBOUNDED
+    tpot_seconds: float = inf
     prefix: tuple[int, ...] = ()
     """Keys of the prompt's prefixes, shortest first (`affinity.prefix_keys`)."""
     units_per_token: float = 1.0
@@ -46,7 +54,6 @@ class Prefill(msgspec.Struct, frozen=True):
     begun_seconds: float
     work_seconds: float
     own_seconds: float
-    cost_seconds: float
 
 
 class HandOver(msgspec.Struct, frozen=True):
@@ -88,7 +95,6 @@ class Route(msgspec.Struct, frozen=True):
     hand_over: HandOver
     known: bool
     """The speeds of its workers are known; otherwise the figures only compare paths."""
-    score: float
 
     @property
     def whole(self) -> bool:
@@ -99,6 +105,11 @@ class Route(msgspec.Struct, frozen=True):
     def tpot_seconds(self) -> float:
         """Average over the request's life."""
         return self.hand_over.tpot_seconds
+
+    @property
+    def slowest_seconds(self) -> float:
+        """TPOT over the request's life or one step of all in its batch when it comes, whichever is longer."""
+        return max(self.hand_over.step_seconds, self.hand_over.tpot_seconds)
 
     @property
     def idle(self) -> bool:

@@ -13,7 +13,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
-from fulcrum.routing import AffinityMemory, Flight, Incoming, NobodyFits, NobodyThere, NoPool, Route, route, token_ends
+from fulcrum.routing import AffinityMemory, Flight, Incoming, NoPath, Route, route, token_ends
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
@@ -152,5 +152,5 @@ class SimulatedGateway:
         )
 
 
-def _unserved(found: NobodyThere | NobodyFits | NoPool) -> Reason:
-    return Reason.NEVER_FITS if isinstance(found, NoPool) else Reason.NO_WORKER
+def _unserved(found: NoPath) -> Reason:
+    return Reason.NEVER_FITS if found is NoPath.NO_POOL else Reason.NO_WORKER

@@ -12,7 +12,7 @@ from tests.gateway.conftest import Answered, Engine, MakeSite, Seen, Site, event
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.api.names import Role
-from fulcrum.routing.breaker import FIRST_COOLDOWN_SECONDS
+from fulcrum.routing.tuning import TUNING
 
 BODY = {"model": "m", "prompt": "x", "max_tokens": 3}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -229,7 +229,7 @@ async def test_a_dead_worker_is_avoided_for_a_moment(make_site: MakeSite) -> Non
     began = time.monotonic()
     for _ in range(10):
         assert (await site.post(BODY)).status == 200
-    moments = (time.monotonic() - began) / FIRST_COOLDOWN_SECONDS
+    moments = (time.monotonic() - began) / TUNING.first_pause_seconds
     assert await site.metric('fulcrum_gateway_legs_total{leg="decode",outcome="connect"}') <= 2 + moments
 
 

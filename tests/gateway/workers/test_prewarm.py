@@ -13,6 +13,7 @@ from tests.gateway.conftest import Engine, MakeSite, Seen, Site, eventually
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import TransferCounters
+from fulcrum.routing.tuning import RoutingTuning
 
 
 def legs(engine: Engine) -> list[str]:
@@ -186,8 +187,9 @@ async def make_cluster(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_pair_whose_kv_is_recomputed_is_routed_around_and_comes_back(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fulcrum.routing.pairs.FIRST_RETEST_SECONDS", 0.05)
-    monkeypatch.setattr("fulcrum.routing.pairs.LONGEST_RETEST_SECONDS", 0.1)
+    monkeypatch.setattr(
+        "fulcrum.routing.pairs.TUNING", RoutingTuning(first_pause_seconds=0.05, longest_pause_seconds=0.1)
+    )
     cluster = await make_cluster({"d0": {"p0"}})
     await eventually(lambda: cluster.failing() == {("p0", "d0")})
     await eventually(lambda: cluster.site.gateway.prewarmer.pending == 0)
@@ -207,8 +209,9 @@ async def test_a_worker_that_drains_is_left_alone_until_it_serves_again(
 ) -> None:
     """What a canary leaves at a prefill worker is held for its peer, and the drain would wait for that."""
     monkeypatch.setattr("fulcrum.gateway.workers.prewarm._RETRY_SECONDS", 0.01)
-    monkeypatch.setattr("fulcrum.routing.pairs.FIRST_RETEST_SECONDS", 0.05)
-    monkeypatch.setattr("fulcrum.routing.pairs.LONGEST_RETEST_SECONDS", 0.1)
+    monkeypatch.setattr(
+        "fulcrum.routing.pairs.TUNING", RoutingTuning(first_pause_seconds=0.05, longest_pause_seconds=0.1)
+    )
     cluster = await make_cluster({"d0": {"p0"}})
     await eventually(lambda: cluster.failing() == {("p0", "d0")})
     gateway, p0 = cluster.site.gateway, cluster.site.engines["p0"]

@@ -1,0 +1,64 @@
+"""Which workers of a pool can take a request: small functions in lists, in the order in which they apply. Pure.
+
+What does not depend on the request is filtered when a worker changes (`revisions.by_revision`): workers without a role,
+those of other revisions, and suspects while any other worker is left. A filter gets the search, a pool, its workers
+that are left, and, for a decode worker, the worker that the KV comes from; it returns the workers that stay. It runs
+for each request, so it returns the same list when it has nothing to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from fulcrum.routing.revisions import PoolGroup
+from fulcrum.routing.search import Search
+from fulcrum.routing.worker import WorkerView
+
+Workers = Sequence[WorkerView]
+Filter = Callable[[Search, PoolGroup, Workers, WorkerView | None], Workers]
+
+
+def pool_takes_it(search: Search, pool: PoolGroup, workers: Workers, _source: WorkerView | None) -> Workers:
+    """The pool admits the request, and its KV cache is large enough."""
+    return workers if pool.takes(search.incoming.prompt_tokens, search.incoming.qos) else ()
+
+
+def not_tried(search: Search, _pool: PoolGroup, workers: Workers, _source: WorkerView | None) -> Workers:
+    """The worker has not failed this request already."""
+    tried = search.incoming.exclude
+    return [worker for worker in workers if worker.name not in tried] if tried else workers
+
+
+def can_send(search: Search, _pool: PoolGroup, workers: Workers, _source: WorkerView | None) -> Workers:
+    """Some decode worker can pull KV from it."""
+    unpaired = search.view.unpaired
+    return [worker for worker in workers if worker.name not in unpaired] if unpaired else workers
+
+
+def can_pull(search: Search, _pool: PoolGroup, workers: Workers, source: WorkerView | None) -> Workers:
+    """It can pull KV from `source`."""
+    broken = search.view.broken
+    if not broken or source is None or source.name not in broken:
+        return workers
+    names = broken[source.name]
+    return [worker for worker in workers if worker.name not in names]
+
+
+WHOLE: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried)
+"""Filters of workers that are to serve the whole request."""
+PREFILL: Final[tuple[Filter, ...]] = (*WHOLE, can_send)
+"""Filters of workers for the first of two legs."""
+DECODE: Final[tuple[Filter, ...]] = (*WHOLE, can_pull)
+"""Filters of workers for the second."""
+
+
+def left(
+    filters: Sequence[Filter], search: Search, pool: PoolGroup, workers: Workers, source: WorkerView | None = None
+) -> Workers:
+    """Return what all `filters` leave of `workers`."""
+    for one in filters:
+        if not workers:
+            break
+        workers = one(search, pool, workers, source)
+    return workers

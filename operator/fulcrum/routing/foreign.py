@@ -1,0 +1,53 @@
+"""What a worker's report says about the work of other gateways. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fulcrum.api.names import Role
+from fulcrum.api.worker import LoadReport
+from fulcrum.routing.shares import decode_share
+
+if TYPE_CHECKING:
+    from fulcrum.routing.worker import WorkerView
+
+
+class ForeignWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Work on a worker that was not started here."""
+
+    prefill_seconds: float = 0.0
+    running: float = 0.0
+    """Requests that decode."""
+    context_tokens: float = 0.0
+    share: float = 0.0
+    """Part of the worker's capacity to decode that they take."""
+
+
+def foreign_work(
+    worker: WorkerView, load: LoadReport, mean_prompt_tokens: float, tpot_seconds: float
+) -> ForeignWork | None:
+    """Return what is in the report beyond what was started here; None: the report does not say."""
+    if load.running is None or load.waiting is None:
+        return None
+    beyond = max(load.running + load.waiting - worker.in_flight, 0)
+    decoding = 0.0
+    if worker.role is Role.DECODE:
+        decoding = float(beyond)
+    elif worker.role is Role.MIXED:
+        # What waits has not been prefilled, whichever gateway sent it.
+        decoding = float(min(beyond, max(load.running - worker.running, 0)))
+    tokens = (beyond - decoding) * mean_prompt_tokens
+    if load.queued_prompt_tokens is not None and worker.role is not Role.DECODE:
+        tokens = max(load.queued_prompt_tokens - worker.queued_tokens, tokens if load.queued_prompt_tokens else 0.0)
+    mean = worker.context_tokens / worker.running if worker.running else mean_prompt_tokens
+    context = decoding * mean
+    if decoding and load.kv_usage is not None and worker.kv_capacity:
+        context = max(load.kv_usage * worker.kv_capacity - worker.context_tokens, 0.0)
+    return ForeignWork(
+        prefill_seconds=worker.work_seconds(tokens, 0.0) if tokens else 0.0,
+        running=decoding,
+        context_tokens=context,
+        share=decoding * decode_share(worker, context / decoding, 0.0, tpot_seconds) if decoding else 0.0,
+    )

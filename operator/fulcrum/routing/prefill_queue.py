@@ -1,0 +1,216 @@
+"""The prompts on one worker: what waits, what is under way, and when a further one would have its turn. Pure.
+
+Kept in O(1) for each event. Times are the caller's clock in seconds; nothing here reads one.
+"""
+
+from __future__ import annotations
+
+from math import ceil, exp
+from typing import TYPE_CHECKING, Final
+
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
+from fulcrum.routing.tuning import TUNING
+
+if TYPE_CHECKING:
+    from fulcrum.routing.flight import Flight
+
+_NOMINAL_SPEED: Final = WorkerSpeed(
+    coefficients=SpeedCoefficients(
+        prefill_a=0.01, prefill_b=1e-4, prefill_c=0.0, decode_a=0.02, decode_b=1e-4, decode_c=1e-7
+    ),
+    kv_capacity_tokens=0,
+    source=SpeedSource.ROOFLINE,
+)
+"""Stands in while a worker's speed is unknown: enough to compare workers by, never to promise anything by."""
+_LEAST_STEP_SECONDS: Final = 1e-6
+"""No step is shorter, whatever a profile leaves out: times are divided by it."""
+
+
+class PrefillQueue:
+    """A worker's engine and the prompts on it: own ones (started here), and foreign ones (in its reports only)."""
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+        """By class: in which order the engine takes what waits."""
+        self.legs: dict[Flight, None] = {}
+        """Own prompts, in the order of their start."""
+        self.own_seconds = 0.0
+        """Their summed time, known to be right at `anchor`."""
+        self.rank_seconds = [0.0] * (max(ranks) + 1)
+        """`own_seconds` by rank."""
+        self.foreign_seconds = 0.0
+        self.queued_tokens = self.new_tokens = 0.0
+        """Of all prompts, and of what of them is not cached."""
+        self.anchor = 0.0
+        self.step_work_seconds, self.step_tokens = -1.0, 0.0
+        """Own prefill in the step that began at `anchor`; below 0: to be worked out."""
+        self.prefill_rate = 0.0
+        """Share of its time that prompts took, at `used_at`."""
+        self.used_at = 0.0
+        self.set_speed(None)
+
+    def set_speed(self, speed: WorkerSpeed | None) -> None:
+        """How fast it is; None: unknown."""
+        self.known = speed is not None
+        self.speed = speed = speed or _NOMINAL_SPEED
+        self.step_work_seconds = -1.0
+        # Copied: these are read several times for each request.
+        k = speed.coefficients
+        self.prefill_a, self.prefill_b, self.prefill_c = k.prefill_a, k.prefill_b, k.prefill_c
+        self.decode_a, self.decode_b, self.decode_c = max(k.decode_a, _LEAST_STEP_SECONDS), k.decode_b, k.decode_c
+        self.kv_capacity = float(speed.kv_capacity_tokens)
+        self.max_batch = float(speed.max_batch)
+        self.chunk_tokens = float(speed.max_batched_tokens)
+        self.transfer_base = speed.transfer_base_seconds
+        self.transfer_per_token = speed.transfer_seconds_per_token
+        # Short prompts share a step, so each bears its part of the base.
+        self.work_per_token = k.prefill_a / speed.max_batched_tokens + k.prefill_b
+
+    # What can be asked.
+
+    def work_seconds(self, prompt_tokens: float, cached_tokens: float) -> float:
+        """Time that a prompt takes of a busy worker."""
+        new_tokens = prompt_tokens - cached_tokens
+        return new_tokens * (self.work_per_token + self.prefill_c * (prompt_tokens + cached_tokens))
+
+    def backlog_seconds(self, now_seconds: float, overtaken_seconds: float = 0.0) -> float:
+        """Time until a prompt that is queued now gets its turn.
+
+        It overtakes `overtaken_seconds` of what waits.
+        """
+        total = self.own_seconds - overtaken_seconds + self.foreign_seconds
+        if total <= 0:
+            return 0.0
+        # The step under way ends before another one begins, however short its prompts are.
+        total += self.prefill_a
+        credit = now_seconds - self.anchor
+        limit = self._begun_seconds()
+        if credit > limit:
+            # Overdue: its end was not seen. The longer it hangs, the longer it will go on to.
+            return total - limit + (credit - limit) / 2
+        return total - credit if credit > 0 else total
+
+    def overtaken(self, rank: int) -> list[Flight]:
+        """Legs of lower ranks that a prompt of `rank` would be served before, in the order of their service.
+
+        What has begun is not interrupted: the engine goes on with it in its next step before it takes what waits.
+        """
+        ranks = self.ranks
+        room = self.chunk_tokens
+        for leg in self.legs:
+            if leg.started_at > self.anchor:
+                break
+            if ranks[leg.qos] <= rank:
+                room -= leg.new_tokens
+        waiting: list[Flight] = []
+        for lower in range(rank + 1, len(self.rank_seconds)):
+            for leg in self.legs:
+                if ranks[leg.qos] == lower:
+                    if room <= 0 or leg.started_at > self.anchor:
+                        waiting.append(leg)
+                    else:
+                        room -= leg.new_tokens
+        return waiting
+
+    def prefill_share(self, now_seconds: float) -> float:
+        """Share of its time that its prompts took in the last seconds."""
+        return self.prefill_rate * exp(-max(now_seconds - self.used_at, 0.0) / TUNING.rate_seconds)
+
+    def lower_seconds(self, rank: int) -> float:
+        """Prefill of legs of lower ranks."""
+        seconds = 0.0
+        for lower in range(rank + 1, len(self.rank_seconds)):
+            seconds += self.rank_seconds[lower]
+        return seconds
+
+    def overdue(self, now_seconds: float) -> bool:
+        """Its prefill is behind what was predicted by more than an ordinary error."""
+        return now_seconds - self.anchor > TUNING.overdue * self._begun_seconds()
+
+    def spared_seconds(self, new_tokens: float, overtaken_tokens: float = 0.0) -> float:
+        """Return how much sooner a prompt that is queued now is done than the work before it, its own, and bases say.
+
+        In the work a step's base is counted by the tokens in it, as if all steps were full, and once more for the step
+        under way and for its own. In truth each has one base, or a few where a prompt takes several.
+        """
+        chunk = self.chunk_tokens
+        steps = 1.0
+        waiting = new_tokens
+        tokens = 0.0
+        if self.legs:
+            self._begun_seconds()
+            tokens = self.new_tokens - overtaken_tokens
+            waiting += max(tokens - self.step_tokens, 0.0)
+            steps += 1.0 - ceil(self.step_tokens / chunk)
+        return self.prefill_a * (steps + (tokens + new_tokens) / chunk - ceil(waiting / chunk))
+
+    def _begun_seconds(self) -> float:
+        """Prefill of the step that is believed to be under way: foreign work, and what waited when it began.
+
+        An engine takes all that waits in one step, those of the highest rank first, up to its token budget.
+        """
+        if self.step_work_seconds < 0:
+            self.step_work_seconds = self._step_work_seconds()
+        return self.foreign_seconds + self.prefill_a + self.step_work_seconds
+
+    def _step_work_seconds(self) -> float:
+        ranks = self.ranks
+        room, seconds = self.chunk_tokens, 0.0
+        self.step_tokens = 0.0
+        for rank in range(len(self.rank_seconds)):
+            for leg in self.legs:
+                if leg.started_at > self.anchor:
+                    break
+                if ranks[leg.qos] == rank:
+                    if leg.new_tokens >= room:
+                        # The first one counts in full: no answer comes before it, however many steps it takes.
+                        if not seconds:
+                            self.step_tokens = leg.new_tokens
+                            return leg.work_seconds
+                        self.step_tokens += room
+                        return seconds + leg.work_seconds * room / leg.new_tokens
+                    room -= leg.new_tokens
+                    seconds += leg.work_seconds
+                    self.step_tokens += leg.new_tokens
+        return seconds
+
+    # What happens.
+
+    def queue(self, flight: Flight, now_seconds: float) -> None:
+        """A prefill leg was sent to it."""
+        if self.own_seconds + self.foreign_seconds <= 0:
+            self.anchor = now_seconds
+        if now_seconds <= self.anchor:
+            self.step_work_seconds = -1.0
+        self.legs[flight] = None
+        self.own_seconds += flight.work_seconds
+        self.rank_seconds[self.ranks[flight.qos]] += flight.work_seconds
+        self.queued_tokens += flight.prompt_tokens
+        self.new_tokens += flight.new_tokens
+        self.prefill_rate = self.prefill_share(now_seconds) + flight.work_seconds / TUNING.rate_seconds
+        self.used_at = now_seconds
+
+    def unqueue(self, flight: Flight, now_seconds: float, *, done: bool) -> None:
+        """A prefill leg ended: it was answered (`done`), or it was taken away."""
+        del self.legs[flight]
+        self.step_work_seconds = -1.0
+        self.own_seconds -= flight.work_seconds
+        self.rank_seconds[self.ranks[flight.qos]] -= flight.work_seconds
+        self.queued_tokens -= flight.prompt_tokens
+        self.new_tokens -= flight.new_tokens
+        if done:
+            # What was neither spent on this leg nor waited for belonged to a foreign one.
+            spare = now_seconds - self.anchor - self.prefill_a - flight.work_seconds
+            self.foreign_seconds = max(self.foreign_seconds - max(spare, 0.0), 0.0)
+            self.anchor = now_seconds
+        if not self.legs:
+            self.own_seconds = self.queued_tokens = self.new_tokens = 0.0
+            self.rank_seconds = [0.0] * len(self.rank_seconds)
+
+    def set_foreign_prefill(self, now_seconds: float, seconds: float) -> None:
+        """So much prefill was not started here, by the worker's own report."""
+        if self.own_seconds + self.foreign_seconds <= 0 or not self.legs:
+            self.anchor = now_seconds
+            self.step_work_seconds = -1.0
+        self.foreign_seconds = seconds

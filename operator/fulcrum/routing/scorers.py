@@ -1,0 +1,103 @@
+"""What a path costs, in seconds: small functions in lists; the path with the lowest sum is picked. Pure.
+
+Seconds are those of TTFT; `Search.pace_weight` turns seconds of TPOT into them. A new reason to prefer a worker is one
+function more here and its name in a list: in `PREFILL` when it tells prefill workers apart (say, the seconds to restore
+a prefix from a slower tier), in `PATH` when it tells whole paths apart (say, a link between two workers that carries
+more than its share). What it needs to know of workers is kept by `ClusterView`, event by event, or predicted by
+`Search`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from fulcrum.api.names import Role
+from fulcrum.routing.path import Prefill, Route
+from fulcrum.routing.search import Search
+from fulcrum.routing.tuning import TUNING
+
+PrefillScorer = Callable[[Search, Prefill], float]
+PathScorer = Callable[[Search, Route], float]
+_PREFILL_ROLE: Final = Role.PREFILL
+
+
+def waiting(_search: Search, prefill: Prefill) -> float:
+    """Until the prompt has its turn."""
+    return prefill.wait_seconds
+
+
+def computing(_search: Search, prefill: Prefill) -> float:
+    """What is not cached is computed, and what comes later waits for that as long."""
+    return 2 * prefill.work_seconds
+
+
+def disturbing(_search: Search, prefill: Prefill) -> float:
+    """An answer that decodes on a prefill worker would stand still meanwhile."""
+    worker = prefill.worker
+    return TUNING.disturbing * prefill.work_seconds if worker.running and worker.role is _PREFILL_ROLE else 0.0
+
+
+def first_token(_search: Search, path: Route) -> float:
+    """The predicted TTFT."""
+    return path.ttft_seconds
+
+
+def pace(search: Search, path: Route) -> float:
+    """The predicted TPOT: of the new request, or of all in its batch when it comes, whichever is longer."""
+    return search.pace_weight * path.slowest_seconds
+
+
+def taken_from_others(_search: Search, path: Route) -> float:
+    """What is queued later waits for its prefill."""
+    return path.work_seconds
+
+
+def missed_promises(search: Search, path: Route) -> float:
+    """What is beyond a promise counts many times."""
+    late = max(path.ttft_seconds - search.ttft_seconds, 0.0)
+    slow = max(path.slowest_seconds - search.tpot_seconds, 0.0)
+    return TUNING.miss_weight * (late + search.pace_weight * slow) if late or slow else 0.0
+
+
+def overfull_memory(search: Search, path: Route) -> float:
+    """Answers that outgrow the KV cache are computed twice: as bad as a TTFT that is late by the same part."""
+    capacity = path.decode.kv_capacity
+    used = path.hand_over.kv_tokens
+    return TUNING.miss_weight * search.ttft_seconds * (used / capacity - 1) if 0 < capacity < used else 0.0
+
+
+PREFILL: Final[tuple[PrefillScorer, ...]] = (waiting, computing, disturbing)
+"""Scorers of prefill workers."""
+PATH: Final[tuple[PathScorer, ...]] = (first_token, pace, taken_from_others, missed_promises, overfull_memory)
+"""Scorers of paths."""
+
+
+def prefill_cost(search: Search, prefill: Prefill) -> float:
+    """Return what the scorers of prefill workers sum up to, in seconds."""
+    seconds = 0.0
+    for scorer in PREFILL:
+        seconds += scorer(search, prefill)
+    return seconds
+
+
+def path_cost(search: Search, path: Route) -> float:
+    """Return what the scorers of paths sum up to, in seconds."""
+    seconds = 0.0
+    for scorer in PATH:
+        seconds += scorer(search, path)
+    return seconds
+
+
+def best_prefill(search: Search, prefills: Sequence[Prefill]) -> Prefill | None:
+    """Pick the prefill of the lowest cost, of equals the first."""
+    if len(prefills) < 2:
+        return prefills[0] if prefills else None
+    return min(prefills, key=lambda prefill: prefill_cost(search, prefill))
+
+
+def best_path(search: Search, paths: Sequence[Route]) -> Route | None:
+    """Pick the path of the lowest cost, of equals the first."""
+    if len(paths) < 2:
+        return paths[0] if paths else None
+    return min(paths, key=lambda path: path_cost(search, path))

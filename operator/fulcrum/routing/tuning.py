@@ -1,0 +1,79 @@
+"""What is tuned in routing, each entry with its unit, why it has this value, and what it buys (`ablation.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingTuning:
+    """Entries of the room. A neutral value for each that is a rule is in `simulation.ablations`."""
+
+    # Scores.
+    miss_weight: float = 10.0
+    """Seconds that a second beyond a promise counts for: a path that keeps it is taken if there is one."""
+    nearly: float = 1.05
+    """Factor within which the costs of two mixed workers are equal, so that the emptier one is taken."""
+    disturbing: float = 0.2
+    """Share of its prefill time that a prompt rather waits longer than hold up an answer on a prefill worker."""
+
+    # Whole requests beside pairs.
+    pace: float = 0.8
+    """Share of the TPOT promise above which no worker does both: steps vary, and answers must recover."""
+    most_harmed: float = 0.25
+    """Expected answers, in requests, that one deflected prefill may make late: it saves one request itself."""
+    fuller: float = 0.1
+    """Share of a worker, 0 to 1, by which one that has the KV, or is on its node, may be fuller than the emptiest."""
+
+    # What is on a worker.
+    rate_seconds: float = 10.0
+    """Memory of the rates at which work joins a worker: a few answers long."""
+    least_left: float = 0.5
+    """Share of the expected output that is left of a running request at least: the long ones still run."""
+    overdue: float = 2.0
+    """Times the predicted step after which a worker hangs, so that its queue is worked out instead of its sort key."""
+    report_seconds: float = 15.0
+    """Age at which a worker's report of the work of other gateways is dropped: several polls have failed then."""
+    mean_rate: float = 0.01
+    """Weight of one request in the means of prompt lengths and of TTFT: about the last hundred count."""
+    prompt_error: float = 0.8
+    """Share of its estimated length at which a prompt is too long for a pool: lengths are estimates."""
+
+    # Prefixes.
+    first_prefix_bytes: int = 512
+    """Shortest prefix of a prompt that is compared: about the blocks of an engine."""
+    prefixes_per_doubling: int = 8
+    """Prefixes compared for each doubling of the length: a match is at most an eighth too short."""
+    longest_prefix_bytes: int = 4 * 1024 * 1024
+    """Longest prefix that is compared: the longest context of today's models."""
+    most_holders: int = 8
+    """Holders that a match names, the latest ones: each is predicted in full."""
+    resident: float = 0.8
+    """Share of a KV cache behind which a prefix is taken for evicted: running requests need memory, too."""
+
+    # Failures.
+    first_pause_seconds: float = 0.5
+    """Pause after a first failure of a worker, or of a pair of workers to move KV; it doubles with each further one."""
+    longest_pause_seconds: float = 30.0
+    """No pause is longer, and no trial request is waited for longer: what recovers is used again soon."""
+    outlier_requests: int = 20
+    """Requests without which no worker is an outlier, and memory of its means."""
+    outlier_factor: float = 3.0
+    """Times the median of its like, of actual over predicted latency, above which a worker is an outlier."""
+    outlier_failures: float = 0.3
+    """Share of failed requests, 0 to 1, above which it is one whatever the others do."""
+    outlier_small_seconds: float = 0.005
+    """Added to latencies before they are compared: a few milliseconds more do not make an outlier."""
+    most_ejected: float = 0.34
+    """Most of its like that are ejected together, 0 to 1; the last one never is."""
+    ejection_seconds: float = 10.0
+    """Length of the first ejection; each further one is longer by as much, up to ten times."""
+
+
+TUNING: Final = RoutingTuning()
+
+
+def pause_seconds(failures: int, tuning: RoutingTuning = TUNING) -> float:
+    """Return how long to leave alone what failed so many times in a row."""
+    return min(tuning.first_pause_seconds * 2.0 ** min(failures - 1, 30), tuning.longest_pause_seconds)

@@ -1,0 +1,225 @@
+"""The workers of a cluster as one gateway (or the simulator) knows them: which there are, and which are used. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fulcrum.api.names import Role
+from fulcrum.api.pool_types import PoolAdmits
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.routing.affinity import AffinityMemory
+from fulcrum.routing.breaker import BreakerState
+from fulcrum.routing.flight import Flight
+from fulcrum.routing.foreign import ForeignWork
+from fulcrum.routing.outliers import Outliers
+from fulcrum.routing.pools import Pools
+from fulcrum.routing.revisions import RevisionGroup, by_revision
+from fulcrum.routing.timing import StepTimes
+from fulcrum.routing.tuning import TUNING
+from fulcrum.routing.worker import WorkerView
+
+
+class WorkerSet:
+    """Workers, sorted for choosing whenever one of them changes."""
+
+    def __init__(
+        self,
+        *,
+        class_names: Sequence[str],
+        ranks: Sequence[int],
+        affinity: AffinityMemory | None,
+        units_per_token: float,
+    ) -> None:
+        self.class_names = tuple(class_names)
+        self.ranks = tuple(ranks) or (0,) * len(self.class_names)
+        """By class: in which order engines prefill what waits; 0 comes first. Default: first come, first served."""
+        # Not `or`: a memory that is empty is false.
+        self.affinity = AffinityMemory() if affinity is None else affinity
+        self.units_per_token = units_per_token
+        """Units of the affinity memory per token, as a guess of how much of them a KV cache holds."""
+        self.workers: dict[str, WorkerView] = {}
+        self.by_index: dict[int, WorkerView] = {}
+        self.revisions: tuple[RevisionGroup, ...] = ()
+        """Workers that can get requests."""
+        self.fallback_revisions: tuple[RevisionGroup, ...] = ()
+        """The same with suspects, when there are any: for requests that no other worker can take."""
+        self.broken: Mapping[str, frozenset[str]] = {}
+        """Decode workers that cannot pull KV from a prefill worker, by the name of that one."""
+        self.unpaired: frozenset[str] = frozenset()
+        """Prefill workers from which no decode worker of their revision can pull KV."""
+        self.trials = False
+        """Some breaker is half open: the next request on its worker is the trial."""
+        self.prefill_workers = 1
+        self.decode_workers = 1
+        """Workers that do this kind of work, at least 1."""
+        self.steps = StepTimes()
+        """How long the workers' steps took, to keep their speeds up to date."""
+        self._pools = Pools(self.class_names)
+        self._outliers = Outliers()
+        self._by_node: dict[str, list[WorkerView]] = {}
+        """Workers of each node that has several; those of which no node is known are left out."""
+        self._joined = 0
+        self._host_tokens: dict[int, float] = {}
+        """By number of the worker: tokens whose KV fits in its host memory."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on any worker, as far as is known."""
+        return all(worker.idle for worker in self.workers.values())
+
+    @property
+    def every_revision(self) -> tuple[RevisionGroup, ...]:
+        """All workers in a role, suspects included."""
+        return self.fallback_revisions or self.revisions
+
+    def put(
+        self, name: str, role: Role, *, pool: str = "", revision: str = "", node: str = "", incarnation: str = ""
+    ) -> WorkerView:
+        """A worker is usable, or changed; another `incarnation` is another process, which knows nothing of the old."""
+        worker = self.workers.get(name)
+        if worker is not None and (worker.pool, worker.revision, worker.node, worker.incarnation) != (
+            pool, revision, node, incarnation,
+        ):  # fmt: skip
+            self._forget(worker)
+            worker = None
+        if worker is None:
+            self._joined += 1
+            worker = WorkerView(
+                index=self._joined, name=name, role=role, pool=pool, revision=revision, node=node, ranks=self.ranks
+            )
+            worker.incarnation = incarnation
+            worker.set_speed(self._pools.speeds.get(pool))
+            self.workers[name] = self.by_index[worker.index] = worker
+            self._make_room(worker)
+        worker.take_role(role)
+        self._rebuild()
+        return worker
+
+    def remove(self, name: str) -> None:
+        """A worker gets no more requests; what is under way on it finishes."""
+        worker = self.workers.pop(name, None)
+        if worker is not None:
+            self._forget(worker)
+            self._rebuild()
+
+    def set_pools(self, admits: Mapping[str, PoolAdmits | None]) -> None:
+        """All pools, and which requests each takes; one that is not named, or None, takes every one."""
+        self._pools.set(admits)
+        self._rebuild()
+
+    def set_broken(self, broken: Mapping[str, frozenset[str]]) -> None:
+        """Pairs that cannot move KV (`broken`): no request is sent over them in two legs."""
+        if self.broken != broken:
+            self.broken = broken
+            self._rebuild()
+
+    def set_speed(self, pool: str, speed: WorkerSpeed) -> None:
+        """How fast the workers of `pool` are."""
+        if self._pools.speeds.get(pool) == speed:
+            return
+        self._pools.speeds[pool] = speed
+        for worker in self.workers.values():
+            if worker.pool == pool:
+                worker.set_speed(speed)
+                self._make_room(worker)
+        self._rebuild()
+
+    def may_pair(self, one: WorkerView, other: WorkerView) -> bool:
+        """Whether a request can ever go over both: of one revision, and with requests that both pools admit."""
+        return one is not other and one.revision == other.revision and self._pools.overlap(one.pool, other.pool)
+
+    def any_pool_takes(self, prompt_tokens: float, qos: int) -> bool:
+        """Whether any pool takes such a request, once it has a worker to spare."""
+        return self._pools.any_takes((worker.pool for worker in self.workers.values()), prompt_tokens, qos)
+
+    def busy_neighbours(self, worker: WorkerView) -> int:
+        """Other workers on the node of `worker` that have something to do, as far as is known."""
+        return sum(not other.idle for other in self._by_node.get(worker.node, ()) if other is not worker)
+
+    # Health.
+
+    def served(self, flight: Flight, *, ttft_seconds: float | None, tpot_seconds: float | None) -> None:
+        """A request was served; outliers are found by a sample of all. Leave out what is not known."""
+        found = flight.route
+        if ttft_seconds is not None:
+            self._outliers.learn(flight.prefill, ttft_seconds, found.ttft_seconds)
+        if tpot_seconds is not None:
+            self._outliers.learn(flight.decode, tpot_seconds, found.tpot_seconds)
+
+    def failed(self, worker: WorkerView, now_seconds: float) -> None:
+        """A request failed on `worker` in a way that is the worker's fault."""
+        self._outliers.failed(worker)
+        before = worker.breaker.available
+        worker.breaker.failed(now_seconds)
+        self._moved(worker, before)
+
+    def worked(self, worker: WorkerView) -> None:
+        """`worker` answered a request."""
+        worker.answered += 1
+        if not worker.breaker.spotless:
+            before = worker.breaker.available
+            worker.breaker.worked()
+            self._moved(worker, before)
+
+    def tick(self, now_seconds: float) -> list[WorkerView]:
+        """Time went by: call it a few times a second. Workers that are left alone from now on, as outliers."""
+        workers = list(self.workers.values())
+        before = [worker.breaker.available for worker in workers]
+        for worker in workers:
+            if worker.answered:
+                self._outliers.answered(worker, worker.answered)
+                worker.answered = 0
+            worker.breaker.tick(now_seconds)
+            if worker.foreign and now_seconds - worker.reported_at > TUNING.report_seconds:
+                worker.set_foreign(ForeignWork(), now_seconds)
+        ejected = self._outliers.find(workers)
+        for worker, pause in ejected:
+            worker.breaker.eject(now_seconds, pause)
+        if before != [worker.breaker.available for worker in workers]:
+            self._rebuild()
+        return [worker for worker, _ in ejected]
+
+    def _moved(self, worker: WorkerView, before: bool) -> None:
+        if worker.breaker.available != before:
+            self._rebuild()
+
+    # What follows from a change.
+
+    def _make_room(self, worker: WorkerView) -> None:
+        # What left the device for host memory comes back in a fraction of the time that computing takes.
+        capacity = (worker.kv_capacity or 1e6) + self._host_tokens.get(worker.index, 0.0)
+        self.affinity.join(worker.index, capacity * self.units_per_token)
+
+    def _forget(self, worker: WorkerView) -> None:
+        self.by_index.pop(worker.index, None)
+        self._outliers.forget(worker)
+        self.steps.forget(worker)
+        self.affinity.leave(worker.index)
+        self._host_tokens.pop(worker.index, None)
+
+    def _rebuild(self) -> None:
+        workers = self.workers.values()
+        in_use = [worker for worker in workers if worker.breaker.available]
+        self.revisions = by_revision(in_use, self._pools.admits, self.class_names)
+        self.fallback_revisions = ()
+        if len(in_use) < len(workers):
+            self.fallback_revisions = by_revision(workers, self._pools.admits, self.class_names)
+        self.trials = any(worker.breaker.state is BreakerState.HALF_OPEN for worker in workers)
+        self.unpaired = frozenset(self._unpaired()) if self.broken else frozenset()
+        by_node: dict[str, list[WorkerView]] = {}
+        for worker in workers:
+            if worker.node:
+                by_node.setdefault(worker.node, []).append(worker)
+        self._by_node = {node: there for node, there in by_node.items() if len(there) > 1}
+        roles = [worker.role for worker in workers]
+        mixed = roles.count(Role.MIXED)
+        self.prefill_workers = max(roles.count(Role.PREFILL) + mixed, 1)
+        self.decode_workers = max(roles.count(Role.DECODE) + mixed, 1)
+
+    def _unpaired(self) -> Iterator[str]:
+        for revision in self.every_revision:
+            decodes = {worker.name for pool in revision.decode for worker in pool.workers}
+            for pool in revision.prefill:
+                for worker in pool.workers:
+                    if decodes <= self.broken.get(worker.name, frozenset()):
+                        yield worker.name
