@@ -28,7 +28,7 @@ from fulcrum.balance.target import ratio_text
 from fulcrum.balance.transfers import transfer_fault, transfer_faults
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One condition before it is compared with the one that stands."""
 
@@ -76,12 +76,12 @@ def available(workers: Iterable[Worker], gateway: GatewayState) -> Finding:
     missing = [role.value for role in (Role.PREFILL, Role.DECODE) if role not in served]
     # Workers first: a gateway without workers is not ready either, and that would hide the cause.
     if len(missing) == 2:
-        return Finding(type=kind, status=False, reason=Reason.NO_READY_WORKERS, message="No worker is ready.")
+        return Finding(kind, False, Reason.NO_READY_WORKERS, "No worker is ready.")
     if missing:
-        return Finding(type=kind, status=False, reason=Reason.ROLE_EMPTY, message=f"No {missing[0]} worker is ready.")
+        return Finding(kind, False, Reason.ROLE_EMPTY, f"No {missing[0]} worker is ready.")
     if gateway.ready < 1:
-        return Finding(type=kind, status=False, reason=Reason.GATEWAY_NOT_READY, message="No gateway replica is ready.")
-    return Finding(type=kind, status=True, reason=Reason.READY, message="Prefill and decode are served.")
+        return Finding(kind, False, Reason.GATEWAY_NOT_READY, "No gateway replica is ready.")
+    return Finding(kind, True, Reason.READY, "Prefill and decode are served.")
 
 
 def progressing(
@@ -94,13 +94,9 @@ def progressing(
     ready = sum(worker.ready and not worker.deleting for worker in snapshot.workers)
     if finding.status and 0 < ready <= least_available:
         notes.append("No further worker may be evicted until the next one is ready: a node drain waits for it.")
-    return Finding(
-        type=finding.type,
-        status=finding.status,
-        # A cluster at rest says what else there is to know.
-        reason=reason if reason is not None and finding.reason is Reason.RECONCILED else finding.reason,
-        message=" ".join([finding.message, *notes]),
-    )
+    # A cluster at rest says what else there is to know.
+    said = reason if reason is not None and finding.reason is Reason.RECONCILED else finding.reason
+    return Finding(finding.type, finding.status, said, " ".join([finding.message, *notes]))
 
 
 def _progress(
@@ -108,35 +104,26 @@ def _progress(
 ) -> Finding:
     kind = ConditionType.PROGRESSING
     if snapshot.paused:
-        return Finding(
-            type=kind,
-            status=False,
-            reason=Reason.PAUSED,
-            message="Paused by the annotation fulcrum.dev/paused; nothing is changed.",
-        )
+        return Finding(kind, False, Reason.PAUSED, "Paused by the annotation fulcrum.dev/paused; nothing is changed.")
     flips = [a.name for a in actions if isinstance(a, SetRole)]
     waiting = [w.name for w, role in assignment.kept if w.role is not role]
     if flips or waiting:
         names = names_of(sorted({*flips, *waiting}))
-        return Finding(type=kind, status=True, reason=Reason.ROLE_FLIPPED, message=f"Changing the role of {names}.")
+        return Finding(kind, True, Reason.ROLE_FLIPPED, f"Changing the role of {names}.")
     leaving = [a.name for a in actions if isinstance(a, StartDrain | DeleteWorker)]
     leaving += [w.name for w in (*assignment.surplus, *assignment.ended)]
     if leaving:
         names = names_of(sorted(set(leaving)))
-        return Finding(type=kind, status=True, reason=Reason.WORKER_DRAINING, message=f"Removing {names}.")
+        return Finding(kind, True, Reason.WORKER_DRAINING, f"Removing {names}.")
     missing = [s for s in assignment.slots if s.worker is None or not s.worker.ready]
     if halted and not missing:
         message = halted_message(sorted(halted), cluster=snapshot.name, generation=snapshot.generation)
-        return Finding(type=kind, status=False, reason=Reason.ROLLOUT_HALTED, message=message)
+        return Finding(kind, False, Reason.ROLLOUT_HALTED, message)
     if missing or assignment.surge.coming or any(isinstance(a, CreateWorker) for a in actions):
         total = len(assignment.slots)
-        return Finding(
-            type=kind,
-            status=True,
-            reason=Reason.WORKERS_STARTING,
-            message=f"{total - len(missing)} of {total} workers are ready.",
-        )
-    return Finding(type=kind, status=False, reason=Reason.RECONCILED, message="The cluster is as its spec says.")
+        ready = f"{total - len(missing)} of {total} workers are ready."
+        return Finding(kind, True, Reason.WORKERS_STARTING, ready)
+    return Finding(kind, False, Reason.RECONCILED, "The cluster is as its spec says.")
 
 
 def _notes(decision: Decision) -> tuple[Reason | None, list[str]]:
@@ -177,7 +164,7 @@ def _proposal(decision: Decision, proposal: Decision) -> str:
 def degraded(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now: datetime) -> Finding:
     """Degraded: something needs a human; the message says which Pod, what it said, and what to do."""
     reason, message = _worst(snapshot, decision, halted, now) or (Reason.HEALTHY, "No worker reports a fault.")
-    return Finding(type=ConditionType.DEGRADED, status=reason is not Reason.HEALTHY, reason=reason, message=message)
+    return Finding(ConditionType.DEGRADED, reason is not Reason.HEALTHY, reason, message)
 
 
 def _worst(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now: datetime) -> tuple[Reason, str] | None:

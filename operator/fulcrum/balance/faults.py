@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -32,48 +32,32 @@ DEADLINE_MARGIN: Final = timedelta(seconds=180)
 
 def worker_fault(workers: Iterable[Worker], spec: InferenceClusterSpec, now: datetime) -> tuple[Reason, str] | None:
     """Return the fault of workers that most needs a human, with a message; None where there is none."""
-    for reason, applies, message in _FAULTS:
-        found = sorted((w for w in workers if applies(w, spec, now)), key=lambda w: w.name)
-        if found:
-            return reason, message(found, spec)
+    found: dict[Reason, list[Worker]] = {}
+    for worker in sorted(workers, key=lambda worker: worker.name):
+        reason = fault_of(worker, spec, now)
+        if reason is not None:
+            found.setdefault(reason, []).append(worker)
+    for reason, message in _MESSAGES.items():
+        if reason in found:
+            return reason, message(found[reason], spec)
     return None
 
 
-def is_stuck(worker: Worker, spec: InferenceClusterSpec, now: datetime) -> bool:
-    """Report whether the worker will not serve before an operator does something about it."""
-    return any(applies(worker, spec, now) for _, applies, _ in _FAULTS)
-
-
-def _lost(worker: Worker, _: InferenceClusterSpec, __: datetime) -> bool:
-    return worker.lost
-
-
-def _stalled(worker: Worker, _: InferenceClusterSpec, __: datetime) -> bool:
-    ended = worker.termination
-    return worker.engine_failed and ended is not None and ended.exit_code == EXIT_ENGINE_STALLED
-
-
-def _engine_failed(worker: Worker, spec: InferenceClusterSpec, now: datetime) -> bool:
-    return worker.engine_failed and not _stalled(worker, spec, now)
-
-
-def _image(worker: Worker, _: InferenceClusterSpec, __: datetime) -> bool:
-    return worker.live and worker.waiting_reason in IMAGE_PULL_REASONS
-
-
-def _container(worker: Worker, _: InferenceClusterSpec, __: datetime) -> bool:
-    return worker.live and worker.waiting_reason in CONTAINER_REASONS
-
-
-def _homeless(worker: Worker, _: InferenceClusterSpec, __: datetime) -> bool:
-    return worker.live and worker.unschedulable is not None
-
-
-def _late(worker: Worker, spec: InferenceClusterSpec, now: datetime) -> bool:
-    since = worker.unready_since
-    if worker.ready or since is None or not worker.live:
-        return False
-    return now - since > timedelta(seconds=seconds(spec.engine.start_timeout)) + DEADLINE_MARGIN
+def fault_of(worker: Worker, spec: InferenceClusterSpec, now: datetime) -> Reason | None:
+    """Return why the worker will not serve before an operator does something about it; None where it may."""
+    ended, since = worker.termination, None if worker.ready else worker.unready_since
+    stalled = ended is not None and ended.exit_code == EXIT_ENGINE_STALLED
+    longest = timedelta(seconds=seconds(spec.engine.start_timeout)) + DEADLINE_MARGIN
+    holds = {
+        Reason.ENGINE_FAILED: worker.engine_failed and not stalled,
+        Reason.ENGINE_STALLED: worker.engine_failed and stalled,
+        Reason.IMAGE_PULL_FAILED: worker.live and worker.waiting_reason in IMAGE_PULL_REASONS,
+        Reason.CONTAINER_NOT_CREATED: worker.live and worker.waiting_reason in CONTAINER_REASONS,
+        Reason.NODE_LOST: worker.lost,
+        Reason.WORKER_UNSCHEDULABLE: worker.live and worker.unschedulable is not None,
+        Reason.PROGRESS_DEADLINE_EXCEEDED: worker.live and since is not None and now - since > longest,
+    }
+    return next((reason for reason, applies in holds.items() if applies), None)
 
 
 def _engine_message(failed: list[Worker], _: InferenceClusterSpec) -> str:
@@ -127,17 +111,15 @@ def _late_message(late: list[Worker], spec: InferenceClusterSpec) -> str:
     )
 
 
-_Applies = Callable[[Worker, InferenceClusterSpec, datetime], bool]
-_Message = Callable[[list[Worker], InferenceClusterSpec], str]
-_FAULTS: Final[tuple[tuple[Reason, _Applies, _Message], ...]] = (
-    (Reason.ENGINE_FAILED, _engine_failed, _engine_message),
-    (Reason.ENGINE_STALLED, _stalled, _engine_message),
-    (Reason.IMAGE_PULL_FAILED, _image, _image_message),
-    (Reason.CONTAINER_NOT_CREATED, _container, _container_message),
-    (Reason.NODE_LOST, _lost, _lost_message),
-    (Reason.WORKER_UNSCHEDULABLE, _homeless, _homeless_message),
-    (Reason.PROGRESS_DEADLINE_EXCEEDED, _late, _late_message),
-)
+_MESSAGES: Final[Mapping[Reason, Callable[[list[Worker], InferenceClusterSpec], str]]] = {
+    Reason.ENGINE_FAILED: _engine_message,
+    Reason.ENGINE_STALLED: _engine_message,
+    Reason.IMAGE_PULL_FAILED: _image_message,
+    Reason.CONTAINER_NOT_CREATED: _container_message,
+    Reason.NODE_LOST: _lost_message,
+    Reason.WORKER_UNSCHEDULABLE: _homeless_message,
+    Reason.PROGRESS_DEADLINE_EXCEEDED: _late_message,
+}
 """The most urgent first: faults that time alone does not mend."""
 
 

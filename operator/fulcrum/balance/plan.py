@@ -24,7 +24,7 @@ from fulcrum.balance.conditions import Finding, settle
 from fulcrum.balance.decide import decide, hold, manual
 from fulcrum.balance.decision import Decision, RoleScale, Trace
 from fulcrum.balance.external import follow_scales
-from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes, is_stuck
+from fulcrum.balance.faults import ENGINE_LINES_BYTES, fault_of, first_bytes
 from fulcrum.balance.guard import RoleGuard
 from fulcrum.balance.last_applied import last_applied
 from fulcrum.balance.measurements import Measurements
@@ -182,7 +182,7 @@ def _least_available(snapshot: Snapshot, decision: Decision, now: datetime) -> i
     slots = decision.assignment.slots
     able = sum(
         slot.worker is None
-        or not is_stuck(slot.worker, snapshot.spec, now)
+        or fault_of(slot.worker, snapshot.spec, now) is None
         # A node may still come.
         or (
             slot.worker.unschedulable is not None
@@ -244,9 +244,9 @@ def with_failure(
     `last` is the status that stands: transition times are carried over from it.
     """
     text = first_bytes(message, ENGINE_LINES_BYTES)
-    findings = [Finding(type=ConditionType.PROGRESSING, status=False, reason=reason, message=text)]
+    findings = [Finding(ConditionType.PROGRESSING, False, reason, text)]
     if reason is Reason.NAME_TAKEN:
-        findings.append(Finding(type=ConditionType.DEGRADED, status=True, reason=reason, message=text))
+        findings.append(Finding(ConditionType.DEGRADED, True, reason, text))
     replaced = {finding.type for finding in findings}
     others = tuple(c for c in result.status.conditions if c.type not in replaced)
     before = tuple(c for c in last.conditions if c.type in replaced)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
@@ -47,6 +47,7 @@ class WorkerPhase(StrEnum):
     UNKNOWN = "Unknown"
 
 
+_TIMES = ("role_since", "created", "ready_since", "unready_since", "draining_since")
 _OVER = frozenset({WorkerPhase.FAILED, WorkerPhase.SUCCEEDED})
 _DRAINING = Role.DRAINING
 """A name of its own: looking up an enum's member would be most of the time spent on each of thousands of workers."""
@@ -141,24 +142,13 @@ class Worker:
 
     def as_of(self, now: datetime) -> Worker:
         """Return the worker without times from the future, see `Snapshot.as_of`."""
-        times = (self.role_since, self.created, self.ready_since, self.unready_since, self.draining_since)
-        if not any(moment is not None and moment > now for moment in times):
-            return self
-        role_since, created, ready_since, unready_since, draining_since = (_not_after(now, moment) for moment in times)
-        return replace(
-            self,
-            role_since=role_since,
-            created=created,
-            ready_since=ready_since,
-            unready_since=unready_since,
-            draining_since=draining_since,
-        )
-
-
-def _not_after(now: datetime, moment: datetime | None) -> datetime | None:
-    if moment is None or moment <= now:
-        return moment
-    return now if moment - now <= CLOCK_SKEW else None
+        times = {name: getattr(self, name) for name in _TIMES}
+        late: dict[str, Any] = {
+            name: now if moment - now <= CLOCK_SKEW else None
+            for name, moment in times.items()
+            if moment is not None and moment > now
+        }
+        return replace(self, **late) if late else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

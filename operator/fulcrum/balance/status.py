@@ -139,8 +139,8 @@ def stopped_status(
     """Return the status of an object about which nothing can be decided; what runs is left as it is."""
     text = first_bytes(message, ENGINE_LINES_BYTES)
     findings = (
-        Finding(type=ConditionType.PROGRESSING, status=False, reason=reason, message=text),
-        Finding(type=ConditionType.DEGRADED, status=True, reason=reason, message=text),
+        Finding(ConditionType.PROGRESSING, False, reason, text),
+        Finding(ConditionType.DEGRADED, True, reason, text),
     )
     conditions = settle(findings, status=status, generation=generation, now=now)
     return msgspec.structs.replace(status, conditions=conditions, observed_generation=generation)
