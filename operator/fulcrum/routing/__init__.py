@@ -7,13 +7,13 @@ name in a list there. Constants are entries of `tuning`. `view` is kept up to da
 
 from fulcrum.routing.affinity import BYTE_ENDS, AffinityMemory, prefix_keys, token_ends
 from fulcrum.routing.breaker import Breaker, BreakerState
+from fulcrum.routing.capacity_share import decode_share, step_share
 from fulcrum.routing.flight import Flight
 from fulcrum.routing.outliers import Outliers
 from fulcrum.routing.pairs import Pair, PairHealth
 from fulcrum.routing.path import HandOver, Incoming, NoPath, Route
 from fulcrum.routing.route import decode_elsewhere, route
 from fulcrum.routing.sent import SentBatch
-from fulcrum.routing.shares import decode_share, step_share
 from fulcrum.routing.sharing import SHARE_SECONDS, learn_batch, take_batch
 from fulcrum.routing.view import ClusterView
 from fulcrum.routing.worker import WorkerView

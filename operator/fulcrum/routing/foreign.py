@@ -8,7 +8,7 @@ import msgspec
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
-from fulcrum.routing.shares import decode_share
+from fulcrum.routing.capacity_share import decode_share
 
 if TYPE_CHECKING:
     from fulcrum.routing.worker import WorkerView

@@ -13,10 +13,10 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.serving_types import Slo
 from fulcrum.api.worker import LoadReport
 from fulcrum.routing.affinity import AffinityMemory
+from fulcrum.routing.capacity_share import decode_share, step_share
 from fulcrum.routing.flight import DECODING, ENDED, PREFILLING, Flight
 from fulcrum.routing.foreign import foreign_work
 from fulcrum.routing.path import Incoming, Route
-from fulcrum.routing.shares import decode_share, step_share
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker_set import WorkerSet
 
