@@ -49,9 +49,9 @@ class Assignment:
         return tuple((slot.worker, slot.role) for slot in self.slots if slot.worker is not None)
 
     @property
-    def roles(self) -> frozenset[Role]:
-        """Roles that the target has."""
-        return frozenset(slot.role for slot in self.slots)
+    def counts(self) -> Counter[Role]:
+        """Places by role."""
+        return Counter(slot.role for slot in self.slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

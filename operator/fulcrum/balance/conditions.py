@@ -156,8 +156,8 @@ def _plan_failed(error: Exception) -> str:
 def _proposal(decision: Decision, proposal: Decision) -> str:
     return (
         "change nothing"
-        if proposal.target.counts() == decision.target.counts()
-        else f"go to {ratio_text(proposal.target.counts())}"
+        if proposal.assignment.counts == decision.assignment.counts
+        else f"go to {ratio_text(proposal.assignment.counts)}"
     )
 
 

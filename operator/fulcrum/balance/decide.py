@@ -18,12 +18,11 @@ from fulcrum.balance.explanation import explain
 from fulcrum.balance.initial import initial_layout
 from fulcrum.balance.inputs import Inputs, gather
 from fulcrum.balance.last_applied import last_applied, last_layout, live
-from fulcrum.balance.pools import only_role
 from fulcrum.balance.roles import RoleChanges, dwelled, repairs, role_changes
 from fulcrum.balance.size import Sizing, size
 from fulcrum.balance.snapshot import Snapshot, served_roles
 from fulcrum.balance.split import Move
-from fulcrum.balance.target import Target, layout_of_target, make_target
+from fulcrum.balance.target import layout_of_target, make_target
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
 
@@ -35,9 +34,7 @@ def manual(snapshot: Snapshot) -> Decision:
     # What flips while no worker serves a role takes that role over, whatever else it is for.
     reasons = Reasons(flip=Reason.ROLE_EMPTY) if len(served_roles(snapshot.workers)) == 1 else Reasons()
     goal = layout_of_target(target, there)
-    return Decision(
-        target=target, assignment=follow(snapshot.spec, snapshot.workers, target.workers, goal), reasons=reasons
-    )
+    return Decision(assignment=follow(snapshot.spec, snapshot.workers, target.workers, goal), reasons=reasons)
 
 
 def decide(snapshot: Snapshot, now: datetime) -> Decision:
@@ -69,7 +66,6 @@ def _decide(inputs: Inputs, applied: Mapping[str, int]) -> Decision:
         inputs.spec, sized.workers, kept, goal, moves=changes.moves, movable=changes.movable, coming=coming
     )
     return Decision(
-        target=_target(inputs.spec, sized.workers, assignment),
         assignment=assignment,
         reasons=_reasons(inputs, applied, sized, changes),
         trace=_trace(inputs, sized, changes, assignment, goal),
@@ -147,7 +143,7 @@ def hold(snapshot: Snapshot, applied: Mapping[str, int], now: datetime, *, repai
     moves = repairs(spec, workers, kept, now) if repair else ()
     assignment = _assign(spec, applied, kept, goal, moves=moves, movable=frozenset(w.name for w in kept.serving))
     reasons = Reasons(flip=Reason.ROLE_EMPTY if moves else Reason.ROLE_FLIPPED)
-    return Decision(target=_target(spec, applied, assignment), assignment=assignment, reasons=reasons)
+    return Decision(assignment=assignment, reasons=reasons)
 
 
 def _assign(
@@ -163,11 +159,6 @@ def _assign(
     roles = roles_after(kept.serving, moves, movable) | dict(coming or {})
     roles |= {w.name: w.role for w in kept.workers if not w.serving and w.role is not Role.DRAINING}
     return place(spec, workers, kept, roles, goal)
-
-
-def _target(spec: InferenceClusterSpec, workers: Mapping[str, int], assignment: Assignment) -> Target:
-    fixed = {pool.name: role for pool in spec.pools if (role := only_role(pool)) is not None}
-    return Target(workers=dict(workers), fixed=fixed, roles=Counter(slot.role for slot in assignment.slots))
 
 
 def _forces_early_flip(inputs: Inputs, sized: Sizing, kept: Kept) -> bool:

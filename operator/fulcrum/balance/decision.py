@@ -1,4 +1,4 @@
-"""What a decision comes to: the target, which worker does what in it, and why."""
+"""What a decision comes to: which worker does what, and why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Explanation
 from fulcrum.balance.assign import Assignment
-from fulcrum.balance.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,6 @@ class RoleScale:
 class Decision:
     """Input of the steps."""
 
-    target: Target
     assignment: Assignment
     reasons: Reasons = Reasons()
     trace: Trace = field(default_factory=Trace)

@@ -14,9 +14,7 @@ from fulcrum.api.scale_types import scaled_roles
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.balance.assign import follow
 from fulcrum.balance.decision import Decision, Reasons, RoleScale
-from fulcrum.balance.pools import only_role
 from fulcrum.balance.snapshot import Snapshot
-from fulcrum.balance.target import Target
 from fulcrum.performance.layout import Layout
 
 _ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
@@ -40,11 +38,6 @@ def follow_scales(snapshot: Snapshot, now: datetime) -> Decision:
     wanted_before = sum(counts.desired for counts in snapshot.status.roles.values())
     grows, shrinks = 0 < wanted_before < goal.total, wanted_before > goal.total
     return Decision(
-        target=Target(
-            workers=workers,
-            fixed={pool.name: role for pool in spec.pools if (role := only_role(pool)) is not None},
-            roles={role: goal.count(role) for role in _ROLES},
-        ),
         assignment=follow(spec, snapshot.workers, workers, goal, resting_since=resting_since),
         reasons=Reasons(
             flip=Reason.SCALE_REQUESTED,

@@ -113,7 +113,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
         events=_events(snapshot.status, status),
         requeue_after_seconds=_requeue_seconds(snapshot, actions, status),
         least_available=least_available,
-        target=(decision.proposal or decision).target.counts(),
+        target=(decision.proposal or decision).assignment.counts,
         trace=decision.trace,
         scales=decision.scales,
         observed_only=decision.proposal is not None,
@@ -144,7 +144,7 @@ def _with_surge(decision: Decision, surge: Surge, halted: frozenset[str]) -> Dec
 
 def _actions(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now: datetime) -> tuple[Action, ...]:
     assignment = decision.assignment
-    needed = frozenset[Role]().union(*(roles_served(role) for role in assignment.roles))
+    needed = frozenset[Role]().union(*(roles_served(role) for role in assignment.counts))
     context = StepContext(
         now=now,
         cluster=snapshot.name,
@@ -153,7 +153,6 @@ def _actions(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now
         status=snapshot.status,
         pairs=snapshot.measurements.pairs,
         taken_names=snapshot.taken_names,
-        target=decision.target,
         assignment=assignment,
         halted=halted,
         drain_timeout=timedelta(seconds=seconds(snapshot.spec.balance.flip.drain_timeout)),

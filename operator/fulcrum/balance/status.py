@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -17,7 +17,7 @@ from fulcrum.balance.decision import Decision
 from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes
 from fulcrum.balance.measurements import Drift
 from fulcrum.balance.snapshot import Snapshot, Worker
-from fulcrum.balance.target import Target, ratio_text
+from fulcrum.balance.target import ratio_text
 
 
 def status_of(
@@ -30,7 +30,7 @@ def status_of(
     least_available: int,
 ) -> InferenceClusterStatus:
     """Return the status that a plan leads to."""
-    target, assignment = decision.target, decision.assignment
+    assignment = decision.assignment
     findings = (
         available(snapshot.workers, snapshot.gateway),
         progressing(snapshot, decision, actions, halted, least_available=least_available),
@@ -47,7 +47,7 @@ def status_of(
         endpoint=f"http://{address}:{PORT_GATEWAY}" if address else None,
         ratio=ratio_text(_counts(w for w in snapshot.workers if w.serving)),
         ready=f"{ready}/{len(assignment.slots)}",
-        roles=_role_counts(snapshot.workers, target),
+        roles=_role_counts(snapshot.workers, assignment.counts),
         last_decision=last or snapshot.status.last_decision,
         recommendation=_recommendation(
             snapshot.measurements.drift, snapshot.status.recommendation, snapshot.generation
@@ -81,8 +81,7 @@ def _counts(workers: Iterable[Worker]) -> dict[Role, int]:
     return counts
 
 
-def _role_counts(workers: Sequence[Worker], target: Target) -> dict[Role, RoleCounts]:
-    desired = target.counts()
+def _role_counts(workers: Sequence[Worker], desired: Mapping[Role, int]) -> dict[Role, RoleCounts]:
     ready = _counts(w for w in workers if w.serving)
     draining: dict[Role, int] = {}
     for worker in workers:
@@ -107,7 +106,7 @@ def _last_decision(
                 action=f"{verb} {', '.join(action.name for action in chosen[:4])}{' ...' if chosen[4:] else ''}",
                 reason=chosen[0].reason,
                 from_=ratio_text(_counts(w for w in workers if not w.deleting and not w.ended)),
-                to=ratio_text(decision.target.counts()),
+                to=ratio_text(decision.assignment.counts),
                 time=timestamp(now),
                 explanation=decision.trace.explanation if chosen[0].reason is decision.trace.reason else None,
             )
@@ -118,7 +117,7 @@ def _proposed(
     last_said: LastDecision | None, decision: Decision, proposal: Decision, now: datetime
 ) -> LastDecision | None:
     """Return what mode Auto would do; what was said last, with its time, while it is still the same."""
-    have, want = ratio_text(decision.target.counts()), ratio_text(proposal.target.counts())
+    have, want = ratio_text(decision.assignment.counts), ratio_text(proposal.assignment.counts)
     if have == want:
         return None
     last = LastDecision(

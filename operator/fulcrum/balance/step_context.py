@@ -14,7 +14,6 @@ from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decision import Reasons
 from fulcrum.balance.guard import RoleGuard
 from fulcrum.balance.snapshot import Worker
-from fulcrum.balance.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,6 @@ class StepContext:
     """What the canaries of each gateway found."""
     taken_names: frozenset[str]
     """Names that no worker of this cluster can have."""
-    target: Target
     assignment: Assignment
     halted: frozenset[str]
     """Pools whose rollout waits."""

@@ -92,7 +92,7 @@ def flip_roles(context: StepContext) -> Iterator[Action]:
 
 def cover_empty_role(context: StepContext) -> Iterator[Action]:
     """While the only worker of a role is replaced (evicted, or its node is gone), the last other worker does both."""
-    needed = frozenset[Role]().union(*(roles_served(role) for role in context.assignment.roles))
+    needed = frozenset[Role]().union(*(roles_served(role) for role in context.assignment.counts))
     empty = needed - served_roles(context.workers)
     vacant = any(slot.worker is None and roles_served(slot.role) & empty for slot in context.assignment.slots)
     flexible = {pool.name for pool in context.spec.pools if only_role(pool) is None}
@@ -138,9 +138,8 @@ def create_missing(context: StepContext) -> Iterator[Action]:
         return worker_name(context.cluster, slot.pool, slot.ordinal) in names
 
     for pool in context.spec.pools:
-        wanted = context.target.workers.get(pool.name, 0)
-        room = wanted + surge_limit(pool, wanted) - len(in_pool(context.workers, pool.name))
         slots = [slot for slot in context.assignment.slots if slot.pool == pool.name]
+        room = len(slots) + surge_limit(pool, len(slots)) - len(in_pool(context.workers, pool.name))
         missing = [slot for slot in slots if slot.worker is None]
         surging = _to_surge(context, slots) if pool.name not in context.halted else []
         # Places whose own name is free come first: those whose Pod still ends may get it back.

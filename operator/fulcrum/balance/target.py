@@ -17,7 +17,7 @@ from fulcrum.performance.layout import Layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The goal of the balance."""
+    """What the spec alone asks for."""
 
     workers: dict[str, int] = field(default_factory=dict)
     """Workers per pool."""
@@ -25,8 +25,6 @@ class Target:
     """Role of every worker of a pool that has no choice."""
     flexible_prefill: int = 0
     """Prefill workers among all workers of the pools that are not in `fixed`; the rest of them decode."""
-    roles: Mapping[Role, int] | None = None
-    """Workers per role, where they were decided worker by worker; `flexible_prefill` then says nothing."""
 
     @property
     def total(self) -> int:
@@ -35,8 +33,6 @@ class Target:
 
     def counts(self) -> dict[Role, int]:
         """Workers per role, roles with none left out."""
-        if self.roles is not None:
-            return {role: count for role, count in self.roles.items() if count > 0}
         counts = {Role.PREFILL: self.flexible_prefill, Role.DECODE: -self.flexible_prefill, Role.MIXED: 0}
         for pool, workers in self.workers.items():
             counts[self.fixed.get(pool, Role.DECODE)] += workers
