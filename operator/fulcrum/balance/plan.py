@@ -49,15 +49,11 @@ __all__ = [
 
 RESYNC_SECONDS: Final = 300.0
 """Watches can lose an event; a cluster is looked at this often even when nothing happens."""
-DRAIN_POLL_SECONDS: Final = 0.5
-SOON_SECONDS: Final = 5.0
-"""Time until an agent that did not hear its role is asked again, and the node of a Pod in trouble is read again."""
 TICK_SECONDS: Final = 2.0
-"""How often modes Auto and Observe look at queues and attainment."""
-
-ACTED_SECONDS: Final = 2.0
-"""Time until the next tick after an action, in case the watch lost its report; also while KV does not move between
-workers."""
+"""How often a cluster is looked at while something moves: the load, a worker that starts, an action whose event may be
+lost, KV that did not move between workers."""
+DRAIN_POLL_SECONDS: Final = 0.5
+"""How often a draining worker is asked whether it is idle: its GPUs wait for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,13 +215,11 @@ def _requeue_seconds(snapshot: Snapshot, actions: tuple[Action, ...], status: In
         return RESYNC_SECONDS
     if any(worker.role is Role.DRAINING and not worker.deleting for worker in snapshot.workers):
         return DRAIN_POLL_SECONDS
+    decides = snapshot.spec.balance.mode is not BalanceMode.MANUAL
     faulty = any(condition.reason is Reason.KV_TRANSFER_FAILING for condition in status.conditions)
-    if faulty or any(changes_cluster(action) for action in actions):
-        return ACTED_SECONDS
-    if snapshot.spec.balance.mode is not BalanceMode.MANUAL or any(worker.stale for worker in snapshot.workers):
+    moves = any(w.stale or w.deleting or not w.ready or not w.role_acknowledged for w in snapshot.workers)
+    if decides or faulty or moves or any(changes_cluster(action) for action in actions):
         return TICK_SECONDS
-    if any(worker.deleting or not worker.ready or not worker.role_acknowledged for worker in snapshot.workers):
-        return SOON_SECONDS
     return RESYNC_SECONDS
 
 

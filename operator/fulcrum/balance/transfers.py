@@ -10,16 +10,15 @@ from typing import Final
 from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.api.names import PORT_NIXL
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterStatus
+from fulcrum.api.types import Condition, ConditionStatus, ConditionType, InferenceClusterStatus
 from fulcrum.balance.faults import names_of
 from fulcrum.balance.snapshot import Worker
 
 SURE_FAILURES: Final = 3
-"""Failed canaries in a row before a worker is restarted: a lost packet fails one."""
-LEAST_AGE: Final = timedelta(seconds=30)
-"""Age below which a worker is not restarted: its handshakes may not be over."""
-SETTLED: Final = timedelta(seconds=60)
-"""Time for which a restarted worker must be ready without a failing pair to count as cured."""
+"""Canaries in a row that must have failed before a worker is restarted for it: a lost packet fails one."""
+SETTLED: Final = timedelta(seconds=30)
+"""A younger worker is not restarted: its handshakes may not be over. One that was restarted has been cured once it has
+been ready for this long without a failing pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +58,9 @@ def may_restart(worker: Worker, status: InferenceClusterStatus, now: datetime) -
 
     It must have lived for half of the time for which the fault has stood, so pauses double while restarts do not help.
     """
-    stood = timedelta()
-    for condition in status.conditions:
-        if condition.type is ConditionType.DEGRADED and _stands(status):
-            stood = now - datetime.fromisoformat(condition.last_transition_time)
-    return _age(worker, now) >= max(LEAST_AGE, stood / 2)
+    standing = _standing(status)
+    stood = now - datetime.fromisoformat(standing.last_transition_time) if standing is not None else timedelta()
+    return _age(worker, now) >= max(SETTLED, stood / 2)
 
 
 def transfer_fault(faults: TransferFaults) -> tuple[Reason, str] | None:
@@ -86,18 +83,15 @@ def transfer_fault(faults: TransferFaults) -> tuple[Reason, str] | None:
     )
 
 
-def _stands(status: InferenceClusterStatus) -> bool:
-    return any(
-        condition.type is ConditionType.DEGRADED
-        and condition.status is ConditionStatus.TRUE
-        and condition.reason is Reason.KV_TRANSFER_FAILING
-        for condition in status.conditions
-    )
+def _standing(status: InferenceClusterStatus) -> Condition | None:
+    degraded = next((c for c in status.conditions if c.type is ConditionType.DEGRADED), None)
+    stands = (ConditionStatus.TRUE, Reason.KV_TRANSFER_FAILING)
+    return degraded if degraded is not None and (degraded.status, degraded.reason) == stands else None
 
 
 def _recovering(workers: Sequence[Worker], status: InferenceClusterStatus, now: datetime) -> tuple[str, ...]:
     """Workers that are new, or drain for a restart, while the fault stands: it is over when they have settled."""
-    if not _stands(status):
+    if _standing(status) is None:
         return ()
     unsettled = [
         worker.name
