@@ -37,8 +37,9 @@ def prefill_for(search: Search, pools: Sequence[PoolGroup], which: Sequence[Filt
         found.append(search.prefill_on(first))
         if first.running and first.role is _PREFILL_ROLE:
             undisturbed = [worker for worker in workers if not worker.running]
-            if undisturbed:
-                found.append(search.prefill_on(min(undisturbed, key=_by_prefill)))
+            aside = search.prefill_on(min(undisturbed, key=_by_prefill)) if undisturbed else None
+            if aside is not None and aside.wait_seconds + aside.own_seconds <= TUNING.early * search.ttft_seconds:
+                found.append(aside)
         if search.holders:
             holders = [worker for worker in search.holders if worker is not first and worker in pool.members]
             found.extend(search.prefill_on(holder) for holder in left(which, search, pool, holders))

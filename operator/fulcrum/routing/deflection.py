@@ -88,7 +88,7 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     """Return the whole request on a decode worker, where all checks hold."""
     late = pair.ttft_seconds > search.ttft_seconds
     worker = emptiest_holder(search, revision.decode)
-    if worker is None or (late and worker.decode_load > pair.decode.decode_load + TUNING.fuller):
+    if worker is None or (late and worker.decode_load > pair.decode.decode_load + TUNING.fuller_holder):
         worker = pair.decode if late else None
     if worker is None:
         return None
@@ -116,6 +116,6 @@ def staying(search: Search, revision: RevisionGroup, prefill: Prefill) -> Route 
         for worker in left(filters.WHOLE, search, pool, pool.workers):
             share += worker.prefill_share(search.now_seconds)
             others += 1
-    path = search.one_leg(prefill, max(share - others, 0.0))
-    slow = path.slowest_seconds > TUNING.pace * search.tpot_seconds
+    path = search.one_leg(prefill, max(share - TUNING.spared * others, 0.0))
+    slow = path.slowest_seconds > TUNING.staying * search.tpot_seconds
     return None if slow or path.ttft_seconds > search.ttft_seconds else path

@@ -17,14 +17,22 @@ class RoutingTuning:
     """Factor within which the costs of two mixed workers are equal, so that the emptier one is taken."""
     disturbing: float = 0.2
     """Share of its prefill time that a prompt rather waits longer than hold up an answer on a prefill worker."""
+    early: float = 0.7
+    """Share of its TTFT promise within which it must be prefilled there: to step aside must not make it late."""
 
     # Whole requests beside pairs.
     pace: float = 0.8
-    """Share of the TPOT promise above which no worker does both: steps vary, and answers must recover."""
+    """Share of the TPOT promise above which a decode worker takes no prefill: steps vary, and answers must recover."""
+    staying: float = 0.9
+    """Share of its TPOT promise that a request must keep to decode on a prefill worker."""
+    spared: float = 0.8
+    """Share of their time that the other prefill workers can give to prompts, so that one has time for an answer."""
     most_harmed: float = 0.25
     """Expected answers, in requests, that one deflected prefill may make late: it saves one request itself."""
     fuller: float = 0.1
-    """Share of a worker, 0 to 1, by which one that has the KV, or is on its node, may be fuller than the emptiest."""
+    """Share of a worker, 0 to 1, by which a worker on the same node may be fuller than the emptiest: KV stays there."""
+    fuller_holder: float = 0.25
+    """The same for a decode worker that holds the prefix: it spares the prefill, too."""
 
     # What is on a worker.
     rate_seconds: float = 10.0

@@ -232,4 +232,5 @@ class WorkerView(PrefillQueue):
             self.prefill_key = (2.0, self.anchor + self.prefill_a + total)
         else:
             self.prefill_key = (1.0 if self.running else 0.0, float(len(self.legs)), tie_break)
-        self.decode_key = (self.decode_load, tie_break)
+        # Sums that come and go leave a rest behind, which is not to break a tie.
+        self.decode_key = (round(self.decode_load, 6), tie_break)
