@@ -10,10 +10,10 @@ from dataclasses import replace
 from datetime import datetime
 
 from fulcrum.api.errors import InvalidValueError
-from fulcrum.api.names import Role, gateway_name
+from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import BalanceMode, InferenceCluster
+from fulcrum.api.types import InferenceCluster
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import (
     Action,
@@ -30,13 +30,13 @@ from fulcrum.balance import (
 from fulcrum.balance.plan import RESYNC_SECONDS
 from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
-from fulcrum.controller.child_sync import ChildSync, NameTakenError
-from fulcrum.controller.children import Owner, children, refused_templates
+from fulcrum.controller.child_sync import NameTakenError
+from fulcrum.controller.children import Owner, refused_templates
 from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
 from fulcrum.controller.groups import groups_missing, with_leaders
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
-from fulcrum.controller.kube import INFERENCE_SCALE, LEADER_WORKER_SET, ApiFailure, Kube
+from fulcrum.controller.kube import LEADER_WORKER_SET, ApiFailure, Kube
 from fulcrum.controller.kv_claims import KvClaims
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.nodes import Nodes
@@ -50,8 +50,8 @@ from fulcrum.controller.observe import (
     running_images,
 )
 from fulcrum.controller.reporting import Reporter
-from fulcrum.controller.scales import ScaleSync
 from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status
+from fulcrum.controller.tick_children import TickChildren
 from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.telemetry import Agents
 
@@ -85,7 +85,7 @@ class Reconciler:
         self._reporter = Reporter(kube, identity=identity)
         self._now = now
         self._installation = installation
-        self._child_sync = ChildSync(kube)
+        self._children = TickChildren(kube, caches, installation)
         self._nodes = Nodes(kube)
         self._kv_claims = KvClaims(kube, resync_seconds=RESYNC_SECONDS)
         self._internal_secrets = InternalSecrets(kube, resync_seconds=RESYNC_SECONDS)
@@ -254,9 +254,7 @@ class Reconciler:
         failures = [Failure(message=message) for message in outcome.failures]
         if tick.token.failure is not None:
             failures.append(tick.token.failure)
-        elif has_token and not tick.snapshot.paused:
-            failures += await self._sync_children(tick)
-        failures += await self._sync_scales(tick)
+        failures += await self._children.sync(tick)
         if outcome.done:
             self._metrics.decision(tick.cluster.spec.balance.mode.value, outcome.done[0].action.reason.value)
         await self._reporter.post_events(tick.owner, outcome.done, tick.plan.events, tick.now)
@@ -298,48 +296,3 @@ class Reconciler:
             task = asyncio.create_task(tell(worker.pod_ip), name=f"tell-{worker.name}")
             self._background.add(task)
             task.add_done_callback(self._background.discard)
-
-    async def _sync_scales(self, tick: Tick) -> list[Failure]:
-        unknown = tick.cluster.spec.balance.mode is BalanceMode.EXTERNAL and not tick.plan.scales
-        if tick.snapshot.paused or unknown:
-            return []
-        missing = self._caches.is_missing(INFERENCE_SCALE, tick.owner.namespace)
-        sync = ScaleSync(self._kube, tick.owner, workers=tick.snapshot.workers, now=tick.now)
-        try:
-            await sync.sync(tick.plan.scales, None if missing else tick.observed.scales)
-        except ApiFailure as error:
-            return [Failure(message=str(error))]
-        except NameTakenError as error:
-            return [Failure(message=str(error), reason=Reason.NAME_TAKEN)]
-        return []
-
-    async def _sync_children(self, tick: Tick) -> list[Failure]:
-        """Compare what was read anyway each time, and the rest when the spec changed or after a while."""
-        owner, observed, cluster, memory = tick.owner, tick.observed, tick.cluster, tick.memory
-        wanted = children(
-            owner,
-            cluster.spec,
-            self._installation,
-            token_fingerprint=tick.token.fingerprint or "",
-            least_available=tick.plan.least_available,
-            live_gateways=None if observed.deployment is None else tick.snapshot.gateway.desired,
-        )
-        name = gateway_name(owner.name)
-        watched = {("Deployment", name): observed.deployment, ("Service", name): observed.service}
-        # Before a missing one is made it is read: what has its name may be without our label, and so not be watched.
-        live = {key: child for key, child in watched.items() if child is not None}
-        version = (cluster.metadata.uid, cluster.metadata.generation, tick.plan.least_available)
-        due = memory.verified != version or time.monotonic() - memory.verified_at >= RESYNC_SECONDS
-        if not due:
-            wanted = tuple(child for child in wanted if (child["kind"], child["metadata"]["name"]) in watched)
-        try:
-            for kind, child_name in await self._child_sync.sync(owner.namespace, wanted, live):
-                logger.info("child_applied namespace=%s kind=%s name=%s", owner.namespace, kind, child_name)
-        except ApiFailure as error:
-            return [Failure(message=str(error))]
-        except NameTakenError as error:
-            return [Failure(message=str(error), reason=Reason.NAME_TAKEN)]
-        if due:
-            memory.verified, memory.verified_at = version, time.monotonic()
-            memory.taken_names.clear()
-        return []
