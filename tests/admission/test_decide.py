@@ -124,6 +124,22 @@ def test_what_is_in_prefill_counts_for_the_batch() -> None:
     assert rejected(admission, admission.incoming(prompt_tokens=1), view).reason is Reason.TPOT_UNREACHABLE
 
 
+def test_short_answers_in_prefill_are_not_all_there_at_once() -> None:
+    """They come one after the other, and are gone again after a few steps."""
+    admission, view = make()
+    on_pair(view, 45, Incoming(prompt_tokens=100, output_tokens=2))
+    view.usual_ttft_seconds = 0.45
+    assert isinstance(admission.decide(Incoming(prompt_tokens=1, output_tokens=2), view, 0.0), Admit)
+
+
+def test_an_answer_of_one_token_is_never_too_slow() -> None:
+    admission, view = make()
+    fill(view, 60, Incoming(prompt_tokens=1, output_tokens=1000), decoding=True)
+    one, two = (Incoming(prompt_tokens=1, output_tokens=tokens) for tokens in (1.0, 2.0))
+    assert rejected(admission, two, view).reason is Reason.TPOT_UNREACHABLE
+    assert isinstance(admission.decide(one, view, 0.0), Admit)
+
+
 @pytest.mark.parametrize(("output_tokens", "let_in"), [(28_000, True), (30_000, False)])
 def test_an_answer_that_would_outgrow_the_cache_is_turned_away(output_tokens: int, let_in: bool) -> None:
     """A cache of 200,000 tokens, which answers may outgrow by 5 %; three prompts of 60,000 hold most of it."""

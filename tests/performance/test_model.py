@@ -5,10 +5,21 @@ from __future__ import annotations
 import pytest
 from tests.balance.small_workers import SLO, SPEED
 
-from fulcrum.load.demand import Demand, Load
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
 
+SLOW_LINK = WorkerSpeed(
+    coefficients=SpeedCoefficients(
+        prefill_a=0.08, prefill_b=9.6e-4, prefill_c=4e-8, decode_a=0.2, decode_b=3.8e-4, decode_c=8.6e-7
+    ),
+    kv_capacity_tokens=55_000,
+    transfer_base_seconds=0.014,
+    transfer_seconds_per_token=2.2e-4,
+)
+"""Llama-3.1-8B on slices of an A10 behind a link that takes 0.65 s for a prompt of 3,000 tokens."""
 RATES = (0.4, 0.8, 1.2, 1.6, 2.0)
 
 
@@ -53,3 +64,14 @@ def test_who_waits_for_a_place_in_a_small_batch_is_not_lost(rate: float, shares:
     found = tuple(service.goodput(split(prefill, 4 - prefill), load) / rate for prefill in (1, 2, 3))
     assert found == pytest.approx(shares, abs=0.1)
     assert max(found) == found[2]
+
+
+def test_one_link_does_not_take_the_prompts_of_eleven_workers() -> None:
+    """A decode worker pulls one prompt after the other, however small its batch is."""
+    model = PerformanceModel({"p": SLOW_LINK}, Slo(ttft_seconds=29.0, tpot_seconds=0.355, attainment=0.95))
+    demand = Demand(rate=3.0, isl_tokens=3000, osl_tokens=6, isl_cv2=1.2, osl_cv2=0.3)
+    load = Load(rate=3.0, prefill=demand, decode=demand)
+    pulls_per_second = 1 / (3000 * SLOW_LINK.transfer_seconds_per_token)
+    assert model.goodput(split(11, 1), load) <= pulls_per_second
+    assert model.goodput(split(9, 3), load) > 1.5 * pulls_per_second
+    assert model.attainment(split(11, 1), load.scaled(0.8)) == 0.0

@@ -210,6 +210,15 @@ def test_a_decode_worker_empties_with_time(residents: list[tuple[float, float]],
     assert later.step_seconds <= sooner.step_seconds + 1e-9
 
 
+def test_what_is_overdue_is_not_taken_for_nearly_gone() -> None:
+    """Answers of 6 tokens that are still there after a minute wait for something: they will not end in a moment."""
+    view = loaded([(500.0, 6.0)] * 15, 0.0)
+    worker = view.workers["d0"]
+    on_time, overdue = (hand_over(worker, now, 1.0, 500.0, 6.0) for now in (0.1, 60.0))
+    assert on_time.step_seconds < SPEED.decode_step_seconds(2, 1000)
+    assert overdue.step_seconds > SPEED.decode_step_seconds(14, 7000)
+
+
 @given(st.lists(lengths, max_size=20), lengths, st.floats(0, 3))
 def test_predicted_ttft_rises_with_the_queue(
     queue: list[tuple[float, float]], more: tuple[float, float], now: float

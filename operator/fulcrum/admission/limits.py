@@ -41,7 +41,12 @@ def over_ttft(
 
 
 def over_tpot(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:
-    """TPOT: the batch at hand-over must suit the new request, and all that are or will be in it."""
+    """TPOT: the batch at hand-over must suit the new request, and all that are or will be in it.
+
+    An answer of one token has no pace, and is in one step of the others.
+    """
+    if incoming.output_tokens <= 1:
+        return None
     worker, there = found.decode, found.hand_over
     promise = min(view.tpot_seconds, incoming.tpot_seconds, worker.tight_tpot_seconds)
     allowed = promise

@@ -230,7 +230,12 @@ class PerformanceModel:
         demand = _heavier(load)
         known = self._mixed.get((mixed, demand))
         if known is None:
-            both = partial(mixed_attainment, ttft_seconds=self.slo.ttft_seconds, tpot_seconds=self.slo.tpot_seconds)
+            both = partial(
+                mixed_attainment,
+                ttft_seconds=self.slo.ttft_seconds,
+                tpot_seconds=self.slo.tpot_seconds,
+                wait_seconds=self._patience_seconds(load),
+            )
             known = self._mixed[mixed, demand] = self._shares.summed(
                 Role.MIXED, demand, mixed, lambda part, stations: both(part, stations).joint
             )
@@ -241,7 +246,12 @@ class PerformanceModel:
         demand = _heavier(load)
         key = (layout.mixed, demand)
         if key not in self._mixed_admitted:
-            admitted = partial(mixed_admitted, ttft_seconds=self.slo.ttft_seconds, tpot_seconds=self.slo.tpot_seconds)
+            admitted = partial(
+                mixed_admitted,
+                ttft_seconds=self.slo.ttft_seconds,
+                tpot_seconds=self.slo.tpot_seconds,
+                wait_seconds=self._patience_seconds(load),
+            )
             self._mixed_admitted[key] = self._shares.summed(Role.MIXED, demand, layout.mixed, admitted)
         return self._mixed_admitted[key]
 

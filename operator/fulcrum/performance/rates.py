@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Load, Slo
+from fulcrum.performance.queueing.decode import pull_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,4 +39,5 @@ def unit_rates(speed: WorkerSpeed, load: Load, slo: Slo) -> UnitRates:
     batch = min((slo.tpot_seconds - k.decode_a) / per_request, speed.max_batch, speed.kv_capacity_tokens / context)
     batch = max(batch, 1.0)
     decode = batch / (answer.osl_tokens * max(speed.decode_step_seconds(batch, batch * context), 1e-9))
-    return UnitRates(prefill=prefill, decode=decode, mixed=1 / (1 / prefill + 1 / decode))
+    link = 1 / max(pull_seconds(prompt, speed), 1e-9)
+    return UnitRates(prefill=prefill, decode=min(decode, link), mixed=1 / (1 / prefill + 1 / decode))

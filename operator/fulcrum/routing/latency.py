@@ -2,7 +2,8 @@
 
 A fluid model, O(1) for each worker: of the running requests, a share that falls exponentially with time is still there,
 because output lengths are not known beforehand (an exponential is the guess that assumes least about them); those in
-prefill that were promised to the worker arrive; more keep joining at the rate of the last seconds.
+prefill that were promised to the worker arrive one after the other, and leave again; more keep joining at the rate of
+the last seconds.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def hand_over(
     `prefill_share` of its time will be taken by prompts; None: as much as in the last seconds.
     """
     b, c = worker.decode_b, worker.decode_c
+    own = worker.decode_a + b + c * prompt_tokens
     running = worker.running
     others, others_context = worker.foreign_running, worker.foreign_context
     still, left = 0.0, output_tokens
@@ -44,9 +46,10 @@ def hand_over(
         made = running * (gone / step) if gone > 0 else 0.0
         context += made
         expected = worker.expected_tokens
-        left = (expected + worker.prompt_tokens - context) / running
-        left = max(left, expected / running * TUNING.least_left)
-        left = max(left, 1.0)
+        left = expected + worker.prompt_tokens - context
+        # Those that still run are the long ones, or held up (by their KV): the longer they are overdue, the longer they
+        # will be, as in `WorkerView.backlog_seconds`.
+        left = max(left, -left / 2, TUNING.least_left * expected, running) / running
         still = float(running)
         if delay_seconds > 0:
             stay = exp(-delay_seconds / (step * left))
@@ -55,27 +58,26 @@ def hand_over(
         others += still
         others_context += context
     growth = still * left
-    pending = worker.pending
-    if pending:
+    if worker.pending:
+        step = own + b * (others + worker.pending) + c * (others_context + worker.pending_context)
+        # They come one after the other: of short answers, those that came two lives before have ended.
+        life = step * worker.pending_output / worker.pending
+        coming = min(2 * life / delay_seconds, 1.0) if delay_seconds > 0 else 1.0
+        pending = coming * worker.pending
         others += pending
-        others_context += worker.pending_context
-        growth += worker.pending_output
+        others_context += coming * worker.pending_context
+        growth += coming * worker.pending_output
         left = growth / (still + pending)
 
-    own = worker.decode_a + b + c * prompt_tokens
     context = prompt_tokens + others_context
     kv = context + output_tokens + growth / 2
     # Places and memory are queues: what is too much has to leave first, and is in no step before.
-    excess = (others + 1) / worker.max_batch
+    excess = max((others + 1) / worker.max_batch, 1.0)
     if context > excess * worker.kv_capacity > 0:
         excess = context / worker.kv_capacity
-    slot = 0.0
-    step = own + b * others + c * others_context
+    step = worker.decode_a + (own + b * others + c * others_context - worker.decode_a) / excess
     life = left * step
-    if excess > 1:
-        step = worker.decode_a + (step - worker.decode_a) / excess
-        life = left * step
-        slot = (excess - 1) * life
+    slot = (excess - 1) * life
 
     mean = others
     if output_tokens > 1:

@@ -44,6 +44,23 @@ def test_answers_of_one_token_need_no_place_in_a_batch() -> None:
     assert admitted(Demand(rate=2.0, isl_tokens=1000.0, osl_tokens=1.0, isl_cv2=0.1, osl_cv2=0.0)) > 0.99
 
 
+def test_answers_of_one_token_keep_any_pace() -> None:
+    demand = Demand(rate=2.0, isl_tokens=1000.0, osl_tokens=1.0, isl_cv2=0.1, osl_cv2=0.0)
+    found = mixed_attainment(demand, [(SPEED, 4)], ttft_seconds=TTFT_SECONDS, tpot_seconds=SPEED.coefficients.decode_a)
+    assert found.tpot > 0.99
+
+
+def test_a_prompt_that_waits_for_memory_is_not_lost() -> None:
+    """A KV cache of five prompts: one that comes while it is full has seconds to wait."""
+    demand = Demand(rate=9.0, isl_tokens=3731.0, osl_tokens=100.0, isl_cv2=0.0, osl_cv2=0.0)
+    stations = [(replace(SPEED, kv_capacity_tokens=5 * 3831), 6)]
+    times = {"ttft_seconds": 4.0, "tpot_seconds": 0.15}
+    lost = mixed_attainment(demand, stations, **times).joint
+    assert lost < 0.9
+    assert mixed_attainment(demand, stations, **times, wait_seconds=1.7).joint > lost + 0.5 * (1 - lost)
+    assert mixed_admitted(demand, stations, **times, wait_seconds=1.7) > mixed_admitted(demand, stations, **times)
+
+
 def test_in_overload_as_many_are_let_in_as_keep_the_promise() -> None:
     many = Demand(rate=100.0, isl_tokens=1000.0, osl_tokens=300.0)
     share = admitted(many)

@@ -26,13 +26,13 @@ EPSILON = 1e-3
 Estimate = Callable[[Demand, list[tuple[WorkerSpeed, int]]], float]
 
 speeds = st.builds(
-    lambda a, b, c, da, db, dc, kv, batch, budget: WorkerSpeed(
+    lambda a, b, c, da, db, dc, kv, batch, budget, pull: WorkerSpeed(
         coefficients=SpeedCoefficients(prefill_a=a, prefill_b=b, prefill_c=c, decode_a=da, decode_b=db, decode_c=dc),
         kv_capacity_tokens=kv,
         max_batch=batch,
         max_batched_tokens=budget,
         transfer_base_seconds=0.002,
-        transfer_seconds_per_token=1e-6,
+        transfer_seconds_per_token=pull,
     ),
     a=st.floats(0.0, 0.1),
     b=st.floats(1e-6, 1e-3),
@@ -43,6 +43,7 @@ speeds = st.builds(
     kv=st.integers(2_000, 2_000_000),
     batch=st.integers(1, 512),
     budget=st.sampled_from([512, 2048, 8192, 32768]),
+    pull=st.sampled_from([1e-6, 2e-4]),
 )
 demands = st.builds(
     Demand,
@@ -61,6 +62,7 @@ def estimates(target: float) -> list[tuple[str, Estimate]]:
     return [
         ("prefill", lambda d, s: prefill_attainment(d, s, ttft_seconds=target)),
         ("decode", lambda d, s: decode_attainment(d, s, tpot_seconds=target / 10)),
+        ("link", lambda d, s: decode_attainment(d, s, tpot_seconds=target / 10, wait_seconds=target)),
         ("mixed ttft", lambda d, s: mixed_attainment(d, s, ttft_seconds=target, tpot_seconds=target / 10).ttft),
         ("mixed tpot", lambda d, s: mixed_attainment(d, s, ttft_seconds=target, tpot_seconds=target / 10).tpot),
     ]

@@ -1,16 +1,22 @@
-"""Decode workers with continuous batching: the share of requests whose time per output token stays inside the SLO."""
+"""Decode workers with continuous batching: the share of requests whose time per output token stays inside the SLO.
+
+KV comes to a decode worker over its link, one prompt after the other: the link is a queue before the batch, and what is
+on its way takes KV memory already.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp
+from math import exp, log
 
 import numpy as np
 
+from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing.batch import Batches, BatchLane, Context, batch_lane, batches, blocked, normal
-from fulcrum.performance.queueing.lengths import Floats, log_spread
-from fulcrum.performance.queueing.prefill import Stations
+from fulcrum.performance.queueing.lengths import Floats, length_points, log_spread
+from fulcrum.performance.queueing.prefill import MOST_LOAD, Stations
+from fulcrum.performance.queueing.waiting import Service, turned_away, waiting
 
 _CLASSES, _CLASS_WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 _CLASS_WEIGHTS = _CLASS_WEIGHTS / _CLASS_WEIGHTS.sum()
@@ -26,16 +32,12 @@ def decode_step(demand: Demand, stations: Stations) -> float:
 def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float, wait_seconds: float = 0.0) -> float:
     """Return the share of requests that find room in time and whose mean time per output token is inside the SLO.
 
-    Room (a place in the batch and KV memory) must be there within `wait_seconds` of the hand-over.
+    Room (a turn on the link, a place in the batch, KV memory) must be there within `wait_seconds` of the hand-over.
     """
     pool, lanes = _pool(demand, stations)
     inside = tpot_inside(demand, pool, lanes, tpot_seconds=tpot_seconds)
-    if wait_seconds <= 0.0 or inside <= 0.0 or pool.waiting <= 0.0:
-        return inside
-    # A request that waits starts on a pool that is full.
-    full = max(lane.idle + lane.per_request * lane.room for lane in lanes)
-    late = exp(-pool.spare_rate * wait_seconds)
-    return inside + (pool.waiting * (1.0 - late) if full <= tpot_seconds else 0.0)
+    inside += room_in_time(pool, lanes, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds) if inside > 0.0 else 0.0
+    return inside * _pulled(demand, stations, wait_seconds, early=False)
 
 
 def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float, wait_seconds: float = 0.0) -> float:
@@ -43,12 +45,12 @@ def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float, 
 
     Where room ends before that, a request that is let in can wait for it as long as `wait_seconds`.
     """
-    _, lanes = _pool(replace(demand, rate=0.0), stations)
-    tokens = max(demand.osl_tokens, 1.0)
-    return 1.0 - blocked(
+    pulled = _pulled(demand, stations, wait_seconds, early=True)
+    demand = replace(demand, rate=demand.rate * pulled)
+    return pulled - pulled * blocked(
         demand.rate,
-        tokens,
-        lanes,
+        max(demand.osl_tokens, 1.0),
+        _lanes(demand, stations, Context.of(demand)),
         tpot_seconds=tpot_seconds,
         wait_seconds=wait_seconds,
         dispersion=demand.dispersion,
@@ -61,10 +63,53 @@ def decode_wait(demand: Demand, stations: Stations, *, seconds: float = 0.0) -> 
     return pool.waiting * exp(-pool.spare_rate * seconds) if seconds > 0.0 else pool.waiting
 
 
+def room_in_time(pool: Batches, lanes: list[BatchLane], *, tpot_seconds: float, wait_seconds: float) -> float:
+    """Return the share of requests that find room only after a wait, of at most `wait_seconds`, and keep their pace."""
+    # A request that waits starts on a pool that is full.
+    full = max(lane.idle + lane.per_request * lane.room for lane in lanes)
+    if wait_seconds <= 0.0 or full > tpot_seconds:
+        return 0.0
+    return pool.waiting * (1.0 - exp(-pool.spare_rate * wait_seconds))
+
+
+def pull_seconds(demand: Demand, speed: WorkerSpeed) -> float:
+    """Return how long the KV of a mean prompt takes of a decode worker's link; what it has cached is not pulled."""
+    return speed.transfer_seconds_per_token * demand.isl_tokens * (1.0 - min(max(demand.prefix_hit, 0.0), 1.0))
+
+
+def _pulled(demand: Demand, stations: Stations, wait_seconds: float, *, early: bool) -> float:
+    """Return the share of prompts whose turn on a link comes within `wait_seconds` of their prefill; 0: not asked.
+
+    `early`: what would be late is turned away at arrival. Prefill lets prompts out one by one, however they came.
+    """
+    workers = sum(count for _, count in stations)
+    mean = sum(count * pull_seconds(demand, speed) for speed, count in stations) / max(workers, 1)
+    if mean <= 0.0 or wait_seconds <= 0.0:
+        return 1.0
+    let_in = min(1.0, MOST_LOAD * workers / max(demand.rate * mean, 1e-9)) if early else 1.0
+    service = Service(constant=0.0, own=mean, cv2=max(demand.isl_cv2, 0.0), most_sharing=1.0, held_up=1.0)
+    queue = waiting(demand.rate * let_in, workers, service)
+    lengths, weights = length_points(mean, demand.isl_cv2)
+    missed = queue.missed(np.full(1, wait_seconds), lengths, weights)
+    return let_in * float(1.0 - (turned_away(missed, queue.load) if early else missed)[0])
+
+
 def _pool(demand: Demand, stations: Stations) -> tuple[Batches, list[BatchLane]]:
     context = Context.of(demand)
-    lanes = [batch_lane(speed, workers, context) for speed, workers in stations if workers > 0]
+    lanes = _lanes(demand, stations, context)
     return batches(demand.rate, max(demand.osl_tokens, 1.0), lanes, context, dispersion=demand.dispersion), lanes
+
+
+def _lanes(demand: Demand, stations: Stations, context: Context) -> list[BatchLane]:
+    """Return the pools, without the KV memory of what is on its way to them (Little: rate times time)."""
+    each = demand.rate / max(sum(count for _, count in stations), 1)
+    lanes = []
+    for speed, workers in stations:
+        if workers > 0:
+            coming = min(each * pull_seconds(demand, speed), 1.0) * context.prompt
+            room = replace(speed, kv_capacity_tokens=max(int(speed.kv_capacity_tokens - coming), 0))
+            lanes.append(batch_lane(room, workers, context))
+    return lanes
 
 
 def tpot_inside(
@@ -78,9 +123,12 @@ def tpot_inside(
     average. The contexts of the others are averaged in the same way. `jitter` is the variance (s^2) that a single
     step's other work adds, averaged over the tokens.
     """
-    if pool.waiting >= 1.0 or tpot_seconds < min(lane.idle for lane in lanes):
+    if pool.waiting >= 1.0:
         return 0.0
     sigma = log_spread(demand.osl_cv2)
+    single = _of_one_token(demand.osl_tokens, sigma)
+    if tpot_seconds < min(lane.idle for lane in lanes):
+        return single * (1.0 - pool.waiting)
     relative = np.exp(sigma * _CLASSES - sigma * sigma / 2)
     kept = np.sqrt(_averaged((1.0 - pool.elasticity) * relative))
     mean = float(pool.shares @ pool.steps) / (1.0 - pool.waiting)
@@ -99,7 +147,12 @@ def tpot_inside(
     gathered = 1.0 + (2.0 * e / (2.0 - e) + e * e / ((1.0 - e) * (2.0 - e))) / workers
     moved = np.sqrt(spread * gathered + jitter / np.maximum(relative * demand.osl_tokens, 1.0))[:, None] + 1e-9
     inside = normal(distance / np.where(distance < 0.0, steady, moved)) @ pool.shares
-    return min(max(float(_CLASS_WEIGHTS @ inside), 0.0), 1.0)
+    return min(max((1.0 - single) * float(_CLASS_WEIGHTS @ inside) + single * (1.0 - pool.waiting), 0.0), 1.0)
+
+
+def _of_one_token(osl_tokens: float, sigma: float) -> float:
+    """Return the share of answers of one token, which have no pace: they round to less than two."""
+    return float(normal(np.full(1, (log(1.5 / max(osl_tokens, 1.0)) + sigma * sigma / 2) / max(sigma, 1e-9)))[0])
 
 
 def _averaged(spans: Floats) -> Floats:

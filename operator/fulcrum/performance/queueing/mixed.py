@@ -10,7 +10,7 @@ import numpy as np
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing.batch import Batches, Context, batch_lane, batches, blocked
-from fulcrum.performance.queueing.decode import tpot_inside
+from fulcrum.performance.queueing.decode import room_in_time, tpot_inside
 from fulcrum.performance.queueing.lengths import length_points
 from fulcrum.performance.queueing.prefill import Lane, PromptTime, Stations, lanes_attainment, prompt_time
 
@@ -51,9 +51,17 @@ class _Shared:
 
 
 def mixed_attainment(
-    demand: Demand, stations: Stations, *, ttft_seconds: float, tpot_seconds: float, extra_seconds: float = 0.0
+    demand: Demand,
+    stations: Stations,
+    *,
+    ttft_seconds: float,
+    tpot_seconds: float,
+    extra_seconds: float = 0.0,
+    wait_seconds: float = 0.0,
 ) -> MixedAttainment:
     """Return the shares of requests inside the SLO on workers that do both roles; no KV is transferred.
+
+    A place in the batch and KV memory must be there within `wait_seconds`.
 
     Prompts take `busy` of a worker's time, so that decode steps are 1 / (1 - busy) times as long on average, and as
     uneven as the prompts between them are. A prompt waits for the step under way, and pays for a decode step with each
@@ -65,7 +73,8 @@ def mixed_attainment(
         return MixedAttainment(ttft=0.0, tpot=0.0)
     context = Context.of(demand)
     lanes = [batch_lane(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy)) for pool in pools]
-    state = batches(demand.rate, max(demand.osl_tokens, 1.0), lanes, context, dispersion=demand.dispersion)
+    tokens = max(demand.osl_tokens - 1.0, _LEAST_TOKENS)
+    state = batches(demand.rate, tokens, lanes, context, dispersion=demand.dispersion)
     if state.waiting >= 1.0:
         return MixedAttainment(ttft=0.0, tpot=0.0)
     workers = sum(pool.workers for pool in pools)
@@ -74,7 +83,8 @@ def mixed_attainment(
     )
     jitter = _jitter(state, jitter=jitter * (0.5 + 2.5 / workers**2), tokens=max(demand.osl_tokens, 1.0))
     tpot = tpot_inside(demand, state, lanes, tpot_seconds=tpot_seconds, jitter=jitter)
-    each = demand.rate * demand.osl_tokens * state.step / workers
+    tpot += room_in_time(state, lanes, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds) if tpot > 0.0 else 0.0
+    each = demand.rate * tokens * state.step / workers
     ttft = 0.0
     for pool in pools:
         k = pool.speed.coefficients
@@ -101,7 +111,9 @@ def mixed_attainment(
     return MixedAttainment(ttft=min(ttft, 1.0), tpot=tpot)
 
 
-def mixed_admitted(demand: Demand, stations: Stations, *, ttft_seconds: float, tpot_seconds: float) -> float:
+def mixed_admitted(
+    demand: Demand, stations: Stations, *, ttft_seconds: float, tpot_seconds: float, wait_seconds: float = 0.0
+) -> float:
     """Return the share of requests that can be let in so that no step gets longer than `tpot_seconds`, and are in time.
 
     A loss system as in `decode_admitted`, whose steps are as much longer as the prompts that are let in make them: the
@@ -116,7 +128,12 @@ def mixed_admitted(demand: Demand, stations: Stations, *, ttft_seconds: float, t
             return 0.0, pools
         lanes = [batch_lane(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy)) for pool in pools]
         lost = blocked(
-            demand.rate, tokens, lanes, tpot_seconds=tpot_seconds, wait_seconds=0.0, dispersion=demand.dispersion
+            demand.rate,
+            tokens,
+            lanes,
+            tpot_seconds=tpot_seconds,
+            wait_seconds=wait_seconds,
+            dispersion=demand.dispersion,
         )
         return 1.0 - lost, pools
 

@@ -14,7 +14,7 @@ from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing.lengths import Floats, length_points
 from fulcrum.performance.queueing.waiting import Service, Waiting, inverse_erlang_b, turned_away, waiting
 
-_MOST_LOAD = 0.98
+MOST_LOAD = 0.98
 """Share of its time that a role works when the queue is kept as short as a promise needs."""
 _SHORTEST_FIRST: Final = 0.8
 """How far early rejection is from letting prompts in by chance (0) on the way to the shortest only (1). Fitted."""
@@ -162,9 +162,9 @@ def _attainment(demand: Demand, lanes: list[Lane], seconds: float, points: tuple
     if not early:
         return inside(wait)
     busy = 1.0
-    if wait.load > _MOST_LOAD:
+    if wait.load > MOST_LOAD:
         # Of what is too much for all of them, as much is let in as keeps them busy.
-        busy = _MOST_LOAD / wait.load
+        busy = MOST_LOAD / wait.load
         wait = _wait(replace(demand, rate=demand.rate * busy), lanes, shares, times, (lengths, weights))
     even = inside(replace(wait, burst=0.0))
     if wait.burst > 0.0 and even > 0.0:
