@@ -27,7 +27,7 @@ def over_ttft(
     What has begun of lower classes is beyond that: they were served because no other request was there.
     """
     promise = min(view.ttft_seconds, incoming.ttft_seconds)
-    # Where nothing is queued and no neighbour is felt, a margin spares nobody: it is never served sooner than now.
+    # Where nothing is queued and no neighbour is felt, a margin helps no request: it is never served sooner than now.
     queued = found.wait_seconds > 0 or found.hand_over.slot_seconds > 0
     allowed = margin.allowed_seconds(promise) if queued or slower > 1 else promise
     left = (allowed - incoming.waited_seconds) / slower - (found.ttft_seconds - found.wait_seconds)

@@ -1,8 +1,8 @@
-"""How much of the cluster a class may fill: reserves and priority, without leaving room idle that nobody asks for.
+"""How much of the cluster a class may fill: reserves and priority, without leaving room idle that no class asks for.
 
 Two resources: prefill (a worker's queue may be as long as the TTFT promise) and decode (a worker's batch may be as
 large as the TPOT promise and its KV cache allow). Of each, what other classes *ask for* is kept free for them: of a
-class with a higher priority all of it, of any other up to its reserve. A class that nobody uses keeps nothing, so
+class with a higher priority all of it, of any other up to its reserve. A class without requests keeps nothing, so
 its reserve serves the others; when it comes back, room is given back as work finishes. A class below its own
 reserve need only respect the reserves of others.
 

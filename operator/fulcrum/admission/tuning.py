@@ -21,7 +21,7 @@ class AdmissionTuning:
     steps_level: float = 0.996
     """Level of the TPOT margin: a batch with too long steps is late for all that are in it, not for one request."""
     overflow: float = 0.05
-    """Share of a KV cache by which answers may be expected to outgrow it: those that do not fit are computed twice."""
+    """Share of a KV cache by which answers may be expected to outgrow it: what does not fit is computed twice."""
     idle_promises: float = 3.0
     """Promised TTFTs within which a request is served late on idle workers: turning it away helps no other request."""
     demand_seconds: float = 20.0

@@ -48,5 +48,5 @@ def fingerprint(token: str) -> str:
 
 
 def derived_number(token: str, purpose: str) -> int:
-    """Return 64 bits that whoever has the token can make, and that do not tell it; each `purpose` has its own."""
+    """Return 64 bits that every holder of the token can make, and that do not tell it; each `purpose` has its own."""
     return int.from_bytes(hmac.digest(token.encode(), purpose.encode(), "sha256")[:8])

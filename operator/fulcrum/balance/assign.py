@@ -70,7 +70,7 @@ class Kept:
 
 
 def keep(workers: Sequence[Worker], counts: Mapping[str, int], goal: Layout) -> Kept:
-    """Choose which workers stay. Those that drain go first, then not-ready ones, then those whose role has too many."""
+    """Choose which workers stay. Draining workers go first, then not-ready ones, then those of a role with too many."""
     kept: list[Worker] = []
     surplus = [w for w in workers if w.pool not in counts and not w.deleting and not w.ended]
     for pool, count in counts.items():
@@ -106,7 +106,7 @@ def layout_of(workers: Iterable[Worker]) -> Layout:
 
 
 def layout_of_places(places: Iterable[tuple[str, Role]]) -> Layout:
-    """Return the layout of (pool, role) of each worker; those that drain are left out."""
+    """Return the layout of (pool, role) of each worker; draining workers are left out."""
     counts: dict[Role, Counter[str]] = {role: Counter() for role in _ROLES}
     for pool, role in places:
         if role in counts:
@@ -150,7 +150,7 @@ def follow(
 def _keeping_roles(kept: Kept, goal: Layout, resting_since: datetime | None) -> dict[str, Role]:
     """Return the role of each worker that keeps its own: because its pool needs it, or it was changed just now.
 
-    Those that serve keep theirs before those that do not yet. The others, workers that drain and new ones get what is
+    Serving workers keep theirs before workers that do not serve yet. The others, draining and new ones get what is
     left, in the order of their places.
     """
     roles: dict[str, Role] = {}
@@ -191,7 +191,7 @@ def _take_over_empty_role(spec: InferenceClusterSpec, slots: list[Slot]) -> tupl
 def place(
     spec: InferenceClusterSpec, counts: Mapping[str, int], kept: Kept, roles: Mapping[str, Role], goal: Layout
 ) -> Assignment:
-    """Return the places with their workers: `roles` of those that have one, and for the others what `goal` lacks."""
+    """Return the places with their workers: the role in `roles`, and for the others what `goal` lacks."""
     slots: list[Slot] = []
     fixed = {pool.name: only_role(pool) for pool in spec.pools}
     for pool, count in counts.items():

@@ -20,7 +20,7 @@ FINENESS: Final = 128
 class _Line:
     """All splits of the given workers, from fewest to most prefill workers.
 
-    Flippable pools are in the order of their comparative advantage (Ricardo): those that give up the least decoding
+    Flippable pools are in the order of their comparative advantage (Ricardo): pools that give up the least decoding
     for their prefill go first, so that one number says which worker does what.
     """
 

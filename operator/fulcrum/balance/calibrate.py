@@ -56,7 +56,7 @@ def calibrated(
 
 
 def _stood(workers: Sequence[Worker], now: datetime, traffic: Traffic, model: PerformanceModel) -> bool:
-    """Report whether the workers that serve now are those that were measured, and the model knows them all."""
+    """Report whether the workers that serve now were measured in these roles, and the model knows them all."""
     since = now - timedelta(seconds=traffic.served_window_seconds or traffic.window_seconds)
     serving = [worker for worker in workers if worker.serving]
     changes = [moment for worker in serving for moment in (worker.role_since, worker.ready_since) if moment is not None]

@@ -1,4 +1,4 @@
-"""How many workers of each pool a load needs: those that cost least and whose joint attainment reaches the promise."""
+"""How many workers of each pool a load needs: the cheapest whose joint attainment reaches the promise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Size:
 
     layout: Layout
     cost: float
-    """Of the workers beyond those that are there in any case (`PoolBounds.cost`)."""
+    """Of the workers beyond the ones that are there in any case (`PoolBounds.cost`)."""
     enough: bool
     """The promise holds; False: it does not even with all that the pools may have."""
 
@@ -138,7 +138,7 @@ def _cover(
 
 @dataclass(frozen=True, slots=True)
 class _Tranche:
-    """Workers of a pool for one role: those that are there in any case, or those that would come on top."""
+    """Workers of a pool for one role: the ones that are there in any case, or the ones that would come on top."""
 
     pool: str
     kept: bool
@@ -152,7 +152,7 @@ class _Tranche:
 
 
 class _Basket:
-    """Workers that were taken, and those that are left."""
+    """Workers that were taken, and workers that are left."""
 
     def __init__(self, pools: Sequence[PoolBounds], rates: Mapping[str, UnitRates], *, by_price: bool) -> None:
         self._pools = pools

@@ -194,7 +194,7 @@ def _those_under_way(traffic: Traffic, now: Demand, queued: float) -> float:
 
     The longer an answer, the later it ends. While more and more requests are under way, long ones are missing among
     those that ended: by cv^2 times the share that is under way, to first order. While fewer are, there are too many.
-    Those that wait (`queued`) or came in a burst just now are under way whatever their length.
+    Requests that wait (`queued`) or came in a burst just now are under way whatever their length.
     """
     if traffic.osl_tokens is None or not traffic.ended:
         return 1.0

@@ -110,7 +110,7 @@ def last_layout(
     roles: Mapping[Role, RoleCounts],
     speeds: Mapping[str, WorkerSpeed],
 ) -> Layout:
-    """Return the roles of the last decision, as far as the status says them; else those that the spec begins with."""
+    """Return the roles of the last decision, as far as the status says them; else the initial ones of the spec."""
     desired = {role: counts.desired for role, counts in roles.items()}
     if not sum(desired.values()):
         return initial_layout(spec, applied, speeds)

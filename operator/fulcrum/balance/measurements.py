@@ -36,7 +36,7 @@ class Measurements:
     peak: Peak | None = None
     """The most over `balance.scaleDown.stabilization`; None while the history does not reach back that far."""
     pairs: tuple[PairsReport, ...] = ()
-    """What the canaries of each gateway found, of those that answered; in every mode."""
+    """What the canaries of each gateway that answered found; in every mode."""
     kv_tiers: Mapping[str, KvTierStatus] = field(default_factory=dict)
     """Host memory and KV pool, by pool of workers, for people; in every mode."""
     drift: Drift | None = None

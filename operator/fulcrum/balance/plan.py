@@ -76,7 +76,7 @@ class Plan:
     events: tuple[PlanEvent, ...]
     requeue_after_seconds: float
     least_available: int = 0
-    """Ready workers that evictions must leave: all but one of those that can serve."""
+    """Ready workers that evictions must leave: all but one of the workers that can serve."""
     target: Mapping[Role, int] = field(default_factory=dict)
     """Workers per role that are to be, roles with none left out."""
     trace: Trace = field(default_factory=Trace)
@@ -132,7 +132,7 @@ def _choose(snapshot: Snapshot, now: datetime) -> Decision:
 
 
 def _with_surge(decision: Decision, surge: Surge, halted: frozenset[str]) -> Decision:
-    """Return the decision with the workers that stand twice for one place; those that are not needed any more go."""
+    """Return the decision with the workers that stand twice for one place; workers that are not needed any more go."""
     going = [w for w in surge.superseded if w.pool not in halted or w.role is Role.DRAINING]
     surplus = (*decision.assignment.surplus, *surge.obsolete, *going)
     return replace(decision, assignment=replace(decision.assignment, surplus=surplus, surge=surge))
@@ -170,7 +170,7 @@ def _actions(snapshot: Snapshot, decision: Decision, halted: frozenset[str], now
 def _least_available(snapshot: Snapshot, decision: Decision, now: datetime) -> int:
     """Return how many ready workers an eviction must leave, so that nodes drain one worker at a time.
 
-    Workers that are wanted and still start count: the next eviction waits for them. Those that cannot start do not:
+    Workers that are wanted and still start count: the next eviction waits for them. Workers that cannot start do not:
     else no node would ever drain. Of several workers the last that serves stays.
     """
     usual = timedelta(seconds=snapshot.measurements.start_seconds or TUNING.start_seconds)

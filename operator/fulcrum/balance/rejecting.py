@@ -71,7 +71,7 @@ def _advice(spec: InferenceClusterSpec, *, serving: int) -> str:
         if spec.balance.mode is BalanceMode.EXTERNAL:
             return f"{serving} of at most {most} workers serve: raise the replicas of its InferenceScales."
         ratio = ", or at spec.balance.ratio" if spec.balance.mode is BalanceMode.MANUAL else ""
-        return f"{serving} of at most {most} workers serve: look at those that do not{ratio}."
+        return f"{serving} of at most {most} workers serve: look at the others{ratio}."
     bounds = ", ".join(f"{pool.name} ({pool.workers.max})" for pool in pools)
     first = _FIRST[spec.balance.mode]
     return f"All {most} workers serve: {first}raise workers.max of a pool: {bounds}; or widen spec.slo."

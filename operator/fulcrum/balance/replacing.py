@@ -1,4 +1,4 @@
-"""The steps that make workers anew: those of an older revision, and those that no KV can be moved to or from."""
+"""The steps that make workers anew: workers of an older revision, and workers that no KV can be moved to or from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fulcrum.balance.transfers import may_restart, transfer_faults
 
 
 def replace_stale(context: StepContext) -> Iterator[Action]:
-    """Replace workers of an older revision: those that are not ready at once, the others a few at a time per pool."""
+    """Replace workers of an older revision: not-ready ones at once, the others a few at a time per pool."""
     for worker, _ in context.assignment.kept:
         if worker.stale and not worker.ready and worker.role is not Role.DRAINING:
             yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REPLACED)
@@ -29,7 +29,7 @@ def replace_stale(context: StepContext) -> Iterator[Action]:
 
 
 def _replace_in(context: StepContext, pool: Pool, blocked: list[Worker]) -> Iterator[Action]:
-    """Drain stale workers of one pool as far as its rollout allows; `blocked` gets those that a role depends on."""
+    """Drain stale workers of one pool as far as its rollout allows; `blocked` gets workers that a role depends on."""
     slots = [slot for slot in context.assignment.slots if slot.pool == pool.name]
     serving = [slot.worker for slot in slots if slot.worker is not None and slot.worker.serving]
     allowed = unavailable_limit(pool, len(slots)) - (len(slots) - len(serving))

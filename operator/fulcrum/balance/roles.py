@@ -37,7 +37,7 @@ class RoleChanges:
 def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> RoleChanges:
     """Return the flips of serving workers of flippable pools.
 
-    Those that drain count by the role that they get (`coming`): no other worker flips for what they are about to do.
+    Draining workers count by the role that they get (`coming`): no other worker flips for what they are about to do.
     """
     repair = repairs(inputs.spec, inputs.workers, kept, inputs.now)
     if repair:

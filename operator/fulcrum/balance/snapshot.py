@@ -189,7 +189,7 @@ class Snapshot:
     asked: Mapping[tuple[str, Role], int] = field(default_factory=dict)
     """Workers that the cluster's InferenceScales ask for, by pool and role; read in mode External."""
     refused: Mapping[str, Refusal] = field(default_factory=dict)
-    """Pools whose workers may not be made, and why; those that stand are left as they are."""
+    """Pools whose workers may not be made, and why; workers that are there are left as they are."""
 
     def as_of(self, now: datetime) -> Snapshot:
         """Return the snapshot without times from the future: a clock was set back, or another machine's is ahead.

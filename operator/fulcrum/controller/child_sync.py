@@ -82,7 +82,7 @@ class ChildSync:
     async def sync(
         self, namespace: str, wanted: tuple[Manifest, ...], live: Mapping[ChildKey, Manifest | None]
     ) -> list[ChildKey]:
-        """Bring the children up to date; returns those that were written. Children not in `live` are read first.
+        """Bring the children up to date; returns the ones that were written. Children not in `live` are read first.
 
         Errors: NameTakenError, once all others are up to date, when another object has the name of one.
         """

@@ -42,7 +42,7 @@ class Wake(IntEnum):
 @dataclass(slots=True)
 class _State:
     waiting: Wake | None = None
-    """The lane it waits in."""
+    """The kind of wake that it waits for."""
     running: bool = False
     again: Wake | None = None
     """What was added while it was in work."""
@@ -69,7 +69,7 @@ class KeyedQueue(Generic[Key]):
         self._jitter = jitter
         self._workers = workers
         self._states: dict[Key, _State] = {}
-        self._lanes: dict[Wake, OrderedDict[Key, None]] = {wake: OrderedDict() for wake in Wake}
+        self._waiting_keys: dict[Wake, OrderedDict[Key, None]] = {wake: OrderedDict() for wake in Wake}
         self._in_work = dict.fromkeys(Wake, 0)
         self._events_in_a_row = 0
         self._news = asyncio.Event()
@@ -86,9 +86,9 @@ class KeyedQueue(Generic[Key]):
             state.again = wake if state.again is None else min(state.again, wake)
         elif state.waiting is None or wake < state.waiting:
             if state.waiting is not None:
-                del self._lanes[state.waiting][key]
+                del self._waiting_keys[state.waiting][key]
             state.waiting = wake
-            self._lanes[wake][key] = None
+            self._waiting_keys[wake][key] = None
             self._news.set()
 
     def keys(self) -> tuple[Key, ...]:
@@ -105,22 +105,22 @@ class KeyedQueue(Generic[Key]):
         async with asyncio.TaskGroup() as group:
             while not self._stopping:
                 self._news.clear()
-                while (wake := self._next_lane()) is not None:
+                while (wake := self._next_kind()) is not None:
                     self._begin(group, wake)
                 await self._news.wait()
 
-    def _next_lane(self) -> Wake | None:
-        """Return the lane whose first key is to begin now, None when nothing waits or nothing may begin."""
+    def _next_kind(self) -> Wake | None:
+        """Return the kind of wake whose first key is to begin now, None when nothing waits or nothing may begin."""
         if sum(self._in_work.values()) >= self._workers:
             return None
         may_take_timer = self._in_work[Wake.TIMER] < max(1, self._workers - KEPT_FOR_EVENTS)
-        if self._lanes[Wake.TIMER] and may_take_timer:
+        if self._waiting_keys[Wake.TIMER] and may_take_timer:
             passed_over = self._events_in_a_row >= EVENTS_IN_A_ROW
-            return Wake.EVENT if self._lanes[Wake.EVENT] and not passed_over else Wake.TIMER
-        return Wake.EVENT if self._lanes[Wake.EVENT] else None
+            return Wake.EVENT if self._waiting_keys[Wake.EVENT] and not passed_over else Wake.TIMER
+        return Wake.EVENT if self._waiting_keys[Wake.EVENT] else None
 
     def _begin(self, group: asyncio.TaskGroup, wake: Wake) -> None:
-        key, _ = self._lanes[wake].popitem(last=False)
+        key, _ = self._waiting_keys[wake].popitem(last=False)
         state = self._states[key]
         state.waiting, state.running, state.again = None, True, None
         self._in_work[wake] += 1

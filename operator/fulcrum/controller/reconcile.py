@@ -247,7 +247,7 @@ class Reconciler:
             token_fingerprint=(self._asked_for(tick.token) or None) if gateways_send_token(tick.observed) else None,
         )
         has_token = tick.token.text is not None
-        # A worker would wait for the Secret, or be open to everyone.
+        # A worker would wait for the Secret, or be open to every caller.
         actions = [action for action in tick.plan.actions if has_token or not isinstance(action, CreateWorker)]
         outcome = await applier.carry_out(actions, now=tick.now, changed=tell)
         tick.memory.taken_names |= outcome.taken_names

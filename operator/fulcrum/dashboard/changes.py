@@ -12,7 +12,7 @@ class Changes:
         self._documents: dict[str, tuple[int, bytes]] = {}
 
     def put(self, documents: Mapping[str, bytes], tick: int) -> None:
-        """Take in all documents as they are at `tick`; those that are missing are gone."""
+        """Take in all documents as they are at `tick`; missing ones are gone."""
         known = self._documents
         self._documents = {
             key: entry if (entry := known.get(key)) is not None and entry[1] == document else (tick, document)

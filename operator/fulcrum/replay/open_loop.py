@@ -36,7 +36,7 @@ async def replay(
     stop: asyncio.Event | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> list[Record]:
-    """Replays `requests` and waits for the last answer; `stop` ends it at once, without those that are under way.
+    """Replays `requests` and waits for the last answer; `stop` ends it at once, without requests that are under way.
 
     Beyond `concurrency_limit` requests under way, a due request is not sent and counts as failed: waiting for room
     would close the loop.

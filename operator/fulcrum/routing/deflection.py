@@ -32,7 +32,7 @@ class Deflection(NamedTuple):
     late: bool
     """Two legs would be late."""
     tpot_seconds: float
-    """The tightest promise of those that decode there."""
+    """The tightest promise of the requests that decode there."""
 
 
 DeflectionCheck = Callable[[Search, Deflection], bool]
@@ -49,7 +49,7 @@ def has_slack(_search: Search, deflection: Deflection) -> bool:
 
 
 def harms_few(_search: Search, deflection: Deflection) -> bool:
-    """Few of those that decode there, or will soon, end before they have made good for the stall.
+    """Few of the requests that decode there, or will soon, end before they have made good for the stall.
 
     TPOT is an average: a long answer hardly feels it, one that ends after a few more tokens misses its promise. How
     long answers are is not known beforehand, so what is left of them is taken for exponential.

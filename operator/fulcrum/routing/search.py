@@ -91,7 +91,7 @@ class Search:
             prefill_share=prefill_share,
         )
         if worker.running:
-            # Its prefill stands between the steps of those that decode here.
+            # Its prefill stands between the steps of the requests that decode here.
             slower = there.step_seconds + prefill.work_seconds / worker.left_tokens
             there = HandOver(
                 slower, there.tpot_seconds, there.kv_tokens, there.context_tokens, there.slot_seconds,

@@ -15,7 +15,7 @@ from fulcrum.routing.flight import Flight
 from fulcrum.routing.worker import WorkerView
 
 _MOST_ROWS: Final = 8
-"""Rows of a pool that are kept until somebody asks for them; the newest ones."""
+"""Rows of a pool that are kept until they are asked for; the newest ones."""
 _NEVER: Final = float("-inf")
 
 
@@ -45,7 +45,7 @@ class StepTimes:
         self._begin(worker, now_seconds, before=_NEVER)
 
     def broken_off(self, worker: WorkerView, now_seconds: float) -> None:
-        """A prompt ended without its answer: nobody knows what the step under way is made of now."""
+        """A prompt ended without its answer: it is not known what the step under way is made of now."""
         self._begin(worker, now_seconds, before=now_seconds)
 
     def answered(self, flight: Flight, now_seconds: float) -> None:

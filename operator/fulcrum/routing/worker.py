@@ -28,7 +28,7 @@ class WorkerView(PrefillQueue):
     """
 
     prefill_key: tuple[float, ...]
-    """The lowest comes first: idle workers, those that decode, those that prefill by the end of their queue."""
+    """The lowest comes first: idle workers, then decoding ones, then prefilling ones by the end of their queue."""
     decode_key: tuple[float, ...]
     """The lowest comes first: the worker with the most capacity to decode."""
 

@@ -340,7 +340,7 @@ class Worker:
         self._plan(seconds, now)
 
     def _brings_first(self, started: list[SimulatedRequest], at: float) -> None:
-        """The first tokens of these come at a time, of those that are still there."""
+        """The first tokens of these come at a time, of the requests that are still there."""
         for request in started:
             if request.first_token_seconds < 0 and request.index in self._running:
                 request.first_token_seconds = at

@@ -94,7 +94,7 @@ class ScrapeSource:
     async def scrape(self, cluster: ClusterRef, gateways: Mapping[str, str], now: float) -> None:
         """Read the counters of all gateways (Pod name -> address) of a cluster; call it each tick.
 
-        Hand in those that are ready: one that does not answer makes the tick unknown. `now` is Unix time.
+        Hand in the ready ones: one that does not answer makes the tick unknown. `now` is Unix time.
         """
         known = self._clusters.setdefault(cluster.key, _Cluster())
         if known.scraped_at is not None and now <= known.scraped_at:

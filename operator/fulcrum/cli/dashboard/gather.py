@@ -91,7 +91,7 @@ class KubeSource:
         return found
 
     async def _ask(self) -> None:
-        """Ask workers and gateways of each cluster in the background: a page must not wait for those that are dead."""
+        """Ask workers and gateways of each cluster in the background: a page must not wait for dead ones."""
         while True:
             began, keys = time.monotonic(), {key_of(document) for document in self._clusters}
             for key in self._known.keys() - keys:

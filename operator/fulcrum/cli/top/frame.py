@@ -166,8 +166,8 @@ def _notes(view: View) -> list[str]:
     return notes
 
 
-def _silent(who: str, what: str) -> str:
-    return f"{who} cannot be asked at their Pod addresses from here: {what} shown as {UNKNOWN}."
+def _silent(silent: str, what: str) -> str:
+    return f"{silent} cannot be asked at their Pod addresses from here: {what} shown as {UNKNOWN}."
 
 
 def _events(view: View, events: tuple[EventLine, ...]) -> Table:

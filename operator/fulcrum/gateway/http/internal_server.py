@@ -25,7 +25,7 @@ Inbox = Callable[[bytes], int]
 class InternalServer:
     """Answers `GET` for a few pages, one request per connection: scrapers come every few seconds.
 
-    Takes messages by `POST` from whoever has the cluster's token, any number of them on one connection.
+    Takes messages by `POST` from callers with the cluster's token, any number of them on one connection.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Holds a container to its CPU limit (`resources.limits.cpu`) without cgroups, which a user's session may not have.
 
-Like the kernel's CFS quota: processor time is a bucket that fills at the limit and holds a few milliseconds; whoever
-has emptied it is stopped (SIGSTOP) until there is some again (SIGCONT). The bucket is small, and idle containers are
-watched closely, so that a worker is as slow for its first prompt as under load: promises are made from either.
+Like the kernel's CFS quota: processor time is a bucket that fills at the limit and holds a few milliseconds; a process
+that has emptied it is stopped (SIGSTOP) until there is some again (SIGCONT). The bucket is small, and idle containers
+are watched closely, so that a worker is as slow for its first prompt as under load: promises are made from either.
 Loaded by the shim, so standard library only.
 """
 
