@@ -464,7 +464,7 @@ def test_a_label_that_kubernetes_would_refuse_is_an_error_that_names_it() -> Non
         load_inference_cluster(document)
 
 
-def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
+def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods_and_its_cluster() -> None:
     wanted = children(OWNER, make_spec(), token_fingerprint="f1", least_available=3)
     made = {(child["kind"], child["metadata"]["name"]): child for child in wanted}
     assert list(made) == [
@@ -479,7 +479,13 @@ def test_the_gateway_is_replaced_without_a_gap_and_may_only_read_pods() -> None:
         ("PodDisruptionBudget", "chat-workers"),
     ]
     assert made["Role", "chat-gateway"]["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+        {
+            "apiGroups": ["fulcrum.dev"],
+            "resources": ["inferenceclusters"],
+            "resourceNames": ["chat"],
+            "verbs": ["list", "watch"],
+        },
     ]
     deployment = made["Deployment", "chat-gateway"]["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}

@@ -206,9 +206,10 @@ async def test_the_gateways_rights_are_those_that_it_uses(server: ApiServer, tmp
         async def watches() -> bool:
             # A watch is counted when it ends, and is in the gauge meanwhile.
             return granted([role]) == called(server, "ml:c-gateway") | {
-                ("", "pods", "watch")
+                (group, resource, "watch")
+                for group, resource in (("", "pods"), ("fulcrum.dev", "inferenceclusters"))
                 for line in server.kubectl("get", "--raw", "/metrics").stdout.splitlines()
-                if line.startswith("apiserver_longrunning_requests{") and 'resource="pods"' in line
+                if line.startswith("apiserver_longrunning_requests{") and f'resource="{resource}"' in line
                 if float(line.rpartition(" ")[2]) > 0
             }
 

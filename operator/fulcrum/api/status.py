@@ -184,6 +184,14 @@ class Decision(ApiStruct, frozen=True, kw_only=True):
     ] = None
 
 
+class KvRoute(ApiStruct, frozen=True, kw_only=True):
+    """Where a part of what a pool prefills is decoded."""
+
+    prefill: Annotated[str, Meta(max_length=63, description="Pool that prefills.")]
+    decode: Annotated[str, Meta(max_length=63, description="Pool that decodes.")]
+    share: Annotated[_Share, Meta(description="Share of what the first prefills that goes to the second, 0 to 1.")]
+
+
 class RecommendedPool(ApiStruct, frozen=True, kw_only=True):
     """Alike workers of a recommended placement."""
 
@@ -255,6 +263,14 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
         Meta(description="Host memory and KV pool, by pool of workers; absent without them."),
     ] = None
     last_decision: Annotated[Decision | None, Meta(description="The last decision that changed something.")] = None
+    routes: Annotated[
+        tuple[KvRoute, ...],
+        Meta(
+            max_length=64,
+            description="Weights by which gateways choose among unlike decode pools, where there is more than one.",
+            extra_json_schema={"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = ()
     recommendation: Annotated[
         Recommendation | None,
         Meta(

@@ -17,6 +17,7 @@ from fulcrum.balance.estimate import Unknown
 from fulcrum.balance.explanation import explain
 from fulcrum.balance.initial import initial_layout
 from fulcrum.balance.inputs import Inputs, gather
+from fulcrum.balance.kv_routes import kv_routes
 from fulcrum.balance.last_applied import last_applied, last_layout, live
 from fulcrum.balance.roles import RoleChanges, dwelled, repairs, role_changes
 from fulcrum.balance.size import Sizing, size
@@ -44,12 +45,12 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
     observing = snapshot.spec.balance.mode is BalanceMode.OBSERVE
     if isinstance(inputs, Unknown):
         decision = hold(snapshot, applied, now, repair=not observing)
-        return replace(decision, trace=replace(decision.trace, unknown=inputs.message))
+        return replace(decision, trace=replace(decision.trace, unknown=inputs.message, routes=None))
     decided = _decide(inputs, applied)
     if not observing:
         return decided
     observed = hold(snapshot, applied, now, repair=False)
-    return replace(observed, trace=decided.trace, proposal=decided)
+    return replace(observed, trace=replace(decided.trace, routes=()), proposal=decided)
 
 
 def _decide(inputs: Inputs, applied: Mapping[str, int]) -> Decision:
@@ -93,6 +94,7 @@ def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assi
         reason=changes.reason or sized.reason,
         over_capacity=sized.over_capacity,
         unreachable=inputs.model.slo != inputs.promise,
+        routes=kv_routes(result, inputs.model, load, inputs.status.routes) if known else None,
         explanation=explain(inputs, sized, changes) if known else None,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import Explanation
+from fulcrum.api.types import Explanation, KvRoute
 from fulcrum.balance.assign import Assignment
 
 
@@ -36,6 +36,8 @@ class Trace:
     """Not even an idle worker keeps the SLO; the plan is made for the nearest that one does."""
     failure: Exception | None = field(default=None, compare=False)
     """What a defect raised; what stands is held."""
+    routes: tuple[KvRoute, ...] | None = ()
+    """Where KV flows; none outside of mode Auto. None: not known, and what the status says of it stands."""
     explanation: Explanation | None = None
     """What the decision rests on, for people; None where the load was not the reason."""
 

@@ -128,7 +128,7 @@ def _choose(snapshot: Snapshot, now: datetime) -> Decision:
         blind = replace(snapshot, measurements=Measurements())
         counts = last_applied(snapshot.spec, snapshot.workers, snapshot.status.roles)
         decision = hold(blind, counts, now, repair=False)
-        return replace(decision, trace=Trace(failure=error))
+        return replace(decision, trace=Trace(failure=error, routes=None))
 
 
 def _with_surge(decision: Decision, surge: Surge, halted: frozenset[str]) -> Decision:

@@ -166,9 +166,11 @@ class Gateway:
         if settings.static_workers:
             self.registry.replace(settings.static_workers)
         else:
+            from fulcrum.gateway.workers.routes_watch import watch_routes
             from fulcrum.gateway.workers.watch import watch_workers
 
             self._spawn(watch_workers(self))
+            self._spawn(watch_routes(settings, self.admission.cluster.kv_routes.set))
         self._spawn(self._sweep())
         self._spawn(self.poller.run())
         self._spawn(self._prefixes.run())

@@ -67,9 +67,22 @@ def overfull_memory(search: Search, path: Route) -> float:
     return TUNING.miss_weight * search.ttft_seconds * (used / capacity - 1) if 0 < capacity < used else 0.0
 
 
+def beyond_its_route(search: Search, path: Route) -> float:
+    """More of the KV went this way lately than the operator's routes give it."""
+    excess = search.view.kv_routes.excess(path.prefill.pool, path.decode.pool)
+    return TUNING.route_weight * search.ttft_seconds * excess if excess and path.decode is not path.prefill else 0.0
+
+
 PREFILL: Final[tuple[PrefillScorer, ...]] = (waiting, computing, disturbing)
 """Scorers of prefill workers."""
-PATH: Final[tuple[PathScorer, ...]] = (first_token, pace, taken_from_others, missed_promises, overfull_memory)
+PATH: Final[tuple[PathScorer, ...]] = (
+    first_token,
+    pace,
+    taken_from_others,
+    missed_promises,
+    overfull_memory,
+    beyond_its_route,
+)
 """Scorers of paths."""
 
 

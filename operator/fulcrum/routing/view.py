@@ -16,6 +16,7 @@ from fulcrum.routing.affinity import AffinityMemory
 from fulcrum.routing.capacity_share import decode_share, step_share
 from fulcrum.routing.flight import DECODING, ENDED, PREFILLING, Flight
 from fulcrum.routing.foreign import foreign_work
+from fulcrum.routing.kv_routes import KvRoutes
 from fulcrum.routing.path import Incoming, Route
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker_set import WorkerSet
@@ -40,6 +41,7 @@ class ClusterView(WorkerSet):
         super().__init__(class_names=class_names, ranks=ranks, affinity=affinity, units_per_token=units_per_token)
         self.ttft_seconds = ttft_seconds
         self.tpot_seconds = tpot_seconds
+        self.kv_routes = KvRoutes()
         self.prefill_use = [0.0] * len(self.class_names)
         """Seconds of queued prefill, by class."""
         self.decode_use = [0.0] * len(self.class_names)
@@ -71,6 +73,8 @@ class ClusterView(WorkerSet):
         flight = Flight(incoming, route, now_seconds)
         prefill, decode = flight.prefill, flight.decode
         tokens = incoming.prompt_tokens, incoming.output_tokens
+        if prefill is not decode:
+            self.kv_routes.sent(prefill.pool, decode.pool)
         flight.step_limit_seconds = self.step_limit_seconds
         flight.busy_neighbours = self.busy_neighbours(prefill)
         flight.share = decode_share(decode, *tokens, self.tpot_seconds)

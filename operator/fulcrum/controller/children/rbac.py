@@ -1,8 +1,8 @@
-"""What a gateway may do: watch Pods of its namespace, nothing else."""
+"""What a gateway may do: watch the Pods of its namespace, and read its own InferenceCluster."""
 
 from __future__ import annotations
 
-from fulcrum.api.names import gateway_name
+from fulcrum.api.names import GROUP, PLURAL, gateway_name
 from fulcrum.controller.children.owner import GATEWAY, Manifest, Owner
 
 
@@ -21,7 +21,15 @@ def gateway_role(owner: Owner) -> Manifest:
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
         "metadata": owner.metadata(gateway_name(owner.name), GATEWAY),
-        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}],
+        "rules": [
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+            {
+                "apiGroups": [GROUP],
+                "resources": [PLURAL],
+                "resourceNames": [owner.name],
+                "verbs": ["list", "watch"],
+            },
+        ],
     }
 
 

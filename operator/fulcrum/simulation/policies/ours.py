@@ -23,6 +23,7 @@ from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.load.demand import Slo
 from fulcrum.load.traffic import traffic_window_seconds
+from fulcrum.routing.kv_routes import shares_of
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import CLUSTER, Pod
 from fulcrum.simulation.load_report import load_report
@@ -81,6 +82,7 @@ class Ours(Policy):
             quantile=balance.forecast.quantile,
             clock=lambda: 0.0,
         )
+        self._gateways: list[SimulatedGateway] = []
         self._forecast: Forecast | None = None
         self._forecast_at = 0.0
         self._peak: Peak | None = None
@@ -97,7 +99,7 @@ class Ours(Policy):
         return [(action.pool, action.role) for action in actions if isinstance(action, CreateWorker)]
 
     def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
-        return SimulatedGateway(
+        gateway = SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),
             policy=self._admission,
@@ -105,6 +107,8 @@ class Ours(Policy):
             gateways=cluster.gateways,
             admits={pool.name: pool.admits for pool in self._spec.pools},
         )
+        self._gateways.append(gateway)
+        return gateway
 
     def on_tick(self, view: View) -> TickResult:
         snapshot = Snapshot(
@@ -118,6 +122,9 @@ class Ours(Policy):
         )
         decided = plan(snapshot, _time(view.now))
         self._status = decided.status
+        shares = shares_of((route.prefill, route.decode, route.share) for route in decided.status.routes)
+        for gateway in self._gateways:
+            gateway.view.kv_routes.set(shares)
         return TickResult(
             actions=decided.actions, again_seconds=max(decided.requeue_after_seconds, self._least_turn_seconds)
         )

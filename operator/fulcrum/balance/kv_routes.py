@@ -1,0 +1,38 @@
+"""Where KV flows: which share of what each pool prefills goes to which decode pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from fulcrum.api.types import KvRoute
+from fulcrum.load.demand import Load
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel
+
+_LEAST_CHANGE: Final = 0.05
+"""Share, 0 to 1, by which a route must change to be written: each change is a write, and gateways average over more."""
+MOST_ROUTES: Final = 64
+"""Bound of `status.routes`."""
+
+
+def kv_routes(layout: Layout, model: PerformanceModel, load: Load, standing: Iterable[KvRoute]) -> tuple[KvRoute, ...]:
+    """Return the maximum flow from prefill pools to decode pools: in proportion to what the decode workers carry.
+
+    Nothing where there is no choice. Routes of `standing` stay while none differs clearly.
+    """
+    carried = {pool: count * model.unit_rates(pool, load).decode for pool, count in layout.decode}
+    routes = []
+    for source, _ in layout.prefill:
+        targets = {pool: rate for pool, rate in carried.items() if model.overlap(source, pool)}
+        if len(targets) > 1:
+            total = sum(targets.values())
+            routes += [
+                KvRoute(prefill=source, decode=pool, share=round(rate / total, 3)) for pool, rate in targets.items()
+            ]
+    routes = routes[:MOST_ROUTES]
+    before = {(route.prefill, route.decode): route.share for route in standing}
+    now = {(route.prefill, route.decode): route.share for route in routes}
+    if before.keys() == now.keys() and all(abs(now[pair] - before[pair]) < _LEAST_CHANGE for pair in now):
+        return tuple(standing)
+    return tuple(routes)
