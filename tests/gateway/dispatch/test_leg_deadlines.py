@@ -106,6 +106,29 @@ async def test_patience_is_lost_for_few_requests_only(make_site: MakeSite, agent
     assert await site.metric('fulcrum_gateway_legs_total{outcome="stall"}') == 0
 
 
+@pytest.mark.parametrize("allowed", [10, 0])
+async def test_two_workers_that_lose_a_request_do_not_keep_it(
+    make_site: MakeSite, agent: Agent, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    """Also where no early failover is allowed: it takes longer then, but not until the request's own deadline."""
+    monkeypatch.setattr(leg_deadlines, "LOST_SECONDS", 4.0)
+    bad = [Model("a-bad", Role.MIXED), Model("b-bad", Role.MIXED)]
+    site = await known_site(make_site, agent, *bad, Model("m", Role.MIXED))
+    waiting = site.gateway._inference._attempts._leg_deadlines
+    waiting._left = allowed
+    good = site.engines["m"]
+    keep, good.behave = good.behave, hang
+    for engine in bad:
+        engine.behave = hang
+    answer = asyncio.create_task(site.post(PROMPT))
+    await eventually(lambda: sum(len(engine.seen) for engine in (*bad, good)) == 2, seconds=20)
+    good.behave = keep
+    if good.seen:
+        bad[0].behave = bad[1].behave = keep
+    check(await answer, PROMPT)
+    assert await site.metric('fulcrum_gateway_legs_total{leg="whole",outcome="stall"}') == 2
+
+
 async def test_a_stream_that_stands_still_goes_on_elsewhere(
     make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

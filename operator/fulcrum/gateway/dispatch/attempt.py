@@ -12,7 +12,7 @@ from fulcrum.admission import Preempt
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway.dispatch.admit import AdmissionControl
-from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.dispatch.exchange import MAX_ATTEMPTS, Exchange
 from fulcrum.gateway.dispatch.first_tokens import FirstTokens
 from fulcrum.gateway.dispatch.held_prefill import HeldPrefill
 from fulcrum.gateway.dispatch.leg_deadlines import LegDeadlines, between_pieces_seconds
@@ -31,8 +31,6 @@ from fulcrum.routing import Flight, Incoming, Route
 
 logger = logging.getLogger(__name__)
 
-_MAX_ATTEMPTS: Final = 3
-"""Attempts in a row without a token; then the gateway gives up."""
 _MOST_ATTEMPTS: Final = 6
 """Attempts in all: a request that kills its workers must not go through the whole cluster."""
 # Plain numbers: looking up a member of HTTPStatus costs half a microsecond.
@@ -164,7 +162,7 @@ class Attempts:
             exchange.accused.append(failed)
         if failed.failure is Failure.STALL:
             self._leg_deadlines.lost()
-        if exchange.fruitless >= _MAX_ATTEMPTS or exchange.attempts >= _MOST_ATTEMPTS:
+        if exchange.fruitless >= MAX_ATTEMPTS or exchange.attempts >= _MOST_ATTEMPTS:
             raise self._recovery.gave_up(exchange, "Several workers failed to serve the request. Retry it.") from failed
         self._metrics.retries[failed.leg] += 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from fulcrum.gateway.dispatch.held_prefill import HeldPrefill
 from fulcrum.gateway.dispatch.legs import LegFailedError
 from fulcrum.gateway.http.response import Response
@@ -10,6 +12,9 @@ from fulcrum.gateway.openai.api_keys import ApiKey
 from fulcrum.gateway.openai.inference_request import InferenceRequest, Usage
 from fulcrum.gateway.openai.stream_log import StreamLog
 from fulcrum.routing import Flight, Incoming
+
+MAX_ATTEMPTS: Final = 3
+"""Attempts in a row without a token; then the gateway gives up."""
 
 
 class Exchange:

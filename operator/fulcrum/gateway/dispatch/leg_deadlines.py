@@ -6,7 +6,7 @@ from math import inf
 from typing import Final
 
 from fulcrum.admission import NeighbourSlowdown
-from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.dispatch.exchange import MAX_ATTEMPTS, Exchange
 from fulcrum.gateway.openai.inference_request import InferenceRequest
 from fulcrum.routing import Flight
 from fulcrum.routing.view import DEFAULT_TTFT_SECONDS
@@ -24,6 +24,9 @@ STREAM_STEPS: Final = 50.0
 worker."""
 LEAST_STREAM_SECONDS: Final = 15.0
 """Least deadline between two pieces of a stream, and of an answer that comes as one."""
+LOST_SECONDS: Final = 60.0
+"""Least deadline of a later attempt, or where the early failovers are used up: such a silence is a lost request and
+no queue. The last attempt has the request's own deadline."""
 _PER_REQUEST: Final = 0.05
 _MOST: Final = 10.0
 
@@ -52,26 +55,34 @@ class LegDeadlines:
             return inf
         if exchange.response.started:
             return max(FACTOR * flight.route.ttft_seconds, LEAST_STREAM_SECONDS)
-        if exchange.attempts > 1 or self._left < 1 or not flight.route.known:
-            return inf
         promise_seconds = min(
             self._ttft_seconds, exchange.incoming.ttft_seconds if exchange.incoming is not None else inf
         )
         # Another worker on the same node would be as slow: there is no use in asking it.
         slower = self._neighbours.factor(flight.busy_neighbours, flight.started_at)
-        return max(FACTOR * slower * flight.route.ttft_seconds, SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS)
+        return self._allowed(
+            exchange,
+            flight,
+            max(FACTOR * slower * flight.route.ttft_seconds, SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS),
+        )
 
     def last_leg_seconds(self, exchange: Exchange, request: InferenceRequest) -> float:
         """For a stream's first token, or an answer that comes as one."""
         if request.stream:
             return self.first_answer_seconds(exchange)
         flight = exchange.flight
-        if flight is None or exchange.attempts > 1 or self._left < 1 or not flight.route.known:
-            return inf
-        if request.max_tokens is None or request.whole:
+        if flight is None or request.max_tokens is None or request.whole:
             return inf
         predicted_seconds = flight.route.ttft_seconds + request.max_tokens * flight.route.tpot_seconds
-        return max(WHOLE_FACTOR * predicted_seconds, LEAST_STREAM_SECONDS)
+        return self._allowed(exchange, flight, max(WHOLE_FACTOR * predicted_seconds, LEAST_STREAM_SECONDS))
+
+    def _allowed(self, exchange: Exchange, flight: Flight, seconds: float) -> float:
+        """`seconds` where one more early failover is allowed; longer on later attempts; infinite on the last one."""
+        if not flight.route.known or exchange.fruitless + 1 >= MAX_ATTEMPTS:
+            return inf
+        if exchange.attempts > 1 or self._left < 1:
+            return max(seconds, LOST_SECONDS)
+        return seconds
 
 
 def between_pieces_seconds(flight: Flight, event_tokens: int = 1) -> float:
