@@ -1,0 +1,59 @@
+"""Every number that shapes routing is an entry of its `Tuning`, with a reason, and is read somewhere."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+from fulcrum.routing.tuning import RoutingTuning
+
+SOURCES = Path(__file__).parents[2] / "operator" / "fulcrum" / "routing"
+SHAPES_NO_CHOICE = {
+    "prefill_queue": {"_NOMINAL_SPEED", "_LEAST_STEP_SECONDS"},
+    "sent": {"MAX_BATCH_KEYS", "_MAX_WORKERS", "_MAX_NAME", "_MAX_PROMPT_KEYS", "_Key"},
+    "sharing": {"SHARE_SECONDS"},
+    "timing": {"_MOST_ROWS"},
+    "latency": {"_MOST_PREFILL", "_LITTLE_PREFILL"},
+}
+"""Guards of a division, bounds of a message, and what predicts a batch: by module."""
+
+
+def is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
+
+
+def numbers(path: Path) -> set[str]:
+    """Names at the top of a module that stand for numbers."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(is_number(inner) for inner in ast.walk(node.value)):
+                found |= {ast.unparse(target) for target in targets}
+    return found
+
+
+def test_no_other_module_has_a_number_that_shapes_a_choice() -> None:
+    modules = [path for path in SOURCES.glob("*.py") if path.stem != "tuning"]
+    assert len(modules) > 15
+    for path in modules:
+        assert numbers(path) <= SHAPES_NO_CHOICE.get(path.stem, set()), path.stem
+
+
+def test_every_entry_says_why_and_is_read() -> None:
+    (tree,) = [
+        node
+        for node in ast.parse((SOURCES / "tuning.py").read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == RoutingTuning.__name__
+    ]
+    entries = [node for node in tree.body if isinstance(node, ast.AnnAssign)]
+    after = {place: tree.body[tree.body.index(entry) + 1] for place, entry in enumerate(entries)}
+    assert len(entries) == len(fields(RoutingTuning))
+    code = "".join(path.read_text() for path in SOURCES.glob("*.py"))
+    for place, entry in enumerate(entries):
+        reason = after[place]
+        assert isinstance(reason, ast.Expr)
+        assert isinstance(reason.value, ast.Constant)
+        assert len(str(reason.value.value)) > 40
+        assert f"uning.{ast.unparse(entry.target)}" in code.replace("TUNING", "tuning")
