@@ -13,7 +13,7 @@ import msgspec
 from fulcrum.api.names import Role, worker_name
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.last_applied import live
-from fulcrum.balance.pools import only_role
+from fulcrum.balance.pools import flippable, only_role
 from fulcrum.balance.rollout import Surge
 from fulcrum.balance.snapshot import Worker, served_roles
 from fulcrum.balance.split import Move
@@ -72,7 +72,7 @@ class Kept:
 def keep(workers: Sequence[Worker], counts: Mapping[str, int], goal: Layout) -> Kept:
     """Choose which workers stay. Draining workers go first, then not-ready ones, then those of a role with too many."""
     kept: list[Worker] = []
-    surplus = [w for w in workers if w.pool not in counts and not w.deleting and not w.ended]
+    surplus = [w for w in workers if w.pool not in counts and w.live]
     for pool, count in counts.items():
         here = live(workers, pool)
         leaving = _leaving(here, len(here) - count, goal.in_pool(pool))
@@ -172,7 +172,7 @@ def _take_over_empty_role(spec: InferenceClusterSpec, slots: list[Slot]) -> tupl
     The replacement gets the other role: a flip takes moments, and a start can take minutes.
     """
     served = served_roles(slot.worker for slot in slots if slot.worker is not None)
-    flexible = {pool.name for pool in spec.pools if only_role(pool) is None}
+    flexible = flippable(spec.pools)
     for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
         places = [index for index, slot in enumerate(slots) if slot.pool in flexible]
         vacant = [index for index in places if slots[index].role is role and slots[index].worker is None]

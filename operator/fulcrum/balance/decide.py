@@ -102,7 +102,7 @@ def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assi
 def _goal(inputs: Inputs, sized: Sizing) -> Layout:
     """Return the roles that all workers together would best have; for places that have none yet."""
     load = inputs.load
-    live = [w for w in inputs.workers if not w.deleting and not w.ended]
+    live = [w for w in inputs.workers if w.live]
     placed = Counter(w.pool for w in live if w.role is not Role.DRAINING)
     if sized.workers == {pool: placed[pool] for pool in sized.workers}:
         return layout_of(inputs.workers)  # no worker comes or goes

@@ -16,7 +16,7 @@ from fulcrum.performance.layout import Layout
 
 def live(workers: Iterable[Worker], pool: str) -> tuple[Worker, ...]:
     """Return the workers of a pool that are not on their way out of the world, by ordinal."""
-    return tuple(worker for worker in in_pool(workers, pool) if not worker.deleting and not worker.ended)
+    return tuple(worker for worker in in_pool(workers, pool) if worker.live)
 
 
 def last_applied(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fulcrum.api.names import Role
@@ -39,6 +40,11 @@ def worker_cost(pool: Pool) -> float:
     """Return what one worker costs: its price per hour, or its GPUs where the spec sets no prices."""
     gpus = pool.parallelism.tensor * pool.parallelism.pipeline
     return gpus * (1.0 if pool.price_per_hour is None else pool.price_per_hour)
+
+
+def flippable(pools: Iterable[Pool]) -> frozenset[str]:
+    """Return the names of the pools whose workers flip."""
+    return frozenset(pool.name for pool in pools if only_role(pool) is None)
 
 
 def only_role(pool: Pool) -> Role | None:

@@ -13,7 +13,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import FlipStyle, InferenceClusterSpec
 from fulcrum.balance.assign import Kept, layout_of, layout_of_places
 from fulcrum.balance.inputs import Inputs, payback_seconds
-from fulcrum.balance.pools import only_role
+from fulcrum.balance.pools import flippable
 from fulcrum.balance.snapshot import Worker
 from fulcrum.balance.split import Considered, Move, Stakes, after, split
 from fulcrum.balance.tuning import TUNING
@@ -46,7 +46,7 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
     settled = dwelled(inputs, kept)
     there = [worker for worker in kept.workers if worker.serving or worker.name in coming]
     standing = layout_of_places((worker.pool, coming.get(worker.name, worker.role)) for worker in there)
-    flexible = {pool.name for pool in inputs.spec.pools if only_role(pool) is None}
+    flexible = flippable(inputs.spec.pools)
     able = Counter((worker.pool, worker.role) for worker in settled if worker.pool in flexible)
     immediate = inputs.spec.balance.flip.style is FlipStyle.IMMEDIATE
     flips = split(
@@ -83,7 +83,7 @@ def repairs(spec: InferenceClusterSpec, workers: Iterable[Worker], kept: Kept, n
     if layout_of(worker for worker in workers if worker.serving).complete:
         return ()
     standing = layout_of(kept.serving)
-    flexible = {pool.name for pool in spec.pools if only_role(pool) is None}
+    flexible = flippable(spec.pools)
     settled = timedelta(seconds=seconds(spec.balance.flip.min_dwell))
     able = [
         worker

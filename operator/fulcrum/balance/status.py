@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
@@ -75,25 +76,18 @@ def _recommendation(drift: Drift | None, last: Recommendation | None, generation
     return last if last is not None and last.generation == generation else None
 
 
-def _counts(workers: Iterable[Worker]) -> dict[Role, int]:
-    counts: dict[Role, int] = {}
-    for worker in workers:
-        counts[worker.role] = counts.get(worker.role, 0) + 1
-    return counts
+def _counts(workers: Iterable[Worker]) -> Counter[Role]:
+    return Counter(worker.role for worker in workers)
 
 
 def _role_counts(workers: Sequence[Worker], desired: Mapping[Role, int]) -> dict[Role, RoleCounts]:
     ready = _counts(w for w in workers if w.serving)
-    draining: dict[Role, int] = {}
-    for worker in workers:
-        if worker.role is Role.DRAINING and not worker.deleting and worker.draining_from is not None:
-            draining[worker.draining_from] = draining.get(worker.draining_from, 0) + 1
-    roles: dict[Role, RoleCounts] = {}
-    for role in (Role.PREFILL, Role.DECODE, Role.MIXED):
-        counts = RoleCounts(desired=desired.get(role, 0), ready=ready.get(role, 0), draining=draining.get(role, 0))
-        if counts.desired or counts.ready or counts.draining:
-            roles[role] = counts
-    return roles
+    draining = Counter(w.draining_from for w in workers if w.role is Role.DRAINING and not w.deleting)
+    return {
+        role: RoleCounts(desired=desired.get(role, 0), ready=ready[role], draining=draining[role])
+        for role in (Role.PREFILL, Role.DECODE, Role.MIXED)
+        if desired.get(role, 0) or ready[role] or draining[role]
+    }
 
 
 def _last_decision(
@@ -106,7 +100,7 @@ def _last_decision(
             return LastDecision(
                 action=f"{verb} {', '.join(action.name for action in chosen[:4])}{' ...' if chosen[4:] else ''}",
                 reason=chosen[0].reason,
-                from_=ratio_text(_counts(w for w in workers if not w.deleting and not w.ended)),
+                from_=ratio_text(_counts(w for w in workers if w.live)),
                 to=ratio_text(decision.assignment.counts),
                 time=timestamp(now),
                 explanation=decision.trace.explanation if chosen[0].reason is decision.trace.reason else None,

@@ -15,7 +15,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import FlipStyle
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, TellRole
 from fulcrum.balance.assign import Slot, free_ordinals
-from fulcrum.balance.pools import only_role
+from fulcrum.balance.pools import flippable
 from fulcrum.balance.replacing import replace_stale, restart_cut_off
 from fulcrum.balance.rollout import next_to_replace, surge_limit
 from fulcrum.balance.snapshot import Worker, WorkerPhase, in_pool, roles_served, served_roles
@@ -95,7 +95,7 @@ def cover_empty_role(context: StepContext) -> Iterator[Action]:
     needed = frozenset[Role]().union(*(roles_served(role) for role in context.assignment.counts))
     empty = needed - served_roles(context.workers)
     vacant = any(slot.worker is None and roles_served(slot.role) & empty for slot in context.assignment.slots)
-    flexible = {pool.name for pool in context.spec.pools if only_role(pool) is None}
+    flexible = flippable(context.spec.pools)
     able = [worker for worker, _ in context.assignment.kept if worker.serving and worker.pool in flexible]
     if vacant and able and not any(worker.name in context.touched for worker in able):
         yield flip(able[-1], Role.MIXED, Reason.ROLE_EMPTY)
