@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from tests.balance.loads import measurements
@@ -37,9 +38,37 @@ def divided(prefill: int) -> Layout:
 def flipped(inputs: Inputs, standing: Layout) -> Layout:
     """The split after the flips that pay."""
     movable = Counter({("p", role): standing.count(role) for role in (Role.PREFILL, Role.DECODE)})
-    stakes = Stakes(payback_seconds=30.0, cost_workers=TUNING.immediate_cost)
+    stakes = Stakes(payback_seconds=30.0, fails=False, cost_workers=TUNING.immediate_cost)
     flips = split(inputs.pools, standing, movable, load=inputs.load, model=inputs.model, stakes=stakes)
     return after(standing, flips.moves)
+
+
+def test_to_do_both_costs_nothing_where_what_stands_is_seen_to_fail() -> None:
+    """A worker that decodes goes on with it when it becomes mixed; without evidence all of them count as missing."""
+    inputs = inputs_of(60.0, 100.0, 800.0, 1.0, expected=60.0)
+    model, standing = inputs.model, divided(1)
+    movable = Counter({("p", role): standing.count(role) for role in (Role.PREFILL, Role.DECODE)})
+    mixed = Layout.of(mixed={"p": WORKERS})
+
+    def gain(*, fails: bool) -> float:
+        stakes = Stakes(payback_seconds=30.0, fails=fails, cost_workers=TUNING.immediate_cost)
+        flips = split(inputs.pools, standing, movable, load=inputs.load, model=model, stakes=stakes)
+        return next(one.gain for one in flips.considered if one.layout == mixed)
+
+    more = model.goodput(mixed, inputs.load.current) - model.goodput(standing, inputs.load.current)
+    assert gain(fails=True) == pytest.approx(30.0 * more)
+    assert gain(fails=False) < min(30.0 * more, 0.0)
+
+
+@pytest.mark.parametrize(("inside", "rejected", "fails"), [(0.95, 0.05, False), (0.75, 0.25, True), (0.75, 0.0, True)])
+def test_what_is_turned_away_counts_as_a_failure_of_what_stands(inside: float, rejected: float, *, fails: bool) -> None:
+    known = measurements(60.0, 100.0, 800.0)
+    assert known.traffic is not None
+    world = World(make_spec(pool(low=WORKERS, high=WORKERS), mode="Auto"))
+    world.measurements = replace(known, traffic=replace(known.traffic, attainment=inside, rejected=rejected))
+    inputs = gather(world.snapshot(), world.now)
+    assert isinstance(inputs, Inputs)
+    assert inputs.load.fails is fails
 
 
 @settings(max_examples=60, deadline=None)

@@ -54,6 +54,8 @@ class LoadEstimate:
     window_seconds: float
     promise_kept: bool
     """The promise is kept, as far as it was measured."""
+    fails: bool
+    """Of all requests, those turned away included, fewer than promised were inside the SLO, by more than chance."""
     forecast_leads: bool
     """The forecast expects clearly more than what is measured."""
     queued_role: Role | None
@@ -124,6 +126,8 @@ def estimate(
         noise=noise,
         window_seconds=traffic.window_seconds,
         promise_kept=served_share(traffic) + deviation(traffic, slo.attainment) >= slo.attainment,
+        fails=traffic.attainment is not None
+        and traffic.attainment + deviation(traffic, slo.attainment) < slo.attainment,
         forecast_leads=soon > now.rate * (1 + TUNING.noise_sigmas * noise.rate),
         queued_role=longest if queue[longest] > TUNING.noise_sigmas * sqrt(seen) else None,
     )

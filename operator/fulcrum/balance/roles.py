@@ -57,6 +57,7 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
         model=inputs.flips_model,
         stakes=Stakes(
             payback_seconds=payback_seconds(inputs.spec, inputs.measurements.traffic),
+            fails=immediate and inputs.load.fails,
             cost_workers=TUNING.immediate_cost if immediate else TUNING.drain_cost,
         ),
     )

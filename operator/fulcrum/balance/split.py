@@ -59,6 +59,8 @@ class Stakes:
 
     payback_seconds: float
     """How long the new role is kept at least, in which the flip must have paid for itself."""
+    fails: bool
+    """Fewer requests than promised were inside the SLO, those turned away included, as measured of what stands."""
     cost_workers: float
     """Workers that a flip takes away while its old work lasts (`Tuning`)."""
 
@@ -161,7 +163,7 @@ def _gain(standing: Layout, moves: Sequence[Move], load: Load, model: Performanc
         return -1.0
     present = model.goodput(standing, load)
     gain = (model.goodput(layout, load) - present) * stakes.payback_seconds
-    leaving = [move for move in moves if _leaves_work(move)]
+    leaving = [move for move in moves if _leaves_work(move, stakes)]
     if not leaving:
         return gain
     # While its old work lasts, a part of each worker is missing: in its new role, and where it is missed, in the old.
@@ -171,8 +173,14 @@ def _gain(standing: Layout, moves: Sequence[Move], load: Load, model: Performanc
     return gain * max(0.0, 1 - missing_seconds / stakes.payback_seconds) - missed * missing_seconds
 
 
-def _leaves_work(move: Move) -> bool:
-    """Report whether a worker is missing while its old work lasts: one that did both goes on with it as it decodes."""
+def _leaves_work(move: Move, stakes: Stakes) -> bool:
+    """Report whether a worker is missing while its old work lasts: one that did both goes on with it as it decodes.
+
+    To one that will do both, old work is work of its new role. But all workers change at once for that, on the word of
+    a model: it is believed only where what stands is seen to fail.
+    """
+    if move.role is Role.MIXED:
+        return not stakes.fails
     return (move.from_role, move.role) != (Role.MIXED, Role.DECODE)
 
 
