@@ -203,7 +203,8 @@ class Streams:
             try:
                 await self._ask(session, stream)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                stream.problem = repr(error)
+                since = f"{time.monotonic() - stream.at[-1]:.0f} s after the last" if stream.at else "without any"
+                stream.problem = f"{error!r}: {stream.tokens} tokens by {stream.decode}, {since}"
             self.open.remove(stream)
             if stream.at or stream.problem:
                 self.ended.append(stream)

@@ -122,7 +122,7 @@ class Cluster:
         selector = "app.kubernetes.io/component=gateway"
         names = self.kubectl("get", "pods", "-l", selector, "-o", "name", check=False).split()
         logs = [self.kubectl("logs", name, check=False).splitlines() for name in names]
-        said = [[line for line in log if " WARNING " in line or " ERROR " in line] for log in logs]
+        said = [[line for line in log if "level=WARNING" in line or "level=ERROR" in line] for log in logs]
         return [line for lines in said for line in lines[-40:]]
 
     def kv_bytes_moved(self) -> int:
