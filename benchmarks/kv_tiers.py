@@ -4,7 +4,7 @@
 
 Eight mixed workers (Llama-3.3-70B in FP8 on 4 x H100 by the roofline, KV caches of 500,000 tokens, 160 KiB per token),
 the production router and split. Hits are prompt tokens that were not computed. Links are those of each worker to the
-pool, in GB/s; gateways share nothing but what engines report.
+pool, in GB/s; gateways share what they sent where, and what engines report.
 """
 
 from __future__ import annotations

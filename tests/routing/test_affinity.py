@@ -42,8 +42,8 @@ def test_keys_are_secret_and_tell_what_stands_before_a_prompt() -> None:
 
 def test_the_longest_prefix_that_somebody_has() -> None:
     known = memory()
-    known.record((10, 11, 12), 1, 1536)
-    known.record((10, 11), 2, 1024)
+    known.record((10, 11, 12), 1, 1536, 1536)
+    known.record((10, 11), 2, 1024, 1024)
     assert known.match((10, 11, 12, 13)) == (1536, [1])
     assert known.match((10, 11, 99)) == (1024, [2, 1])
     assert known.match((98, 99)) == (0, [])
@@ -56,7 +56,7 @@ def test_every_holder_of_a_shared_prefix_is_remembered() -> None:
     known = AffinityMemory(1000, ENDS)
     for worker in range(20):
         known.join(worker, 1e6)
-        known.record((10, 11, 100 + worker), worker, 1536)
+        known.record((10, 11, 100 + worker), worker, 1536, 1536)
     for worker in range(20):
         assert known.held((10, 11, 100 + worker), worker) == 1536
         assert known.held((10, 11), worker) == 1024
@@ -69,7 +69,7 @@ def test_workers_that_come_and_go_do_not_pile_up() -> None:
     known = AffinityMemory(1000, ENDS)
     for worker in range(500):
         known.join(worker, 1e6)
-        known.record((10,), worker, 512)
+        known.record((10,), worker, 512, 512)
         if worker >= 3:
             known.leave(worker - 3)
     assert len(known._holders[10]) <= 8
@@ -78,19 +78,19 @@ def test_workers_that_come_and_go_do_not_pile_up() -> None:
 
 def test_a_worker_that_left_holds_nothing() -> None:
     known = memory()
-    known.record((10, 11), 1, 1024)
+    known.record((10, 11), 1, 1024, 1024)
     known.leave(1)
     assert known.match((10, 11)) == (0, [])
-    known.record((10,), 1, 512)
+    known.record((10,), 1, 512, 512)
     assert known.match((10,)) == (0, [])
 
 
 def test_a_prefix_is_forgotten_when_its_worker_was_sent_more_than_it_keeps() -> None:
     known = memory(room=2000)
-    known.record((10,), 1, 512)
-    known.record((20,), 1, 1500)
+    known.record((10,), 1, 512, 512)
+    known.record((20,), 1, 1500, 1500)
     assert known.match((10,)) == (512, [1])
-    known.record((30,), 1, 200)
+    known.record((30,), 1, 200, 200)
     assert known.match((10,)) == (0, [])
     assert known.match((20,)) == (512, [1])
 
@@ -103,7 +103,7 @@ def test_memory_is_bounded_and_chains_have_no_holes(sent: list[tuple[int, int, i
     known = memory(capacity)
     for chain, length, worker in sent:
         keys = tuple(chain * 100 + number for number in range(length))
-        known.record(keys, worker, 512.0)
+        known.record(keys, worker, 512.0, 512.0)
         assert len(known) <= capacity
         units, holders = known.match(keys)
         assert units == 512 * min(length, capacity)

@@ -25,7 +25,8 @@ def gateway(names: tuple[str, ...] = WORKERS, *, others: bool = True) -> Cluster
 
 def send(view: ClusterView, keys: tuple[int, ...], worker: str) -> None:
     index = view.workers[worker].index
-    view.affinity.record(keys, index, 512 * len(keys) - view.affinity.held(keys, index))
+    new = 512 * len(keys) - view.affinity.held(keys, index)
+    view.affinity.record(keys, index, new, new)
 
 
 def tell(*gateways: ClusterView) -> None:
@@ -140,19 +141,19 @@ def test_a_batch_is_bounded_and_alone_nothing_is_kept() -> None:
     assert take_batch(one) is None
 
 
-GOOD = ((("a", "a/0"),), ((0, 512, (7, 2**64 - 1)),))
+GOOD = ((("a", "a/0"),), ((0, 512, 512, (7, 2**64 - 1)),))
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        (GOOD[0], ((0, -1, (7,)),)),
-        (GOOD[0], ((0, 2**50, (7,)),)),
-        (GOOD[0], ((0, float("nan"), (7,)),)),
-        (GOOD[0], ((-1, 512, (7,)),)),
-        (GOOD[0], ((0, 512, (-7,)),)),
-        (GOOD[0], ((0, 512, ("text",)),)),
-        (GOOD[0], ((0, 512, tuple(range(1000))),)),
+        (GOOD[0], ((0, -1, 0, (7,)),)),
+        (GOOD[0], ((0, 2**50, 0, (7,)),)),
+        (GOOD[0], ((0, float("nan"), 0, (7,)),)),
+        (GOOD[0], ((-1, 512, 512, (7,)),)),
+        (GOOD[0], ((0, 512, 512, (-7,)),)),
+        (GOOD[0], ((0, 512, 512, ("text",)),)),
+        (GOOD[0], ((0, 512, 512, tuple(range(1000))),)),
         (GOOD[0] * 5000, ()),
         ((("a" * 1000, ""),), ()),
         {"workers": 1},
@@ -167,5 +168,5 @@ def test_what_no_gateway_would_send_is_refused(bad: object) -> None:
 
 def test_a_place_without_a_worker_is_left_out() -> None:
     view = gateway()
-    learn_batch(view, msgspec.convert((GOOD[0], ((9, 512, (7,)),)), SentBatch))
+    learn_batch(view, msgspec.convert((GOOD[0], ((9, 512, 512, (7,)),)), SentBatch))
     assert holders(view, (7,)) == (0, [])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.routing.cluster import SPEED, ask, cluster, find, send
 
 from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport, OffloadReport
+from fulcrum.api.worker import LoadReport
 from fulcrum.routing import AffinityMemory, ClusterView, Flight, HandOver
 from fulcrum.routing.flight import DECODING, PREFILLING
 from fulcrum.routing.latency import hand_over
@@ -150,20 +149,6 @@ def test_another_process_of_a_worker_knows_nothing_of_the_old_one() -> None:
     view.remove("p0")
     view.remove("p0")
     assert find(view).whole
-
-
-def test_what_left_a_device_for_host_memory_is_still_there() -> None:
-    def still_held(host_tokens: int | None) -> bool:
-        view = cluster(1, 1)
-        offload = OffloadReport(policy="load", host_bytes=1, host_tokens=host_tokens)
-        view.report("p0", msgspec.structs.replace(report(running=0, waiting=0), offload=offload), 0.0)
-        view.finish(send(view, ask(prompt_tokens=512, prefix=(1,))), 0.0)
-        for number in range(2, 2 + int(view.units_per_token * SPEED.kv_capacity_tokens) // 512):
-            view.finish(send(view, ask(prompt_tokens=512, prefix=(number,))), 0.0)
-        return bool(view.affinity.match((1,))[0])
-
-    assert not still_held(None)
-    assert still_held(2 * SPEED.kv_capacity_tokens)
 
 
 def loaded(prompts: list[tuple[float, float]], now: float) -> ClusterView:

@@ -2,5 +2,6 @@
 
 from fulcrum.kv.link import LinkRate
 from fulcrum.kv.restore import How, Restore, Waits, restore
+from fulcrum.kv.tiers import Tiers, tiers_of
 
-__all__ = ["How", "LinkRate", "Restore", "Waits", "restore"]
+__all__ = ["How", "LinkRate", "Restore", "Tiers", "Waits", "restore", "tiers_of"]

@@ -9,6 +9,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from fulcrum.routing.pool_memory import PoolMemory
 from fulcrum.routing.sent import MAX_BATCH_KEYS, Sent
 from fulcrum.routing.tuning import TUNING
 
@@ -68,6 +69,9 @@ class AffinityMemory:
         self._sent: dict[int, float] = {}
         """Units of prompt that each worker was sent and did not hold, ever."""
         self._room: dict[int, float] = {}
+        self._device_room: dict[int, float] = {}
+        self.pool = PoolMemory(capacity, ends)
+        """What a worker can load that never held it."""
         self._shares = False
         self._unshared: list[Sent] = []
         self._unshared_keys = 0
@@ -77,15 +81,20 @@ class AffinityMemory:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def join(self, worker: int, room_units: float) -> None:
-        """A worker (a number that is never reused) keeps prefixes of `room_units` in all, in the units of `ends`."""
+    def join(self, worker: int, device_units: float, host_units: float = 0.0) -> None:
+        """A worker (a number that is never reused) keeps prefixes on its device and in its host memory.
+
+        Sizes are in the units of `ends`.
+        """
         self._sent.setdefault(worker, 0.0)
-        self._room[worker] = room_units * TUNING.resident
+        self._device_room[worker] = device_units * TUNING.resident
+        self._room[worker] = self._device_room[worker] + host_units
 
     def leave(self, worker: int) -> None:
         """The worker is gone; its entries go when their keys get more holders than there are workers, or are old."""
         self._sent.pop(worker, None)
         self._room.pop(worker, None)
+        self._device_room.pop(worker, None)
         self._shared_from.pop(worker, None)
 
     def match(self, keys: Sequence[int]) -> tuple[int, list[int]]:
@@ -113,36 +122,47 @@ class AffinityMemory:
 
     def held(self, keys: Sequence[int], worker: int) -> int:
         """Longest prefix that `worker` holds, in units."""
+        return self._held(keys, worker, self._room.get(worker, 0.0))
+
+    def on_device(self, keys: Sequence[int], worker: int) -> int:
+        """Longest prefix that `worker` holds on its device, in units."""
+        return self._held(keys, worker, self._device_room.get(worker, 0.0))
+
+    def _held(self, keys: Sequence[int], worker: int, room: float) -> int:
+        total = self._sent.get(worker, 0.0)
         low, high = 0, min(len(keys), len(self._ends))
         while low < high:
             middle = (low + high) // 2
             holders = self._holders.get(keys[middle])
             sent = None if holders is None else holders.get(worker)
-            if sent is not None and self._resident(worker, sent):
+            if sent is not None and total - sent <= room:
                 low = middle + 1
             else:
                 high = middle
         return self._ends[low - 1] if low else 0
 
-    def record(self, keys: Sequence[int], worker: int, new_units: float) -> None:
-        """`worker` was sent a prompt with these prefixes, of which it did not hold `new_units`."""
+    def record(self, keys: Sequence[int], worker: int, new_units: float, computed_units: float) -> None:
+        """`worker` was sent a prompt with these prefixes.
+
+        `new_units` of it are not on its device, of which it computes `computed_units` and loads the rest.
+        """
         total = self._sent.get(worker)
         if total is None:
             return
         if not self._shares:
-            self._hold(keys, worker, new_units)
+            self._hold(keys, worker, new_units, computed_units)
             return
         news_before = max(self._shared_from.get(worker, 0.0), total - self._room[worker])
         news = tuple(key for key in keys if self._held_since(key, worker) <= news_before)
-        self._hold(keys, worker, new_units)
+        self._hold(keys, worker, new_units, computed_units)
         if self._unshared_keys + len(news) <= MAX_BATCH_KEYS:
             self._unshared_keys += len(news) + 1
-            self._unshared.append(Sent(worker, max(int(new_units), 0), news))
+            self._unshared.append(Sent(worker, max(int(new_units), 0), max(int(computed_units), 0), news))
 
-    def learn(self, keys: Sequence[int], worker: int, new_units: float) -> None:
+    def learn(self, keys: Sequence[int], worker: int, new_units: float, computed_units: float) -> None:
         """Another gateway sent `worker` a prompt: like `record`, and not told on."""
         if worker in self._sent:
-            self._hold(keys, worker, new_units)
+            self._hold(keys, worker, new_units, computed_units)
 
     def share(self, *, others: bool) -> None:
         """Other gateways came or went: with `others`, keep what is sent from now on for `take_sent`.
@@ -162,7 +182,8 @@ class AffinityMemory:
         taken, self._unshared, self._unshared_keys = self._unshared, [], 0
         return taken
 
-    def _hold(self, keys: Sequence[int], worker: int, new_units: float) -> None:
+    def _hold(self, keys: Sequence[int], worker: int, new_units: float, computed_units: float) -> None:
+        self.pool.record(keys, computed_units)
         sent = self._sent[worker] = self._sent[worker] + new_units
         holders = self._holders
         # Longest first, so that the shorter ones are younger and a chain is forgotten from its end.

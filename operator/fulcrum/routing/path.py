@@ -54,6 +54,9 @@ class Prefill(msgspec.Struct, frozen=True):
     begun_seconds: float
     work_seconds: float
     own_seconds: float
+    load_seconds: float = 0.0
+    """Part of `own_seconds` in which it only waits for what is loaded."""
+    loaded_tokens: float = 0.0
 
 
 class HandOver(msgspec.Struct, frozen=True):
@@ -82,7 +85,7 @@ class Route(msgspec.Struct, frozen=True):
     decode: WorkerView
     """The same worker as `prefill`: the whole request goes there in one leg."""
     cached_tokens: float
-    """Prompt tokens that the prefill worker is believed to hold."""
+    """Prompt tokens that the prefill worker need not compute: it is believed to hold them, or can load them."""
     wait_seconds: float
     """Until the prefill has its turn."""
     begun_seconds: float
@@ -95,6 +98,8 @@ class Route(msgspec.Struct, frozen=True):
     hand_over: HandOver
     known: bool
     """The speeds of its workers are known; otherwise the figures only compare paths."""
+    loaded_tokens: float = 0.0
+    """Of `cached_tokens`, those that are loaded from host memory or the KV pool."""
 
     @property
     def whole(self) -> bool:

@@ -32,6 +32,11 @@ def computing(_search: Search, prefill: Prefill) -> float:
     return 2 * prefill.work_seconds
 
 
+def loading(_search: Search, prefill: Prefill) -> float:
+    """What is restored is waited for, beyond what is computed meanwhile."""
+    return prefill.load_seconds
+
+
 def disturbing(_search: Search, prefill: Prefill) -> float:
     """An answer that decodes on a prefill worker would stand still meanwhile."""
     worker = prefill.worker
@@ -73,7 +78,7 @@ def beyond_its_route(search: Search, path: Route) -> float:
     return TUNING.route_weight * search.ttft_seconds * excess if excess and path.decode is not path.prefill else 0.0
 
 
-PREFILL: Final[tuple[PrefillScorer, ...]] = (waiting, computing, disturbing)
+PREFILL: Final[tuple[PrefillScorer, ...]] = (waiting, computing, loading, disturbing)
 """Scorers of prefill workers."""
 PATH: Final[tuple[PathScorer, ...]] = (
     first_token,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fulcrum.routing.latency import chunk_seconds, hand_over
 from fulcrum.routing.path import HandOver, Incoming, Prefill, Route
+from fulcrum.routing.restoring import restoring
 from fulcrum.routing.worker import WorkerView
 
 if TYPE_CHECKING:
@@ -27,12 +28,14 @@ class Search:
         """Seconds of TTFT that a second of TPOT is worth: both promises weigh the same."""
         self.holders: list[WorkerView] = []
         """Workers with the longest known prefix of the prompt."""
-        self._held_tokens = 0.0
+        self._held_tokens = self.pooled_tokens = 0.0
         if incoming.prefix:
             units, indices = view.affinity.match(incoming.prefix)
             if units:
                 self._held_tokens = max(min(units / incoming.units_per_token, incoming.prompt_tokens - 1), 0.0)
                 self.holders = [worker for index in indices if (worker := view.by_index.get(index)) is not None]
+            pooled = view.affinity.pool.held(incoming.prefix)
+            self.pooled_tokens = max(min(pooled / incoming.units_per_token, incoming.prompt_tokens - 1), 0.0)
 
     def cached_tokens(self, worker: WorkerView) -> float:
         """Prompt tokens that `worker` holds."""
@@ -46,7 +49,6 @@ class Search:
     def prefill_on(self, worker: WorkerView) -> Prefill:
         """The prefill on `worker`."""
         prompt_tokens = self.incoming.prompt_tokens
-        cached = self.cached_tokens(worker)
         wait, begun, overtaken_tokens = 0.0, 0.0, 0.0
         if worker.legs or worker.foreign_seconds:
             overtaken = 0.0
@@ -57,11 +59,17 @@ class Search:
                     overtaken_tokens += leg.new_tokens
                 begun = max(lower - overtaken, 0.0)
             wait = worker.backlog_seconds(self.now_seconds, overtaken)
-        work = worker.work_seconds(prompt_tokens, cached)
+        if worker.tiers is None or not self.incoming.prefix:
+            cached, loaded, loaded_at = self.cached_tokens(worker), 0.0, 0.0
+            work = worker.work_seconds(prompt_tokens, cached)
+        else:
+            way = restoring(self, worker, worker.tiers, wait)
+            cached, loaded, loaded_at, work = way.cached_tokens, way.loaded_tokens, way.loaded_seconds, way.work_seconds
         own = worker.prefill_a + work - worker.spared_seconds(prompt_tokens - cached, overtaken_tokens)
         if worker.running or worker.foreign_running:
             wait += chunk_seconds(worker, prompt_tokens - cached)
-        return Prefill(worker, cached, wait, begun, work, own)
+        load = max(loaded_at - wait - own, 0.0)
+        return Prefill(worker, cached, wait, begun, work, own + load, load, loaded)
 
     def two_legs(self, prefill: Prefill, decode: WorkerView) -> Route:
         """The prefill, and the answer on another worker."""
@@ -113,4 +121,5 @@ def _route(prefill: Prefill, decode: WorkerView, ttft_seconds: float, there: Han
         ttft_seconds,
         there,
         worker.known and decode.known,
+        prefill.loaded_tokens,
     )

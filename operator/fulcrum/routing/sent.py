@@ -24,7 +24,9 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     worker: Annotated[int, Meta(ge=0)]
     """Its number: in an affinity memory, or in `SentBatch.workers`."""
     new_units: Annotated[int, Meta(ge=0, le=2**40)]
-    """What the worker did not hold of it, in units of the affinity memory."""
+    """What the worker does not have on its device, in units of the affinity memory."""
+    computed_units: Annotated[int, Meta(ge=0, le=2**40)]
+    """What of that it computes; the rest it loads."""
     keys: Annotated[tuple[_Key, ...], Meta(max_length=_MAX_PROMPT_KEYS)]
     """Prefix keys that the worker did not hold, shortest first."""
 

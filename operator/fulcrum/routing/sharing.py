@@ -24,7 +24,7 @@ def take_batch(view: ClusterView) -> SentBatch | None:
                 continue
             place = places[each.worker] = len(workers)
             workers.append((worker.name, worker.incarnation))
-        sent.append(Sent(place, each.new_units, each.keys))
+        sent.append(Sent(place, each.new_units, each.computed_units, each.keys))
     return SentBatch(tuple(workers), tuple(sent)) if sent else None
 
 
@@ -38,4 +38,4 @@ def learn_batch(view: ClusterView, batch: SentBatch) -> None:
     for each in batch.sent:
         number = numbers.get(each.worker)
         if number is not None:
-            view.affinity.learn(each.keys, number, each.new_units)
+            view.affinity.learn(each.keys, number, each.new_units, each.computed_units)

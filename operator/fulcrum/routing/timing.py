@@ -67,6 +67,8 @@ class StepTimes:
             if leg.started_at > began:
                 break
             if leg.started_at > before:
+                if leg.route.loaded_tokens:
+                    return  # it also waited for its load
                 new_tokens = max(leg.prompt_tokens - leg.route.cached_tokens, 1.0)
                 prompts += 1
                 tokens += new_tokens

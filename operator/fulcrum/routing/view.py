@@ -60,10 +60,6 @@ class ClusterView(WorkerSet):
         worker = self.workers.get(name)
         if worker is None:
             return
-        host_tokens = float((load.offload.host_tokens or 0) if load.offload is not None else 0)
-        if host_tokens != self._host_tokens.get(worker.index, 0.0):
-            self._host_tokens[worker.index] = host_tokens
-            self._make_room(worker)
         work = foreign_work(worker, load, self.mean_prompt_tokens, self.tpot_seconds)
         if work is not None:
             worker.set_foreign(work, now_seconds)
@@ -97,8 +93,9 @@ class ClusterView(WorkerSet):
                 worker.breaker.taken(now_seconds)
                 self._moved(worker, before)
         if flight.prefix:
-            new = (incoming.prompt_tokens - route.cached_tokens) * incoming.units_per_token
-            self.affinity.record(flight.prefix, prefill.index, new)
+            computed = (incoming.prompt_tokens - route.cached_tokens) * incoming.units_per_token
+            new = computed + route.loaded_tokens * incoming.units_per_token
+            self.affinity.record(flight.prefix, prefill.index, new, computed)
         return flight
 
     def prefill_done(self, flight: Flight, now_seconds: float, *, prompt_tokens: float | None = None) -> None:
@@ -114,9 +111,9 @@ class ClusterView(WorkerSet):
         decode.join(flight, now_seconds)
         if flight.prefix and decode is not flight.prefill:
             # The KV that it pulled stays with it, too.
-            held = self.affinity.held(flight.prefix, decode.index)
+            held = self.affinity.on_device(flight.prefix, decode.index)
             new = max(flight.prompt_tokens * self.units_per_token - held, 0.0)
-            self.affinity.record(flight.prefix, decode.index, new)
+            self.affinity.record(flight.prefix, decode.index, new, 0.0)
 
     def finish(self, flight: Flight, now_seconds: float) -> None:
         """The request is over, for whatever cause and from any stage; a second time does nothing."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.kv import Tiers
 from fulcrum.routing.breaker import Breaker
 from fulcrum.routing.foreign import ForeignWork
 from fulcrum.routing.prefill_queue import PrefillQueue
@@ -52,6 +53,8 @@ class WorkerView(PrefillQueue):
         self.node = node
         self.incarnation = ""
         self.breaker = Breaker()
+        self.tiers: Tiers | None = None
+        """What it has below its KV cache; None: nothing, or it is not known."""
         self.answered = 0
         """Requests that it answered since the last tick."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.kv import Tiers
 from fulcrum.routing.affinity import AffinityMemory
 from fulcrum.routing.breaker import BreakerState
 from fulcrum.routing.flight import Flight
@@ -59,8 +60,6 @@ class WorkerSet:
         self._by_node: dict[str, list[WorkerView]] = {}
         """Workers of each node that has several; those of which no node is known are left out."""
         self._joined = 0
-        self._host_tokens: dict[int, float] = {}
-        """By number of the worker: tokens whose KV fits in its host memory."""
 
     @property
     def idle(self) -> bool:
@@ -124,6 +123,16 @@ class WorkerSet:
                 self._make_room(worker)
         self._rebuild()
 
+    def set_tiers(self, name: str, tiers: Tiers | None) -> None:
+        """What a worker has below its KV cache, as it reports; None: nothing, or it is not known."""
+        worker = self.workers.get(name)
+        if worker is None or worker.tiers == tiers:
+            return
+        worker.tiers = tiers
+        self._make_room(worker)
+        pools = [one.tiers.pool_tokens for one in self.workers.values() if one.tiers is not None]
+        self.affinity.pool.room_units = max(pools, default=0.0) * self.units_per_token
+
     def may_pair(self, one: WorkerView, other: WorkerView) -> bool:
         """Whether a request can ever go over both: of one revision, and with requests that both pools admit."""
         return one is not other and one.revision == other.revision and self._pools.overlap(one.pool, other.pool)
@@ -186,16 +195,15 @@ class WorkerSet:
     # What follows from a change.
 
     def _make_room(self, worker: WorkerView) -> None:
-        # What left the device for host memory comes back in a fraction of the time that computing takes.
-        capacity = (worker.kv_capacity or 1e6) + self._host_tokens.get(worker.index, 0.0)
-        self.affinity.join(worker.index, capacity * self.units_per_token)
+        host = worker.tiers.host_tokens if worker.tiers is not None else 0.0
+        units = self.units_per_token
+        self.affinity.join(worker.index, (worker.kv_capacity or 1e6) * units, host * units)
 
     def _forget(self, worker: WorkerView) -> None:
         self.by_index.pop(worker.index, None)
         self._outliers.forget(worker)
         self.steps.forget(worker)
         self.affinity.leave(worker.index)
-        self._host_tokens.pop(worker.index, None)
 
     def _rebuild(self) -> None:
         workers = self.workers.values()

@@ -138,6 +138,8 @@ class Simulation:
         """One gateway for each replica; None where the policy routes by itself."""
         gateways = [self._policy.make_gateway(self._cluster, slo) for _ in range(self._cluster.gateways)]
         found = [gateway for gateway in gateways if gateway is not None]
+        for gateway in found:
+            gateway.tiers = self._cluster.kv_tiers.reported if self._cluster.kv_tiers is not None else None
         return Gateways(found) if found else None
 
     def _poll(self, now: float) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.kv import TransferCost
-from fulcrum.kv import How, Waits, restore
+from fulcrum.kv import How, Tiers, Waits, restore
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
 
@@ -34,6 +34,22 @@ class KvTiers:
     """Of each worker."""
     front: bool = True
     """The front of a prefix may be computed while the rest is loaded (`policy: partialRecompute`)."""
+
+    @property
+    def reported(self) -> Tiers:
+        """What the workers report of them."""
+        host, pool = self.host_link, self.pool_link
+        both = TransferCost(
+            base_seconds=host.base_seconds + pool.base_seconds,
+            seconds_per_token=host.seconds_per_token + pool.seconds_per_token,
+        )
+        return Tiers(
+            host_tokens=self.host_tokens,
+            host_link=host,
+            pool_tokens=self.pool_tokens,
+            pool_link=both if self.pool_tokens else None,
+            front=self.front,
+        )
 
 
 class Blocks:

@@ -12,6 +12,7 @@ from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.kv import Tiers
 from fulcrum.load.demand import Slo
 from fulcrum.routing import AffinityMemory, Flight, Incoming, NoPath, Route, route, token_ends
 from fulcrum.simulation.fleet import Pod
@@ -70,6 +71,8 @@ class SimulatedGateway:
             self.view.set_pools(admits)
         for pool, speed in speeds.items():
             self.view.set_speed(pool, speed)
+        self.tiers: Tiers | None = None
+        """What all workers report to have below their KV caches."""
         self._workers: dict[str, Worker] = {}
         self._requests: dict[Flight, SimulatedRequest] = {}
         self._flights: dict[int, Flight] = {}
@@ -85,6 +88,7 @@ class SimulatedGateway:
             self.view.put(
                 pod.name, worker.role, pool=pod.pool.name, revision="1", incarnation=f"{pod.uid}/{pod.restarts}"
             )
+            self.view.set_tiers(pod.name, self.tiers)
 
     def ranks(self, names: Iterable[str | None]) -> dict[str | None, int] | None:
         """Return in which order engines serve requests of each of these classes; None when all of them are alike."""

@@ -20,10 +20,12 @@ from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import Admission, AdmissionPolicy, ClassMatch, QosClass
+from fulcrum.api.worker import OffloadReport
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.openai.bodies import read_request
 from fulcrum.gateway.openai.errors import RequestError, never_fits, rejected
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
+from fulcrum.kv import tiers_of
 
 BODY = {"model": "m", "prompt": list(range(100)), "max_tokens": 100}
 CLASSES = (
@@ -330,3 +332,13 @@ async def test_turns_of_a_conversation_return_to_the_worker_that_has_them(make_s
         assert len(set(paths[1:])) == 1, paths
         homes.append(paths[0])
     assert len(set(homes)) == 3
+
+
+async def test_what_workers_have_below_their_kv_cache_is_known_to_a_single_gateway(make_site: MakeSite) -> None:
+    offload = OffloadReport(policy="load", host_bytes=1 << 30, host_tokens=50_000)
+    agent = await Agent(report(offload=offload)).start()
+    site = await make_site(Engine("m", Role.MIXED, facts={"agent_port": agent.port}))
+    (worker,) = site.gateway.registry.cluster.workers.values()
+    await eventually(lambda: worker.tiers is not None)
+    assert worker.tiers == tiers_of(offload)
+    await agent.stop()

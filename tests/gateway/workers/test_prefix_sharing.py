@@ -145,7 +145,7 @@ async def test_no_text_and_no_hash_without_the_secret_is_sent(make_site: MakeSit
     peer.close()
     first, second = (msgspec.msgpack.decode(body) for body in bodies)
     assert first[0][0][0] == second[0][0][0] == "m"
-    keys, others = first[1][0][2], second[1][0][2]
+    keys, others = first[1][0][-1], second[1][0][-1]
     assert len(keys) == len(others) > 5
     assert not set(keys) & set(others)
     assert b"1 0 1 0" not in bodies[0]

@@ -16,6 +16,7 @@ from fulcrum.gateway.http.upstream_answer import UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
+from fulcrum.kv import tiers_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,9 @@ class LoadPoller:
             speed = self._speeds.speed(pool, pool_speed(measured))
             if speed is not None:
                 self._registry.cluster.set_speed(pool, speed)
+        for worker in self._registry.workers:
+            if worker.report is not None and worker.report.offload is not None:
+                self._registry.cluster.set_tiers(worker.name, tiers_of(worker.report.offload))
         if self.alone:
             return
         for worker in self._registry.workers:
