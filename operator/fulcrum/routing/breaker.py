@@ -51,7 +51,7 @@ class Breaker:
         if self.state is _OPEN:
             return  # what was under way when it opened says nothing new
         self._pauses += 1
-        self.eject(now_seconds, pause_seconds(self._pauses))
+        self.eject(now_seconds, pause_seconds(self._pauses, TUNING.first_pause_seconds, TUNING.longest_pause_seconds))
 
     def eject(self, now_seconds: float, seconds: float) -> None:
         """Avoid the worker for `seconds` whatever it answered: it is an outlier."""

@@ -43,10 +43,11 @@ class PairHealth:
         self._working.discard(pair)
         before = self._failing.get(pair)
         failures = 1 if before is None else before.failures + 1
+        pause = pause_seconds(failures, TUNING.first_retest_seconds, TUNING.longest_pause_seconds)
         self._failing[pair] = Failing(
             failures=failures,
             since_seconds=now_seconds if before is None else before.since_seconds,
-            retest_at_seconds=now_seconds + pause_seconds(failures, TUNING),
+            retest_at_seconds=now_seconds + pause,
             why=why,
         )
         return before is None

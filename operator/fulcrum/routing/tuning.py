@@ -64,7 +64,9 @@ class RoutingTuning:
 
     # Failures.
     first_pause_seconds: float = 0.5
-    """Pause after a first failure of a worker, or of a pair of workers to move KV; it doubles with each further one."""
+    """Pause after a first failure of a worker; it doubles with each further one."""
+    first_retest_seconds: float = 2.0
+    """The same for a pair that did not move KV: three failures restart a worker, and networks fail for seconds."""
     longest_pause_seconds: float = 30.0
     """No pause is longer, and no trial request is waited for longer: what recovers is used again soon."""
     outlier_requests: int = 20
@@ -84,6 +86,6 @@ class RoutingTuning:
 TUNING: Final = RoutingTuning()
 
 
-def pause_seconds(failures: int, tuning: RoutingTuning = TUNING) -> float:
+def pause_seconds(failures: int, first_seconds: float, longest_seconds: float) -> float:
     """Return how long to leave alone what failed so many times in a row."""
-    return min(tuning.first_pause_seconds * 2.0 ** min(failures - 1, 30), tuning.longest_pause_seconds)
+    return min(first_seconds * 2.0 ** min(failures - 1, 30), longest_seconds)
