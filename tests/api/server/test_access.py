@@ -101,6 +101,23 @@ def test_a_service_account_may_do_what_it_was_granted(api: Http, bare: Http, nam
     assert bare.get("/api/v1/configmaps", headers=headers).status_code == 403
 
 
+def test_a_list_of_one_name_takes_the_right_to_that_name(api: Http, bare: Http, namespace: str, account: str) -> None:
+    headers = _bearer(_token(api, namespace)["token"])
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    for name in ("a", "b"):
+        _ok(api.post(path, json=config_map(name)), 201)
+    _grant(api, namespace, _rule("", "configmaps", "list", resourceNames=["a"]))
+
+    def listed(fields: str) -> int:
+        code: int = bare.get(path, headers=headers, params={"fieldSelector": fields} if fields else None).status_code
+        return code
+
+    wait_for(lambda: listed("metadata.name=a") == 200, "allowed to list one")
+    assert listed("metadata.name=b") == 403
+    assert listed("metadata.name!=b") == 403
+    assert listed("") == 403
+
+
 def test_subresources_are_granted_apart(api: Http, bare: Http, namespace: str, account: str) -> None:
     headers = {**_bearer(_token(api, namespace)["token"]), "Content-Type": "application/merge-patch+json"}
     _grant(api, namespace, _rule("", "pods", "patch"))

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from aiohttp import web
@@ -117,7 +118,7 @@ class ApiServer:
 
     async def _answer(self, request: web.BaseRequest, target: Target, user: User) -> web.StreamResponse:
         kind = self._registry.find(target.group, target.version, target.resource) if target.is_resource else None
-        self._authorize(target, user)
+        self._authorize(target, user, request.query)
         if not target.is_resource:
             return await self._answer_path(request)
         if kind is None:
@@ -156,8 +157,8 @@ class ApiServer:
             raise errors.method_not_allowed()
         return await self._subresources[sub.name](call)
 
-    def _authorize(self, target: Target, user: User) -> None:
-        access = _access(target, target.verb)
+    def _authorize(self, target: Target, user: User, query: Mapping[str, str]) -> None:
+        access = _access(target, target.verb, query)
         if not self._authorizer.allows(user, access):
             raise _denied(user, access)
 
@@ -227,14 +228,19 @@ def error_response(error: ApiError) -> web.Response:
     )
 
 
-def _access(target: Target, verb: str) -> Attributes:
+def _access(target: Target, verb: str, query: Mapping[str, str] = MappingProxyType({})) -> Attributes:
+    """What is to be allowed. A list or a watch of one name is about that name, as in Kubernetes."""
+    name = target.name
+    if not name and verb in ("list", "watch", "deletecollection"):
+        fields = dict(part.split("=", 1) for part in query.get("fieldSelector", "").split(",") if "=" in part)
+        name = fields.get("metadata.name", "").removeprefix("=")
     return Attributes(
         verb=verb,
         group=target.group,
         resource=target.resource,
         subresource=target.subresource,
         namespace=target.namespace,
-        name=target.name,
+        name=name,
         path=target.path,
     )
 
