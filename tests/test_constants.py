@@ -1,0 +1,188 @@
+"""Numbers of the rooms that decide: what shapes behaviour is an entry of a Tuning, and what is left is named here.
+
+Seen are constants of modules and classes with a number in them, and floating-point numbers within functions but 0, 0.5,
+1, 2 and guards of 1e-6 and below. Integers within functions (indices, halvings) are not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+CORE = Path(__file__).parents[1] / "operator/fulcrum"
+ROOMS = ("admission", "balance", "performance", "routing")
+PLAIN = (0.0, 0.5, 1.0, 2.0)
+GUARD = 1e-6
+
+LEFT = (
+    "admission/decide.py _SOONEST_SECONDS",
+    "admission/limits.py _EMPTY",
+    "admission/limits.py _LEAST_SPARE",
+    "admission/margin.py _ERROR_WEIGHT",
+    "admission/margin.py _OF_SPREAD",
+    "admission/margin.py _RELAX",
+    "admission/margin.py _SILENT_REJECTIONS",
+    "admission/margin.py _SMALL",
+    "admission/margin.py _SPREAD_WEIGHT",
+    "admission/margin.py __init__: 0.999",
+    "admission/neighbours.py _MOST",
+    "admission/neighbours.py _SAMPLES",
+    "admission/outputs.py _ENOUGH_ANSWERS",
+    "admission/outputs.py _MOST_ANSWERS",
+    "admission/outputs.py _PRIOR_BYTES_PER_TOKEN",
+    "admission/outputs.py _PRIOR_TOKENS",
+    "admission/outputs.py _RATIO_MEMORY_TOKENS",
+    "admission/outputs.py _USUAL_OUTPUT_TOKENS",
+    "admission/shares.py _ASLEEP",
+    "admission/shares.py _LEAST_ROOM",
+    "admission/shares.py _SIZE_MEMORY",
+    "balance/faults.py DEADLINE_MARGIN",
+    "balance/initial.py _USUAL",
+    "balance/plan.py DRAIN_POLL_SECONDS",
+    "balance/plan.py RESYNC_SECONDS",
+    "balance/plan.py TICK_SECONDS",
+    "balance/snapshot.py CLOCK_SKEW",
+    "balance/steps.py DRAIN_SETTLE",
+    "balance/transfers.py SETTLED",
+    "balance/transfers.py SURE_FAILURES",
+    "performance/model.py USUAL_ADMITTED",
+    "performance/model.py _NEARLY_ALL",
+    "performance/queueing/prefill.py MOST_LOAD",
+    "routing/latency.py _LITTLE_PREFILL",
+    "routing/latency.py _MOST_PREFILL",
+    "routing/prefill_queue.py _NOMINAL_SPEED",
+    "routing/sharing.py SHARE_SECONDS",
+    "routing/timing.py _MOST_ROWS",
+    "routing/worker_set.py _make_room: 1e+06",
+)
+"""Shape behaviour and are no entries of a Tuning yet. This list may only become shorter."""
+
+DEFAULTS = (
+    "admission/decide.py __init__: 0.1",
+    "admission/decide.py __init__: 0.95",
+    "admission/decide.py new_view: 4",
+    "routing/view.py __init__: 4",
+)
+"""Defaults of arguments and assumptions that the gateway's configuration replaces."""
+
+FITTED = (
+    "performance/queueing/batch.py normal: 0.070566",
+    "performance/queueing/batch.py normal: 1.5976",
+    "performance/queueing/decode.py _of_one_token: 1.5",
+    "performance/queueing/mixed.py mixed_attainment: 2.5",
+    "performance/queueing/prefill.py _SHORTEST_FIRST",
+    "performance/queueing/prefill.py _held_up: 0.3",
+    "performance/queueing/prefill.py _held_up: 1.5",
+    "performance/queueing/waiting.py _FOUND_PER_SHARING",
+    "performance/queueing/waiting.py _RESIDUAL_POWER",
+)
+"""Coefficients of formulas, with their source or the benchmark that fitted them beside them."""
+
+PRECISION = (
+    "admission/outputs.py _BUCKETS",
+    "admission/shares.py _LARGEST_WEIGHT",
+    "admission/shares.py _LONGEST_GAP",
+    "balance/best_split.py FINENESS",
+    "balance/cheapest.py HEADROOM_PRECISION",
+    "balance/cheapest.py HEADROOM_STEP",
+    "balance/cheapest.py MOST_HEADROOM",
+    "balance/size.py _IDLE_RATE",
+    "performance/division.py _HALF_TOKEN",
+    "performance/division.py _LEAST_SHARE",
+    "performance/model.py ADMITTED_STEPS",
+    "performance/model.py STRETCH",
+    "performance/model.py STRETCH_STEPS",
+    "performance/queueing/batch.py OVERLOADED",
+    "performance/queueing/batch.py _CELLS",
+    "performance/queueing/batch.py _EVEN",
+    "performance/queueing/batch.py _LOSS_CELLS",
+    "performance/queueing/batch.py _REACH",
+    "performance/queueing/batch.py _STEEPEST",
+    "performance/queueing/batch.py batches: 8",
+    "performance/queueing/batch.py normal: 6",
+    "performance/queueing/decode.py _CLASSES",
+    "performance/queueing/decode.py _CLASS_WEIGHTS",
+    "performance/queueing/decode.py _WIDTH",
+    "performance/queueing/decode.py _averaged: 0.0001",
+    "performance/queueing/lengths.py SPREAD",
+    "performance/queueing/lengths.py _KNOTS",
+    "performance/queueing/lengths.py _KNOT_WEIGHTS",
+    "performance/queueing/lengths.py _MASS",
+    "performance/queueing/mixed.py _ALL_IN",
+    "performance/queueing/mixed.py _HALVINGS",
+    "performance/queueing/mixed.py _LEAST_TOKENS",
+    "performance/queueing/prefill.py _root: 4",
+    "performance/queueing/waiting.py _CELLS",
+    "performance/queueing/waiting.py _GROWTH",
+    "performance/queueing/waiting.py _NOTHING",
+    "performance/queueing/waiting.py _STARTS",
+    "performance/queueing/waiting.py _blocking_at: 0.001",
+    "performance/queueing/waiting.py waiting: 700",
+    "routing/prefill_queue.py _LEAST_STEP_SECONDS",
+)
+"""Precision, range and steps of a computation: finer ones give the same decisions."""
+
+WORDS = (
+    "admission/outcome.py numbers: 1000",
+    "balance/explanation.py _MOST_CANDIDATES",
+    "balance/explanation.py _least: 0.05",
+    "balance/faults.py ENGINE_LINES_BYTES",
+    "balance/faults.py NAMED_WORKERS",
+    "balance/rejecting.py _SHARES",
+    "balance/revision.py STORED_BLOCK_SIZE",
+    "routing/sent.py MAX_BATCH_KEYS",
+    "routing/sent.py _Key",
+    "routing/sent.py _MAX_NAME",
+    "routing/sent.py _MAX_PROMPT_KEYS",
+    "routing/sent.py _MAX_WORKERS",
+)
+"""Formats, bounds of messages, and units."""
+
+
+def has_number(node: ast.AST) -> bool:
+    return any(
+        isinstance(part, ast.Constant) and isinstance(part.value, int | float) and not isinstance(part.value, bool)
+        for part in ast.walk(node)
+    )
+
+
+def constants(file: str, body: list[ast.stmt]) -> Iterator[str]:
+    """Names of constants with a number, of a module or one of its classes; those of a Tuning are where they belong."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.endswith("Tuning"):
+            yield from (name for name in constants(file, node.body) if name.rpartition(" ")[2].isupper())
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None or not has_number(node.value):
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            yield from (f"{file} {part.id}" for part in ast.walk(target) if isinstance(part, ast.Name))
+
+
+def numbers(file: str, tree: ast.Module) -> Iterator[str]:
+    """Floating-point numbers within functions that are not plain ones, with the function that has them."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for part in ast.walk(function):
+                if isinstance(part, ast.Constant) and isinstance(part.value, float):
+                    size = abs(part.value)
+                    if size not in PLAIN and size > GUARD:
+                        yield f"{file} {function.name}: {part.value:g}"
+
+
+def found() -> set[str]:
+    names: set[str] = set()
+    for room in ROOMS:
+        for path in sorted((CORE / room).rglob("*.py")):
+            tree, file = ast.parse(path.read_text()), str(path.relative_to(CORE))
+            names.update(constants(file, tree.body), numbers(file, tree))
+    return names
+
+
+def test_numbers_that_shape_behaviour_are_entries_of_a_tuning() -> None:
+    """A new number goes into the Tuning of its room; one that is gone is struck from the list."""
+    listed = Counter((*LEFT, *DEFAULTS, *FITTED, *PRECISION, *WORDS))
+    assert [name for name, times in listed.items() if times > 1] == []
+    there = found()
+    assert sorted(there - set(listed)) == [], "make it an entry of the room's Tuning"
+    assert sorted(set(listed) - there) == [], "it is gone: strike it"
