@@ -240,7 +240,7 @@ async def test_a_change_in_a_fleet_does_not_wait_for_the_turns_of_the_others() -
     async def process(key: int) -> float | None:
         begun.append(key)
         await asyncio.sleep(0)
-        return 0.0  # due again at once: the lane of timers is never empty
+        return 0.0  # due again at once: the queue of timers is never empty
 
     queue: KeyedQueue[int] = KeyedQueue(process, jitter=lambda: 0.0)
     for key in range(1000):

@@ -45,11 +45,11 @@ def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
 
 
 def _splits(inputs: Inputs, changes: RoleChanges) -> tuple[Candidate, ...]:
-    if not changes.standing.complete or not changes.standing.total:
+    if not changes.current.complete or not changes.current.total:
         return ()
-    chosen = after(changes.standing, changes.moves)
+    chosen = after(changes.current, changes.moves)
     stays = "stands" if changes.moves else "stands, and is kept"
-    compared = [_candidate(inputs, changes.standing, stays)]
+    compared = [_candidate(inputs, changes.current, stays)]
     for each in sorted(changes.considered, key=lambda each: -each.gain):
         verdict = ("chosen: " if each.layout == chosen else "") + _verdict(inputs, each)
         compared.append(_candidate(inputs, each.layout, verdict))

@@ -29,7 +29,7 @@ class RoleChanges:
     """None: the load does not ask for them."""
     movable: frozenset[str] = frozenset()
     """Names of the workers that may be the ones."""
-    standing: Layout = field(default_factory=Layout)
+    current: Layout = field(default_factory=Layout)
     """What they are compared with."""
     considered: tuple[Considered, ...] = ()
 
@@ -45,13 +45,13 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
         return RoleChanges(moves=repair, reason=Reason.ROLE_EMPTY, movable=movable)
     settled = dwelled(inputs, kept)
     there = [worker for worker in kept.workers if worker.serving or worker.name in coming]
-    standing = layout_of_places((worker.pool, coming.get(worker.name, worker.role)) for worker in there)
+    current = layout_of_places((worker.pool, coming.get(worker.name, worker.role)) for worker in there)
     flexible = flippable(inputs.spec.pools)
     able = Counter((worker.pool, worker.role) for worker in settled if worker.pool in flexible)
     immediate = inputs.spec.balance.flip.style is FlipStyle.IMMEDIATE
     flips = split(
         inputs.pools,
-        standing,
+        current,
         able,
         load=inputs.load,
         model=inputs.flips_model,
@@ -62,10 +62,10 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
         ),
     )
     return RoleChanges(
-        moves=flips.moves or _single_role(inputs, standing, able),
+        moves=flips.moves or _single_role(inputs, current, able),
         reason=inputs.reason if flips.moves else None,
         movable=frozenset(worker.name for worker in settled),
-        standing=standing,
+        current=current,
         considered=flips.considered,
     )
 
@@ -83,7 +83,7 @@ def repairs(spec: InferenceClusterSpec, workers: Iterable[Worker], kept: Kept, n
     """
     if layout_of(worker for worker in workers if worker.serving).complete:
         return ()
-    standing = layout_of(kept.serving)
+    current = layout_of(kept.serving)
     flexible = flippable(spec.pools)
     settled = timedelta(seconds=seconds(spec.balance.flip.min_dwell))
     able = [
@@ -96,17 +96,17 @@ def repairs(spec: InferenceClusterSpec, workers: Iterable[Worker], kept: Kept, n
     chosen = able[-1]
     # A drain would leave requests without a worker: then, too, one does both for the time being.
     immediate = spec.balance.flip.style is FlipStyle.IMMEDIATE
-    missing = Role.DECODE if standing.prefill else Role.PREFILL
-    return (Move(chosen.pool, chosen.role, missing if immediate and standing.total > 1 else Role.MIXED),)
+    missing = Role.DECODE if current.prefill else Role.PREFILL
+    return (Move(chosen.pool, chosen.role, missing if immediate and current.total > 1 else Role.MIXED),)
 
 
-def _single_role(inputs: Inputs, standing: Layout, able: Counter[tuple[str, Role]]) -> tuple[Move, ...]:
+def _single_role(inputs: Inputs, current: Layout, able: Counter[tuple[str, Role]]) -> tuple[Move, ...]:
     """Return a temporary `mixed` worker, beside workers of one role, to a single role."""
-    if not (standing.prefill or standing.decode):
+    if not (current.prefill or current.decode):
         return ()
     stopgaps = [pool for (pool, role), count in able.items() if role is Role.MIXED and count]
     options = [Move(pool, Role.MIXED, role) for pool in sorted(stopgaps)[:1] for role in (Role.PREFILL, Role.DECODE)]
-    complete = [move for move in options if after(standing, [move]).complete]
+    complete = [move for move in options if after(current, [move]).complete]
     if not complete:
         return ()
-    return (max(complete, key=lambda move: inputs.model.goodput(after(standing, [move]), inputs.load.current)),)
+    return (max(complete, key=lambda move: inputs.model.goodput(after(current, [move]), inputs.load.current)),)

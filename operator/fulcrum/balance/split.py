@@ -67,29 +67,29 @@ class Stakes:
 
 def split(
     pools: Sequence[PoolBounds],
-    standing: Layout,
+    current: Layout,
     movable: Counter[tuple[str, Role]],
     *,
     load: LoadEstimate,
     model: PerformanceModel,
     stakes: Stakes,
 ) -> Flips:
-    """Return the moves with the highest gain over cost; none when standing still is best, or might be by noise.
+    """Return the moves with the highest gain over cost; none when to stand still is best, or might be by noise.
 
-    `standing` are the workers that serve, `movable` how many of them may flip now (dwell), by pool and role.
+    `current` are the workers that serve, `movable` how many of them may flip now (dwell), by pool and role.
     """
-    if load.current.rate <= 0 or not standing.complete:
+    if load.current.rate <= 0 or not current.complete:
         return Flips()
-    workers = {pool.name: sum(standing.in_pool(pool.name).values()) for pool in pools}
+    workers = {pool.name: sum(current.in_pool(pool.name).values()) for pool in pools}
     best, considered = Flips(), list[Considered]()
     for goal in splits(pools, workers, model, load.current):
-        wanted = _moves(pools, standing, goal)
+        wanted = _moves(pools, current, goal)
         possible = _possible(wanted, movable)
         counts = {len(possible), (len(possible) + 1) // 2, min(1, len(possible))} - {0}
-        if standing.mixed != goal.mixed:
+        if current.mixed != goal.mixed:
             # Beside mixed workers, single roles say little about what all of them in one role would do.
             counts = {len(wanted)} if len(possible) == len(wanted) else set()
-        found = _paying(standing, possible, counts, load=load, model=model, stakes=stakes)
+        found = _paying(current, possible, counts, load=load, model=model, stakes=stakes)
         considered += found.considered
         if found.gain > best.gain:
             best = found
@@ -97,7 +97,7 @@ def split(
 
 
 def _paying(
-    standing: Layout,
+    current: Layout,
     possible: tuple[Move, ...],
     counts: set[int],
     *,
@@ -110,15 +110,15 @@ def _paying(
     They must bring more than the estimates are off, for what is expected and for what was measured, and be no loss
     in any load within the bounds. So must each further one.
     """
-    loads = (load.current, *load.bounds, *_other_mix(standing, possible, load))
+    loads = (load.current, *load.bounds, *_other_mix(current, possible, load))
     moves, gains, considered = possible[:0], [0.0] * len(loads), list[Considered]()
     for count in sorted(counts):
-        layout = after(standing, possible[:count])
+        layout = after(current, possible[:count])
         error = TUNING.estimate_error * stakes.payback_seconds
         least = [error * each.rate if place < 2 else 0.0 for place, each in enumerate(loads)]
         found: list[float] = []
         for each, before, least_more in zip(loads, gains, least, strict=True):
-            found.append(_gain(standing, possible[:count], each, model, stakes))
+            found.append(_gain(current, possible[:count], each, model, stakes))
             if found[-1] <= before + least_more:
                 break
         else:
@@ -127,19 +127,19 @@ def _paying(
     return Flips(moves=moves, gain=gains[0], considered=tuple(considered))
 
 
-def after(standing: Layout, moves: Iterable[Move]) -> Layout:
+def after(current: Layout, moves: Iterable[Move]) -> Layout:
     """Return the layout after the moves."""
-    counts = {role: Counter(dict(standing.of_role(role))) for role in _ROLES}
+    counts = {role: Counter(dict(current.of_role(role))) for role in _ROLES}
     for move in moves:
         counts[move.from_role][move.pool] -= 1
         counts[move.role][move.pool] += 1
     return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
 
 
-def _moves(pools: Sequence[PoolBounds], standing: Layout, goal: Layout) -> list[Move]:
+def _moves(pools: Sequence[PoolBounds], current: Layout, goal: Layout) -> list[Move]:
     found: list[list[Move]] = []
     for pool in pools:
-        have, want = standing.in_pool(pool.name), goal.in_pool(pool.name)
+        have, want = current.in_pool(pool.name), goal.in_pool(pool.name)
         givers = [role for role in _ROLES for _ in range(max(0, have.get(role, 0) - want.get(role, 0)))]
         takers = [role for role in _ROLES for _ in range(max(0, want.get(role, 0) - have.get(role, 0)))]
         found.append([Move(pool.name, giver, taker) for giver, taker in zip(givers, takers, strict=True)])
@@ -156,20 +156,20 @@ def _possible(moves: list[Move], movable: Counter[tuple[str, Role]]) -> tuple[Mo
     return tuple(chosen)
 
 
-def _gain(standing: Layout, moves: Sequence[Move], load: Load, model: PerformanceModel, stakes: Stakes) -> float:
+def _gain(current: Layout, moves: Sequence[Move], load: Load, model: PerformanceModel, stakes: Stakes) -> float:
     """Return the requests that the moves bring inside the SLO within the payback time, less what they cost."""
-    layout = after(standing, moves)
+    layout = after(current, moves)
     if not layout.complete:
         return -1.0
-    present = model.goodput(standing, load)
+    present = model.goodput(current, load)
     gain = (model.goodput(layout, load) - present) * stakes.payback_seconds
     leaving = [move for move in moves if _leaves_work(move, stakes)]
     if not leaving:
         return gain
     # While its old work lasts, a part of each worker is missing: in its new role, and where it is missed, in the old.
-    residence = {role: model.residence_seconds(role, standing, load) for role in {move.from_role for move in leaving}}
+    residence = {role: model.residence_seconds(role, current, load) for role in {move.from_role for move in leaving}}
     missing_seconds = stakes.cost_workers * sum(residence[move.from_role] for move in leaving) / len(leaving)
-    missed = max(0.0, present - model.goodput(_without(standing, leaving), load))
+    missed = max(0.0, present - model.goodput(_without(current, leaving), load))
     return gain * max(0.0, 1 - missing_seconds / stakes.payback_seconds) - missed * missing_seconds
 
 
@@ -184,21 +184,21 @@ def _leaves_work(move: Move, stakes: Stakes) -> bool:
     return (move.from_role, move.role) != (Role.MIXED, Role.DECODE)
 
 
-def _without(standing: Layout, moves: Iterable[Move]) -> Layout:
-    counts = {role: Counter(dict(standing.of_role(role))) for role in _ROLES}
+def _without(current: Layout, moves: Iterable[Move]) -> Layout:
+    counts = {role: Counter(dict(current.of_role(role))) for role in _ROLES}
     for move in moves:
         counts[move.from_role][move.pool] -= 1
     return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
 
 
-def _other_mix(standing: Layout, moves: Sequence[Move], load: LoadEstimate) -> tuple[Load, ...]:
+def _other_mix(current: Layout, moves: Sequence[Move], load: LoadEstimate) -> tuple[Load, ...]:
     """Return the load with the mix that favours what stands, as far as it may be; nothing for moves to or from mixed.
 
     For those the mix matters less than how much there is.
     """
-    layout = after(standing, moves)
-    towards = layout.count(Role.PREFILL) - standing.count(Role.PREFILL)
-    away = layout.count(Role.DECODE) - standing.count(Role.DECODE)
+    layout = after(current, moves)
+    towards = layout.count(Role.PREFILL) - current.count(Role.PREFILL)
+    away = layout.count(Role.DECODE) - current.count(Role.DECODE)
     if towards * away >= 0:
         return ()
     prefill, decode = _mix_doubt(load.noise)

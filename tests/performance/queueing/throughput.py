@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing.batch import Context, batch_lane
+from fulcrum.performance.queueing.batch import Context, batch_group
 from fulcrum.performance.queueing.prefill import Stations, prompt_time
 
 
@@ -29,9 +29,9 @@ def prefill_throughput(demand: Demand, stations: Stations) -> float:
 def decode_throughput(demand: Demand, stations: Stations) -> float:
     """Return the requests/s that decode workers do with full batches and no regard to TPOT."""
     context = Context.of(demand)
-    lanes = [batch_lane(speed, workers, context) for speed, workers in stations if workers > 0]
-    steps = [lane.idle + lane.per_request * lane.room for lane in lanes]
+    groups = [batch_group(speed, workers, context) for speed, workers in stations if workers > 0]
+    steps = [group.idle + group.per_request * group.room for group in groups]
     tokens = sum(
-        lane.workers * lane.room / step if step > 0.0 else inf for lane, step in zip(lanes, steps, strict=True)
+        group.workers * group.room / step if step > 0.0 else inf for group, step in zip(groups, steps, strict=True)
     )
     return tokens / max(demand.osl_tokens, 1.0)

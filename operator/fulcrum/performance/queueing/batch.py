@@ -51,7 +51,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLane:
+class BatchGroup:
     """A pool whose workers step in `idle + per_request * n` seconds with n requests each, n up to `room`."""
 
     idle: float
@@ -77,10 +77,10 @@ class BatchLane:
         return normal((self.kv_tokens - others * context.mean - context.prompt) / spread)
 
 
-def batch_lane(speed: WorkerSpeed, workers: int, context: Context, *, stretch: float = 1.0) -> BatchLane:
+def batch_group(speed: WorkerSpeed, workers: int, context: Context, *, stretch: float = 1.0) -> BatchGroup:
     """Return the decode side of a pool. `stretch` is by how much other work in its steps prolongs them."""
     k = speed.coefficients
-    return BatchLane(
+    return BatchGroup(
         idle=k.decode_a * stretch,
         per_request=(k.decode_b + k.decode_c * context.mean) * stretch,
         room=max(min(float(speed.max_batch), speed.kv_capacity_tokens / max(context.mean, 1.0)), 0.0),
@@ -119,25 +119,25 @@ OVERLOADED = Batches(
 
 
 def batches(
-    rate: float, tokens: float, lanes: Sequence[BatchLane], context: Context, *, dispersion: float = 1.0
+    rate: float, tokens: float, groups: Sequence[BatchGroup], context: Context, *, dispersion: float = 1.0
 ) -> Batches:
-    """Return the state of `lanes` that take `rate` requests/s of `tokens` output tokens each.
+    """Return the state of `groups` that take `rate` requests/s of `tokens` output tokens each.
 
     The router fills them so that steps take the same time everywhere: the quick ones first. Arrivals in bursts with
     an index of dispersion I make the number of requests vary (1 + I)/2 times as much as Poisson ones do (exact for
     geometric batches, exponential lengths and steps of one duration): the distribution is widened by that.
     """
-    lanes = [lane for lane in lanes if lane.workers > 0 and lane.room >= 1.0]
-    if not lanes:
+    groups = [group for group in groups if group.workers > 0 and group.room >= 1.0]
+    if not groups:
         return OVERLOADED
     # A step takes as long as there are requests for: a line through these knots.
-    knots = sorted({lane.idle for lane in lanes} | {lane.idle + lane.per_request * lane.room for lane in lanes})
-    held = [sum(lane.held(step) for lane in lanes) for step in knots]
-    offered, room = rate * tokens, sum(lane.workers * lane.room for lane in lanes)
+    knots = sorted({group.idle for group in groups} | {group.idle + group.per_request * group.room for group in groups})
+    held = [sum(group.held(step) for group in groups) for step in knots]
+    offered, room = rate * tokens, sum(group.workers * group.room for group in groups)
     held[-1] = room
     if offered * knots[-1] >= room:
         return OVERLOADED
-    least = max(min(lane.idle + lane.per_request * min(1.0, lane.room) for lane in lanes), 1e-12)
+    least = max(min(group.idle + group.per_request * min(1.0, group.room) for group in groups), 1e-12)
     middle, slope = _middle(offered, knots, held)
     step = max(middle / offered if offered > 0.0 else 0.0, least)
     elasticity = min(max(slope * middle / step, 0.0), 1.0 - 1e-9)
@@ -162,12 +162,12 @@ def batches(
     if not states.size:
         return OVERLOADED
     steps = steps_at(states + 1.0)
-    parts = [max(lane.held(step), 1e-9) for lane in lanes]
+    parts = [max(group.held(step), 1e-9) for group in groups]
     roomy = np.zeros_like(steps)
-    for lane, part in zip(lanes, parts, strict=True):
+    for group, part in zip(groups, parts, strict=True):
         # Each pool holds the part of all requests that it holds in the middle of the distribution.
         share = part / sum(parts)
-        roomy += share * lane.roomy(states * (share / lane.workers), context)
+        roomy += share * group.roomy(states * (share / group.workers), context)
     shares = mass * roomy / (mass.sum() + beyond)
     return Batches(
         step=step,
@@ -182,7 +182,7 @@ def batches(
 def blocked(
     rate: float,
     tokens: float,
-    lanes: Sequence[BatchLane],
+    groups: Sequence[BatchGroup],
     *,
     tpot_seconds: float,
     wait_seconds: float,
@@ -194,16 +194,16 @@ def blocked(
     for so many, as many more queue as find some within `wait_seconds`, and the pool gets no faster. Bursts take up as
     much room as (1 + I)/2 requests at once (Hayward's approximation).
     """
-    lanes = [lane for lane in lanes if lane.workers > 0]
-    capped = [replace(lane, room=lane.held(tpot_seconds) / lane.workers) for lane in lanes]
-    roomy = all(lane.room < narrow.room * (1 + 1e-9) for lane, narrow in zip(lanes, capped, strict=True))
-    capped = [lane for lane in capped if lane.room > 0.0]
-    room = sum(lane.workers * lane.room for lane in capped)
+    groups = [group for group in groups if group.workers > 0]
+    capped = [replace(group, room=group.held(tpot_seconds) / group.workers) for group in groups]
+    roomy = all(group.room < narrow.room * (1 + 1e-9) for group, narrow in zip(groups, capped, strict=True))
+    capped = [group for group in capped if group.room > 0.0]
+    room = sum(group.workers * group.room for group in capped)
     if room < 1.0:
         return 1.0
     wider = (1.0 + max(dispersion, 1.0)) / 2
-    knots = sorted({lane.idle for lane in capped} | {lane.idle + lane.per_request * lane.room for lane in capped})
-    held = [sum(lane.held(step) for lane in capped) for step in knots]
+    knots = sorted({group.idle for group in capped} | {group.idle + group.per_request * group.room for group in capped})
+    held = [sum(group.held(step) for group in capped) for step in knots]
     width = room / _LOSS_CELLS
     states: Floats = width * (np.arange(_LOSS_CELLS, dtype=np.float64) + 1.0)
     steps = np.maximum(np.interp(states - width / 2, held, knots), 1e-12)

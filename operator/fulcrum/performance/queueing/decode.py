@@ -13,7 +13,7 @@ import numpy as np
 
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing.batch import Batches, BatchLane, Context, batch_lane, batches, blocked, normal
+from fulcrum.performance.queueing.batch import Batches, BatchGroup, Context, batch_group, batches, blocked, normal
 from fulcrum.performance.queueing.lengths import Floats, length_points, log_spread
 from fulcrum.performance.queueing.prefill import MOST_LOAD, Stations
 from fulcrum.performance.queueing.waiting import Service, turned_away, waiting
@@ -34,9 +34,9 @@ def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float
 
     Room (a turn on the link, a place in the batch, KV memory) must be there within `wait_seconds` of the hand-over.
     """
-    pool, lanes = _pool(demand, stations)
-    inside = tpot_inside(demand, pool, lanes, tpot_seconds=tpot_seconds)
-    inside += room_in_time(pool, lanes, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds) if inside > 0.0 else 0.0
+    pool, groups = _pool(demand, stations)
+    inside = tpot_inside(demand, pool, groups, tpot_seconds=tpot_seconds)
+    inside += room_in_time(pool, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds) if inside > 0.0 else 0.0
     return inside * _pulled(demand, stations, wait_seconds, early=False)
 
 
@@ -50,7 +50,7 @@ def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float, 
     return pulled - pulled * blocked(
         demand.rate,
         max(demand.osl_tokens, 1.0),
-        _lanes(demand, stations, Context.of(demand)),
+        _groups(demand, stations, Context.of(demand)),
         tpot_seconds=tpot_seconds,
         wait_seconds=wait_seconds,
         dispersion=demand.dispersion,
@@ -63,10 +63,10 @@ def decode_wait(demand: Demand, stations: Stations, *, seconds: float = 0.0) -> 
     return pool.waiting * exp(-pool.spare_rate * seconds) if seconds > 0.0 else pool.waiting
 
 
-def room_in_time(pool: Batches, lanes: list[BatchLane], *, tpot_seconds: float, wait_seconds: float) -> float:
+def room_in_time(pool: Batches, groups: list[BatchGroup], *, tpot_seconds: float, wait_seconds: float) -> float:
     """Return the share of requests that find room only after a wait, of at most `wait_seconds`, and keep their pace."""
     # A request that waits starts on a pool that is full.
-    full = max(lane.idle + lane.per_request * lane.room for lane in lanes)
+    full = max(group.idle + group.per_request * group.room for group in groups)
     if wait_seconds <= 0.0 or full > tpot_seconds:
         return 0.0
     return pool.waiting * (1.0 - exp(-pool.spare_rate * wait_seconds))
@@ -94,26 +94,26 @@ def _pulled(demand: Demand, stations: Stations, wait_seconds: float, *, early: b
     return let_in * float(1.0 - (turned_away(missed, queue.load) if early else missed)[0])
 
 
-def _pool(demand: Demand, stations: Stations) -> tuple[Batches, list[BatchLane]]:
+def _pool(demand: Demand, stations: Stations) -> tuple[Batches, list[BatchGroup]]:
     context = Context.of(demand)
-    lanes = _lanes(demand, stations, context)
-    return batches(demand.rate, max(demand.osl_tokens, 1.0), lanes, context, dispersion=demand.dispersion), lanes
+    groups = _groups(demand, stations, context)
+    return batches(demand.rate, max(demand.osl_tokens, 1.0), groups, context, dispersion=demand.dispersion), groups
 
 
-def _lanes(demand: Demand, stations: Stations, context: Context) -> list[BatchLane]:
+def _groups(demand: Demand, stations: Stations, context: Context) -> list[BatchGroup]:
     """Return the pools, without the KV memory of what is on its way to them (Little: rate times time)."""
     each = demand.rate / max(sum(count for _, count in stations), 1)
-    lanes = []
+    groups = []
     for speed, workers in stations:
         if workers > 0:
             coming = min(each * pull_seconds(demand, speed), 1.0) * context.prompt
             room = replace(speed, kv_capacity_tokens=max(int(speed.kv_capacity_tokens - coming), 0))
-            lanes.append(batch_lane(room, workers, context))
-    return lanes
+            groups.append(batch_group(room, workers, context))
+    return groups
 
 
 def tpot_inside(
-    demand: Demand, pool: Batches, lanes: list[BatchLane], *, tpot_seconds: float, jitter: float = 0.0
+    demand: Demand, pool: Batches, groups: list[BatchGroup], *, tpot_seconds: float, jitter: float = 0.0
 ) -> float:
     """Return the share of requests that find room and average at most `tpot_seconds` per token.
 
@@ -127,16 +127,16 @@ def tpot_inside(
         return 0.0
     sigma = log_spread(demand.osl_cv2)
     single = _of_one_token(demand.osl_tokens, sigma)
-    if tpot_seconds < min(lane.idle for lane in lanes):
+    if tpot_seconds < min(group.idle for group in groups):
         return single * (1.0 - pool.waiting)
     relative = np.exp(sigma * _CLASSES - sigma * sigma / 2)
     kept = np.sqrt(_averaged((1.0 - pool.elasticity) * relative))
     mean = float(pool.shares @ pool.steps) / (1.0 - pool.waiting)
     # Below the mean the threshold stays, so that the share falls with the load everywhere.
     threshold = np.where(tpot_seconds >= mean, mean + (tpot_seconds - mean) / kept, tpot_seconds)
-    held = sum(lane.held(tpot_seconds) for lane in lanes)
-    workers = sum(lane.workers for lane in lanes)
-    per_context = max(lane.per_context for lane in lanes)
+    held = sum(group.held(tpot_seconds) for group in groups)
+    workers = sum(group.workers for group in groups)
+    per_context = max(group.per_context for group in groups)
     others = per_context * per_context * Context.of(demand).variance * max(held / workers, 1.0)
     spread = others * _averaged(relative)
     distance = threshold[:, None] - pool.steps

@@ -9,10 +9,10 @@ import numpy as np
 
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing.batch import Batches, Context, batch_lane, batches, blocked
+from fulcrum.performance.queueing.batch import Batches, Context, batch_group, batches, blocked
 from fulcrum.performance.queueing.decode import room_in_time, tpot_inside
 from fulcrum.performance.queueing.lengths import length_points
-from fulcrum.performance.queueing.prefill import Lane, PromptTime, Stations, lanes_attainment, prompt_time
+from fulcrum.performance.queueing.prefill import PrefillGroup, PromptTime, Stations, groups_attainment, prompt_time
 
 _HALVINGS = 8
 _ALL_IN = 1e-3
@@ -72,9 +72,9 @@ def mixed_attainment(
     if not pools or any(pool.busy >= 1.0 for pool in pools):
         return MixedAttainment(ttft=0.0, tpot=0.0)
     context = Context.of(demand)
-    lanes = [batch_lane(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy)) for pool in pools]
+    groups = [batch_group(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy)) for pool in pools]
     tokens = max(demand.osl_tokens - 1.0, _LEAST_TOKENS)
-    state = batches(demand.rate, tokens, lanes, context, dispersion=demand.dispersion)
+    state = batches(demand.rate, tokens, groups, context, dispersion=demand.dispersion)
     if state.waiting >= 1.0:
         return MixedAttainment(ttft=0.0, tpot=0.0)
     workers = sum(pool.workers for pool in pools)
@@ -82,14 +82,14 @@ def mixed_attainment(
         demand.rate * pool.share / pool.workers * state.step * pool.square / (1.0 - pool.busy) ** 2 for pool in pools
     )
     jitter = _jitter(state, jitter=jitter * (0.5 + 2.5 / workers**2), tokens=max(demand.osl_tokens, 1.0))
-    tpot = tpot_inside(demand, state, lanes, tpot_seconds=tpot_seconds, jitter=jitter)
-    tpot += room_in_time(state, lanes, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds) if tpot > 0.0 else 0.0
+    tpot = tpot_inside(demand, state, groups, tpot_seconds=tpot_seconds, jitter=jitter)
+    tpot += room_in_time(state, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds) if tpot > 0.0 else 0.0
     each = demand.rate * tokens * state.step / workers
     ttft = 0.0
     for pool in pools:
         k = pool.speed.coefficients
         step = state.step * (1.0 - pool.busy) * min(each, 1.0)
-        lane = Lane(
+        group = PrefillGroup(
             time=replace(
                 pool.time,
                 constant=max(step + max(k.prefill_a - k.decode_a, 0.0), k.prefill_a),
@@ -102,10 +102,10 @@ def mixed_attainment(
         part = pool.share / pool.workers
         # What is drawn from a stream by chance comes less in bursts than the whole.
         alone = replace(demand, rate=demand.rate * part, dispersion=1.0 + (demand.dispersion - 1.0) * part)
-        inside = lanes_attainment(alone, [lane], seconds=ttft_seconds)
+        inside = groups_attainment(alone, [group], seconds=ttft_seconds)
         if pool.workers > 1:
             together = replace(demand, rate=demand.rate * pool.share)
-            inside += lanes_attainment(together, [replace(lane, workers=pool.workers)], seconds=ttft_seconds)
+            inside += groups_attainment(together, [replace(group, workers=pool.workers)], seconds=ttft_seconds)
             inside /= 2
         ttft += pool.share * inside
     return MixedAttainment(ttft=min(ttft, 1.0), tpot=tpot)
@@ -126,11 +126,11 @@ def mixed_admitted(
         pools = _shared(replace(demand, rate=demand.rate * share), stations)
         if not pools or any(pool.busy >= 1.0 for pool in pools):
             return 0.0, pools
-        lanes = [batch_lane(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy)) for pool in pools]
+        groups = [batch_group(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy)) for pool in pools]
         lost = blocked(
             demand.rate,
             tokens,
-            lanes,
+            groups,
             tpot_seconds=tpot_seconds,
             wait_seconds=wait_seconds,
             dispersion=demand.dispersion,
@@ -145,7 +145,7 @@ def mixed_admitted(
     in_time = 0.0
     for pool in pools if low > 0.0 else ():
         step = pool.speed.coefficients.decode_a
-        lane = Lane(
+        group = PrefillGroup(
             time=replace(pool.time, constant=max(pool.speed.coefficients.prefill_a, step)),
             workers=pool.workers,
             most_sharing=pool.speed.max_batch,
@@ -153,7 +153,7 @@ def mixed_admitted(
             transfer_per_token=0.0,
         )
         own = replace(demand, rate=demand.rate * low * pool.share)
-        in_time += pool.share * lanes_attainment(own, [lane], seconds=ttft_seconds, early=True)
+        in_time += pool.share * groups_attainment(own, [group], seconds=ttft_seconds, early=True)
     return low * min(in_time, 1.0)
 
 

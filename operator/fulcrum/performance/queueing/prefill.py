@@ -76,8 +76,8 @@ def prefill_attainment(
     number of workers can do: prompts that take too long on an idle worker are outside. Pools are taken best first,
     and one that would do harm is taken as not used.
     """
-    lanes = [
-        Lane(
+    groups = [
+        PrefillGroup(
             time=prompt_time(
                 speed,
                 constant=speed.coefficients.prefill_a,
@@ -92,11 +92,11 @@ def prefill_attainment(
         for speed, workers in stations
         if workers > 0
     ]
-    return lanes_attainment(demand, lanes, seconds=ttft_seconds, early=early)
+    return groups_attainment(demand, groups, seconds=ttft_seconds, early=early)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class PrefillGroup:
     """A pool as a prompt sees it."""
 
     time: PromptTime
@@ -113,17 +113,17 @@ class Lane:
         return whole.longest(seconds - self.transfer_base)
 
 
-def lanes_attainment(demand: Demand, lanes: Sequence[Lane], *, seconds: float, early: bool = False) -> float:
-    """Return the share of prompts that are through in `seconds`, by the best use of `lanes`."""
+def groups_attainment(demand: Demand, groups: Sequence[PrefillGroup], *, seconds: float, early: bool = False) -> float:
+    """Return the share of prompts that are through in `seconds`, by the best use of `groups`."""
     if demand.isl_tokens < 1.0:
         demand = replace(demand, isl_tokens=1.0)
     lengths, weights = length_points(demand.isl_tokens, demand.isl_cv2)
-    best_first = list(lanes)
+    best_first = list(groups)
     if len(best_first) > 1:
 
-        def late_and_mean(lane: Lane) -> tuple[float, float]:
-            _, inside = length_points(demand.isl_tokens, demand.isl_cv2, longest=lane.longest(seconds))
-            return -float(inside.sum()), float(weights @ lane.time.seconds(lengths))
+        def late_and_mean(group: PrefillGroup) -> tuple[float, float]:
+            _, inside = length_points(demand.isl_tokens, demand.isl_cv2, longest=group.longest(seconds))
+            return -float(inside.sum()), float(weights @ group.time.seconds(lengths))
 
         best_first.sort(key=late_and_mean)
     return max(
@@ -132,30 +132,32 @@ def lanes_attainment(demand: Demand, lanes: Sequence[Lane], *, seconds: float, e
     )
 
 
-def _attainment(demand: Demand, lanes: list[Lane], seconds: float, points: tuple[Floats, Floats], early: bool) -> float:
-    """Return the share of prompts in time when all `lanes` (best first) are used."""
+def _attainment(
+    demand: Demand, groups: list[PrefillGroup], seconds: float, points: tuple[Floats, Floats], early: bool
+) -> float:
+    """Return the share of prompts in time when all `groups` (best first) are used."""
     lengths, weights = points
     if early:
         # A prompt that could not be in time on an idle worker does not come in either.
-        longest = max(lane.longest(seconds) for lane in lanes)
+        longest = max(group.longest(seconds) for group in groups)
         lengths, weights = length_points(demand.isl_tokens, demand.isl_cv2, longest=longest)
         fitting = float(weights.sum())
         if fitting <= 0.0:
             return 0.0
         demand, weights = replace(demand, rate=demand.rate * fitting), weights / fitting
-    times = [lane.time.seconds(lengths) for lane in lanes]
+    times = [group.time.seconds(lengths) for group in groups]
     means = [float(weights @ time) for time in times]
-    shares = _shares(demand.rate, means, [lane.workers for lane in lanes])
-    wait = _wait(demand, lanes, shares, times, (lengths, weights))
+    shares = _shares(demand.rate, means, [group.workers for group in groups])
+    wait = _wait(demand, groups, shares, times, (lengths, weights))
 
     def inside(wait: Waiting) -> float:
         total = 0.0
-        for share, lane, time in zip(shares, lanes, times, strict=True):
-            own_lengths, own_weights = length_points(demand.isl_tokens, demand.isl_cv2, longest=lane.longest(seconds))
+        for share, group, time in zip(shares, groups, times, strict=True):
+            own_lengths, own_weights = length_points(demand.isl_tokens, demand.isl_cv2, longest=group.longest(seconds))
             if share <= 0.0 or not own_weights.any():
                 continue
-            rooms = seconds - lane.time.seconds(own_lengths) - lane.transfer_base
-            missed = wait.missed(np.maximum(rooms - lane.transfer_per_token * own_lengths, 0.0), time, weights)
+            rooms = seconds - group.time.seconds(own_lengths) - group.transfer_base
+            missed = wait.missed(np.maximum(rooms - group.transfer_per_token * own_lengths, 0.0), time, weights)
             total += share * float(own_weights @ (1.0 - (turned_away(missed, wait.load) if early else missed)))
         return min(max(total, 0.0), 1.0)
 
@@ -165,7 +167,7 @@ def _attainment(demand: Demand, lanes: list[Lane], seconds: float, points: tuple
     if wait.load > MOST_LOAD:
         # Of what is too much for all of them, as much is let in as keeps them busy.
         busy = MOST_LOAD / wait.load
-        wait = _wait(replace(demand, rate=demand.rate * busy), lanes, shares, times, (lengths, weights))
+        wait = _wait(replace(demand, rate=demand.rate * busy), groups, shares, times, (lengths, weights))
     even = inside(replace(wait, burst=0.0))
     if wait.burst > 0.0 and even > 0.0:
         busy *= inside(wait) / even
@@ -196,41 +198,41 @@ def _shares(rate: float, means: list[float], workers: list[int]) -> list[float]:
 
 
 def _wait(
-    demand: Demand, lanes: list[Lane], shares: list[float], times: list[Floats], points: tuple[Floats, Floats]
+    demand: Demand, groups: list[PrefillGroup], shares: list[float], times: list[Floats], points: tuple[Floats, Floats]
 ) -> Waiting:
-    """Return the waiting in front of all lanes together, as in one pool of servers with their average service."""
+    """Return the waiting in front of all groups together, as in one pool of servers with their average service."""
     lengths, weights = points
-    parts = list(zip(shares, lanes, times, strict=True))
+    parts = list(zip(shares, groups, times, strict=True))
     mean = sum(share * float(weights @ time) for share, _, time in parts)
     square = sum(share * float(weights @ (time * time)) for share, _, time in parts)
     # The constant of a prompt that is alone, and of one in steps that are full to the brim.
     alone = sum(
-        share * lane.time.constant * float(weights @ np.maximum(1.0, lengths * lane.time.chunks))
-        for share, lane, _ in parts
+        share * group.time.constant * float(weights @ np.maximum(1.0, lengths * group.time.chunks))
+        for share, group, _ in parts
     )
     full = sum(
-        share * lane.time.constant * max(demand.isl_tokens * lane.time.chunks, 1.0 / max(lane.most_sharing, 1.0))
-        for share, lane, _ in parts
+        share * group.time.constant * max(demand.isl_tokens * group.time.chunks, 1.0 / max(group.most_sharing, 1.0))
+        for share, group, _ in parts
     )
     return waiting(
         demand.rate,
-        sum(lane.workers for lane in lanes),
+        sum(group.workers for group in groups),
         Service(
             constant=min(alone, mean),
             own=max(mean - alone, 0.0),
             cv2=max(square / (mean * mean) - 1.0, 0.0) if mean > 0.0 else 0.0,
             most_sharing=max(alone / full, 1.0) if full > 0.0 else 1.0,
-            held_up=sum(share * _held_up(lane, demand.isl_tokens) for share, lane, _ in parts),
+            held_up=sum(share * _held_up(group, demand.isl_tokens) for share, group, _ in parts),
         ),
         dispersion=demand.dispersion,
     )
 
 
-def _held_up(lane: Lane, isl_tokens: float) -> float:
+def _held_up(group: PrefillGroup, isl_tokens: float) -> float:
     """Return by how much prompts behind one's own hold it up: they share its (last) step as far as the budget goes."""
-    if lane.most_sharing <= 1.0:
+    if group.most_sharing <= 1.0:
         return 1.0
-    return 1.5 - 0.3 * min(isl_tokens * lane.time.chunks, 1.0)
+    return 1.5 - 0.3 * min(isl_tokens * group.time.chunks, 1.0)
 
 
 def _root(square: float, linear: float, value: float) -> float:
