@@ -9,6 +9,7 @@ from tests.worker_image.test_kv_policy import POD, tiered
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum_worker.engine_command import engine_command
+from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.kv.speed_file import SPEED_FILE, MeasuredSpeed, write_speed
 
 SPEED = SpeedCoefficients.of(prefill=(0.01, 1e-4, 1e-9), decode=(0.02, 1e-4, 1e-8))
@@ -37,7 +38,7 @@ def test_without_a_file_nothing_is_known() -> None:
 
 def test_the_engine_is_told_where_it_is(tmp_path: Path) -> None:
     command = engine_command(
-        tiered("load"), POD, model=None, environment={}, vllm="0.32.0", speed_file=tmp_path / "speed.json"
+        tiered("load"), POD, model=None, environment={}, vllm="0.32.0", files=EngineFiles(tmp_path)
     )
     transfer = json.loads(command.argv[command.argv.index("--kv-transfer-config") + 1])
     tier = transfer["kv_connector_extra_config"]["connectors"][1]["kv_connector_extra_config"]

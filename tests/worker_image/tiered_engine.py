@@ -29,6 +29,7 @@ from fulcrum.api.names import PORT_ENGINE
 from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig
 from fulcrum_worker.config import PodIdentity
 from fulcrum_worker.engine_command import engine_command
+from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.kv.policy import vllm_version
 from fulcrum_worker.models import local_model
 
@@ -166,6 +167,7 @@ def tiered_engine(
     tier: bool = True,
     pool: Path | None = None,
     pool_bytes: int = 1 << 30,
+    files: EngineFiles | None = None,
 ) -> Iterator[TieredEngine]:
     """Start the engine, wait until it answers, and end it."""
     prepared_model()
@@ -183,6 +185,7 @@ def tiered_engine(
         model=local_model("smollm2"),
         environment=os.environ,
         vllm=vllm_version(),
+        files=files,
     )
     engine = TieredEngine(
         url=f"http://{ip}:{PORT_ENGINE}",

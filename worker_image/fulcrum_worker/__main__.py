@@ -15,6 +15,7 @@ from fulcrum_worker.agent import run_agent
 from fulcrum_worker.config import BadConfigError, check_host_memory, check_machine, read_config
 from fulcrum_worker.engine_access import token_from
 from fulcrum_worker.engine_command import engine_command
+from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.kv.policy import offload_setting, vllm_version
 from fulcrum_worker.memory import memory_limit_bytes, shm_bytes
 from fulcrum_worker.models import local_model
@@ -43,11 +44,9 @@ def main() -> int:
             model or config.model,
         )
         with tempfile.TemporaryDirectory(prefix="fulcrum-") as folder:
-            speed_file = Path(folder) / "speed.json"
-            command = engine_command(
-                config, pod, model=model, environment=os.environ, vllm=vllm_version(), speed_file=speed_file
-            )
-            return asyncio.run(run_agent(config, pod, command, token=token_from(os.environ), speed_file=speed_file))
+            files = EngineFiles(Path(folder))
+            command = engine_command(config, pod, model=model, environment=os.environ, vllm=vllm_version(), files=files)
+            return asyncio.run(run_agent(config, pod, command, token=token_from(os.environ), files=files))
     except BadConfigError as error:
         print(f"the worker's configuration cannot be used: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG

@@ -8,7 +8,6 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
-from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -21,7 +20,9 @@ from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.drain import wait_until_idle
 from fulcrum_worker.engine_access import headers_of
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand
+from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.engine_process import EngineProcess
+from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.kv.orphans import remove_orphans
 from fulcrum_worker.kv.policy import offload_setting, vllm_version
 from fulcrum_worker.kv.speed_file import write_speed
@@ -45,12 +46,12 @@ async def run_agent(
     command: EngineCommand,
     *,
     token: str | None = None,
-    speed_file: Path | None = None,
+    files: EngineFiles | None = None,
 ) -> int:
     """Runs the worker until it is told to stop (SIGTERM, SIGINT) or vLLM ends; returns the process's exit code.
 
-    `token` is what the engine asks for, and what the agent asks of callers that would change something. `speed_file` is
-    where the engine finds its measured speed.
+    `token` is what the engine asks for, and what the agent asks of callers that would change something. `files` are
+    shared with the engine.
     """
     stop = asyncio.Event()
     hurry = asyncio.Event()
@@ -71,9 +72,9 @@ async def run_agent(
             pod_name=pod.name,
             token=token,
             offload=offload_setting(config, vllm_version()),
-            speed_file=speed_file,
+            speed_file=files.speed if files is not None else None,
         )
-        async with _serving(config, pod, state):
+        async with _serving(config, pod, state), _hearing(state, files):
             return await _Life(config, state, EngineProcess(command), stop, hurry).run()
 
 
@@ -89,6 +90,21 @@ async def _serving(config: WorkerConfig, pod: PodIdentity, state: WorkerState) -
         yield
     finally:
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _hearing(state: WorkerState, files: EngineFiles | None) -> AsyncIterator[None]:
+    """Follow the engine's KV events where it has tiers."""
+    if files is None or state.offload is None:
+        yield
+        return
+    state.kv_events = KvEvents()
+    following = asyncio.create_task(state.kv_events.follow(files.events))
+    try:
+        yield
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 class _Life:

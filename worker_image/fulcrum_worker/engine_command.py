@@ -17,7 +17,9 @@ from fulcrum.api.types import OffloadPolicy
 from fulcrum.api.worker import WorkerConfig
 from fulcrum_worker.config import CPU, KV_CACHE_DTYPES, PodIdentity
 from fulcrum_worker.engine_access import GUARD
+from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.group import GroupPlace, read_place
+from fulcrum_worker.kv.events import events_config
 from fulcrum_worker.kv.policy import FRONT, FRONT_SCHEDULER, LAYOUT, effective_policy
 from fulcrum_worker.kv.registration import CONNECTOR_MODULE, TIER_CONNECTOR
 from fulcrum_worker.kv.speed_file import SPEED_FILE
@@ -61,16 +63,16 @@ def engine_command(
     model: Path | None,
     environment: Mapping[str, str],
     vllm: str | None = None,
-    speed_file: Path | None = None,
+    files: EngineFiles | None = None,
 ) -> EngineCommand:
     """vLLM's command for this worker.
 
     `model` is the model's folder on this machine, None when `config.model` is a hub id. `environment` is the agent's
     own: UCX_*, OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND found there (a pool's template sets them) win over our
-    defaults. `vllm` is the version of vLLM; where it is unknown, offloaded KV is loaded as vLLM itself does it. In
-    `speed_file` the engine finds what it was measured to do.
+    defaults. `vllm` is the version of vLLM; where it is unknown, offloaded KV is loaded as vLLM itself does it. `files`
+    are shared with the agent; None: there is none.
     """
-    argv = (*_argv(config, pod, model, vllm, speed_file), *_in_group(read_place(config, environment)))
+    argv = (*_argv(config, pod, model, vllm, files), *_in_group(read_place(config, environment)))
     return EngineCommand(argv=argv, environment=_environment(config, pod, model is not None, environment))
 
 
@@ -94,12 +96,12 @@ def block_tokens(config: WorkerConfig) -> int | None:
 
 
 def _argv(
-    config: WorkerConfig, pod: PodIdentity, model: Path | None, vllm: str | None, speed_file: Path | None
+    config: WorkerConfig, pod: PodIdentity, model: Path | None, vllm: str | None, files: EngineFiles | None
 ) -> tuple[str, ...]:
     on_cpu = config.accelerator == CPU
     kv_bytes = config.kv_cache.memory_bytes or (CPU_DEFAULT_KV_BYTES if on_cpu else None)
     restored = effective_policy(config, vllm)
-    transfer = _transfer(config, restored, speed_file)
+    transfer = _transfer(config, restored, files)
     argv = [sys.executable, "-m", "fulcrum_worker.engine_main"]
     argv += ["--model", str(model or config.model), "--served-model-name", config.served_name]
     argv += ["--host", pod.ip, "--port", str(PORT_ENGINE)]
@@ -119,6 +121,8 @@ def _argv(
     argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_SECONDS), "--disable-uvicorn-access-log"]
     if restored is OffloadPolicy.PARTIAL_RECOMPUTE:
         argv += ["--scheduler-cls", FRONT_SCHEDULER]
+    if config.kv_cache.offload is not None and files is not None:
+        argv += ["--kv-events-config", events_config(files.events)]
     argv += ["--middleware", GUARD]
     if on_cpu:
         # Compiling takes longer than small models on CPUs gain by it; without it and with an explicit KV size vLLM
@@ -128,7 +132,7 @@ def _argv(
     return (*argv, *config.engine_args)
 
 
-def _transfer(config: WorkerConfig, restored: OffloadPolicy | None, speed_file: Path | None) -> dict[str, Any]:
+def _transfer(config: WorkerConfig, restored: OffloadPolicy | None, files: EngineFiles | None) -> dict[str, Any]:
     """vLLM's `--kv-transfer-config`: NIXL between workers, and host memory below it where the spec has it."""
     nixl = {
         "kv_connector": "NixlConnector",
@@ -154,7 +158,7 @@ def _transfer(config: WorkerConfig, restored: OffloadPolicy | None, speed_file: 
             FRONT: restored is OffloadPolicy.PARTIAL_RECOMPUTE,
             # Answers as well: the next turn of a conversation begins with them.
             "offload_prompt_only": False,
-            SPEED_FILE: str(speed_file) if speed_file is not None else None,
+            SPEED_FILE: str(files.speed) if files is not None else None,
         },
     }
     if offload.pool is not None:

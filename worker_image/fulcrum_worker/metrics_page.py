@@ -96,6 +96,17 @@ def _counters(report: LoadReport) -> Iterator[Metric]:
         yield CounterMetricFamily(
             f"{prefix}_pulled_tokens", "Prompt tokens whose KV was pulled from a peer.", transfers.pulled_tokens
         )
+    if (residency := report.residency) is not None:
+        for tier, held, evicted in (
+            ("device", residency.device_tokens, residency.device_evicted_tokens),
+            ("host", residency.host_tokens, residency.host_evicted_tokens),
+        ):
+            yield GaugeMetricFamily(
+                f"{prefix}_{tier}_tokens", f"Tokens whose KV is there to be used again: {tier}.", held
+            )
+            yield CounterMetricFamily(
+                f"{prefix}_{tier}_evicted_tokens", f"Tokens whose KV was driven out: {tier}.", evicted
+            )
     if (progress := report.progress) is not None:
         yield CounterMetricFamily("fulcrum_worker_engine_steps", "Engine steps that made tokens.", progress.steps)
         yield CounterMetricFamily("fulcrum_worker_engine_tokens", "Tokens taken in and made.", progress.tokens)

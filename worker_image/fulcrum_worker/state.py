@@ -10,6 +10,7 @@ import aiohttp
 
 from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients
 from fulcrum_worker.engine_metrics import EngineMetrics, scrape_engine
+from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.readiness import not_ready_reason
 from fulcrum_worker.roles import WorkerRole
 
@@ -43,6 +44,8 @@ class WorkerState:
     """The host tier as it is set up; None without one."""
     speed_file: Path | None = None
     """Where the engine finds its measured speed."""
+    kv_events: KvEvents | None = None
+    """What the engine said of its KV blocks; None without tiers."""
     _scraped: tuple[float, EngineMetrics] = field(default=(float("-inf"), EngineMetrics()))
     _probed: tuple[float, str | None] = field(default=(float("-inf"), None))
 
@@ -94,4 +97,5 @@ class WorkerState:
             transfers=metrics.transfers,
             progress=metrics.progress,
             offload=metrics.with_counts(self.offload) if self.offload is not None else None,
+            residency=self.kv_events.residency() if self.kv_events is not None else None,
         )

@@ -202,6 +202,21 @@ class OffloadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self.loaded_bytes / self.load_seconds if self.loaded_bytes and self.load_seconds else None
 
 
+class KvResidency(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Where KV of prompts and answers is that could be used again, and what was driven out since the agent's start.
+
+    Counted in tokens, from the engine's own events.
+    """
+
+    device_tokens: int
+    host_tokens: int
+    device_evicted_tokens: int
+    """They may still be in host memory."""
+    host_evicted_tokens: int
+    missed_batches: int = 0
+    """Batches of events that did not come: above 0, all figures are estimates."""
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero."""
 
@@ -229,6 +244,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     transfers: TransferCounters | None = None
     progress: EngineProgress | None = None
     offload: OffloadReport | None = None
+    """None without a host tier."""
+    residency: KvResidency | None = None
     """None without a host tier."""
 
     @property
