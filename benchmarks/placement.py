@@ -83,8 +83,8 @@ def inventory(entries: Sequence[tuple[str, int, int]]) -> Inventory:
 
 def planned(what: Inventory, model: str, **more: Any) -> Plan:
     """Return the plan with most goodput."""
-    settings: dict[str, Any] = {"engine": Engine(model=known_model(model)), **more}
-    return search(Request(inventory=what, performance=ESTIMATES, prompt_tokens=DEMAND.isl_tokens, **settings))
+    settings: dict[str, Any] = {"engine": Engine(model=known_model(model)), "performance": ESTIMATES, **more}
+    return search(Request(inventory=what, prompt_tokens=DEMAND.isl_tokens, **settings))
 
 
 def of_one_kind(price: float, model: str, kinds: Sequence[str], **more: Any) -> dict[str, Plan]:
@@ -231,11 +231,12 @@ def simulated(count: int, admission: AdmissionPolicy) -> None:
     random = np.random.default_rng(24)
     gains, errors = [], []
     model = MODELS[1]
+    estimates = QueueingEstimates(DEMAND, SLO, turns_away=admission is not AdmissionPolicy.OFF)
     for number in range(count):
         kinds = [str(kind) for kind in random.choice(sorted(PRICES), 3, replace=False)]
         what = inventory([(kind, int(random.choice([4, 8])), int(random.integers(1, 3))) for kind in kinds])
-        plan = planned(what, model)
-        others = of_one_kind(what.price_per_hour, model, kinds)
+        plan = planned(what, model, performance=estimates)
+        others = of_one_kind(what.price_per_hour, model, kinds, performance=estimates)
         reached = in_the_simulator(plan, model, admission)
         best = max(others, key=lambda kind: others[kind].goodput)
         alone = in_the_simulator(others[best], model, admission)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from fulcrum.api.durations import seconds
-from fulcrum.api.types import InferenceClusterSpec, Recommendation, RecommendedPool
+from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, Recommendation, RecommendedPool
 from fulcrum.balance.conditions import timestamp
 from fulcrum.balance.measurements import Drift
 from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelerator
@@ -93,7 +93,9 @@ def compared(question: PlacementQuestion) -> Comparison | None:
             max_model_tokens=spec.model.max_model_len or 0,
         )
         forms = _forms(spec)
-        performance = QueueingEstimates(demand, promised(spec))
+        performance = QueueingEstimates(
+            demand, promised(spec), turns_away=spec.admission.policy is not AdmissionPolicy.OFF
+        )
         return compare(forms, engine, performance, prompt_tokens=demand.isl_tokens) if forms else None
     except (UnknownModelError, UnknownAcceleratorError, EngineShapeError, PlacementError) as error:
         logger.debug("placement_not_compared why=%r", str(error))

@@ -14,7 +14,14 @@ from math import inf
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, Slo
-from fulcrum.performance.queueing import decode_attainment, decode_step, mixed_attainment, prefill_attainment
+from fulcrum.performance.queueing import (
+    decode_admitted,
+    decode_attainment,
+    decode_step,
+    mixed_admitted,
+    mixed_attainment,
+    prefill_attainment,
+)
 from fulcrum.placement.performance import Stations, highest_rate
 
 
@@ -24,6 +31,9 @@ class QueueingEstimates:
 
     demand: Demand
     slo: Slo
+    turns_away: bool = False
+    """Requests that would be late are turned away at arrival, as admission does: shares are those of requests that are
+    let in. False: every request is served."""
     _known: dict[tuple[tuple[WorkerSpeed, int], Role], float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -42,7 +52,10 @@ class QueueingEstimates:
     def split(self, rate: float, prefill: Stations, decode: Stations) -> float:
         """Return the share inside both promises; the first token waits for one decode step."""
         parts = self._parts(decode, Role.DECODE)
-        step = sum(part * decode_step(self._at(rate * part), [pool]) for part, pool in parts)
+        steps = [(part, decode_step(self._at(rate * part), [pool])) for part, pool in parts]
+        if self.turns_away:
+            steps = [(part, min(step, self.slo.tpot_seconds)) for part, step in steps]
+        step = sum(part * each for part, each in steps)
         if step == inf or not parts:
             return 0.0
         return self._prefill(rate, prefill, step) * self._decode(rate, decode, self._spare_seconds(prefill, step))
@@ -50,9 +63,9 @@ class QueueingEstimates:
     def mixed(self, rate: float, stations: Stations) -> float:
         """Return the share inside both promises on workers that do both."""
         slo = self.slo
-        return mixed_attainment(
-            self._at(rate), stations, ttft_seconds=slo.ttft_seconds, tpot_seconds=slo.tpot_seconds
-        ).joint
+        promise = {"ttft_seconds": slo.ttft_seconds, "tpot_seconds": slo.tpot_seconds}
+        whole = mixed_attainment(self._at(rate), stations, **promise).joint
+        return max(whole, mixed_admitted(self._at(rate), stations, **promise)) if self.turns_away else whole
 
     def floor(self, speeds: Sequence[WorkerSpeed]) -> tuple[float, float]:
         """Return the shortest TTFT and TPOT (seconds) of a mean request on an idle worker of any of `speeds`."""
@@ -63,11 +76,17 @@ class QueueingEstimates:
         )
 
     def _decode(self, rate: float, stations: Stations, wait_seconds: float) -> float:
-        tpot = self.slo.tpot_seconds
         return sum(
-            part * decode_attainment(self._at(rate * part), [pool], tpot_seconds=tpot, wait_seconds=wait_seconds)
+            part * self._decode_of(self._at(rate * part), [pool], wait_seconds)
             for part, pool in self._parts(stations, Role.DECODE)
         )
+
+    def _decode_of(self, demand: Demand, stations: Stations, wait_seconds: float) -> float:
+        tpot = self.slo.tpot_seconds
+        whole = decode_attainment(demand, stations, tpot_seconds=tpot, wait_seconds=wait_seconds)
+        if not self.turns_away:
+            return whole
+        return max(whole, decode_admitted(demand, stations, tpot_seconds=tpot, wait_seconds=wait_seconds))
 
     def _parts(self, stations: Stations, role: Role) -> list[tuple[float, tuple[WorkerSpeed, int]]]:
         """Return pools with the share of the requests that they get: in proportion to what each carries alone."""
@@ -99,7 +118,9 @@ class QueueingEstimates:
 
     def _prefill_of(self, rate: float, stations: Stations, step_seconds: float) -> float:
         ttft = self.slo.ttft_seconds
-        return prefill_attainment(self._at(rate), stations, ttft_seconds=ttft, extra_seconds=step_seconds)
+        return prefill_attainment(
+            self._at(rate), stations, ttft_seconds=ttft, extra_seconds=step_seconds, early=self.turns_away
+        )
 
     def _spare_seconds(self, prefill: Stations, step_seconds: float) -> float:
         """Return half of what the TTFT leaves beyond an idle worker's time: a request may wait that long for room."""

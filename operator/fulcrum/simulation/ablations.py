@@ -120,6 +120,7 @@ ABLATIONS: Final = (
     _one("admission.tuning", "TUNING.demand_sigmas", 0.0, "Classes keep what they ask for on average."),
     _one("admission.tuning", "TUNING.least_slowdown", inf, "Workers that share hardware are taken to have their own."),
     _one("routing.tuning", "TUNING.miss_weight", 0.0, "A promise that is missed weighs no more than one that is kept."),
+    _one("routing.tuning", "TUNING.route_weight", 0.0, "KV routes are no weights."),
     _one("routing.tuning", "TUNING.nearly", 1.0, "The mixed worker that is better is taken, however little better."),
     _one("routing.tuning", "TUNING.disturbing", 0.0, "A prompt never waits to spare an answer on a prefill worker."),
     _one("routing.tuning", "TUNING.most_harmed", 1.0, "A deflected request may make one other late."),

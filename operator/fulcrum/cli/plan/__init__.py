@@ -91,7 +91,7 @@ def command(
         request = Request(
             inventory=what,
             engine=engine,
-            performance=QueueingEstimates(demand, promise),
+            performance=QueueingEstimates(demand, promise, turns_away=True),
             prompt_tokens=demand.isl_tokens,
             goal=Goal(goal),
             rate=rate,
