@@ -16,10 +16,10 @@ MOST_ROUTES: Final = 64
 """Bound of `status.routes`."""
 
 
-def kv_routes(layout: Layout, model: PerformanceModel, load: Load, standing: Iterable[KvRoute]) -> tuple[KvRoute, ...]:
+def kv_routes(layout: Layout, model: PerformanceModel, load: Load, last: Iterable[KvRoute]) -> tuple[KvRoute, ...]:
     """Return the maximum flow from prefill pools to decode pools: in proportion to what the decode workers carry.
 
-    Nothing where there is no choice. Routes of `standing` stay while none differs clearly.
+    Nothing where there is no choice. Routes of `last` stay while none differs clearly.
     """
     carried = {pool: count * model.unit_rates(pool, load).decode for pool, count in layout.decode}
     routes = []
@@ -31,8 +31,8 @@ def kv_routes(layout: Layout, model: PerformanceModel, load: Load, standing: Ite
                 KvRoute(prefill=source, decode=pool, share=round(rate / total, 3)) for pool, rate in targets.items()
             ]
     routes = routes[:MOST_ROUTES]
-    before = {(route.prefill, route.decode): route.share for route in standing}
+    before = {(route.prefill, route.decode): route.share for route in last}
     now = {(route.prefill, route.decode): route.share for route in routes}
     if before.keys() == now.keys() and all(abs(now[pair] - before[pair]) < _LEAST_CHANGE for pair in now):
-        return tuple(standing)
+        return tuple(last)
     return tuple(routes)

@@ -58,8 +58,8 @@ def may_restart(worker: Worker, status: InferenceClusterStatus, now: datetime) -
 
     It must have lived for half of the time for which the fault has stood, so pauses double while restarts do not help.
     """
-    standing = _standing(status)
-    stood = now - datetime.fromisoformat(standing.last_transition_time) if standing is not None else timedelta()
+    fault = _fault_condition(status)
+    stood = now - datetime.fromisoformat(fault.last_transition_time) if fault is not None else timedelta()
     return _age(worker, now) >= max(SETTLED, stood / 2)
 
 
@@ -83,7 +83,7 @@ def transfer_fault(faults: TransferFaults) -> tuple[Reason, str] | None:
     )
 
 
-def _standing(status: InferenceClusterStatus) -> Condition | None:
+def _fault_condition(status: InferenceClusterStatus) -> Condition | None:
     degraded = next((c for c in status.conditions if c.type is ConditionType.DEGRADED), None)
     stands = (ConditionStatus.TRUE, Reason.KV_TRANSFER_FAILING)
     return degraded if degraded is not None and (degraded.status, degraded.reason) == stands else None
@@ -91,7 +91,7 @@ def _standing(status: InferenceClusterStatus) -> Condition | None:
 
 def _recovering(workers: Sequence[Worker], status: InferenceClusterStatus, now: datetime) -> tuple[str, ...]:
     """Workers that are new, or drain for a restart, while the fault stands: it is over when they have settled."""
-    if _standing(status) is None:
+    if _fault_condition(status) is None:
         return ()
     unsettled = [
         worker.name
