@@ -2,9 +2,9 @@
 
 The traffic is scaled to what the engines measured at their start, so that it is a sensible load on a slow and on a fast
 machine. It begins at the split that its first phase wants, most workers prefilling. Its second phase wants most of them
-to decode: the operator (`balance: Auto`) flips workers by itself. Exits with 0 only if no request was lost, NIXL moved
-KV cache, at least `TARGET` of all requests were inside the SLO, and more of them after the flip than before it (or all
-of them both times).
+to decode. For `OBSERVE_SECONDS` of it the operator only observes (`balance.mode: Observe`), which shows what a static
+split serves; then it acts (`Auto`) and flips workers. Exits with 0 only if no request was lost, NIXL moved KV cache, at
+least `TARGET` of all requests were inside the SLO, and more of them after the flip than before it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from demo_load import (
     ANSWERS_SECONDS,
+    OBSERVE_SECONDS,
     PROMPTS_SECONDS,
     SHARE,
     Load,
@@ -74,10 +75,7 @@ class Shown:
             "the operator flipped no worker": not self.flips,
             f"{report.slo_attainment:.0%} inside the SLO, target {TARGET:.0%}": report.slo_attainment < TARGET,
             f"inside the SLO after the flip {_percent(self.after)}, before it {_percent(self.before)}": (
-                self.before is None
-                or self.after is None
-                or self.after < self.before
-                or self.after == self.before < 1.0  # where nothing was missed, nothing could be gained
+                self.before is None or self.after is None or self.after <= self.before
             ),
         }
         return [problem for problem, holds in found.items() if holds]
@@ -126,7 +124,7 @@ def show(cluster: Cluster) -> Shown:
             wait_until("the gateway", lambda: rolled_out(cluster), seconds=120)
     begin_at(cluster, *load.prompts_best)
 
-    step(f"{PROMPTS_SECONDS + ANSWERS_SECONDS:.0f} s of traffic; nobody but the operator changes the ratio")
+    step(f"{PROMPTS_SECONDS + ANSWERS_SECONDS:.0f} s of traffic; only the operator changes the ratio")
     flips_before = cluster.flips()
     with console.status("") as status:
         told = 0.0
@@ -140,7 +138,7 @@ def show(cluster: Cluster) -> Shown:
                 told = now_seconds
                 console.print(line)
 
-        requests, seen = send(cluster, load, tell)
+        requests, seen = send(cluster, load, lambda: set_balance(cluster, mode="Auto"), tell)
     command(cluster, "get", "ic", "-o", "wide")
     command(cluster, "get", "events", "--field-selector", f"involvedObject.name={cluster.name},reason!=Created",
             "--sort-by", ".lastTimestamp", "-o", "custom-columns=REASON:.reason,MESSAGE:.message")  # fmt: skip
@@ -180,12 +178,16 @@ def rolled_out(cluster: Cluster) -> bool:
 
 
 def begin_at(cluster: Cluster, prefill: int, decode: int) -> None:
-    """Set the stage: the split of the first phase; from then on the operator decides."""
+    """Set the stage: the split of the first phase, which stands until the operator may act."""
     wanted = {"prefill": prefill, "decode": decode}
-    for balance in ({"mode": "Manual", "ratio": wanted}, {"mode": "Auto", "ratio": None}):
-        patch = json.dumps({"spec": {"balance": balance}})
-        command(cluster, "patch", "ic", cluster.name, "--type", "merge", "-p", patch)
-        wait_until(f"{prefill}P:{decode}D", lambda: cluster.roles() == wanted, seconds=60)
+    set_balance(cluster, mode="Manual", ratio=wanted)
+    wait_until(f"{prefill}P:{decode}D", lambda: cluster.roles() == wanted, seconds=60)
+    set_balance(cluster, mode="Observe")
+
+
+def set_balance(cluster: Cluster, *, mode: str, ratio: dict[str, int] | None = None) -> None:
+    patch = json.dumps({"spec": {"balance": {"mode": mode, "ratio": ratio}}})
+    command(cluster, "patch", "ic", cluster.name, "--type", "merge", "-p", patch)
 
 
 def described(load: Load) -> Table:
@@ -234,7 +236,9 @@ def plot(seen: Seen, slo: Slo) -> list[str]:
     first, end = 0.0, PROMPTS_SECONDS + ANSWERS_SECONDS
     while first < end:
         if first == PROMPTS_SECONDS:
-            lines.append(f"{first:4.0f} s [cyan]-- the load moves to long answers[/]")
+            lines.append(f"{first:4.0f} s [cyan]-- the load moves to long answers; the operator observes[/]")
+        if first == PROMPTS_SECONDS + OBSERVE_SECONDS:
+            lines.append(f"{first:4.0f} s [cyan]-- the operator may act[/]")
         here = seen.between(first, first + BUCKET_SECONDS)
         share = attainment(here, slo)
         filled = round(BAR * (share or 0.0))

@@ -20,8 +20,10 @@ from fulcrum.replay import Client, Progress, Record, Slo, discover, replay
 from fulcrum.simulation.traffic import Phase, Request, generate
 
 PROMPTS_SECONDS: Final = 40.0
-ANSWERS_SECONDS: Final = 80.0
+ANSWERS_SECONDS: Final = 90.0
 """Length of either phase: the second is long enough to see what came after its flips."""
+OBSERVE_SECONDS: Final = 15.0
+"""Start of the second phase in which the operator only observes: what a ratio that nothing changes would serve."""
 SEED: Final = 4
 """Of arrivals and lengths."""
 SPREAD: Final = 0.2
@@ -140,13 +142,22 @@ def measured(cluster: Cluster) -> WorkerSpeed:
     return found
 
 
-def send(cluster: Cluster, load: Load, tell: Callable[[float, Progress, str], None]) -> tuple[Sequence[Request], Seen]:
-    """Replay both phases; `tell` hears about it while it lasts (seconds, progress, ratio)."""
+def send(
+    cluster: Cluster, load: Load, let_act: Callable[[], None], tell: Callable[[float, Progress, str], None]
+) -> tuple[Sequence[Request], Seen]:
+    """Replay both phases. `let_act` is called once, `OBSERVE_SECONDS` into the second; `tell` hears (seconds, progress,
+    ratio) all the while.
+    """
     requests = generate([load.prompts, load.answers], seed=SEED)
-    return requests, asyncio.run(_send(cluster, requests, tell))
+    return requests, asyncio.run(_send(cluster, requests, let_act, tell))
 
 
-async def _send(cluster: Cluster, requests: Sequence[Request], tell: Callable[[float, Progress, str], None]) -> Seen:
+async def _send(
+    cluster: Cluster,
+    requests: Sequence[Request],
+    let_act: Callable[[], None],
+    tell: Callable[[float, Progress, str], None],
+) -> Seen:
     addresses = [worker.ip for worker in cluster.workers()]
     ratios: list[tuple[float, str]] = []
     now = Progress(sent=0, ended=0, lost=0, of=len(requests))
@@ -169,12 +180,15 @@ async def _send(cluster: Cluster, requests: Sequence[Request], tell: Callable[[f
                     tell(seconds, now, ratios[-1][1])
                 await asyncio.sleep(_POLL_SECONDS)
 
-        watching = asyncio.create_task(watch())
-        try:
+        async def act() -> None:
+            await asyncio.sleep(PROMPTS_SECONDS + OBSERVE_SECONDS)
+            await asyncio.to_thread(let_act)
+
+        async with asyncio.TaskGroup() as group:
+            watching, acting = group.create_task(watch()), group.create_task(act())
             records = await replay(client, endpoint, requests, seed=SEED, on_progress=noted)
-        finally:
+            await acting
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
     in_order = tuple(sorted(records, key=lambda record: record.due_seconds))
     return Seen(records=in_order, start_seconds=start_seconds, ratios=tuple(ratios))
 
