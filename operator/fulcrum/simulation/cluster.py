@@ -11,10 +11,6 @@ from fulcrum.simulation.kv_tiers import KvTiers
 
 NVLINK_BYTES_PER_SECOND: Final = 450e9
 """H100 SXM, one direction."""
-INFINIBAND_BYTES_PER_SECOND: Final = 50e9
-"""NDR, 400 Gbit/s."""
-ETHERNET_BYTES_PER_SECOND: Final = 3.125e9
-"""25 Gbit/s, as between the nodes of DistServe's cluster."""
 
 
 class Sharing(StrEnum):

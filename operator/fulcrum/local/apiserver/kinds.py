@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from fulcrum.local.apiserver.errors import Json, qualified
 
@@ -85,17 +85,9 @@ class Registry:
         """The kind behind `/apis/<group>/<version>/.../<plural>`."""
         return self._by_path.get((group, version, plural))
 
-    def has_version(self, group: str, version: str) -> bool:
-        """Whether anything is served under the group and version."""
-        return any(path[:2] == (group, version) for path in self._by_path)
-
     def by_kind(self, group: str, kind: str) -> Kind | None:
         """Any version of a kind; for owner references and access reviews."""
         return next((k for k in self._by_path.values() if k.group == group and k.kind == kind), None)
-
-    def by_resource(self, group: str, plural: str) -> Kind | None:
-        """Any version of a resource."""
-        return next((k for k in self._by_path.values() if k.group == group and k.plural == plural), None)
 
     def __iter__(self) -> Iterator[Kind]:
         return iter(tuple(self._by_path.values()))
@@ -122,9 +114,3 @@ class Registry:
     def is_builtin_group(self, group: str) -> bool:
         """Whether the group belongs to the server itself."""
         return group in self._builtin_groups
-
-
-def object_key(obj: dict[str, Any]) -> tuple[str, str]:
-    """`(namespace, name)` of an object; the namespace is empty for cluster-scoped kinds."""
-    metadata = obj["metadata"]
-    return metadata.get("namespace", ""), metadata["name"]

@@ -23,8 +23,6 @@ Json = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 LABEL_PROCESS_KUBELET: Final = "fulcrum.dev/process-kubelet"
-TAINT_PROCESS_KUBELET: Final[Json] = {"key": LABEL_PROCESS_KUBELET, "value": "true", "effect": "NoSchedule"}
-"""Keeps a real scheduler from sending Pods that need images here."""
 
 _LEASE_SECONDS: Final = 40
 _RENEW_SECONDS: Final = 10.0
