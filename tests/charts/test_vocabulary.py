@@ -17,7 +17,14 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.scale_types import ScaleConditionType
 from fulcrum.api.status import ConditionType
-from fulcrum.api.worker import EngineProgress, LoadReport, SpeedCoefficients, TransferCounters, WorkerConfig
+from fulcrum.api.worker import (
+    EngineProgress,
+    KvResidency,
+    LoadReport,
+    SpeedCoefficients,
+    TransferCounters,
+    WorkerConfig,
+)
 from fulcrum.controller.metrics import Metrics
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
 from fulcrum_worker.kv.pool import names as pool
@@ -66,7 +73,7 @@ def worker_page() -> bytes:
     state.speed = ones(SpeedCoefficients)
     report = LoadReport(
         role=Role.MIXED, role_epoch=1, ready=True, draining=False, kv_held_for_peers=0.1, kv_capacity_tokens=1,
-        transfers=ones(TransferCounters), progress=ones(EngineProgress),
+        transfers=ones(TransferCounters), progress=ones(EngineProgress), residency=ones(KvResidency),
     )  # fmt: skip
     return metrics_page(config, state, report)
 

@@ -264,13 +264,12 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
     ] = None
     last_decision: Annotated[Decision | None, Meta(description="The last decision that changed something.")] = None
     routes: Annotated[
-        tuple[KvRoute, ...],
+        Annotated[tuple[KvRoute, ...], Meta(max_length=64)] | None,
         Meta(
-            max_length=64,
-            description="Weights by which gateways choose among unlike decode pools, where there is more than one.",
+            description="Weights by which gateways choose among unlike decode pools; absent where there is one kind.",
             extra_json_schema={"x-kubernetes-list-type": "atomic"},
         ),
-    ] = ()
+    ] = None
     recommendation: Annotated[
         Recommendation | None,
         Meta(

@@ -94,7 +94,7 @@ def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assi
         reason=changes.reason or sized.reason,
         over_capacity=sized.over_capacity,
         unreachable=inputs.model.slo != inputs.promise,
-        routes=kv_routes(result, inputs.model, load, inputs.status.routes) if known else None,
+        routes=kv_routes(result, inputs.model, load, inputs.status.routes or ()) if known else None,
         explanation=explain(inputs, sized, changes) if known else None,
     )
 

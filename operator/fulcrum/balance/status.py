@@ -50,7 +50,7 @@ def status_of(
         ready=f"{ready}/{len(assignment.slots)}",
         roles=_role_counts(snapshot.workers, assignment.counts),
         last_decision=last or snapshot.status.last_decision,
-        routes=snapshot.status.routes if decision.trace.routes is None else decision.trace.routes,
+        routes=(snapshot.status.routes if decision.trace.routes is None else decision.trace.routes) or None,
         recommendation=_recommendation(
             snapshot.measurements.drift, snapshot.status.recommendation, snapshot.generation
         ),

@@ -122,7 +122,7 @@ class Ours(Policy):
         )
         decided = plan(snapshot, _time(view.now))
         self._status = decided.status
-        shares = shares_of((route.prefill, route.decode, route.share) for route in decided.status.routes)
+        shares = shares_of((route.prefill, route.decode, route.share) for route in decided.status.routes or ())
         for gateway in self._gateways:
             gateway.view.kv_routes.set(shares)
         return TickResult(
