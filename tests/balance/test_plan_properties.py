@@ -79,12 +79,12 @@ class Watch:
         assert action.name not in world.taken
         if isinstance(action, DeleteWorker) and action.force:
             assert before[action.name].lost
-        # Unknown load is not idle: a drain ends when the load is known to be zero, or the time is over.
+        # Unknown load is not idle: a drain ends when the load is known to be zero, the time is over or the node is lost.
         if isinstance(action, DeleteWorker) and (worker := before.get(action.name)) and worker.uid == action.uid:
             if worker.role is Role.DRAINING and worker.phase is WorkerPhase.RUNNING:
                 assert worker.draining_since is not None
                 timed_out = (world.now - worker.draining_since).total_seconds() >= 60
-                assert timed_out or (worker.load is not None and worker.load.idle)
+                assert timed_out or worker.lost or (worker.load is not None and worker.load.idle)
             # Whoever serves is drained first.
             assert not worker.serving
 

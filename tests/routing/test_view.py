@@ -180,10 +180,11 @@ def test_predictions_rise_with_the_decode_load(
     promised = predict()
     view.prefill_done(flight, now)
     joined = predict()
-    assert before.step_seconds <= promised.step_seconds + 1e-9
+    # Where memory is full a request adds to the wait for it: fewer, longer ones in a step do not make it longer.
+    assert before.step_seconds <= promised.step_seconds + 1e-9 or promised.slot_seconds > 0
     assert before.kv_tokens <= promised.kv_tokens + 1e-6
     if delay == 0:
-        assert before.step_seconds <= joined.step_seconds + 1e-9
+        assert before.step_seconds <= joined.step_seconds + 1e-9 or joined.slot_seconds > 0
 
 
 @given(st.lists(lengths, min_size=1, max_size=20), st.floats(0, 100), st.floats(0, 100))
