@@ -129,6 +129,23 @@ async def test_two_workers_that_lose_a_request_do_not_keep_it(
     assert await site.metric('fulcrum_gateway_legs_total{leg="whole",outcome="stall"}') == 2
 
 
+async def test_a_worker_of_unknown_speed_that_loses_a_request_does_not_keep_it(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was started a moment ago has not reported yet."""
+    monkeypatch.setattr(leg_deadlines, "LOST_SECONDS", 1.0)
+    monkeypatch.setattr(leg_deadlines, "FACTOR", 0.0)
+    engines = [Model("m1", Role.MIXED), Model("m2", Role.MIXED)]
+    site = await make_site(*engines)
+    keep = engines[0].behave
+    engines[0].behave = engines[1].behave = hang
+    answer = asyncio.create_task(site.post(PROMPT))
+    await eventually(lambda: any(engine.seen for engine in engines))
+    engines[0].behave = engines[1].behave = keep
+    check(await answer, PROMPT)
+    assert await site.metric('fulcrum_gateway_legs_total{leg="whole",outcome="stall"}') == 1
+
+
 async def test_a_stream_that_stands_still_goes_on_elsewhere(
     make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

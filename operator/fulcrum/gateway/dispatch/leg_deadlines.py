@@ -71,16 +71,18 @@ class LegDeadlines:
         if request.stream:
             return self.first_answer_seconds(exchange)
         flight = exchange.flight
-        if flight is None or request.max_tokens is None or request.whole:
+        if flight is None or request.max_tokens is None or request.whole or not flight.route.known:
             return inf
         predicted_seconds = flight.route.ttft_seconds + request.max_tokens * flight.route.tpot_seconds
         return self._allowed(exchange, flight, max(WHOLE_FACTOR * predicted_seconds, LEAST_STREAM_SECONDS))
 
     def _allowed(self, exchange: Exchange, flight: Flight, seconds: float) -> float:
-        """`seconds` where one more early failover is allowed; longer on later attempts; infinite on the last one."""
-        if not flight.route.known or exchange.fruitless + 1 >= MAX_ATTEMPTS:
+        """`seconds` where one more early failover is allowed; infinite on the last attempt; longer otherwise, as where
+        the worker was started a moment ago and its speed is not known.
+        """
+        if exchange.fruitless + 1 >= MAX_ATTEMPTS:
             return inf
-        if exchange.attempts > 1 or self._left < 1:
+        if exchange.attempts > 1 or self._left < 1 or not flight.route.known:
             return max(seconds, LOST_SECONDS)
         return seconds
 
