@@ -26,7 +26,7 @@ LEAST_STREAM_SECONDS: Final = 15.0
 """Least deadline between two pieces of a stream, and of an answer that comes as one."""
 LOST_SECONDS: Final = 60.0
 """Least deadline of a later attempt, or where the early failovers are used up: such a silence is a lost request and
-no queue. The last attempt has the request's own deadline."""
+no queue. Also the most that a prediction may be exceeded by. The last attempt has the request's own deadline."""
 _PER_REQUEST: Final = 0.05
 _MOST: Final = 10.0
 
@@ -54,7 +54,7 @@ class LegDeadlines:
         if flight is None:
             return inf
         if exchange.response.started:
-            return max(FACTOR * flight.route.ttft_seconds, LEAST_STREAM_SECONDS)
+            return max(_late_seconds(flight.route.ttft_seconds), LEAST_STREAM_SECONDS)
         promise_seconds = min(
             self._ttft_seconds, exchange.incoming.ttft_seconds if exchange.incoming is not None else inf
         )
@@ -63,7 +63,7 @@ class LegDeadlines:
         return self._allowed(
             exchange,
             flight,
-            max(FACTOR * slower * flight.route.ttft_seconds, SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS),
+            max(_late_seconds(slower * flight.route.ttft_seconds), SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS),
         )
 
     def last_leg_seconds(self, exchange: Exchange, request: InferenceRequest) -> float:
@@ -85,6 +85,11 @@ class LegDeadlines:
         if exchange.attempts > 1 or self._left < 1 or not flight.route.known:
             return max(seconds, LOST_SECONDS)
         return seconds
+
+
+def _late_seconds(predicted_seconds: float) -> float:
+    """After so long a first answer is overdue."""
+    return min(FACTOR * predicted_seconds, predicted_seconds + LOST_SECONDS)
 
 
 def between_pieces_seconds(flight: Flight, event_tokens: int = 1) -> float:
