@@ -5,11 +5,13 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import uvloop
 
 from fulcrum.local.proxy.proxy import ServiceProxy
+from fulcrum.local.proxy.splice import Downstream, _Side
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Address = tuple[str, int]
@@ -154,3 +156,35 @@ async def test_client_that_goes_away_is_noticed_by_the_endpoint() -> None:
         await writer.drain()
         writer.transport.abort()
         await asyncio.wait_for(ended.wait(), 60)
+
+
+async def test_an_endpoint_that_ends_the_connection_at_once_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has gone before the two connections are joined: the client must not wait for it for ever."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(100))
+        writer.close()
+
+    loop = asyncio.get_running_loop()
+    connect, bad, good = loop.create_connection, free_port(), free_port()
+
+    async def connect_and_lose(factory: Callable[[], _Side], host: str, port: int, **options: Any) -> Any:
+        transport, side = await connect(factory, host, port, **options)
+        if port == bad:
+            transport.abort()
+            while side.transport is not None:  # noqa: ASYNC110  (any condition)
+                await asyncio.sleep(0)
+        return transport, side
+
+    monkeypatch.setattr(loop, "create_connection", connect_and_lose)
+    live: set[Downstream] = set()
+    async with (
+        await asyncio.start_server(echo, HOST, bad),
+        await asyncio.start_server(echo, HOST, good),
+        await loop.create_server(lambda: Downstream(lambda: [(HOST, bad), (HOST, good)], live), HOST, 0) as front,
+    ):
+        reader, writer = await asyncio.open_connection(HOST, front.sockets[0].getsockname()[1])
+        writer.write(b"hello")
+        async with asyncio.timeout(20):
+            assert await reader.read() == b"hello"
+        writer.close()

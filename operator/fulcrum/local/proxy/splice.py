@@ -118,9 +118,11 @@ class Downstream(_Side):
             except OSError as error:  # a timeout is one, too
                 logger.info("endpoint_refused endpoint=%s:%d error=%s", host, port, error or type(error).__name__)
                 continue
+            if upstream.transport is None:
+                logger.info("endpoint_refused endpoint=%s:%d error=it ended the connection at once", host, port)
+                continue
             self._connecting = None
             if self.transport is None or self.transport.is_closing():
-                assert upstream.transport is not None
                 upstream.transport.abort()
                 return
             self._join(upstream)
