@@ -164,6 +164,7 @@ async def test_an_endpoint_that_ends_the_connection_at_once_is_skipped(monkeypat
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read(100))
         writer.close()
+        await writer.wait_closed()
 
     loop = asyncio.get_running_loop()
     connect, bad, good = loop.create_connection, free_port(), free_port()
@@ -188,3 +189,6 @@ async def test_an_endpoint_that_ends_the_connection_at_once_is_skipped(monkeypat
         async with asyncio.timeout(20):
             assert await reader.read() == b"hello"
         writer.close()
+        await writer.wait_closed()
+        while live:  # noqa: ASYNC110  (any condition)
+            await asyncio.sleep(0)
