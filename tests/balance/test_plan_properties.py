@@ -79,7 +79,7 @@ class Watch:
         assert action.name not in world.taken
         if isinstance(action, DeleteWorker) and action.force:
             assert before[action.name].lost
-        # Unknown load is not idle: a drain ends when the load is known to be zero, the time is over or the node is lost.
+        # Unknown load is not idle: a drain ends when the load is known to be zero, time is over or the node is lost.
         if isinstance(action, DeleteWorker) and (worker := before.get(action.name)) and worker.uid == action.uid:
             if worker.role is Role.DRAINING and worker.phase is WorkerPhase.RUNNING:
                 assert worker.draining_since is not None
