@@ -178,15 +178,15 @@ class PlacementDrift:
         self._gains.append(found.gain)
         if len(self._gains) < _AGREE:
             return False
-        standing = published if before is None else before.recommendation
-        if standing is not None and standing.generation != question.generation:
-            standing = None
+        recommended = published if before is None else before.recommendation
+        if recommended is not None and recommended.generation != question.generation:
+            recommended = None
         if max(self._gains) < _GONE * wanted.threshold:
-            standing = None
-        elif standing is None and min(self._gains) > wanted.threshold:
+            recommended = None
+        elif recommended is None and min(self._gains) > wanted.threshold:
             moment = datetime.fromtimestamp(self._unix_time(), UTC)
-            standing = recommendation(question, found, since=timestamp(moment))
-        self._known = Drift(recommendation=standing)
+            recommended = recommendation(question, found, since=timestamp(moment))
+        self._known = Drift(recommendation=recommended)
         return self._known != before
 
 

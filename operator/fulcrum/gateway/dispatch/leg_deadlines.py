@@ -32,7 +32,7 @@ _MOST: Final = 10.0
 
 
 class LegDeadlines:
-    """Loses it for one request in twenty at most, so that an overloaded cluster is not asked everything twice."""
+    """Early failovers are allowed for one request in twenty at most: an overloaded cluster is not asked all twice."""
 
     def __init__(self, ttft_seconds: float | None, neighbours: NeighbourSlowdown) -> None:
         self._ttft_seconds = ttft_seconds or DEFAULT_TTFT_SECONDS
@@ -77,8 +77,9 @@ class LegDeadlines:
         return self._allowed(exchange, flight, max(WHOLE_FACTOR * predicted_seconds, LEAST_STREAM_SECONDS))
 
     def _allowed(self, exchange: Exchange, flight: Flight, seconds: float) -> float:
-        """`seconds` where one more early failover is allowed; infinite on the last attempt; longer otherwise, as where
-        the worker was started a moment ago and its speed is not known.
+        """`seconds` where an early failover is allowed, else `LOST_SECONDS` at least; infinite on the last attempt.
+
+        None is allowed on a later attempt, when they are used up, or at a worker whose speed is not known yet.
         """
         if exchange.fruitless + 1 >= MAX_ATTEMPTS:
             return inf
@@ -88,7 +89,7 @@ class LegDeadlines:
 
 
 def _late_seconds(predicted_seconds: float) -> float:
-    """After so long a first answer is overdue."""
+    """Return the seconds after which a first answer is overdue."""
     return min(FACTOR * predicted_seconds, predicted_seconds + LOST_SECONDS)
 
 
