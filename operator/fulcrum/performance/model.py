@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -21,6 +21,7 @@ from fulcrum.performance.queueing import (
     mixed_attainment,
     prefill_attainment,
 )
+from fulcrum.performance.queueing.prefill import Stations
 from fulcrum.performance.rates import UnitRates
 from fulcrum.performance.shares import Shares
 
@@ -55,15 +56,12 @@ class PerformanceModel:
         self._turns_away = turns_away
         self._speeds = speeds
         self.slo = slo
-        self._prefill: dict[tuple[PoolCounts, Demand, float, bool], float] = {}
-        self._decode: dict[tuple[PoolCounts, Demand, float], tuple[float, float]] = {}
-        self._let_in: dict[tuple[PoolCounts, Demand, float], float] = {}
+        self._summed: dict[tuple[object, ...], float] = {}
+        self._steps: dict[tuple[PoolCounts, Demand], float] = {}
         self._patience: dict[tuple[float, float, float], float] = {}
         self.known_splits: dict[tuple[PoolCounts, Load], tuple[Layout, ...]] = {}
         """Kept for `split`, by workers per pool and load."""
         self._rates: dict[tuple[object, ...], UnitRates] = {}
-        self._mixed: dict[tuple[PoolCounts, Demand], float] = {}
-        self._mixed_admitted: dict[tuple[PoolCounts, Demand], float] = {}
 
     def knows(self, pool: str) -> bool:
         """Report whether the speed of the pool's workers is known."""
@@ -79,7 +77,7 @@ class PerformanceModel:
     def _attained(self, layout: Layout, load: Load) -> float:
         share = self._mixed_share(layout, load)
         split = self._disaggregated(layout, load.scaled(1 - share) if share else load) if share < 1 else 0.0
-        both = self._both(layout.mixed, load.scaled(share) if share < 1 else load) if share else 0.0
+        both = self._mixed(_both_kept, layout, load.scaled(share) if share < 1 else load) if share else 0.0
         return share * both + (1 - share) * split
 
     def goodput(self, layout: Layout, load: Load) -> float:
@@ -97,9 +95,9 @@ class PerformanceModel:
             admitted = max(whole, self._admitted(layout, load))
         elif whole < self.slo.attainment:
             cautious = self.admissible(layout, load) * self.slo.attainment
-            admitted = max(
-                whole, cautious if layout.prefill or layout.decode else (cautious + self._mixed_in(layout, load)) / 2
-            )
+            if not layout.prefill and not layout.decode:
+                cautious = (cautious + self._mixed(mixed_admitted, layout, load)) / 2
+            admitted = max(whole, cautious)
         return load.rate * (admitted if self._turns_away else (admitted + whole) / 2)
 
     def admissible(self, layout: Layout, load: Load) -> float:
@@ -165,55 +163,68 @@ class PerformanceModel:
         """Return how long a worker of `role` still has its old work: the mean time of a request on it."""
         if role is Role.PREFILL:
             return max((1 / self.unit_rates(pool, load).prefill for pool, _ in layout.prefill), default=0.0)
-        step = self._shares.step(replace(load.decode, rate=min(load.rate, load.decode.rate)), layout.of_role(role))
+        step = self._step(replace(load.decode, rate=min(load.rate, load.decode.rate)), layout.of_role(role))
         # Steps beyond the promise do not last: requests are late then, and admission or the next flip ends it.
         return load.decode.osl_tokens * min(step, self.slo.tpot_seconds)
 
     def _disaggregated(self, layout: Layout, load: Load) -> float:
-        patience = self._patience_seconds(load)
-        decode_key = (layout.decode, load.decode, patience)
-        known = self._decode.get(decode_key)
-        if known is None:
-            step, inside = self._shares.step(load.decode, layout.decode), 0.0
-            if step < inf:
-                kept = partial(decode_attainment, tpot_seconds=self.slo.tpot_seconds, wait_seconds=patience)
-                inside = self._shares.summed(Role.DECODE, load.decode, layout.decode, kept)
-            known = self._decode[decode_key] = (step, inside)
-        step, decoded = known
-        if decoded == 0.0:
-            return 0.0
-        key = (layout.prefill, load.prefill, step, False)
-        prefilled = self._prefill.get(key)
-        if prefilled is None:
-            in_time = partial(prefill_attainment, ttft_seconds=self.slo.ttft_seconds, extra_seconds=step)
-            prefilled = self._prefill[key] = self._shares.summed(Role.PREFILL, load.prefill, layout.prefill, in_time)
-        return prefilled * decoded
+        step = self._step(load.decode, layout.decode)
+        decoded = self._decoded(decode_attainment, layout, load.decode, load) if step < inf else 0.0
+        return decoded and decoded * self._prefilled(layout, load.prefill, step, early=False)
 
     def _admitted(self, layout: Layout, load: Load) -> float:
         """Return the share inside the SLO of a split when those that would be late are turned away at arrival.
 
         A request that is turned away for one role is no work for the other: each sees what the other lets in.
         """
-        patience = self._patience_seconds(load)
-        decoded = self._decoded(layout.decode, load.decode, patience)
-        step = min(self._shares.step(load.decode, layout.decode), self.slo.tpot_seconds)
+        decoded = self._decoded(decode_admitted, layout, load.decode, load)
+        step = min(self._step(load.decode, layout.decode), self.slo.tpot_seconds)
         demand = load.prefill if decoded > _NEARLY_ALL else replace(load.prefill, rate=load.prefill.rate * decoded)
-        key = (layout.prefill, demand, step, True)
-        prefilled = self._prefill.get(key)
-        if prefilled is None:
-            in_time = partial(prefill_attainment, ttft_seconds=self.slo.ttft_seconds, extra_seconds=step, early=True)
-            prefilled = self._prefill[key] = self._shares.summed(Role.PREFILL, demand, layout.prefill, in_time)
+        prefilled = self._prefilled(layout, demand, step, early=True)
         if decoded <= _NEARLY_ALL and prefilled <= _NEARLY_ALL:
             fewer = replace(load.decode, rate=load.decode.rate * prefilled)
-            decoded = self._decoded(layout.decode, fewer, patience)
+            decoded = self._decoded(decode_admitted, layout, fewer, load)
         return prefilled * decoded
 
-    def _decoded(self, decode: PoolCounts, demand: Demand, patience: float) -> float:
-        """Return the share that decode workers let in."""
-        known = self._let_in.get((decode, demand, patience))
+    def _prefilled(self, layout: Layout, demand: Demand, step_seconds: float, *, early: bool) -> float:
+        """Return the share with its first token in time; `early` as for `prefill_attainment`."""
+        promise = {"ttft_seconds": self.slo.ttft_seconds, "extra_seconds": step_seconds, "early": early}
+        return self._sum(prefill_attainment, Role.PREFILL, demand, layout, promise)
+
+    def _decoded(self, estimate: Callable[..., float], layout: Layout, demand: Demand, load: Load) -> float:
+        """Return the share that decode workers serve, or let in, of `demand`, which is the decode side of `load`."""
+        promise = {"tpot_seconds": self.slo.tpot_seconds, "wait_seconds": self._patience_seconds(load)}
+        return self._sum(estimate, Role.DECODE, demand, layout, promise)
+
+    def _mixed(self, estimate: Callable[..., float], layout: Layout, load: Load) -> float:
+        """Return the share that mixed workers serve, or let in."""
+        promise = {
+            "ttft_seconds": self.slo.ttft_seconds,
+            "tpot_seconds": self.slo.tpot_seconds,
+            "wait_seconds": self._patience_seconds(load),
+        }
+        return self._sum(estimate, Role.MIXED, _heavier(load), layout, promise)
+
+    def _sum(
+        self,
+        estimate: Callable[..., float],
+        role: Role,
+        demand: Demand,
+        layout: Layout,
+        promise: Mapping[str, float],
+    ) -> float:
+        """Return an estimate over the pools of a role."""
+        pools = layout.of_role(role)
+        key = (estimate, pools, demand, *promise.values())
+        known = self._summed.get(key)
         if known is None:
-            admitted = partial(decode_admitted, tpot_seconds=self.slo.tpot_seconds, wait_seconds=patience)
-            known = self._let_in[decode, demand, patience] = self._shares.summed(Role.DECODE, demand, decode, admitted)
+            known = self._summed[key] = self._shares.summed(role, demand, pools, partial(estimate, **promise))
+        return known
+
+    def _step(self, demand: Demand, decode: PoolCounts) -> float:
+        known = self._steps.get((decode, demand))
+        if known is None:
+            known = self._steps[decode, demand] = self._shares.step(demand, decode)
         return known
 
     def _patience_seconds(self, load: Load) -> float:
@@ -234,35 +245,6 @@ class PerformanceModel:
             known = self._patience[key] = max(0.0, self.slo.ttft_seconds - work) / 2
         return known
 
-    def _both(self, mixed: PoolCounts, load: Load) -> float:
-        demand = _heavier(load)
-        known = self._mixed.get((mixed, demand))
-        if known is None:
-            both = partial(
-                mixed_attainment,
-                ttft_seconds=self.slo.ttft_seconds,
-                tpot_seconds=self.slo.tpot_seconds,
-                wait_seconds=self._patience_seconds(load),
-            )
-            known = self._mixed[mixed, demand] = self._shares.summed(
-                Role.MIXED, demand, mixed, lambda part, stations: both(part, stations).joint
-            )
-        return known
-
-    def _mixed_in(self, layout: Layout, load: Load) -> float:
-        """Return the share inside the SLO of mixed workers when requests that would be late are turned away."""
-        demand = _heavier(load)
-        key = (layout.mixed, demand)
-        if key not in self._mixed_admitted:
-            admitted = partial(
-                mixed_admitted,
-                ttft_seconds=self.slo.ttft_seconds,
-                tpot_seconds=self.slo.tpot_seconds,
-                wait_seconds=self._patience_seconds(load),
-            )
-            self._mixed_admitted[key] = self._shares.summed(Role.MIXED, demand, layout.mixed, admitted)
-        return self._mixed_admitted[key]
-
     def _mixed_share(self, layout: Layout, load: Load) -> float:
         """Requests go where there is room: in proportion to what each side carries at most."""
         if not layout.mixed:
@@ -272,6 +254,11 @@ class PerformanceModel:
         both = sum(count * self.unit_rates(pool, load).mixed for pool, count in layout.mixed)
         split = min(self.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
         return both / (both + split)
+
+
+def _both_kept(demand: Demand, stations: Stations, **promise: float) -> float:
+    """Return the share of requests that mixed workers serve inside both promises."""
+    return mixed_attainment(demand, stations, **promise).joint
 
 
 def _heavier(load: Load) -> Demand:
