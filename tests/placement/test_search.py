@@ -121,6 +121,21 @@ def test_a_budget_is_kept() -> None:
     assert 0 < plan.flow_rate < search(request(PAPER)).flow_rate
 
 
+def test_a_budget_buys_no_less_than_one_kind_alone_would_carry() -> None:
+    market = {"H100-SXM-80GB": 3, "A100-SXM-80GB": 6, "L40-48GB": 9}
+    budget = 82.16
+    model = {
+        "engine": Engine(model=known_model("meta-llama/Llama-2-70b-hf")),
+        "performance": replace(ESTIMATES, turns_away=True),
+        "most_price": budget,
+    }
+    free = search(request(inventory(*((kind, 8, nodes) for kind, nodes in market.items())), **model))
+    assert free.price_per_hour <= budget
+    for kind, nodes in market.items():
+        alone = search(request(inventory((kind, 8, nodes)), **model))
+        assert free.goodput >= 0.99 * alone.goodput, kind
+
+
 def test_mixed_workers_are_a_candidate() -> None:
     plan = search(request(inventory(("H100-SXM-80GB", 1, 1))))
     assert [pool.role for pool in plan.pools] == [Role.MIXED]

@@ -6,23 +6,25 @@ from math import inf
 
 from scipy.optimize import milp
 
-from fulcrum.placement.cells import Problem
+from fulcrum.placement.cells import Counts, Problem
+from fulcrum.placement.objective import Objective
 from fulcrum.placement.program import program
 
+_ROUNDING = 1e-6
+"""A count this far below a whole number is that number."""
 
-def upper_bound(problem: Problem, *, most_price: float = inf) -> float:
-    """Return requests/s of the flow model that no placement exceeds."""
+
+def relaxed(problem: Problem, objective: Objective) -> tuple[float, Counts]:
+    """Return the optimum with parts of workers, and its counts rounded down.
+
+    The optimum bounds every placement: requests/s that none exceeds (0 where there is none), or with a least rate the
+    price per hour below which none carries it (infinite where none does). The counts fit: a search starts there.
+    """
+    nothing = (0,) * len(problem.choices)
     if not problem.choices:
-        return 0.0
-    model = program(problem, most_price=most_price)
+        return (0.0 if objective.least_rate is None else inf), nothing
+    model = program(problem, least_rate=objective.least_rate, most_price=objective.most_price)
     found = milp(model.cost, constraints=model.constraints, bounds=model.bounds)
-    return -float(found.fun) if found.x is not None else 0.0
-
-
-def least_price(problem: Problem, rate: float) -> float:
-    """Return a price per hour below which no placement carries `rate`; infinite where none carries it."""
-    if not problem.choices:
-        return inf
-    model = program(problem, least_rate=rate)
-    found = milp(model.cost, constraints=model.constraints, bounds=model.bounds)
-    return float(found.fun) if found.x is not None else inf
+    if found.x is None:
+        return (0.0 if objective.least_rate is None else inf), nothing
+    return abs(float(found.fun)), tuple(int(count + _ROUNDING) for count in found.x[: len(problem.choices)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import inf, nextafter
 
 from fulcrum.api.names import Role
-from fulcrum.placement.bound import least_price, upper_bound
+from fulcrum.placement.bound import relaxed
 from fulcrum.placement.cells import Counts, Problem, problem_of
 from fulcrum.placement.diagnosis import explain_none, explain_short
 from fulcrum.placement.errors import PlacementError
@@ -122,7 +122,7 @@ def _searched(request: Request, problem: Problem, parts: list[list[int]], on_pro
     ends = _refined(problem, parts, objective, on_progress)
     best = ends[0]
     flow = cell_flow(problem, best)
-    most = upper_bound(problem, most_price=request.most_price)
+    most, _ = relaxed(problem, Objective(most_price=request.most_price))
     if flow.rate <= 0.0:
         raise explain_short(problem, most, request.rate, request.engine, request.performance)
     if objective.least_rate is not None and flow.rate < objective.least_rate * (1 - 1e-6):
@@ -132,50 +132,59 @@ def _searched(request: Request, problem: Problem, parts: list[list[int]], on_pro
             raise explain_short(problem, most, request.rate, request.engine, request.performance)
     elif problem.inventory.gpus <= request.exact_gpus:
         best = _exact(request, problem, objective, best, on_progress)
-    bound = most if objective.least_rate is None else least_price(problem, objective.least_rate)
+    bound = most if objective.least_rate is None else relaxed(problem, objective)[0]
     _report(on_progress, "queues and routes")
     found = best
     if objective.least_rate is None:
-        apart = _of_fewer_forms(problem, parts, objective)
+        apart = _of_parts(problem, parts, objective)
         found = finished(request.performance, problem, (best, *ends, *apart), most_price=request.most_price)
     searched = cell_flow(problem, best).rate
     return plan_of(request.performance, problem, found, goal=request.goal, bound=bound, searched_rate=searched)
 
 
-def _of_fewer_forms(problem: Problem, parts: list[list[int]], objective: Objective) -> Iterator[Counts]:
-    """Yield the ends of searches among workers of one size in each cell.
+def _of_parts(problem: Problem, parts: list[list[int]], objective: Objective) -> Iterator[Counts]:
+    """Yield the ends of searches among some of the choices: workers of one size in each cell; GPUs of one kind.
 
     Queues take more from a few large workers than from many small ones: the flow alone does not compare them well.
+    Within a budget one kind of GPU may be all that is worth its money.
     """
-    for size in sorted({choice.option.gpus for choice in problem.choices}):
-        sizes: dict[int, int] = {}
-        for choice in problem.choices:
-            if choice.option.gpus >= size:
-                sizes[choice.cell] = min(sizes.get(choice.cell, choice.option.gpus), choice.option.gpus)
-        places = [place for place, c in enumerate(problem.choices) if c.option.gpus == sizes.get(c.cell)]
-        fewer = replace(problem, choices=tuple(problem.choices[place] for place in places))
+    kept = [_of_one_size(problem, size) for size in sorted({choice.option.gpus for choice in problem.choices})]
+    if objective.most_price < inf:
+        kinds = [problem.cells[choice.cell].kind.accelerator for choice in problem.choices]
+        kept += [[n for n, each in enumerate(kinds) if each == kind] for kind in dict.fromkeys(kinds)]
+    for places in kept:
         if len(places) == len(problem.choices):
             continue
-        for end in _refined(fewer, parts, objective, None):
+        part = replace(problem, choices=tuple(problem.choices[place] for place in places))
+        for end in _refined(part, parts, objective, None):
             counts = [0] * len(problem.choices)
             for place, count in zip(places, end, strict=True):
                 counts[place] = count
             yield tuple(counts)
 
 
+def _of_one_size(problem: Problem, least_gpus: int) -> list[int]:
+    """Return the numbers of the choices with the smallest workers of at least so many GPUs in each cell."""
+    sizes: dict[int, int] = {}
+    for choice in problem.choices:
+        if choice.option.gpus >= least_gpus:
+            sizes[choice.cell] = min(sizes.get(choice.cell, choice.option.gpus), choice.option.gpus)
+    return [number for number, c in enumerate(problem.choices) if c.option.gpus == sizes.get(c.cell)]
+
+
 def _refined(
     problem: Problem, parts: list[list[int]], objective: Objective, on_progress: OnProgress | None
 ) -> list[Counts]:
-    """Return the ends of searches from three starts, the best first."""
+    """Return the ends of searches from several starts, the best first."""
     refinement = Refinement(problem=problem, objective=objective, on_progress=on_progress)
     starts = [split_start(problem, parts), uniform_start(problem, Role.MIXED)]
     if len(parts) > 1:
         starts.append(split_start(problem, [sorted(cell for part in parts for cell in part)]))
+    if objective.most_price < inf:
+        starts = [start for start in starts if problem.price(start) <= objective.most_price]
+        starts.append(relaxed(problem, objective)[1])
     scale = problem.inventory.price_per_hour or 1.0
-    ends = []
-    for start in dict.fromkeys(starts):
-        begin = start if problem.price(start) <= objective.most_price else (0,) * len(problem.choices)
-        ends.append(refinement.run(begin))
+    ends = [refinement.run(start) for start in dict.fromkeys(starts)]
     return sorted(ends, key=lambda end: -objective.score(cell_flow(problem, end).rate, problem.price(end), scale))
 
 
