@@ -46,6 +46,11 @@ _SMALLER_UNITS: Final[dict[str, Fraction | int]] = {
 }
 
 
+def three_digits(figure: float) -> float:
+    """A measured figure as it is published: the fourth digit is noise, and each change of it would be a write."""
+    return float(f"{figure:.3g}")
+
+
 def same_amount(one: object, other: object) -> bool:
     """Whether two quantities are equal, however they are written: an API server stores `1024Mi` as `1Gi`."""
     return one == other or (

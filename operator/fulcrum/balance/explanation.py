@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fulcrum.api.names import Role
+from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import Candidate, DecidedLoad, Explanation
 from fulcrum.balance.estimate import served_share
 from fulcrum.balance.inputs import Inputs, payback_seconds
@@ -26,12 +27,12 @@ def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
     known = traffic is not None and traffic.attainment is not None
     return Explanation(
         load=DecidedLoad(
-            rate=_digits(measured.rate),
-            lower_rate=_digits(lower.rate),
-            upper_rate=_digits(upper.rate),
-            forecast_rate=_digits(load.forecast.rate) if forecast is not None else None,
-            input_tokens=_digits(load.current.prefill.isl_tokens),
-            output_tokens=_digits(load.current.decode.osl_tokens),
+            rate=three_digits(measured.rate),
+            lower_rate=three_digits(lower.rate),
+            upper_rate=three_digits(upper.rate),
+            forecast_rate=three_digits(load.forecast.rate) if forecast is not None else None,
+            input_tokens=three_digits(load.current.prefill.isl_tokens),
+            output_tokens=three_digits(load.current.decode.osl_tokens),
         ),
         attainment=_share(served_share(traffic)) if known and traffic is not None else None,
         candidates=(*_sizes(inputs, sized), *_splits(inputs, changes))[:_MOST_CANDIDATES],
@@ -98,7 +99,3 @@ def _layout_text(layout: Layout) -> str:
 
 def _share(value: float) -> float:
     return round(min(max(value, 0.0), 1.0), 3)
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.3g}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fulcrum.capacity.accelerators import Accelerator
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
+from fulcrum.capacity.speed import MAX_BATCH
 
 
 class EngineShapeError(ValueError):
@@ -27,7 +28,7 @@ class EngineShape:
     pipeline: int = 1
     weights: Precision = Precision.BF16
     kv: Precision = Precision.FP8
-    max_batch: int = 256
+    max_batch: int = MAX_BATCH
     """vLLM's `max_num_seqs`."""
     max_batched_tokens: int = 8192
     """vLLM's `max_num_batched_tokens`."""

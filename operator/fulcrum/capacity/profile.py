@@ -28,7 +28,7 @@ import msgspec
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.rows import DecodeRow, PrefillRow
-from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
+from fulcrum.capacity.speed import MAX_BATCH, SpeedSource, WorkerSpeed
 
 _MILLI: Final = 1e-3
 
@@ -48,7 +48,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
     coefficients: SpeedCoefficients | None = None
     prefill: tuple[PrefillRow, ...] = ()
     decode: tuple[DecodeRow, ...] = ()
-    max_batch: int = 256
+    max_batch: int = MAX_BATCH
     max_batched_tokens: int = 8192
     transfer_base_seconds: float = 0.0
     transfer_seconds_per_token: float = 0.0

@@ -19,7 +19,7 @@ from fulcrum.capacity.kv import Link, kv_bytes_per_token, kv_capacity_tokens, tr
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.precision import Precision
-from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
+from fulcrum.capacity.speed import MAX_BATCH, SpeedSource, WorkerSpeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +202,7 @@ def worker_speed(
     weights: Precision | None = None,
     kv: Precision = Precision.FP8,
     link: Link = Link.NETWORK,
-    max_batch: int = 256,
+    max_batch: int = MAX_BATCH,
     max_batched_tokens: int = 8192,
     memory_utilization: float = 0.9,
     kv_memory_bytes: int | None = None,

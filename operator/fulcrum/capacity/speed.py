@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from fulcrum.api.worker import SpeedCoefficients
+
+MAX_BATCH: Final = 256
+"""vLLM's default of `max_num_seqs`: what an engine has that reports none of its own."""
 
 
 class SpeedSource(StrEnum):
@@ -53,7 +56,7 @@ class WorkerSpeed:
     coefficients: SpeedCoefficients
     kv_capacity_tokens: int
     """Tokens that the KV cache of one worker holds."""
-    max_batch: int = 256
+    max_batch: int = MAX_BATCH
     """Most requests in one engine step (vLLM's `max_num_seqs`)."""
     max_batched_tokens: int = 8192
     """Token budget of one engine step (vLLM's `max_num_batched_tokens`): prompts beyond it are prefilled in chunks."""

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from fulcrum.api.durations import seconds
+from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, Recommendation, RecommendedPool
 from fulcrum.balance.conditions import timestamp
 from fulcrum.balance.measurements import Drift
@@ -18,7 +19,7 @@ from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelera
 from fulcrum.capacity.engine import EngineShapeError
 from fulcrum.capacity.known_models import UnknownModelError, known_model
 from fulcrum.capacity.precision import Precision
-from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.capacity.speed import MAX_BATCH, WorkerSpeed
 from fulcrum.load.demand import Demand, promised
 from fulcrum.load.traffic import Traffic
 
@@ -37,8 +38,6 @@ _FEWEST_REQUESTS: Final = 30.0
 """Below so many requests their mean lengths say little."""
 _GONE: Final = 0.5
 """A recommendation goes below this share of the threshold, so that a gain near the threshold does not blink."""
-_DEFAULT_MAX_BATCH: Final = 256
-"""vLLM's `max_num_seqs`, until a worker reports its own."""
 _MOST_POOLS: Final = 32
 """Bound of `status.recommendation.pools`."""
 
@@ -165,7 +164,7 @@ class PlacementDrift:
         demand = mean_demand(traffic for _, traffic in self._samples)
         if demand is None:
             return None
-        max_batch = max((speed.max_batch for speed in speeds.values()), default=_DEFAULT_MAX_BATCH)
+        max_batch = max((speed.max_batch for speed in speeds.values()), default=MAX_BATCH)
         return PlacementQuestion(spec=spec, generation=generation, demand=demand, max_batch=max_batch)
 
     def take(
@@ -194,10 +193,10 @@ def recommendation(question: PlacementQuestion, found: Comparison, *, since: str
     """Return what the status says of a comparison."""
     return Recommendation(
         gain=round(found.gain, 2),
-        goodput=_digits(found.plan.goodput),
-        current_goodput=_digits(found.held_goodput),
-        input_tokens=_digits(question.demand.isl_tokens),
-        output_tokens=_digits(question.demand.osl_tokens),
+        goodput=three_digits(found.plan.goodput),
+        current_goodput=three_digits(found.held_goodput),
+        input_tokens=three_digits(question.demand.isl_tokens),
+        output_tokens=three_digits(question.demand.osl_tokens),
         pools=tuple(
             RecommendedPool(
                 accelerator=pool.option.kind.accelerator.name,
@@ -215,10 +214,6 @@ def recommendation(question: PlacementQuestion, found: Comparison, *, since: str
 
 def _spread(cv2: float | None) -> float:
     return 1.0 if cv2 is None else cv2
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.3g}")
 
 
 async def compare_in_background(question: PlacementQuestion, turns: asyncio.Semaphore) -> Comparison | None:

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.durations import seconds, text_of
+from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import ForecastStatus, InferenceClusterStatus, KvTierStatus, LatencyQuantiles
 from fulcrum.balance.measurements import Measurements
 from fulcrum.forecast.result import Forecast
@@ -109,9 +110,9 @@ def _share(now: float | None, was: float | None) -> float | None:
 
 
 def _steady(now: float | None, was: float | None) -> float | None:
-    """The last value while the new one is close to it, else the new one to three digits: the fourth is noise."""
+    """The last value while the new one is close to it, else the new one to three digits."""
     if now is None:
         return None
     if was is not None and abs(now - was) <= LEAST_CHANGE * abs(was):
         return was
-    return float(f"{now:.3g}")
+    return three_digits(now)

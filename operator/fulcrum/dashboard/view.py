@@ -9,6 +9,7 @@ import msgspec
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import LABEL_POOL, LABEL_ROLE, Role
+from fulcrum.api.quantities import three_digits
 from fulcrum.api.status import ConditionStatus, ConditionType, InferenceClusterStatus, LatencyQuantiles
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance.target import ratio_text
@@ -86,7 +87,7 @@ def detail(facts: ClusterFacts, status: InferenceClusterStatus, shown: Row) -> D
         else None,
         rejections=None
         if traffic is None
-        else {reason.value: float(f"{share * traffic.rate:.3g}") for reason, share in traffic.rejections.items()},
+        else {reason.value: three_digits(share * traffic.rate) for reason, share in traffic.rejections.items()},
         decisions=_decisions(facts, status),
         last=status.last_decision,
     )
@@ -209,7 +210,7 @@ def _share(share: float | None) -> float | None:
 
 def _figure(figure: float | None) -> float | None:
     """Three digits: the fourth is noise, and each change is sent to every page."""
-    return None if figure is None else float(f"{figure:.3g}")
+    return None if figure is None else three_digits(figure)
 
 
 def _number(value: object) -> float | None:
