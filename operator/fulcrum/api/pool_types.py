@@ -71,6 +71,17 @@ class PoolAdmits(ApiStruct, frozen=True, kw_only=True):
     )
 
 
+def overlap(one: PoolAdmits | None, other: PoolAdmits | None) -> bool:
+    """Return whether two pools can be sent the same request; None admits every request."""
+    if one is None or other is None:
+        return True
+    shortest = max(one.min_prompt_tokens or 0, other.min_prompt_tokens or 0)
+    longest = min(one.max_prompt_tokens or _MAX_TOKENS, other.max_prompt_tokens or _MAX_TOKENS)
+    return shortest <= longest and (
+        not one.classes or not other.classes or not set(one.classes).isdisjoint(other.classes)
+    )
+
+
 class Pool(ApiStruct, frozen=True, kw_only=True):
     """Workers of one hardware and parallelism, hence interchangeable."""
 

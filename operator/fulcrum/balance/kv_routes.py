@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from fulcrum.api.pool_types import overlap
 from fulcrum.api.types import KvRoute
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
@@ -24,7 +25,9 @@ def kv_routes(layout: Layout, model: PerformanceModel, load: Load, last: Iterabl
     carried = {pool: count * model.unit_rates(pool, load).decode for pool, count in layout.decode}
     routes = []
     for source, _ in layout.prefill:
-        targets = {pool: rate for pool, rate in carried.items() if model.overlap(source, pool)}
+        targets = {
+            pool: rate for pool, rate in carried.items() if overlap(model.admits.get(source), model.admits.get(pool))
+        }
         if len(targets) > 1:
             total = sum(targets.values())
             routes += [

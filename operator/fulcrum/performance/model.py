@@ -151,14 +151,6 @@ class PerformanceModel:
             self._rates[key] = self._shares.rates(pool, load)
         return self._rates[key]
 
-    def overlap(self, one: str, other: str) -> bool:
-        """Report whether some request can be sent to both pools, by their `admits`."""
-        rules = [self.admits[pool] for pool in (one, other) if pool in self.admits]
-        shortest = max((rule.min_prompt_tokens or 0 for rule in rules), default=0)
-        longest = min((rule.max_prompt_tokens for rule in rules if rule.max_prompt_tokens is not None), default=inf)
-        classes = [set(rule.classes) for rule in rules if rule.classes]
-        return shortest <= longest and (len(classes) < 2 or bool(classes[0] & classes[1]))
-
     def residence_seconds(self, role: Role, layout: Layout, load: Load) -> float:
         """Return how long a worker of `role` still has its old work: the mean time of a request on it."""
         if role is Role.PREFILL:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
+from math import inf
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -101,13 +103,7 @@ class AffinityMemory:
         """Longest prefix that a worker holds, in units, and its holders; (0, []) when there is none."""
         holders = self._holders
         # Keys live longer the shorter their prefix (see `record`), so those that are there come first.
-        low, high = 0, min(len(keys), len(self._ends))
-        while low < high:
-            middle = (low + high) // 2
-            if keys[middle] in holders:
-                low = middle + 1
-            else:
-                high = middle
+        low = bisect_left(keys, True, hi=min(len(keys), len(self._ends)), key=lambda key: key not in holders)
         while low:
             latest = reversed(holders[keys[low - 1]].items())
             present = list(
@@ -129,17 +125,14 @@ class AffinityMemory:
         return self._held(keys, worker, self._device_room.get(worker, 0.0))
 
     def _held(self, keys: Sequence[int], worker: int, room: float) -> int:
-        total = self._sent.get(worker, 0.0)
-        low, high = 0, min(len(keys), len(self._ends))
-        while low < high:
-            middle = (low + high) // 2
-            holders = self._holders.get(keys[middle])
-            sent = None if holders is None else holders.get(worker)
-            if sent is not None and total - sent <= room:
-                low = middle + 1
-            else:
-                high = middle
-        return self._ends[low - 1] if low else 0
+        holders, oldest = self._holders, self._sent.get(worker, 0.0) - room
+
+        def gone(key: int) -> bool:
+            entry = holders.get(key)
+            return entry is None or entry.get(worker, -inf) < oldest
+
+        count = bisect_left(keys, True, hi=min(len(keys), len(self._ends)), key=gone)
+        return self._ends[count - 1] if count else 0
 
     def record(self, keys: Sequence[int], worker: int, new_units: float, computed_units: float) -> None:
         """`worker` was sent a prompt with these prefixes.

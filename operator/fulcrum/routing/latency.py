@@ -35,26 +35,10 @@ def hand_over(
     """
     b, c = worker.decode_b, worker.decode_c
     own = worker.decode_a + b + c * prompt_tokens
-    running = worker.running
     others, others_context = worker.foreign_running, worker.foreign_context
     still, left = 0.0, output_tokens
-    if running:
-        # `WorkerView.advance` and what follows from it, written out: this is the inner loop of every decision.
-        context = worker.prompt_tokens + running * worker.steps - worker.joined_steps
-        step = worker.decode_a + b * (running + others) + c * (context + others_context)
-        gone = now_seconds - worker.decode_at
-        made = running * (gone / step) if gone > 0 else 0.0
-        context += made
-        expected = worker.expected_tokens
-        left = expected + worker.prompt_tokens - context
-        # Those that still run are the long ones, or held up (by their KV): the longer they are overdue, the longer they
-        # will be, as in `WorkerView.backlog_seconds`.
-        left = max(left, -left / 2, TUNING.least_left * expected, running) / running
-        still = float(running)
-        if delay_seconds > 0:
-            stay = exp(-delay_seconds / (step * left))
-            still = running * stay
-            context = stay * context + still * (delay_seconds / step)
+    if worker.running:
+        still, left, context = _still_running(worker, now_seconds, delay_seconds)
         others += still
         others_context += context
     growth = still * left
@@ -88,6 +72,33 @@ def hand_over(
         slower, queued = _beside_prefill(worker, now_seconds, output_tokens, prefill_share)
         step, tpot = max(step * slower, step + queued), max(tpot * slower, tpot + queued)
     return HandOver(step, tpot, kv, context, slot, own, life)
+
+
+def _still_running(worker: WorkerView, now_seconds: float, delay_seconds: float) -> tuple[float, float, float]:
+    """Of the running requests: how many there still are after `delay_seconds`, their output tokens left, and context.
+
+    `WorkerView.advance` and what follows from it, written out: this is the inner loop of every decision.
+    """
+    running = worker.running
+    context = worker.prompt_tokens + running * worker.steps - worker.joined_steps
+    step = (
+        worker.decode_a
+        + worker.decode_b * (running + worker.foreign_running)
+        + worker.decode_c * (context + worker.foreign_context)
+    )
+    gone = now_seconds - worker.decode_at
+    if gone > 0:
+        context += running * (gone / step)
+    expected = worker.expected_tokens
+    left = expected + worker.prompt_tokens - context
+    # Those that still run are the long ones, or held up (by their KV): the longer they are overdue, the longer they
+    # will be, as in `WorkerView.backlog_seconds`.
+    left = max(left, -left / 2, TUNING.least_left * expected, running) / running
+    if delay_seconds <= 0:
+        return float(running), left, context
+    stay = exp(-delay_seconds / (step * left))
+    still = running * stay
+    return still, left, stay * context + still * (delay_seconds / step)
 
 
 def _mean_batch(worker: WorkerView, now_seconds: float, others: float, life: float, own_life: float) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
+from math import inf
 
 
 class PoolMemory:
@@ -36,12 +38,10 @@ class PoolMemory:
 
     def held(self, keys: Sequence[int]) -> int:
         """Longest prefix that the pool holds, in units."""
-        low, high = 0, min(len(keys), len(self._ends)) if self.room_units else 0
-        while low < high:
-            middle = (low + high) // 2
-            given_at = self._given_at.get(keys[middle])
-            if given_at is not None and self._computed - given_at <= self.room_units:
-                low = middle + 1
-            else:
-                high = middle
-        return self._ends[low - 1] if low else 0
+        if not self.room_units:
+            return 0
+        oldest, given_at = self._computed - self.room_units, self._given_at
+        count = bisect_left(
+            keys, True, hi=min(len(keys), len(self._ends)), key=lambda key: given_at.get(key, -inf) < oldest
+        )
+        return self._ends[count - 1] if count else 0

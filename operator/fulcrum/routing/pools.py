@@ -33,13 +33,6 @@ class PoolRule:
             self.classes is None or qos in self.classes
         )
 
-    def overlaps(self, other: PoolRule) -> bool:
-        """Whether both pools take some request."""
-        shortest = max(self.min_prompt_tokens, other.min_prompt_tokens)
-        if shortest > min(self.longest_tokens, other.longest_tokens):
-            return False
-        return self.classes is None or other.classes is None or bool(self.classes & other.classes)
-
 
 class Pools:
     """All pools of the cluster, with or without workers."""
@@ -63,8 +56,3 @@ class Pools:
             if PoolRule(self.admits.get(pool), capacity, self.class_names).takes(prompt_tokens, qos):
                 return True
         return False
-
-    def overlap(self, one: str, other: str) -> bool:
-        """Whether both pools take some request, whatever the size of their KV caches."""
-        rules = [PoolRule(self.admits.get(pool), 0.0, self.class_names) for pool in (one, other)]
-        return rules[0].overlaps(rules[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from fulcrum.api.names import Role
-from fulcrum.api.pool_types import PoolAdmits
+from fulcrum.api.pool_types import PoolAdmits, overlap
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
 from fulcrum.routing.affinity import AffinityMemory
@@ -135,7 +135,12 @@ class WorkerSet:
 
     def may_pair(self, one: WorkerView, other: WorkerView) -> bool:
         """Whether a request can ever go over both: of one revision, and with requests that both pools admit."""
-        return one is not other and one.revision == other.revision and self._pools.overlap(one.pool, other.pool)
+        admits = self._pools.admits
+        return (
+            one is not other
+            and one.revision == other.revision
+            and overlap(admits.get(one.pool), admits.get(other.pool))
+        )
 
     def any_pool_takes(self, prompt_tokens: float, qos: int) -> bool:
         """Whether any pool takes such a request, once it has a worker to spare."""
