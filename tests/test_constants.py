@@ -118,7 +118,6 @@ PRECISION = (
     "performance/queueing/waiting.py _CELLS",
     "performance/queueing/waiting.py _GROWTH",
     "performance/queueing/waiting.py _NOTHING",
-    "performance/queueing/waiting.py _STARTS",
     "performance/queueing/waiting.py _blocking_at: 0.001",
     "performance/queueing/waiting.py waiting: 700",
     "routing/prefill_queue.py _LEAST_STEP_SECONDS",

@@ -17,9 +17,7 @@ from fulcrum.balance.pools import flippable, only_role
 from fulcrum.balance.rollout import Surge
 from fulcrum.balance.snapshot import Worker, served_roles
 from fulcrum.balance.split import Move
-from fulcrum.performance.layout import Layout
-
-_ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
+from fulcrum.performance.layout import ROLES, Layout
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +88,10 @@ def _leaving(workers: tuple[Worker, ...], number: int, wanted: Mapping[Role, int
     idle.sort(key=lambda worker: (worker.role is not Role.DRAINING, -worker.ordinal))
     leaving = idle[:number]
     gone = {worker.uid for worker in idle}
-    serving = {role: [w for w in workers if w.role is role and w.uid not in gone] for role in _ROLES}
+    serving = {role: [w for w in workers if w.role is role and w.uid not in gone] for role in ROLES}
     while len(leaving) < number:
         role = max(
-            (each for each in _ROLES if serving[each]),
+            (each for each in ROLES if serving[each]),
             key=lambda each: (len(serving[each]) - wanted.get(each, 0), serving[each][-1].ordinal),
         )
         leaving.append(serving[role].pop())
@@ -107,11 +105,7 @@ def layout_of(workers: Iterable[Worker]) -> Layout:
 
 def layout_of_places(places: Iterable[tuple[str, Role]]) -> Layout:
     """Return the layout of (pool, role) of each worker; draining workers are left out."""
-    counts: dict[Role, Counter[str]] = {role: Counter() for role in _ROLES}
-    for pool, role in places:
-        if role in counts:
-            counts[role][pool] += 1
-    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
+    return Layout().plus((pool, role, 1) for pool, role in places if role in ROLES)
 
 
 def roles_after(workers: Iterable[Worker], moves: Iterable[Move], movable: frozenset[str]) -> dict[str, Role]:
@@ -122,7 +116,7 @@ def roles_after(workers: Iterable[Worker], moves: Iterable[Move], movable: froze
         roles[worker.name] = worker.role
         if worker.name not in movable:
             continue
-        for role in _ROLES:
+        for role in ROLES:
             if left[worker.pool, worker.role, role] > 0:
                 left[worker.pool, worker.role, role] -= 1
                 roles[worker.name] = role
@@ -205,7 +199,7 @@ def place(
             if role is None and worker is not None:
                 role = roles.get(worker.name)
             if role is None:
-                role = max(_ROLES, key=lambda each: gaps[each] > 0)  # prefill first
+                role = max(ROLES, key=lambda each: gaps[each] > 0)  # prefill first
                 gaps[role] -= 1
             slots.append(Slot(pool=pool, ordinal=ordinal, role=role, worker=worker))
     return Assignment(slots=_complete(slots, fixed), surplus=kept.surplus, ended=kept.ended)

@@ -11,7 +11,7 @@ from typing import Final
 from fulcrum.api.names import Role
 from fulcrum.balance.pools import PoolBounds
 from fulcrum.load.demand import Load
-from fulcrum.performance.layout import Layout
+from fulcrum.performance.layout import ROLES, Layout
 from fulcrum.performance.model import PerformanceModel
 from fulcrum.performance.rates import UnitRates
 
@@ -21,7 +21,6 @@ time."""
 HEADROOM_STEP: Final = 1.2
 HEADROOM_PRECISION: Final = 0.005
 """Where the search for the headroom ends; `_trim` gives back what is left over by it."""
-_ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +156,8 @@ class _Basket:
     def __init__(self, pools: Sequence[PoolBounds], rates: Mapping[str, UnitRates], *, by_price: bool) -> None:
         self._pools = pools
         self._left = {(r.name, kept): r.low if kept else r.high - r.low for r in pools for kept in (True, False)}
-        self._taken: dict[Role, dict[str, int]] = {role: {} for role in _ROLES}
-        self._tranches = {role: _tranches(pools, rates, role, by_price=by_price) for role in _ROLES}
+        self._taken: dict[Role, dict[str, int]] = {role: {} for role in ROLES}
+        self._tranches = {role: _tranches(pools, rates, role, by_price=by_price) for role in ROLES}
 
     def take(self, role: Role, rate: float, *, extra: bool = True, least: int = 0) -> float:
         """Take workers for `rate` requests/s, and at least `least`; returns the requests/s that they carry."""
@@ -187,8 +186,7 @@ class _Basket:
 
     @property
     def layout(self) -> Layout:
-        prefill, decode, mixed = (self._taken[role] for role in _ROLES)
-        return Layout.of(prefill=prefill, decode=decode, mixed=mixed)
+        return Layout.of_roles(self._taken)
 
 
 def _fill(
@@ -238,20 +236,14 @@ def _trim(pools: Sequence[PoolBounds], layout: Layout, holds: Callable[[Layout],
     """Give back workers that the promise does not need: rounding, and headroom that only the other role needed."""
     lows = {pool.name: pool.low for pool in pools}
     price = {pool.name: pool.cost for pool in pools}
-    kinds = [(pool, role) for role in _ROLES for pool, _ in layout.of_role(role)]
+    kinds = [(pool, role) for role in ROLES for pool, _ in layout.of_role(role)]
     for pool, role in sorted(kinds, key=lambda kind: -price[kind[0]]):
         step = max(1, layout.in_pool(pool).get(role, 0) // 16)
         while step:
             spare = min(step, _used(layout, pool) - lows[pool], layout.in_pool(pool).get(role, 0))
-            smaller = _without(layout, pool, role, spare)
+            smaller = layout.plus([(pool, role, -spare)])
             if spare >= step and holds(smaller):
                 layout = smaller
             else:
                 step //= 2
     return layout
-
-
-def _without(layout: Layout, pool: str, role: Role, workers: int) -> Layout:
-    counts = {each: dict(layout.of_role(each)) for each in _ROLES}
-    counts[role][pool] = counts[role].get(pool, 0) - workers
-    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])

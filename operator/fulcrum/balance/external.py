@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Final
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
@@ -15,9 +14,7 @@ from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.balance.assign import follow
 from fulcrum.balance.decision import Decision, Reasons, RoleScale
 from fulcrum.balance.snapshot import Snapshot
-from fulcrum.performance.layout import Layout
-
-_ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
+from fulcrum.performance.layout import ROLES, Layout
 
 Counts = dict[str, dict[Role, int]]
 """Workers by pool and role."""
@@ -29,11 +26,7 @@ def follow_scales(snapshot: Snapshot, now: datetime) -> Decision:
     asked = _asked(snapshot)
     desired = _within_bounds(spec, asked)
     workers = {pool: sum(counts.values()) for pool, counts in desired.items()}
-    goal = Layout.of(
-        prefill={pool: counts.get(Role.PREFILL, 0) for pool, counts in desired.items()},
-        decode={pool: counts.get(Role.DECODE, 0) for pool, counts in desired.items()},
-        mixed={pool: counts.get(Role.MIXED, 0) for pool, counts in desired.items()},
-    )
+    goal = Layout().plus((pool, role, count) for pool, counts in desired.items() for role, count in counts.items())
     resting_since = now - timedelta(seconds=seconds(spec.balance.flip.min_dwell))
     wanted_before = sum(counts.desired for counts in snapshot.status.roles.values())
     grows, shrinks = 0 < wanted_before < goal.total, wanted_before > goal.total
@@ -100,7 +93,7 @@ def apportion(counts: Mapping[Role, int], total: int) -> dict[Role, int]:
     weights = {role: count for role, count in counts.items() if count} or dict.fromkeys(counts, 1)
     quotas = {role: total * weight / sum(weights.values()) for role, weight in weights.items()}
     shares = {role: int(quota) for role, quota in quotas.items()}
-    by_remainder = sorted(quotas, key=lambda role: (shares[role] - quotas[role], _ROLES.index(role)))
+    by_remainder = sorted(quotas, key=lambda role: (shares[role] - quotas[role], ROLES.index(role)))
     for role in by_remainder[: total - sum(shares.values())]:
         shares[role] += 1
     if total >= len(shares):

@@ -11,7 +11,7 @@ from fulcrum.balance.initial import initial_layout
 from fulcrum.balance.pools import only_role, worker_cost
 from fulcrum.balance.snapshot import Worker, in_pool
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.performance.layout import Layout
+from fulcrum.performance.layout import ROLES, Layout
 
 
 def live(workers: Iterable[Worker], pool: str) -> tuple[Worker, ...]:
@@ -114,7 +114,7 @@ def last_layout(
     desired = {role: counts.desired for role, counts in roles.items()}
     if not sum(desired.values()):
         return initial_layout(spec, applied, speeds)
-    counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
+    counts: dict[Role, dict[str, int]] = {role: {} for role in ROLES}
     for pool in sorted(spec.pools, key=lambda pool: only_role(pool) is None):
         left = applied[pool.name]
         fixed = only_role(pool)
@@ -128,4 +128,4 @@ def last_layout(
             role = max(counts, key=lambda role: desired.get(role, 0))
             counts[role][pool.name] = counts[role].get(pool.name, 0) + 1
             desired[role] = desired.get(role, 0) - 1
-    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
+    return Layout.of_roles(counts)

@@ -58,7 +58,8 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
         stakes=Stakes(
             payback_seconds=payback_seconds(inputs.spec, inputs.measurements.traffic),
             fails=immediate and inputs.load.fails,
-            cost_workers=TUNING.immediate_cost if immediate else TUNING.drain_cost,
+            # By style Drain the whole worker is away: nothing new arrives until its old work is done.
+            cost_workers=TUNING.immediate_cost if immediate else 1.0,
         ),
     )
     return RoleChanges(

@@ -153,15 +153,12 @@ def _smallest(pools: Iterable[PoolBounds]) -> list[Layout]:
 
 def _everything(pools: Iterable[PoolBounds]) -> Layout:
     """Return a worker of every pool in each of its roles: what serves requests that one pool alone does not take."""
-    able = {
-        role: {pool.name: 1 for pool in pools if pool.high > 0 and pool.role in roles}
-        for role, roles in {
-            Role.PREFILL: (None, Role.PREFILL),
-            Role.DECODE: (None, Role.DECODE),
-            Role.MIXED: (Role.MIXED,),
-        }.items()
-    }
-    return Layout.of(prefill=able[Role.PREFILL], decode=able[Role.DECODE], mixed=able[Role.MIXED])
+    return Layout().plus(
+        (pool.name, role, 1)
+        for pool in pools
+        if pool.high > 0
+        for role in ((Role.PREFILL, Role.DECODE) if pool.role is None else (pool.role,))
+    )
 
 
 def _shrunk(bounds: _Pools, model: PerformanceModel, peak: Load, *, divided: bool, attainment: float) -> Sizing | None:

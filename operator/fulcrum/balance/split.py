@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import sqrt
-from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.balance.best_split import splits
@@ -15,10 +14,8 @@ from fulcrum.balance.estimate import LoadEstimate, Noise
 from fulcrum.balance.pools import PoolBounds
 from fulcrum.balance.tuning import TUNING
 from fulcrum.load.demand import Load
-from fulcrum.performance.layout import Layout
+from fulcrum.performance.layout import ROLES, Layout
 from fulcrum.performance.model import PerformanceModel
-
-_ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +124,17 @@ def _paying(
     return Flips(moves=moves, gain=gains[0], considered=tuple(considered))
 
 
-def after(current: Layout, moves: Iterable[Move]) -> Layout:
+def after(current: Layout, moves: Sequence[Move]) -> Layout:
     """Return the layout after the moves."""
-    counts = {role: Counter(dict(current.of_role(role))) for role in _ROLES}
-    for move in moves:
-        counts[move.from_role][move.pool] -= 1
-        counts[move.role][move.pool] += 1
-    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
+    return _without(current, moves).plus((move.pool, move.role, 1) for move in moves)
 
 
 def _moves(pools: Sequence[PoolBounds], current: Layout, goal: Layout) -> list[Move]:
     found: list[list[Move]] = []
     for pool in pools:
         have, want = current.in_pool(pool.name), goal.in_pool(pool.name)
-        givers = [role for role in _ROLES for _ in range(max(0, have.get(role, 0) - want.get(role, 0)))]
-        takers = [role for role in _ROLES for _ in range(max(0, want.get(role, 0) - have.get(role, 0)))]
+        givers = [role for role in ROLES for _ in range(max(0, have.get(role, 0) - want.get(role, 0)))]
+        takers = [role for role in ROLES for _ in range(max(0, want.get(role, 0) - have.get(role, 0)))]
         found.append([Move(pool.name, giver, taker) for giver, taker in zip(givers, takers, strict=True)])
     return list(chain.from_iterable(found))
 
@@ -184,11 +177,8 @@ def _leaves_work(move: Move, stakes: Stakes) -> bool:
     return (move.from_role, move.role) != (Role.MIXED, Role.DECODE)
 
 
-def _without(current: Layout, moves: Iterable[Move]) -> Layout:
-    counts = {role: Counter(dict(current.of_role(role))) for role in _ROLES}
-    for move in moves:
-        counts[move.from_role][move.pool] -= 1
-    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
+def _without(current: Layout, moves: Sequence[Move]) -> Layout:
+    return current.plus((move.pool, move.from_role, -1) for move in moves)
 
 
 def _other_mix(current: Layout, moves: Sequence[Move], load: LoadEstimate) -> tuple[Load, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.balance.pools import only_role
-from fulcrum.performance.layout import Layout
+from fulcrum.performance.layout import ROLES, Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +53,18 @@ def layout_of_target(target: Target, there: Mapping[str, Mapping[Role, int]]) ->
         more = min(max(left, -prefill[name]), target.workers[name] - prefill[name])
         prefill[name] += more
         left -= more
-    counts: dict[Role, dict[str, int]] = {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
+    counts: dict[Role, dict[str, int]] = {role: {} for role in ROLES}
     for name, workers in target.workers.items():
         if name in target.fixed:
             counts[target.fixed[name]][name] = workers
         else:
             counts[Role.PREFILL][name], counts[Role.DECODE][name] = prefill[name], workers - prefill[name]
-    return Layout.of(prefill=counts[Role.PREFILL], decode=counts[Role.DECODE], mixed=counts[Role.MIXED])
+    return Layout.of_roles(counts)
 
 
 def ratio_text(counts: Mapping[Role, int]) -> str:
     """Return counts per role as `3P:5D`, with mixed workers last (`3P:5D:1M`, or `1M` alone)."""
-    prefill, decode, mixed = (counts.get(role, 0) for role in (Role.PREFILL, Role.DECODE, Role.MIXED))
+    prefill, decode, mixed = (counts.get(role, 0) for role in ROLES)
     if mixed and not prefill and not decode:
         return f"{mixed}M"
     return f"{prefill}P:{decode}D" + (f":{mixed}M" if mixed else "")

@@ -20,8 +20,6 @@ class Tuning:
     """How long a Pod takes to serve until it was measured."""
     immediate_cost: float = 0.5
     """Workers that a flip takes away while old work finishes: it serves two roles, each with half of its time."""
-    drain_cost: float = 1.0
-    """The same for style Drain: nothing new arrives until the old work is done."""
     estimate_error: float = 0.003
     """Share of requests by which two layouts are told apart at best (docs/concepts/sizing.md): less is no gain."""
     most_correction: float = 4.0

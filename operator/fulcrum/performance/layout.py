@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from fulcrum.api.names import Role
 
+ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
 PoolCounts = tuple[tuple[str, int], ...]
 """(pool, workers), by pool name, without zeros: equal layouts are equal values."""
 
@@ -30,6 +32,18 @@ class Layout:
         """Return the layout of counts per pool."""
         return cls(_counts(prefill), _counts(decode), _counts(mixed))
 
+    @classmethod
+    def of_roles(cls, counts: Mapping[Role, Mapping[str, int]]) -> Layout:
+        """Return the layout of counts per role and pool."""
+        return cls(*(_counts(counts.get(role)) for role in ROLES))
+
+    def plus(self, changes: Iterable[tuple[str, Role, int]]) -> Layout:
+        """Return the layout with that many more workers of each pool and role; a negative number is fewer."""
+        counts = {role: dict(self.of_role(role)) for role in ROLES}
+        for pool, role, workers in changes:
+            counts[role][pool] = counts[role].get(pool, 0) + workers
+        return self.of_roles(counts)
+
     def count(self, role: Role) -> int:
         """Return the workers of a role over all pools."""
         return sum(workers for _, workers in self.of_role(role))
@@ -40,12 +54,7 @@ class Layout:
 
     def in_pool(self, pool: str) -> dict[Role, int]:
         """Return the workers of a pool by role, roles with none left out."""
-        return {
-            role: workers
-            for role in (Role.PREFILL, Role.DECODE, Role.MIXED)
-            for name, workers in self.of_role(role)
-            if name == pool
-        }
+        return {role: workers for role in ROLES for name, workers in self.of_role(role) if name == pool}
 
     @property
     def pools(self) -> frozenset[str]:
@@ -55,7 +64,7 @@ class Layout:
     @property
     def total(self) -> int:
         """Workers in all."""
-        return sum(self.count(role) for role in (Role.PREFILL, Role.DECODE, Role.MIXED))
+        return sum(self.count(role) for role in ROLES)
 
     @property
     def complete(self) -> bool:

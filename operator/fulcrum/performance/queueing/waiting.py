@@ -27,7 +27,7 @@ from fulcrum.performance.queueing.lengths import Floats
 _CELLS = 192
 _GROWTH = 1.05
 _WIDTHS = _GROWTH ** np.arange(_CELLS)
-_STARTS = np.concatenate(([0.0], np.cumsum(_WIDTHS)[:-1]))
+_STARTS = np.cumsum(_WIDTHS) - _WIDTHS
 
 _NOTHING = 1e-9
 """Requests/s: one in thirty years."""
