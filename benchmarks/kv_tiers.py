@@ -5,6 +5,9 @@
 Eight mixed workers (Llama-3.3-70B in FP8 on 4 x H100 by the roofline, KV caches of 500,000 tokens, 160 KiB per token),
 the production router and split. Hits are prompt tokens that were not computed. Links are those of each worker to the
 pool, in GB/s; gateways share what they sent where, and what engines report.
+
+The trace tells times to 3 s, so some ten requests come at one instant, and gateways that decide at one instant know
+nothing of each other. The last lines spread the arrivals evenly over these 3 s.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ MODEL, GPUS, WORKERS = "meta-llama/Llama-3.3-70B-Instruct", 4, 8
 CACHE_TOKENS, POOL_TOKENS = 500_000, 32_000_000
 HOST_BYTES_PER_SECOND = 4 * 50e9
 """PCIe Gen5, one link for each GPU."""
+TICK_SECONDS = 3.0
+"""How exactly the trace tells times."""
 SLO = Slo(ttft_seconds=10.0, tpot_seconds=0.1, attainment=0.95)
 TRACE = Path(__file__).resolve().parents[1] / ".." / "shared" / "traces" / "mooncake_conversation.jsonl"
 
@@ -47,11 +52,18 @@ def tiers(*, pool_gigabytes: float, front: bool, pool_tokens: int = POOL_TOKENS)
     )
 
 
-def run(name: str, load: Workload, kv_tiers: KvTiers | None, *, gateways: int = 1) -> float:
+def spread(load: Workload, ticks_seconds: float) -> Workload:
+    """Return the same requests, each up to `ticks_seconds` later."""
+    later = load.arrival_seconds + np.random.default_rng(1).uniform(0, ticks_seconds, len(load))
+    order = np.argsort(later, kind="stable")
+    return dataclasses.replace(load.at(order), arrival_seconds=later[order])
+
+
+def run(name: str, load: Workload, kv_tiers: KvTiers | None, *, gateways: int = 1, poll_seconds: float = 1.0) -> float:
     """Simulate and print a line; returns the mean TTFT."""
     speed = worker_speed(known_model(MODEL), accelerator("H100-SXM-80GB"), tensor=GPUS, kv=Precision.FP8)
     pool = PoolModel(name="p", speed=dataclasses.replace(speed, kv_capacity_tokens=CACHE_TOKENS), gpus_per_worker=GPUS)
-    cluster = ClusterModel(pools=(pool,), kv_tiers=kv_tiers, gateways=gateways)
+    cluster = ClusterModel(pools=(pool,), kv_tiers=kv_tiers, gateways=gateways, poll_seconds=poll_seconds)
     result = simulate(load, cluster, Aggregated(pool="p", workers=WORKERS), slo=SLO)
     hits = 1 - result.computed_tokens.sum() / load.prompt_tokens.sum()
     mean = float(np.nanmean(result.ttft_seconds))
@@ -85,6 +97,11 @@ def main() -> None:
         name = "pool, 11.5 GB/s, partialRecompute" if pooled else "no tier"
         found = tiers(pool_gigabytes=11.5, front=True) if pooled else None
         run(f"{name}, 3 gateways", load, found, gateways=3)
+    spaced = spread(load, TICK_SECONDS / asked.speed)
+    run("no tier, spread", spaced, None)
+    run("pool, 11.5 GB/s, partialRecompute, spread", spaced, tiers(pool_gigabytes=11.5, front=True))
+    for seconds in (1.0, 0.25, 0.05):
+        run(f"no tier, spread, 3 gateways, {seconds:g} s", spaced, None, gateways=3, poll_seconds=seconds)
 
 
 if __name__ == "__main__":

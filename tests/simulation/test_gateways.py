@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,19 @@ def test_every_request_is_decided_by_one_gateway_and_only_several_hear_of_others
     assert np.array_equal(result.end_seconds, again.end_seconds)
 
 
-def test_a_cluster_has_a_gateway() -> None:
-    with pytest.raises(ValueError, match="gateways must be at least 1"):
-        make_cluster(SPEED, gateways=0)
+def test_gateways_that_read_the_load_more_often_spread_prompts_better() -> None:
+    load = poisson(rate=4, count=900, prompt=6000, output=60, seed=1)
+
+    def mean_ttft(**cluster: Any) -> float:
+        policy = Schedule(pool="p", splits=[(0.0, Split(2, 2))], admission=AdmissionPolicy.OFF)
+        return float(np.mean(simulate(load, make_cluster(SPEED, **cluster), policy, slo=SLO).ttft_seconds))
+
+    one, often, usual = mean_ttft(), mean_ttft(gateways=3, poll_seconds=0.05), mean_ttft(gateways=3)
+    assert often == pytest.approx(one, rel=0.05)
+    assert often < 0.95 * usual
+
+
+@pytest.mark.parametrize("field", ["gateways", "poll_seconds"])
+def test_a_cluster_has_a_gateway_that_reads_the_load_now_and_then(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be"):
+        make_cluster(SPEED, **{field: 0})

@@ -89,6 +89,8 @@ class ClusterModel:
     where all of them share one machine's memory, caches and cores. 0: each is on its own."""
     gateways: int = 1
     """Replicas of the gateway. Each sees its own requests, and the others' in the workers' load reports."""
+    poll_seconds: float = 1.0
+    """How often several gateways read the load of every worker, as in `gateway.workers.load_poll`."""
     flip_seconds: float = 0.1
     """From the write of a role label until gateways route by it."""
     stop_seconds: float = 1.0
@@ -109,6 +111,8 @@ class ClusterModel:
             raise ValueError(f"crowding must be at least 0, got {self.crowding}")
         if self.gateways < 1:
             raise ValueError(f"gateways must be at least 1, got {self.gateways}")
+        if self.poll_seconds <= 0:
+            raise ValueError(f"poll_seconds must be above 0, got {self.poll_seconds}")
         if 512 % self.block_tokens:
             raise ValueError(f"block_tokens must divide 512, got {self.block_tokens}")
 

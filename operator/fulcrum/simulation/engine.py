@@ -10,7 +10,7 @@ from typing import Final
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, Kill, Pulling
 from fulcrum.simulation.fleet import Fleet, Pod
-from fulcrum.simulation.gateways import POLL_SECONDS, Gateways
+from fulcrum.simulation.gateways import Gateways
 from fulcrum.simulation.journey import Journeys
 from fulcrum.simulation.kv_tiers import Blocks, WorkerTiers
 from fulcrum.simulation.outcome import Ledger
@@ -146,7 +146,7 @@ class Simulation:
         """Gateways read the load of workers."""
         assert self._journeys.gateway is not None
         self._journeys.gateway.report(self._view.pods, now)
-        self._timeline.plan(now + POLL_SECONDS, self._poll_alarm)
+        self._timeline.plan(now + self._cluster.poll_seconds, self._poll_alarm)
 
     def _make_worker(self, pod: Pod) -> Worker:
         worker = Worker(

@@ -12,8 +12,6 @@ from fulcrum.simulation.load_report import load_report
 from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 
-POLL_SECONDS: Final = 1.0
-"""How often several gateways read the load of every worker, as in `gateway.load_poll`."""
 _KNUTH: Final = 2_654_435_761
 """Multiplier of a multiplicative hash (Knuth, The Art of Computer Programming, volume 3, section 6.4)."""
 
