@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -61,6 +62,65 @@ def test_what_is_emitted_is_what_the_crd_accepts(tmp_path: Path, more: tuple[str
 def test_emitted_to_standard_output_is_nothing_else() -> None:
     result = run(*USUAL, "--inventory", str(INVENTORY), "--emit", "-")
     assert yaml.safe_load(result.stdout)["kind"] == "InferenceCluster"
+
+
+@pytest.fixture
+def conversations(tmp_path: Path) -> Path:
+    """Forty conversations of 20,000 tokens that take turns, so that each comes back after the others."""
+    path = tmp_path / "conversations.jsonl"
+    lengths = {"input_length": 20_000, "output_length": 200}
+    starts = [100 * (number % 40) for number in range(160)]
+    lines = [
+        {"timestamp": 1000 * turn, **lengths, "hash_ids": list(range(start, start + 39))}
+        for turn, start in enumerate(starts)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_kv_tiers_carry_more_of_a_trace_that_comes_back(conversations: Path) -> None:
+    usual = ("--model", "meta-llama/Llama-2-70b-hf", "--workload", str(conversations), "--slo", "20s,100ms,0.9")
+
+    def planned(*more: str) -> tuple[float, float, Any]:
+        result = run(*usual, "--inventory", str(INVENTORY), "--emit", "-", *more)
+        assert result.exit_code == 0, result.output
+        goodput, found = (
+            re.search(pattern, result.stderr) for pattern in (r"goodput ([\d.]+)", r"([\d.]+)% of the prompt tokens")
+        )
+        assert goodput is not None
+        document = yaml.safe_load(result.stdout)
+        schema = StructuralSchema(root_schema())
+        assert [str(each) for each in schema.validate(schema.default(document))] == []
+        cache = document["spec"]["engine"]["kvCache"]
+        return float(goodput[1]), float(found[1]) if found else 0.0, cache.get("offload")
+
+    without, _, nothing = planned()
+    assert nothing is None
+    little, little_found, _ = planned("--host-memory", "1Gi")
+    much, much_found, offload = planned("--host-memory", "1Gi", "--pool", "kv=4Ti")
+    assert offload == {"hostMemory": "1Gi", "pool": {"persistentVolumeClaim": "kv", "size": "4Ti"}}
+    assert much_found > little_found + 20
+    assert much > 1.2 * little >= without
+    _, slow_found, _ = planned("--host-memory", "1Gi", "--pool", "kv=4Ti", "--pool-link", "0.001")
+    assert slow_found == pytest.approx(little_found, abs=1), "a link that is slower than computing is left alone"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--pool", "kv=2Ti"), "give --host-memory, too"),
+        (("--host-memory", "64Gi", "--workload", "755:200"), "a trace with prefixes"),
+        (("--host-memory", "64Gi", "--workload", "steps"), "a trace with prefixes"),
+        (("--host-memory", "much"), "is not an amount of memory"),
+        (("--host-memory", "64Gi", "--pool", "2Ti"), "write the claim and its size"),
+        (("--host-memory", "64Gi", "--pool", "kv=all"), "is not an amount of memory"),
+        (("--host-memory", "64Gi", "--pool-link", "0"), "--pool-link"),
+    ],
+)
+def test_wrong_tiers_are_refused(conversations: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = run(*USUAL, "--inventory", str(INVENTORY), "--workload", str(conversations), *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("\u2502", " ").split())
 
 
 def test_nodes_of_a_cluster_come_from_kubectl() -> None:

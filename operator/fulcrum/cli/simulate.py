@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from fulcrum.cli.kv_links import GIGA, kv_link_options
 
 if TYPE_CHECKING:
     from fulcrum.api.types import InferenceClusterSpec
@@ -16,10 +18,6 @@ if TYPE_CHECKING:
     from fulcrum.simulation.result import Summary
     from fulcrum.simulation.search import OnProgress
     from fulcrum.simulation.workload import Workload
-
-
-_GIGA: Final = 1e9
-_GIGABYTES: Final = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(short_help="Compare policies on a trace, without a cluster.")
@@ -40,8 +38,7 @@ _GIGABYTES: Final = click.FloatRange(min=0, min_open=True)
 @click.option("--seed", default=1, show_default=True, help="Of a synthetic workload.")
 @click.option("--start", default="60s", show_default=True, help="From a Pod's creation to its readiness.")
 @click.option("--turn", default="0s", show_default=True, help="Least time between turns of our planner; quicker.")
-@click.option("--host-link", type=_GIGABYTES, help="GB/s of a worker's link to its host memory [default: 50].")
-@click.option("--pool-link", type=_GIGABYTES, help="GB/s of a worker's link to the KV pool [default: 2.9].")
+@kv_link_options
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.option("--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write report.html to.")
 def command(
@@ -55,8 +52,8 @@ def command(
     seed: int,
     start: str,
     turn: str,
-    host_link: float | None,
-    pool_link: float | None,
+    host_link: float,
+    pool_link: float,
     as_json: bool,
     report: Path | None,
 ) -> None:
@@ -81,7 +78,7 @@ def command(
     from fulcrum.api.durations import seconds
     from fulcrum.load.demand import promised
     from fulcrum.simulation.contest import Arena, Contest, checked, steps_of
-    from fulcrum.simulation.from_spec import HOST_BYTES_PER_SECOND, POOL_BYTES_PER_SECOND, cluster_model
+    from fulcrum.simulation.from_spec import cluster_model
 
     try:
         spec = _spec(cluster_file)
@@ -89,8 +86,8 @@ def command(
             spec,
             profiles=_profiles(profiles, spec),
             start_seconds=seconds(start),
-            host_bytes_per_second=host_link * _GIGA if host_link else HOST_BYTES_PER_SECOND,
-            pool_bytes_per_second=pool_link * _GIGA if pool_link else POOL_BYTES_PER_SECOND,
+            host_bytes_per_second=host_link * GIGA,
+            pool_bytes_per_second=pool_link * GIGA,
         )
         workload = _workload(trace, seed=seed, speed=speed, limit=limit)
         arena = Arena(workload=workload, cluster=model, spec=spec, slo=promised(spec), least_turn_seconds=seconds(turn))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from fulcrum.cli.kv_links import kv_link_options
 
 if TYPE_CHECKING:
     from fulcrum.placement.plan import Plan
@@ -31,6 +33,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests/s that must be carried.")
 @click.option("--budget", type=click.FloatRange(min=0, min_open=True), help="Most price per hour.")
 @click.option("--kv-dtype", type=click.Choice(("fp8", "bf16")), default="fp8", show_default=True, help="KV cache.")
+@click.option("--host-memory", metavar="SIZE", help="Host memory per worker for KV that left the GPU, such as 64Gi.")
+@click.option("--pool", metavar="CLAIM=SIZE", help="KV pool of all workers below it: a volume claim, such as kv=2Ti.")
+@kv_link_options
 @click.option(
     "--study",
     is_flag=True,
@@ -50,6 +55,10 @@ def command(
     rate: float | None,
     budget: float | None,
     kv_dtype: str,
+    host_memory: str | None,
+    pool: str | None,
+    host_link: float,
+    pool_link: float,
     study: bool,
     plot: Path | None,
     emit: Path | None,
@@ -58,7 +67,8 @@ def command(
     """Find which GPUs form workers, with which parallelism and role, and what the cluster then carries.
 
     Figures are estimates from the roofline of model and accelerators and from queueing formulas
-    (docs/concepts/placement.md says how far they are from the simulator).
+    (docs/concepts/placement.md says how far they are from the simulator). With --host-memory the requests of the trace
+    first go through the simulator, and what they find in KV caches and tiers is not computed again.
 
     \b
     Examples:
@@ -66,11 +76,14 @@ def command(
       kubectl get nodes -o json | fulcrum plan --nodes - --model Qwen/Qwen3-32B --workload trace.csv --slo 1s,50ms
       fulcrum plan ... --goal least-price --rate 20 --emit cluster.yaml --plot plan.svg
     """
+    from dataclasses import replace
     from math import inf
 
     from fulcrum.capacity.known_models import UnknownModelError, known_model
     from fulcrum.capacity.precision import Precision
-    from fulcrum.cli.plan.inputs import demand_of, inventory_of, promise_of
+    from fulcrum.cli.plan.inputs import inventory_of, promise_of, workload_of
+    from fulcrum.cli.plan.tiers import tiers_of
+    from fulcrum.placement.deploy import inference_cluster
     from fulcrum.placement.errors import PlacementError
     from fulcrum.placement.estimates import QueueingEstimates
     from fulcrum.placement.objective import Goal
@@ -84,7 +97,15 @@ def command(
             "--emit: a plan of --study may have stages between which vLLM moves no KV; leave one out"
         )
     promise, ttft, tpot = promise_of(slo)
-    demand = demand_of(workload)
+    demand, load = workload_of(workload)
+    tiers = tiers_of(host_memory, pool, load=load, host_link=host_link, pool_link=pool_link)
+
+    def document_of(plan: Plan) -> dict[str, Any]:
+        document = inference_cluster(
+            plan, name=name, engine=engine, ttft=ttft, tpot=tpot, attainment=promise.attainment
+        )
+        return document if tiers is None else tiers.add_to(document)
+
     try:
         what = inventory_of(inventory, nodes)
         engine = Engine(model=known_model(model), kv=Precision(kv_dtype), transfers_from_stages=study)
@@ -99,9 +120,16 @@ def command(
         )
         with _progress() as on_progress:
             plan = search(request, on_progress)
+            if tiers is not None:
+                hit = tiers.prefix_hit(document_of(plan), rate=plan.goodput)
+                demand = replace(demand, prefix_hit=hit)
+                estimates = QueueingEstimates(demand, promise, turns_away=True)
+                plan = search(replace(request, performance=estimates), on_progress)
     except (PlacementError, UnknownModelError) as error:
         raise click.ClickException(str(error)) from None
     title = f"{engine.model.name}: {demand.isl_tokens:.0f} + {demand.osl_tokens:.0f} tokens within {ttft} and {tpot}"
+    if tiers is not None:
+        title += f"; {demand.prefix_hit:.1%} of the prompt tokens found in KV caches and tiers"
     _show(plan, title, to_stderr=str(emit) == "-")
     if plot is not None:
         from fulcrum.cli.plan.picture import svg
@@ -110,12 +138,7 @@ def command(
     if emit is not None:
         import yaml
 
-        from fulcrum.placement.deploy import inference_cluster
-
-        document = inference_cluster(
-            plan, name=name, engine=engine, ttft=ttft, tpot=tpot, attainment=promise.attainment
-        )
-        _write(emit, yaml.safe_dump(document, sort_keys=False))
+        _write(emit, yaml.safe_dump(document_of(plan), sort_keys=False))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from fulcrum.api.durations import seconds
 from fulcrum.load.demand import Demand, Slo
 from fulcrum.placement.cluster_nodes import inventory_from_nodes
 from fulcrum.placement.inventory import Inventory, inventory_from
+
+if TYPE_CHECKING:
+    from fulcrum.simulation.workload import Workload
 
 
 def inventory_of(inventory: Path | None, nodes: Path | None) -> Inventory:
@@ -29,15 +32,18 @@ def inventory_of(inventory: Path | None, nodes: Path | None) -> Inventory:
     return found.inventory
 
 
-def demand_of(workload: str) -> Demand:
-    """Return the lengths of `PROMPT:OUTPUT` tokens, of a trace file, or of a named workload; the rate is open."""
+def workload_of(workload: str) -> tuple[Demand, Workload | None]:
+    """Return the lengths of `PROMPT:OUTPUT` tokens, of a trace file, or of a named workload; the rate is open.
+
+    The requests come with them where there are any.
+    """
     from fulcrum.simulation.generate import WORKLOADS
     from fulcrum.simulation.traffic import load_trace
     from fulcrum.simulation.workload import Workload
 
     prompt, _, output = workload.partition(":")
     if prompt.isdigit() and output.isdigit() and int(prompt) and int(output):
-        return Demand(rate=0.0, isl_tokens=float(prompt), osl_tokens=float(output))
+        return Demand(rate=0.0, isl_tokens=float(prompt), osl_tokens=float(output)), None
     if workload in WORKLOADS:
         load = WORKLOADS[workload](0)
     elif Path(workload).is_file():
@@ -47,6 +53,10 @@ def demand_of(workload: str) -> Demand:
         raise click.UsageError(
             f"--workload {workload}: write mean tokens as PROMPT:OUTPUT (1150:210), a trace file, or one of {names}"
         )
+    return _lengths(load), load
+
+
+def _lengths(load: Workload) -> Demand:
     prompts, outputs = load.prompt_tokens.astype(float), load.output_tokens.astype(float)
     return Demand(
         rate=0.0,
