@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -399,3 +402,19 @@ def test_nothing_is_learned_from_a_worker_that_flipped_meanwhile(name: str, role
         view.put(name, Role.DECODE if role is Role.PREFILL else Role.PREFILL, pool="pool")
         view.finish(flight, 0.0)
     assert admission.ttft_margin.samples == admission.tpot_margin.samples == 0
+
+
+@pytest.mark.parametrize("policy", list(AdmissionPolicy))
+@given(measured=st.floats(0.0, 1.0), ttft_seconds=st.floats(1e-4, 100.0), tpot_seconds=st.floats(1e-4, 2.0))
+def test_learning_bears_a_worker_that_was_measured_again_meanwhile(
+    policy: AdmissionPolicy, measured: float, ttft_seconds: float, tpot_seconds: float
+) -> None:
+    """What was predicted of a request may lie far below its worker's shortest step when it has been served."""
+    admission, view = make(policy)
+    incoming = admission.incoming(prompt_tokens=100)
+    outcome = admission.decide(incoming, view, 0.0)
+    assert isinstance(outcome, Admit)
+    flight = view.start(incoming, outcome.route, 0.0)
+    view.set_speed("pool", replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, decode_a=measured)))
+    admission.learn(flight, ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds, output_tokens=10)
+    assert 1.0 <= admission.tpot_margin.factor < float("inf")

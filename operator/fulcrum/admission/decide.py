@@ -160,14 +160,15 @@ class Admission:
                 flight.ttft_seconds, ttft_seconds, self.ttft_seconds, limit_seconds=flight.ttft_seconds
             )
         if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
-            # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
+            # Later requests joined its batch, up to the limit of that time; what no batch can change is left out. The
+            # worker may have been measured again since: what was predicted then may lie below its shortest step now.
             least_seconds = flight.decode.decode_a
             limit_seconds = max(found.hand_over.step_seconds, flight.step_limit_seconds)
             self.tpot_margin.learn(
                 max(found.tpot_seconds - least_seconds, 0.0),
                 tpot_seconds - least_seconds,
                 self.tpot_seconds - least_seconds,
-                limit_seconds=limit_seconds - least_seconds,
+                limit_seconds=max(limit_seconds - least_seconds, 0.0),
             )
 
     def _helps(self, found: Route, view: ClusterView) -> bool:

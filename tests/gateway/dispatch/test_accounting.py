@@ -258,3 +258,21 @@ async def test_every_series_names_its_cluster_and_starts_at_zero(make_site: Make
         if line.startswith(("fulcrum_gateway_arrivals_total", "fulcrum_gateway_slo_total")):
             assert line.endswith(" 0.0")
     assert sum(line.startswith("fulcrum_gateway_slo_total") for line in ours) == len(SloOutcome)
+
+
+async def test_what_fails_after_the_answer_does_not_hold_up_the_next_request(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = await make_site(*pair())
+    client = await site.connect()
+
+    def crash(*_: object, **__: object) -> None:
+        raise ValueError("math domain error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(site.gateway._inference._accounts, "close", crash)
+        client.post({**BODY, "stream": True})
+        assert (await client.answer()).complete
+    client.post({**BODY, "stream": True})
+    assert (await client.answer()).complete
+    assert "account_crashed" in caplog.text

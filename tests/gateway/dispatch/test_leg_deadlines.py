@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from tests.gateway.agents import Agent, report
 from tests.gateway.conftest import Engine, MakeSite, Seen, Site, eventually
@@ -202,3 +203,33 @@ async def test_an_outlier_is_left_alone(make_site: MakeSite, agent: Agent) -> No
     for _ in range(8):
         await site.post(PROMPT)
     assert len(engines[0].seen) == seen
+
+
+async def test_a_worker_that_left_during_the_prefill_does_not_keep_the_request(
+    make_site: MakeSite, agent: Agent
+) -> None:
+    """It was restarted: no connection to what it was is open when it leaves, and yet one is opened later."""
+    prefill, bad = Model("p", Role.PREFILL), Model("bad", Role.DECODE)
+    goes_on = asyncio.Event()
+
+    bad.behave = hang
+    site = await known_site(make_site, agent, prefill, bad)
+    registry = site.gateway.registry
+    prefill_itself = prefill.behave
+
+    async def late(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        await goes_on.wait()
+        return prefill_itself is not None and await prefill_itself(engine, seen, writer)
+
+    prefill.behave = late
+    answer = asyncio.create_task(site.post(PROMPT))
+    await eventually(lambda: bool(prefill.seen))
+    good = Model("good", Role.DECODE, facts={"agent_port": agent.port, "pool": "x"})
+    await good.start()
+    site.engines["good"] = good
+    registry.put(good.record())
+    registry.put(msgspec.structs.replace(bad.record(), incarnation="another"))
+    registry.sweep(asyncio.get_running_loop().time())
+    goes_on.set()
+    check(await answer, PROMPT)
+    assert len(bad.seen) == 1

@@ -335,3 +335,19 @@ async def test_metrics_are_prometheus_text(make_site: MakeSite) -> None:
         assert await site.metric(f"fulcrum_gateway_{name}_count") == 2
     assert await site.metric("fulcrum_gateway_prompt_tokens_sum") == 14
     assert 'fulcrum_gateway_worker_in_flight{fulcrum_cluster="c",' in text
+
+
+async def test_a_request_whose_task_dies_ends_its_connection(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client would wait for the request's whole deadline."""
+    site = await make_site(Engine("m", Role.MIXED))
+
+    async def die(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(site.gateway, "serve", die)
+    client = await site.connect()
+    client.post(BODY)
+    async with asyncio.timeout(30):
+        assert await client.reader.read() == b""

@@ -105,9 +105,16 @@ class Inference:
         except Exception as crash:  # noqa: BLE001  the edge of one request: the gateway must go on serving the others
             logger.error("request_crashed id=%s error=%s", http_request.request_id.decode(), describe(crash))  # noqa: TRY400
             error = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed.", kind=SERVER_ERROR)
-        if error is not None:
-            response.fail(error)
-        self._accounts.close(exchange, error)
+        self._end(exchange, error)
+
+    def _end(self, exchange: Exchange, error: RequestError | None) -> None:
+        try:
+            if error is not None:
+                exchange.response.fail(error)
+            self._accounts.close(exchange, error)
+        except Exception as crash:  # noqa: BLE001  the client's next requests come on the same connection
+            request_id = exchange.response.request_id.decode()
+            logger.error("account_crashed id=%s error=%s", request_id, describe(crash))  # noqa: TRY400
         if exchange.stream_log is not None:
             exchange.stream_log.close()
 

@@ -238,9 +238,14 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     async def _run(self, request: Request, response: Response) -> None:
-        await self._service.serve(request, response)
-        self._task = None
-        self._response = None
+        try:
+            await self._service.serve(request, response)
+        except BaseException:
+            self.abort()  # the client learns it now, not at the request's deadline
+            raise
+        finally:
+            self._task = None
+            self._response = None
         if self._transport is None:
             return
         if response.close_after:

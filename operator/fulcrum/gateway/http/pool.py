@@ -114,11 +114,11 @@ class Pool:
                     self.host,
                     self.port,
                 )
+            raw = transport.get_extra_info("socket")
+            for level, option, value in _OPTIONS:
+                raw.setsockopt(level, option, value)
         except (OSError, TimeoutError) as error:
             raise UpstreamError(Failure.CONNECT, f"cannot connect: {error!r}") from error
-        raw = transport.get_extra_info("socket")
-        for level, option, value in _OPTIONS:
-            raw.setsockopt(level, option, value)
         self._open.add(connection)
         return connection
 

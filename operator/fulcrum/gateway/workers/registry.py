@@ -61,6 +61,11 @@ class Worker:
         return self.state.in_flight
 
     @property
+    def awaited(self) -> bool:
+        """Legs are under way on it, or will be: their requests are in prefill elsewhere."""
+        return self.state.in_flight > 0 or self.state.pending > 0
+
+    @property
     def suspect(self) -> bool:
         """It failed a moment ago."""
         return self.state.suspect
@@ -153,7 +158,7 @@ class WorkerRegistry:
         for state in self.cluster.tick(now):
             self._metrics.ejections[state.role] += 1
             logger.warning("worker_ejected worker=%s role=%s why=outlier", state.name, state.role)
-        self._leaving = {worker for worker in self._leaving if worker.pool.open_connections}
+        self._leaving = {worker for worker in self._leaving if worker.pool.open_connections or worker.awaited}
 
     def close(self) -> None:
         """Close idle connections."""
