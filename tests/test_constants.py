@@ -51,7 +51,6 @@ LEFT = (
     "performance/model.py USUAL_ADMITTED",
     "performance/model.py _NEARLY_ALL",
     "performance/queueing/prefill.py MOST_LOAD",
-    "routing/latency.py _LITTLE_PREFILL",
     "routing/latency.py _MOST_PREFILL",
     "routing/prefill_queue.py _NOMINAL_SPEED",
     "routing/sharing.py SHARE_SECONDS",
@@ -82,15 +81,11 @@ FITTED = (
 """Coefficients of formulas, with their source or the benchmark that fitted them beside them."""
 
 PRECISION = (
-    "admission/outputs.py _BUCKETS",
-    "admission/shares.py _LARGEST_WEIGHT",
-    "admission/shares.py _LONGEST_GAP",
+    "admission/shares.py _FORGOTTEN",
     "balance/best_split.py FINENESS",
     "balance/cheapest.py HEADROOM_PRECISION",
     "balance/cheapest.py HEADROOM_STEP",
     "balance/cheapest.py MOST_HEADROOM",
-    "balance/size.py _IDLE_RATE",
-    "performance/division.py _HALF_TOKEN",
     "performance/division.py _LEAST_SHARE",
     "performance/model.py ADMITTED_STEPS",
     "performance/model.py STRETCH",
@@ -117,10 +112,8 @@ PRECISION = (
     "performance/queueing/prefill.py _root: 4",
     "performance/queueing/waiting.py _CELLS",
     "performance/queueing/waiting.py _GROWTH",
-    "performance/queueing/waiting.py _NOTHING",
     "performance/queueing/waiting.py _blocking_at: 0.001",
     "performance/queueing/waiting.py waiting: 700",
-    "routing/prefill_queue.py _LEAST_STEP_SECONDS",
 )
 """Precision, range and steps of a computation: finer ones give the same decisions."""
 
@@ -137,7 +130,6 @@ WORDS = (
     "routing/sent.py _Key",
     "routing/sent.py _MAX_NAME",
     "routing/sent.py _MAX_PROMPT_KEYS",
-    "routing/sent.py _MAX_WORKERS",
 )
 """Formats, bounds of messages, and units."""
 

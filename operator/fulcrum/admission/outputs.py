@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from fulcrum.api.pool_types import MAX_PROMPT_TOKENS
+
 _PRIOR_BYTES_PER_TOKEN: Final = 4.0
 _PRIOR_TOKENS: Final = 64.0
 _RATIO_MEMORY_TOKENS: Final = 200_000.0
 _USUAL_OUTPUT_TOKENS: Final = 256.0
 """Expected of an answer before any has ended."""
-_BUCKETS: Final = 25
+_BUCKETS: Final = MAX_PROMPT_TOKENS.bit_length()
 """Prompt lengths by powers of two."""
 _ENOUGH_ANSWERS: Final = 3.0
 """From so many on the mean of a length is taken."""

@@ -24,9 +24,8 @@ _ASLEEP: Final = 0.05
 """A class with fewer requests in its memory is not in use: three times the memory after a single request."""
 _SIZE_MEMORY: Final = 0.1
 _LEAST_ROOM: Final = 0.05
-_LARGEST_WEIGHT: Final = 1e9
-_LONGEST_GAP: Final = 500.0
-"""Beyond it `exp` would overflow; nothing is left of a demand that old anyway."""
+_FORGOTTEN: Final = 20.0
+"""Memories after which nothing is left of a demand: a part in 5e8."""
 
 
 class _Demand:
@@ -128,8 +127,9 @@ class Shares:
         # Instead of fading all sums with time, newer ones are written larger.
         if self._since is None:
             self._since = self._began = now_seconds
-        weight = exp(min(max((now_seconds - self._since) / TUNING.demand_seconds, 0.0), _LONGEST_GAP))
-        if weight > _LARGEST_WEIGHT:
+        memories = min(max((now_seconds - self._since) / TUNING.demand_seconds, 0.0), _FORGOTTEN)
+        weight = exp(memories)
+        if memories == _FORGOTTEN:
             for demand in self._demands:
                 demand.requests /= weight
                 demand.prefill /= weight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,7 @@ _PoolRole = Annotated[
     # `draining` is a state on the way, and no role that a pool could be given.
     Meta(extra_json_schema={"enum": [Role.PREFILL.value, Role.DECODE.value, Role.MIXED.value]}),
 ]
-_MAX_TOKENS = 16_777_216
+MAX_PROMPT_TOKENS: Final = 16_777_216
 
 
 class Parallelism(ApiStruct, frozen=True, kw_only=True):
@@ -47,11 +47,11 @@ class PoolAdmits(ApiStruct, frozen=True, kw_only=True):
     """Which requests may be sent to a pool."""
 
     min_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None,
+        Annotated[int, Meta(ge=0, le=MAX_PROMPT_TOKENS)] | None,
         Meta(description="Shortest prompt that is sent here, in tokens; default: no bound."),
     ] = None
     max_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=_MAX_TOKENS)] | None,
+        Annotated[int, Meta(ge=1, le=MAX_PROMPT_TOKENS)] | None,
         Meta(description="Longest prompt that is sent here, in tokens; default: no bound."),
     ] = None
     classes: Annotated[
@@ -76,7 +76,7 @@ def overlap(one: PoolAdmits | None, other: PoolAdmits | None) -> bool:
     if one is None or other is None:
         return True
     shortest = max(one.min_prompt_tokens or 0, other.min_prompt_tokens or 0)
-    longest = min(one.max_prompt_tokens or _MAX_TOKENS, other.max_prompt_tokens or _MAX_TOKENS)
+    longest = min(one.max_prompt_tokens or MAX_PROMPT_TOKENS, other.max_prompt_tokens or MAX_PROMPT_TOKENS)
     return shortest <= longest and (
         not one.classes or not other.classes or not set(one.classes).isdisjoint(other.classes)
     )

@@ -146,7 +146,7 @@ def _measured(traffic: Traffic, lengths: Demand) -> Demand:
 
 def _noise(traffic: Traffic, now: Demand, seen: float) -> Noise:
     ended = seen if traffic.ended is None else max(traffic.ended, 1e-9)
-    isl = osl = TUNING.unmeasured_error
+    isl = osl = 1.0  # of what was not measured all may be wrong: no worker flips for it
     if traffic.isl_tokens is not None:
         isl = standard_error(now.isl_cv2, traffic.isl_seen or seen)
     if traffic.osl_tokens is not None:

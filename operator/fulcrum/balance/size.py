@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import product
-from typing import Final
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
@@ -22,9 +21,6 @@ from fulcrum.balance.tuning import TUNING
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
-
-_IDLE_RATE: Final = 1e-3
-"""Requests per second at which none waits for another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +132,7 @@ def _bounds(model: PerformanceModel, layouts: Iterable[Layout], load: Load) -> t
     promised = model.slo.attainment
     if load.rate <= 0:
         return promised, promised
-    idle = load.scaled(_IDLE_RATE / load.rate)
+    idle = load.scaled(1e-6)  # no request waits for another one
     best = max((model.attainment(layout, idle) for layout in layouts), default=promised)
     return min(promised, best - min(TUNING.unhelped_misses * (1 - best), best / 2)), best
 

@@ -12,8 +12,6 @@ class Tuning:
 
     noise_sigmas: float = 2.0
     """Standard errors beyond which a difference of what was measured counts as one: 1 in 40 by chance."""
-    unmeasured_error: float = 1.0
-    """Relative error of lengths that are only guessed at: no worker flips for them."""
     first_order: float = 0.5
     """Share of the requests under way up to which they tell how long those are that have not ended."""
     start_seconds: float = 120.0

@@ -24,8 +24,6 @@ Capacity = Callable[[str, Demand], float]
 _NORMAL: Final = NormalDist()
 _LEAST_SHARE: Final = 1e-6
 """Share of the requests below which a segment is left out: it changes no estimate."""
-_HALF_TOKEN: Final = 0.5
-"""Bounds are inclusive and lengths are whole numbers: a bound lies half a token beyond the last length inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +142,9 @@ def _classes(demand: Demand) -> list[tuple[str | None, float, float, float]]:
 
 
 def _bounds(rule: PoolAdmits) -> tuple[float, float]:
-    low = 0.0 if not rule.min_prompt_tokens else rule.min_prompt_tokens - _HALF_TOKEN
-    return low, inf if rule.max_prompt_tokens is None else rule.max_prompt_tokens + _HALF_TOKEN
+    """Return the bounds of an interval: lengths are whole numbers, so they lie half a token beyond those inside."""
+    low = 0.0 if not rule.min_prompt_tokens else rule.min_prompt_tokens - 0.5
+    return low, inf if rule.max_prompt_tokens is None else rule.max_prompt_tokens + 0.5
 
 
 def _takes(rule: PoolAdmits, qos_class: str | None, low: float, high: float) -> bool:

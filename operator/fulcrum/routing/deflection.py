@@ -88,7 +88,7 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     """Return the whole request on a decode worker, where all checks hold."""
     late = pair.ttft_seconds > search.ttft_seconds
     worker = emptiest_holder(search, revision.decode)
-    if worker is None or (late and worker.decode_load > pair.decode.decode_load + TUNING.fuller_holder):
+    if worker is None or (late and worker.decode_load > pair.decode.decode_load + TUNING.fuller):
         worker = pair.decode if late else None
     if worker is None:
         return None

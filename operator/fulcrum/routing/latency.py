@@ -16,8 +16,6 @@ from fulcrum.routing.worker import WorkerView
 
 _MOST_PREFILL = 0.8
 """Share of a worker's time that prefill is believed to take from its decoding, at most."""
-_LITTLE_PREFILL = 0.002
-"""Share of a worker's time below which prefill is not felt."""
 
 
 def hand_over(
@@ -68,7 +66,7 @@ def hand_over(
         mean = _mean_batch(worker, now_seconds, others, life, output_tokens * step)
     each = others_context / others if others > 0 else prompt_tokens
     tpot = own + c * output_tokens / 2 + mean * (b + c * each)
-    if worker.legs or worker.foreign_seconds or worker.prefill_rate > _LITTLE_PREFILL:
+    if worker.legs or worker.foreign_seconds or worker.prefill_rate:
         slower, queued = _beside_prefill(worker, now_seconds, output_tokens, prefill_share)
         step, tpot = max(step * slower, step + queued), max(tpot * slower, tpot + queued)
     return HandOver(step, tpot, kv, context, slot, own, life)

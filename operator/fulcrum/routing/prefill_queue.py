@@ -23,8 +23,6 @@ _NOMINAL_SPEED: Final = WorkerSpeed(
     source=SpeedSource.ROOFLINE,
 )
 """Stands in while a worker's speed is unknown: enough to compare workers by, never to promise anything by."""
-_LEAST_STEP_SECONDS: Final = 1e-6
-"""No step is shorter, whatever a profile leaves out: times are divided by it."""
 
 
 class PrefillQueue:
@@ -58,7 +56,8 @@ class PrefillQueue:
         # Copied: these are read several times for each request.
         k = speed.coefficients
         self.prefill_a, self.prefill_b, self.prefill_c = k.prefill_a, k.prefill_b, k.prefill_c
-        self.decode_a, self.decode_b, self.decode_c = max(k.decode_a, _LEAST_STEP_SECONDS), k.decode_b, k.decode_c
+        # Times are divided by a step, whatever a profile leaves out.
+        self.decode_a, self.decode_b, self.decode_c = max(k.decode_a, 1e-6), k.decode_b, k.decode_c
         self.kv_capacity = float(speed.kv_capacity_tokens)
         self.max_batch = float(speed.max_batch)
         self.chunk_tokens = float(speed.max_batched_tokens)

@@ -7,9 +7,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from fulcrum.api.base import MAX_WORKERS
+
 MAX_BATCH_KEYS: Final = 16_384
 """Most keys and prompts of a batch, in all. Bounds a message (150 KB) and what it takes to learn it (some 10 ms)."""
-_MAX_WORKERS: Final = 4096
 _MAX_NAME: Final = 512
 """A Pod's name has at most 253 characters, and its address comes with it."""
 _MAX_PROMPT_KEYS: Final = 128
@@ -34,6 +35,6 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
 class SentBatch(msgspec.Struct, frozen=True, array_like=True):
     """What a gateway sent in a while."""
 
-    workers: Annotated[tuple[tuple[_Name, _Name], ...], Meta(max_length=_MAX_WORKERS)]
+    workers: Annotated[tuple[tuple[_Name, _Name], ...], Meta(max_length=MAX_WORKERS)]
     """Name and incarnation of each worker: another process holds nothing of what the one before held."""
     sent: Annotated[tuple[Sent, ...], Meta(max_length=MAX_BATCH_KEYS)]

@@ -32,9 +32,7 @@ class RoutingTuning:
     most_harmed: float = 0.25
     """Expected answers, in requests, that one deflected prefill may make late: it saves one request itself."""
     fuller: float = 0.1
-    """Share of a worker, 0 to 1, by which a worker on the same node may be fuller than the emptiest: KV stays there."""
-    fuller_holder: float = 0.25
-    """The same for a decode worker that holds the prefix: it spares the prefill, too."""
+    """Share of a worker, 0 to 1, by which one on the same node, or with the prefix, may be fuller: KV stays there."""
 
     # What is on a worker.
     rate_seconds: float = 10.0

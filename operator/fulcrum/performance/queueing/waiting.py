@@ -29,8 +29,6 @@ _GROWTH = 1.05
 _WIDTHS = _GROWTH ** np.arange(_CELLS)
 _STARTS = np.cumsum(_WIDTHS) - _WIDTHS
 
-_NOTHING = 1e-9
-"""Requests/s: one in thirty years."""
 _FOUND_PER_SHARING = 1.3
 """Requests per server of the birth-death process for each one that shares a step. Fitted to simulated pools."""
 _RESIDUAL_POWER = 0.6
@@ -113,7 +111,7 @@ def waiting(rate: float, servers: int, service: Service, *, dispersion: float = 
     Arrivals with an index of dispersion I above 1 come in bursts of (I + 1)/2 on average. A request then also waits for
     (I - 1)/2 others that came before it, at the speed that the pool has left (exact for the mean in M^X/M/1).
     """
-    if rate <= _NOTHING or service.alone <= 0.0:
+    if rate <= 1e-9 or service.alone <= 0.0:
         return Waiting(chance=0.0, residual=1.0, backlog_chance=0.0, backlog=0.0)
     alone = service.alone
     load = rate * alone
