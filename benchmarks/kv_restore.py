@@ -1,10 +1,11 @@
 """Partial recomputation on a real engine: a prefix that left the device comes back over a link of a set speed.
 
-    python benchmarks/kv_restore.py [--factors 0.5 1 2] [--tokens 2016]
+    python benchmarks/kv_restore.py [--factors 0.5 1 2] [--repeat 2]
 
 Prints the time to the first token for the link at each factor of parity (where loading takes as long as computing):
-all loaded, all recomputed, eight fixed splits, and the split that the engine chose, with what it predicted. The last
-line is a link that becomes 20 times slower once an eighth of the prefix came over it.
+all loaded, all recomputed, eight fixed splits, and the split that the engine chose, with what it predicted, and what
+the simulator makes of the speeds that the engine knew. Then a link that becomes 20 times slower once an eighth of the
+prefix came over it. The last line is the simulator's median error.
 """
 
 from __future__ import annotations
@@ -14,14 +15,51 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import msgspec
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.worker_image.tiered_engine import BLOCK_TOKENS, TieredEngine, bytes_per_token, tiered_engine
+from tests.worker_image.tiered_engine import BLOCK_TOKENS, ROOM_TOKENS, TieredEngine, bytes_per_token, tiered_engine
+
+from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.kv import TransferCost
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Slo
+from fulcrum.simulation.cluster import ClusterModel, PoolModel
+from fulcrum.simulation.engine import simulate
+from fulcrum.simulation.kv_tiers import KvTiers
+from fulcrum.simulation.policies import Aggregated
+from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
+from fulcrum.simulation.workload import Workload
 
 LEARNT_FROM = (100, 150, 400, 800, 1200, 1600, 2000)
 """Prompts from which the engine learns its speed before anything is measured; the first one is slow."""
+PROMPT_TOKENS = 4 * PREFIX_BLOCK_TOKENS + BLOCK_TOKENS // 2
+"""The engine and the simulator, whose blocks are larger, find the same 2,048 tokens of it."""
+
+
+def simulated_seconds(known: dict[str, Any]) -> float:
+    """Return the simulated TTFT of a prompt whose KV is in host memory, from what the engine knew when it decided."""
+    speed = WorkerSpeed(coefficients=msgspec.convert(known["speed"], SpeedCoefficients), kv_capacity_tokens=ROOM_TOKENS)
+    tiers = KvTiers(
+        host_tokens=4 * PROMPT_TOKENS,
+        host_link=TransferCost(base_seconds=0.0, seconds_per_token=known["seconds_per_token"]),
+    )
+    cluster = ClusterModel(pools=(PoolModel(name="p", speed=speed),), kv_tiers=tiers, block_tokens=BLOCK_TOKENS)
+    first, other = tuple(range(4)), tuple(range(4, 8))
+    load = Workload(
+        arrival_seconds=np.array([0.0, 100.0, 200.0]),
+        prompt_tokens=np.full(3, PROMPT_TOKENS, dtype=np.int32),
+        output_tokens=np.ones(3, dtype=np.int32),
+        qos_class=np.zeros(3, dtype=np.int16),
+        prefix_ids=(first, other, first),
+    )
+    hurry = Slo(ttft_seconds=1e-3, tpot_seconds=1.0, attainment=0.95)
+    return float(simulate(load, cluster, Aggregated(pool="p", workers=1), slo=hurry).ttft_seconds[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +89,8 @@ class Case:
             seconds.append(answer.ttft_seconds)
         return min(seconds)
 
-    def at(self, factor: float, rate: float) -> None:
-        """Print one line: the link at `rate` bytes per second."""
+    def at(self, factor: float, rate: float) -> float:
+        """Print one line: the link at `rate` bytes per second; returns the simulator's relative error."""
         load = self.least(repeat=1, split="load", bytes_per_second=rate)
         recompute = self.least(split="none", bytes_per_second=rate)
         splits = [round(self.matched * part / 9 / BLOCK_TOKENS) * BLOCK_TOKENS for part in range(1, 9)]
@@ -60,14 +98,15 @@ class Case:
         best = min(fixed, key=lambda split: fixed[split])
         chosen = self.least(split="auto", bytes_per_second=rate)
         way = self.engine.decision()["way"]
-        predicted = way["predicted_seconds"]
+        predicted, simulated = way["predicted_seconds"], simulated_seconds(self.engine.decision())
         print(
             f"{factor:>4g} x parity: load {load:.2f} s, recompute {recompute:.2f} s, best of 8 splits {fixed[best]:.2f}"
             f" s (at {best}), chosen {chosen:.2f} s (at {way['recompute_tokens']}): {chosen / min(load, recompute):.2f}"
             f" of the better of both, {chosen / fixed[best]:.2f} of the best split; predicted {predicted:.2f} s"
-            f" ({predicted / chosen - 1:+.0%})",
+            f" ({predicted / chosen - 1:+.0%}), simulated {simulated:.2f} s ({simulated / chosen - 1:+.0%})",
             flush=True,
         )
+        return simulated / chosen - 1
 
     def turns_slow(self, rate: float) -> None:
         """Print the last line."""
@@ -84,7 +123,6 @@ def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--factors", type=float, nargs="+", default=[0.5, 1.0, 2.0])
-    parser.add_argument("--tokens", type=int, default=2016)
     parser.add_argument(
         "--repeat", type=int, default=2, help="runs of recomputing and of the chosen split; least counts"
     )
@@ -92,15 +130,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, tiered_engine(Path(folder)) as engine:
         for tokens in LEARNT_FROM:
             engine.ask(engine.prompt(tokens), max_tokens=1)
-        prompt = engine.prompt(asked.tokens)
+        prompt = engine.prompt(PROMPT_TOKENS)
         answers = {engine.ask(prompt).tokens for _ in range(2)}
         case = Case(engine=engine, prompt=prompt, answers=answers, repeat=asked.repeat)
         recompute = case.least(split="none")
         parity = case.matched * bytes_per_token("bf16") / recompute
         print(f"{case.matched} tokens recomputed in {recompute:.2f} s: parity at {parity / 1e6:.1f} MB/s", flush=True)
-        for factor in asked.factors:
-            case.at(factor, factor * parity)
+        errors = [case.at(factor, factor * parity) for factor in asked.factors]
         case.turns_slow(parity)
+    print(f"simulated against measured: median error {median(map(abs, errors)):.0%}")
 
 
 if __name__ == "__main__":

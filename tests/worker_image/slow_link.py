@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tests.worker_image.link_file import Link
 
 from fulcrum.kv import How, Restore
@@ -75,7 +76,7 @@ class _TestedScheduler(tier_scheduler.TierScheduler):
             "present": present,
             "matched": matched,
             "prompt": prompt,
-            "speed": repr(self.speed.coefficients()),
+            "speed": msgspec.to_builtins(self.speed.coefficients()),
             "seconds_per_token": self._link.predict().seconds_per_token,
             "way": None if way is None else dataclasses.asdict(way),
         }
