@@ -14,7 +14,8 @@ from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.balance.assign import follow
 from fulcrum.balance.decision import Decision, Reasons, RoleScale
 from fulcrum.balance.snapshot import Snapshot
-from fulcrum.performance.layout import ROLES, Layout
+from fulcrum.balance.target import apportion
+from fulcrum.performance.layout import Layout
 
 Counts = dict[str, dict[Role, int]]
 """Workers by pool and role."""
@@ -81,26 +82,6 @@ def _within_bounds(spec: InferenceClusterSpec, asked: Counts) -> Counts:
         if not any(counts.get(role) or counts.get(Role.MIXED) for counts in desired.values()):
             _serve(spec, desired, role, other)
     return desired
-
-
-def apportion(counts: Mapping[Role, int], total: int) -> dict[Role, int]:
-    """Return counts with the sum `total` in the proportion of `counts` (largest remainder).
-
-    Each role that asks for a worker gets one where there are enough. Where none asks, all get alike.
-    """
-    if not counts or sum(counts.values()) == total:
-        return dict(counts)
-    weights = {role: count for role, count in counts.items() if count} or dict.fromkeys(counts, 1)
-    quotas = {role: total * weight / sum(weights.values()) for role, weight in weights.items()}
-    shares = {role: int(quota) for role, quota in quotas.items()}
-    by_remainder = sorted(quotas, key=lambda role: (shares[role] - quotas[role], ROLES.index(role)))
-    for role in by_remainder[: total - sum(shares.values())]:
-        shares[role] += 1
-    if total >= len(shares):
-        for role in [role for role, share in shares.items() if share == 0]:
-            shares[max(shares, key=lambda each: shares[each])] -= 1
-            shares[role] = 1
-    return {role: shares.get(role, 0) for role in counts}
 
 
 def _serve(spec: InferenceClusterSpec, desired: Counts, role: Role, other: Role) -> None:

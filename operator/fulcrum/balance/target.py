@@ -130,8 +130,7 @@ def fit(pools: list[Pool], *, bounds: dict[str, tuple[int, int]], prefill: int, 
 
     wished = prefill + decode or highest
     total = min(max(wished, lowest), highest)
-    share = prefill / (prefill + decode) if prefill + decode else 0.5
-    prefill = _between(int(total * share + 0.5), 1, total - 1) if total > 1 else 0
+    prefill = apportion({Role.PREFILL: prefill, Role.DECODE: decode}, total)[Role.PREFILL] if total > 1 else 0
     # What the pools that cannot flip leave open.
     prefill = _between(
         prefill,
@@ -158,6 +157,26 @@ def fit(pools: list[Pool], *, bounds: dict[str, tuple[int, int]], prefill: int, 
         fixed |= {name: Role.MIXED for name, count in workers.items() if count and name not in fixed}
         flexible_prefill = 0
     return Target(workers=workers, fixed=fixed, flexible_prefill=flexible_prefill)
+
+
+def apportion(counts: Mapping[Role, int], total: int) -> dict[Role, int]:
+    """Return counts with the sum `total` in the proportion of `counts` (largest remainder).
+
+    Each role that asks for a worker gets one where there are enough. Where none asks, all get alike.
+    """
+    if not counts or sum(counts.values()) == total:
+        return dict(counts)
+    weights = {role: count for role, count in counts.items() if count} or dict.fromkeys(counts, 1)
+    quotas = {role: total * weight / sum(weights.values()) for role, weight in weights.items()}
+    shares = {role: int(quota) for role, quota in quotas.items()}
+    by_remainder = sorted(quotas, key=lambda role: (shares[role] - quotas[role], ROLES.index(role)))
+    for role in by_remainder[: total - sum(shares.values())]:
+        shares[role] += 1
+    if total >= len(shares):
+        for role in [role for role, share in shares.items() if share == 0]:
+            shares[max(shares, key=lambda each: shares[each])] -= 1
+            shares[role] = 1
+    return {role: shares.get(role, 0) for role in counts}
 
 
 def _between(value: int, low: int, high: int) -> int:

@@ -14,6 +14,7 @@ import msgspec
 
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.routing.tuning import TUNING
 
 
 class CompiledError(RuntimeError):
@@ -122,13 +123,31 @@ ABLATIONS: Final = (
     _one("routing.tuning", "TUNING.miss_weight", 0.0, "A promise that is missed weighs no more than one that is kept."),
     _one("routing.tuning", "TUNING.route_weight", 0.0, "KV routes are no weights."),
     _one("routing.tuning", "TUNING.nearly", 1.0, "The mixed worker that is better is taken, however little better."),
+    Ablation(
+        name="aside",
+        says="No prompt waits longer, or goes elsewhere, to spare an answer on a prefill worker.",
+        constants=(
+            Constant(module="routing.tuning", name="TUNING.disturbing", neutral=0.0),
+            Constant(module="routing.tuning", name="TUNING.early", neutral=1.0),
+        ),
+    ),
     _one("routing.tuning", "TUNING.disturbing", 0.0, "A prompt never waits to spare an answer on a prefill worker."),
     _one("routing.tuning", "TUNING.most_harmed", 1.0, "A deflected request may make one other late."),
+    Ablation(
+        name="harmless",
+        says="A deflected request may make none late.",
+        constants=(Constant(module="routing.tuning", name="TUNING.most_harmed", neutral=0.0),),
+    ),
+    Ablation(
+        name="staying",
+        says="Decoding on prefill workers up to the pace of decode workers that take prompts.",
+        constants=(Constant(module="routing.tuning", name="TUNING.staying", neutral=TUNING.pace),),
+    ),
     _one("routing.tuning", "TUNING.early", 1.0, "It waits up to its TTFT promise itself."),
     _one("routing.tuning", "TUNING.pace", 1.0, "Deflection up to the TPOT promise itself."),
     _one("routing.tuning", "TUNING.staying", 1.0, "Decoding on prefill workers up to the TPOT promise itself."),
     _one("routing.tuning", "TUNING.spared", 1.0, "Prefill workers' time is counted in full."),
-    _one("routing.tuning", "TUNING.fuller", 0.0, "The emptiest decode worker is taken wherever the KV is."),
+    _one("routing.tuning", "TUNING.fuller", 0.0, "The emptiest decode worker is taken wherever KV and prefix are."),
     _one("routing.tuning", "TUNING.least_left", 0.001, "Answers end when they are expected to."),
     _one("routing.tuning", "TUNING.resident", 1.0, "Prefixes are believed to fill the whole KV cache."),
     _one("balance.tuning", "TUNING.immediate_cost", 0.0, "A flip costs nothing."),
