@@ -28,8 +28,8 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One form of worker in one role in one cell: what a search counts."""
+class Assignment:
+    """One form of worker in one role in one cell. A search says how many workers each has."""
 
     cell: int
     option: WorkerOption
@@ -42,7 +42,7 @@ class Choice:
 
 
 Counts = tuple[int, ...]
-"""How many workers of each choice."""
+"""How many workers of each assignment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +51,21 @@ class Problem:
 
     inventory: Inventory
     cells: tuple[Cell, ...]
-    choices: tuple[Choice, ...]
+    assignments: tuple[Assignment, ...]
     kv_bytes_per_request: float
 
     def price(self, counts: Counts) -> float:
         """Return the price per hour of the GPUs that are used."""
-        pairs = zip(counts, self.choices, strict=True)
-        return sum(count * choice.option.price_per_hour for count, choice in pairs if count)
+        pairs = zip(counts, self.assignments, strict=True)
+        return sum(count * assignment.option.price_per_hour for count, assignment in pairs if count)
 
     def fits(self, counts: Counts) -> bool:
         """Report whether the workers of each cell pack into its nodes."""
         used: dict[int, dict[int, int]] = {}
-        for count, choice in zip(counts, self.choices, strict=True):
+        for count, assignment in zip(counts, self.assignments, strict=True):
             if count:
-                sizes = used.setdefault(choice.cell, {})
-                sizes[choice.option.gpus] = sizes.get(choice.option.gpus, 0) + count
+                sizes = used.setdefault(assignment.cell, {})
+                sizes[assignment.option.gpus] = sizes.get(assignment.option.gpus, 0) + count
         return all(packs(sizes, self.cells[cell]) for cell, sizes in used.items())
 
 
@@ -105,9 +105,9 @@ def problem_of(
     roles: Sequence[Role],
     kv_bytes_per_request: float,
 ) -> Problem:
-    """Return every choice of the cells; forms that another one beats in the same role and size are left out."""
+    """Return every assignment of the cells; forms that another one beats in the same role and size are left out."""
     cells = cells_of(domains)
-    choices = []
+    assignments = []
     for index, cell in enumerate(cells):
         for role in roles:
             for option in options.get(cell.kind, ()):
@@ -120,30 +120,32 @@ def problem_of(
                     for other in options[cell.kind]
                 )
                 if rate > 0 and not beaten:
-                    choices.append(Choice(index, option, role))
-    return Problem(inventory=inventory, cells=cells, choices=tuple(choices), kv_bytes_per_request=kv_bytes_per_request)
+                    assignments.append(Assignment(index, option, role))
+    return Problem(
+        inventory=inventory, cells=cells, assignments=tuple(assignments), kv_bytes_per_request=kv_bytes_per_request
+    )
 
 
-def packed(problem: Problem, counts: Counts) -> dict[str, list[Choice]]:
+def packed(problem: Problem, counts: Counts) -> dict[str, list[Assignment]]:
     """Return the workers of each node by name, prefill and decode mixed so that KV can stay inside a node."""
-    found: dict[str, list[Choice]] = {}
+    found: dict[str, list[Assignment]] = {}
     for index, cell in enumerate(problem.cells):
         free = {node.name: cell.kind.gpus for node in cell.nodes}
         carried: dict[tuple[str, Role], float] = {}
         workers = [
-            choice
-            for count, choice in zip(counts, problem.choices, strict=True)
-            if choice.cell == index
+            assignment
+            for count, assignment in zip(counts, problem.assignments, strict=True)
+            if assignment.cell == index
             for _ in range(count)
         ]
-        for choice in sorted(workers, key=lambda each: -each.option.gpus):
-            size = choice.option.gpus
+        for assignment in sorted(workers, key=lambda each: -each.option.gpus):
+            size = assignment.option.gpus
             # The node with least of this role; among these the fullest, so that whole nodes stay free.
             name = min(
                 (name for name in free if free[name] >= size),
-                key=lambda name: (carried.get((name, choice.role), 0.0), free[name], name),
+                key=lambda name: (carried.get((name, assignment.role), 0.0), free[name], name),
             )
             free[name] -= size
-            carried[name, choice.role] = carried.get((name, choice.role), 0.0) + choice.rate
-            found.setdefault(name, []).append(choice)
+            carried[name, assignment.role] = carried.get((name, assignment.role), 0.0) + assignment.rate
+            found.setdefault(name, []).append(assignment)
     return found

@@ -102,4 +102,4 @@ def explain_short(
 
 def _regions(problem: Problem, role: Role) -> set[str]:
     """Return the regions in which a worker can take a role."""
-    return {problem.cells[choice.cell].kind.region for choice in problem.choices if choice.role is role}
+    return {problem.cells[assignment.cell].kind.region for assignment in problem.assignments if assignment.role is role}

@@ -27,7 +27,7 @@ def exact(
     problem: Problem, *, least_rate: float | None = None, most_price: float = inf, limit_seconds: float = 30.0
 ) -> Exact | None:
     """Return the best counts, or None where there are none (or none was found in `limit_seconds`)."""
-    if not problem.choices:
+    if not problem.assignments:
         return None
     model = program(problem, least_rate=least_rate, most_price=most_price)
     found = milp(
@@ -39,5 +39,5 @@ def exact(
     )
     if found.x is None:
         return None
-    counts = tuple(int(count) for count in np.round(found.x[: len(problem.choices)]))
+    counts = tuple(int(count) for count in np.round(found.x[: len(problem.assignments)]))
     return Exact(counts=counts, objective=abs(float(found.fun)), proven=bool(found.status == 0))

@@ -42,10 +42,10 @@ def finished(performance: Performance, problem: Problem, ends: Iterable[Counts],
 def placed_goodput(performance: Performance, problem: Problem, counts: Counts, flow: Flow) -> float:
     """Return requests/s within the promise, queues included; no more than links let through where they are full."""
     stations: dict[Role, dict[WorkerSpeed, int]] = {role: {} for role in Role}
-    for count, choice in zip(counts, problem.choices, strict=True):
+    for count, assignment in zip(counts, problem.assignments, strict=True):
         if count:
-            of_role = stations[choice.role]
-            of_role[choice.option.speed] = of_role.get(choice.option.speed, 0) + count
+            of_role = stations[assignment.role]
+            of_role[assignment.option.speed] = of_role.get(assignment.option.speed, 0) + count
     prefill, decode, mixed = (
         [(speed, count) for speed, count in stations[role].items()] for role in (Role.PREFILL, Role.DECODE, Role.MIXED)
     )
@@ -68,11 +68,11 @@ def _better(
 
 def _role_changes(problem: Problem, counts: Counts) -> Iterator[Counts]:
     """Yield the placements in which some workers of one form take another role."""
-    for old, choice in enumerate(problem.choices):
+    for old, assignment in enumerate(problem.assignments):
         if not counts[old]:
             continue
-        for new, other in enumerate(problem.choices):
-            if new != old and (other.cell, other.option) == (choice.cell, choice.option):
+        for new, other in enumerate(problem.assignments):
+            if new != old and (other.cell, other.option) == (assignment.cell, assignment.option):
                 for moved in sorted({1, max(1, counts[old] // 4), counts[old]}):
                     changed = list(counts)
                     changed[old] -= moved

@@ -8,7 +8,7 @@ from math import inf
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.accelerators import Accelerator
-from fulcrum.placement.cells import Choice, Counts, Problem, packed
+from fulcrum.placement.cells import Assignment, Counts, Problem, packed
 from fulcrum.placement.flow import Flow, Route, Site, most_flow
 from fulcrum.placement.objective import Goal
 from fulcrum.placement.parallelism import WorkerOption, chip_of
@@ -132,15 +132,15 @@ def plan_of(
     )
 
 
-def _placed(by_node: dict[str, list[Choice]]) -> tuple[PlacedWorker, ...]:
+def _placed(by_node: dict[str, list[Assignment]]) -> tuple[PlacedWorker, ...]:
     placed, names = [], _PoolNames()
     for node in sorted(by_node):
         first = 0
-        for choice in by_node[node]:
-            size = choice.option.gpus
+        for assignment in by_node[node]:
+            size = assignment.option.gpus
             gpus = tuple(range(first, first + size))
-            pool = names.of(choice.option, choice.role)
-            placed.append(PlacedWorker(node=node, gpus=gpus, option=choice.option, role=choice.role, pool=pool))
+            pool = names.of(assignment.option, assignment.role)
+            placed.append(PlacedWorker(node=node, gpus=gpus, option=assignment.option, role=assignment.role, pool=pool))
             first += size
     return tuple(placed)
 

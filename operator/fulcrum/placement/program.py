@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Minimise `cost @ x` within `constraints` and `bounds`; the first `len(problem.choices)` variables are whole."""
+    """Minimise `cost @ x` within `constraints` and `bounds`; the first `len(assignments)` variables are whole."""
 
     cost: Floats
     constraints: LinearConstraint
@@ -57,12 +57,12 @@ def program(problem: Problem, *, least_rate: float | None = None, most_price: fl
     Cells of several nodes are taken as one: what moves inside a cell may stay inside its nodes. That never
     understates the flow, so the optimum is a bound from above, and exact where each node is a cell.
     """
-    choices, cells = problem.choices, problem.cells
+    assignments, cells = problem.assignments, problem.cells
     regions = sorted(
         {cell.kind.region for cell in cells} | {name for link in problem.inventory.links for name in link.between}
     )
     arcs = [(arc, link) for link in problem.inventory.links for arc in (link.between, link.between[::-1])]
-    first_flow = len(choices)
+    first_flow = len(assignments)
     first_arc = first_flow + _PER_CELL * len(cells)
     size = first_arc + len(arcs)
     rows = _Rows()
@@ -73,7 +73,7 @@ def program(problem: Problem, *, least_rate: float | None = None, most_price: fl
     for index, cell in enumerate(cells):
         local, out, into = (first_flow + _PER_CELL * index + each for each in range(_PER_CELL))
         for role, flow in ((Role.PREFILL, out), (Role.DECODE, into)):
-            supply = [(n, -c.rate) for n, c in enumerate(choices) if c.cell == index and c.role is role]
+            supply = [(n, -c.rate) for n, c in enumerate(assignments) if c.cell == index and c.role is role]
             rows.add([(local, 1.0), (flow, 1.0), *supply], 0.0)
         nodes, gpu = len(cell.nodes), cell.kind.accelerator
         upper[local] = requests_per_second(nodes * cell.kind.gpus * gpu.local_bytes_per_second, kv_bytes)
@@ -85,8 +85,10 @@ def program(problem: Problem, *, least_rate: float | None = None, most_price: fl
     for number, (_, link) in enumerate(arcs):
         upper[first_arc + number] = requests_per_second(link.bytes_per_second, kv_bytes)
     flows = [(first_flow + _PER_CELL * index + each, 1.0) for index in range(len(cells)) for each in (0, 2)]
-    flows += [(number, choice.rate) for number, choice in enumerate(choices) if choice.role is Role.MIXED]
-    prices = [(number, choice.option.price_per_hour) for number, choice in enumerate(choices)]
+    flows += [
+        (number, assignment.rate) for number, assignment in enumerate(assignments) if assignment.role is Role.MIXED
+    ]
+    prices = [(number, assignment.option.price_per_hour) for number, assignment in enumerate(assignments)]
     if most_price < inf:
         rows.add(prices, most_price)
     cost = np.zeros(size)
@@ -117,7 +119,11 @@ def _balance(
 def _gpus(problem: Problem, rows: _Rows) -> None:
     """Workers pack into the nodes of their cell (`cells.packs`)."""
     for index, cell in enumerate(problem.cells):
-        mine = [(number, choice) for number, choice in enumerate(problem.choices) if choice.cell == index]
-        for size in sorted({choice.option.gpus for _, choice in mine}):
-            terms = [(number, choice.option.gpus / size) for number, choice in mine if choice.option.gpus >= size]
+        mine = [
+            (number, assignment) for number, assignment in enumerate(problem.assignments) if assignment.cell == index
+        ]
+        for size in sorted({assignment.option.gpus for _, assignment in mine}):
+            terms = [
+                (number, assignment.option.gpus / size) for number, assignment in mine if assignment.option.gpus >= size
+            ]
             rows.add(terms, float(len(cell.nodes) * (cell.kind.gpus // size)))

@@ -35,8 +35,8 @@ Ints = NDArray[np.int64]
 def sites_of(problem: Problem, counts: Counts) -> list[Site]:
     """Return the cells as sites of the flow."""
     rates = [dict.fromkeys(Role, 0.0) for _ in problem.cells]
-    for count, choice in zip(counts, problem.choices, strict=True):
-        rates[choice.cell][choice.role] += count * choice.rate
+    for count, assignment in zip(counts, problem.assignments, strict=True):
+        rates[assignment.cell][assignment.role] += count * assignment.rate
     return [
         Site(
             name=str(index),
@@ -93,7 +93,7 @@ class Refinement:
         weights = np.array(self._weights)
         through = np.array(self._limits) + weights @ np.array(counts, dtype=np.float64)
         gains = moves @ weights.T
-        prices = moves @ np.array([choice.option.price_per_hour for choice in self.problem.choices])
+        prices = moves @ np.array([assignment.option.price_per_hour for assignment in self.problem.assignments])
         price = self.problem.price(counts)
         single = self._scores((through + gains).min(axis=1), price + prices)
         chosen = np.argsort(-(gains.max(axis=1) - 1e-9 * np.arange(len(moves))), kind="stable")[:_PAIRED]
@@ -119,24 +119,24 @@ class Refinement:
         return None
 
     def _moves(self, counts: Counts) -> Ints:
-        """Return changes of the counts, one per row: fewer of one choice, more of another in the same cell."""
+        """Return changes of the counts, one per row: fewer of one assignment, more of another in the same cell."""
         found: set[tuple[int, int, int, int]] = set()
-        choices = self.problem.choices
+        assignments = self.problem.assignments
         idle = self._idle(counts)
-        for old, choice in enumerate(choices):
+        for old, assignment in enumerate(assignments):
             if not counts[old]:
                 continue
             for less in _doublings(counts[old]):
                 found.add((old, less, -1, 0))
-                freed = less * choice.option.gpus + idle[choice.cell]
-                for new, other in enumerate(choices):
-                    if other.cell == choice.cell and new != old and (more := freed // other.option.gpus):
+                freed = less * assignment.option.gpus + idle[assignment.cell]
+                for new, other in enumerate(assignments):
+                    if other.cell == assignment.cell and new != old and (more := freed // other.option.gpus):
                         found.add((old, less, new, more))
-                        found.add((old, less, new, max(1, less * choice.option.gpus // other.option.gpus)))
-        for new, choice in enumerate(choices):
-            room = idle[choice.cell] // choice.option.gpus
+                        found.add((old, less, new, max(1, less * assignment.option.gpus // other.option.gpus)))
+        for new, assignment in enumerate(assignments):
+            room = idle[assignment.cell] // assignment.option.gpus
             found.update((-1, 0, new, more) for more in _doublings(room))
-        rows = np.zeros((len(found), len(choices)), dtype=np.int64)
+        rows = np.zeros((len(found), len(assignments)), dtype=np.int64)
         for row, (old, less, new, more) in enumerate(sorted(found)):
             if old >= 0:
                 rows[row, old] -= less
@@ -147,8 +147,8 @@ class Refinement:
     def _idle(self, counts: Counts) -> list[int]:
         """Return the GPUs of each cell that no worker uses."""
         idle = [cell.gpus for cell in self.problem.cells]
-        for count, choice in zip(counts, self.problem.choices, strict=True):
-            idle[choice.cell] -= count * choice.option.gpus
+        for count, assignment in zip(counts, self.problem.assignments, strict=True):
+            idle[assignment.cell] -= count * assignment.option.gpus
         return idle
 
     def _flow(self, counts: Counts) -> float:
@@ -159,11 +159,11 @@ class Refinement:
 
     def _note(self, cut: Cut) -> None:
         """Keep a cut as what it says of any placement: rate <= limit + weights @ counts."""
-        weights = np.zeros(len(self.problem.choices))
-        for number, choice in enumerate(self.problem.choices):
-            crossed = {Role.PREFILL: cut.prefill, Role.DECODE: cut.decode}.get(choice.role)
-            if crossed is None or str(choice.cell) in crossed:
-                weights[number] = choice.rate
+        weights = np.zeros(len(self.problem.assignments))
+        for number, assignment in enumerate(self.problem.assignments):
+            crossed = {Role.PREFILL: cut.prefill, Role.DECODE: cut.decode}.get(assignment.role)
+            if crossed is None or str(assignment.cell) in crossed:
+                weights[number] = assignment.rate
         known = zip(self._weights, self._limits, strict=True)
         if not any(np.array_equal(weights, each) and cut.links >= limit * (1 - 1e-9) for each, limit in known):
             self._weights.append(weights)

@@ -82,7 +82,7 @@ def _of_options(
     request: Request, found: dict[NodeKind, tuple[WorkerOption, ...]], on_progress: OnProgress | None
 ) -> Plan:
     problem, parts = _problem(request, found)
-    if not problem.choices:
+    if not problem.assignments:
         raise explain_none(request.inventory, request.engine, request.performance)
     if request.goal is Goal.BEST_RATIO:
         return _best_ratio(request, problem, parts, on_progress)
@@ -143,33 +143,35 @@ def _searched(request: Request, problem: Problem, parts: list[list[int]], on_pro
 
 
 def _of_parts(problem: Problem, parts: list[list[int]], objective: Objective) -> Iterator[Counts]:
-    """Yield the ends of searches among some of the choices: workers of one size in each cell; GPUs of one kind.
+    """Yield the ends of searches among some of the assignments: workers of one size in each cell; GPUs of one kind.
 
     Queues take more from a few large workers than from many small ones: the flow alone does not compare them well.
     Within a budget one kind of GPU may be all that is worth its money.
     """
-    kept = [_of_one_size(problem, size) for size in sorted({choice.option.gpus for choice in problem.choices})]
+    kept = [
+        _of_one_size(problem, size) for size in sorted({assignment.option.gpus for assignment in problem.assignments})
+    ]
     if objective.most_price < inf:
-        kinds = [problem.cells[choice.cell].kind.accelerator for choice in problem.choices]
+        kinds = [problem.cells[assignment.cell].kind.accelerator for assignment in problem.assignments]
         kept += [[n for n, each in enumerate(kinds) if each == kind] for kind in dict.fromkeys(kinds)]
     for places in kept:
-        if len(places) == len(problem.choices):
+        if len(places) == len(problem.assignments):
             continue
-        part = replace(problem, choices=tuple(problem.choices[place] for place in places))
+        part = replace(problem, assignments=tuple(problem.assignments[place] for place in places))
         for end in _refined(part, parts, objective, None):
-            counts = [0] * len(problem.choices)
+            counts = [0] * len(problem.assignments)
             for place, count in zip(places, end, strict=True):
                 counts[place] = count
             yield tuple(counts)
 
 
 def _of_one_size(problem: Problem, least_gpus: int) -> list[int]:
-    """Return the numbers of the choices with the smallest workers of at least so many GPUs in each cell."""
+    """Return the numbers of the assignments with the smallest workers of at least so many GPUs in each cell."""
     sizes: dict[int, int] = {}
-    for choice in problem.choices:
-        if choice.option.gpus >= least_gpus:
-            sizes[choice.cell] = min(sizes.get(choice.cell, choice.option.gpus), choice.option.gpus)
-    return [number for number, c in enumerate(problem.choices) if c.option.gpus == sizes.get(c.cell)]
+    for assignment in problem.assignments:
+        if assignment.option.gpus >= least_gpus:
+            sizes[assignment.cell] = min(sizes.get(assignment.cell, assignment.option.gpus), assignment.option.gpus)
+    return [number for number, c in enumerate(problem.assignments) if c.option.gpus == sizes.get(c.cell)]
 
 
 def _refined(

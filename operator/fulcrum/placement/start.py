@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from fulcrum.api.names import Role
-from fulcrum.placement.cells import Choice, Counts, Problem
+from fulcrum.placement.cells import Assignment, Counts, Problem
 
 
 def split_start(problem: Problem, domains: list[list[int]]) -> Counts:
@@ -13,7 +13,7 @@ def split_start(problem: Problem, domains: list[list[int]]) -> Counts:
 
     Each domain serves its own prompts, so that KV stays in it (the split of a super-node in HexGen-2, section 3.3).
     """
-    counts = [0] * len(problem.choices)
+    counts = [0] * len(problem.assignments)
     for cells in domains:
         _split_domain(problem, cells, counts)
     return tuple(counts)
@@ -21,7 +21,7 @@ def split_start(problem: Problem, domains: list[list[int]]) -> Counts:
 
 def uniform_start(problem: Problem, role: Role) -> Counts:
     """Return workers of one role everywhere, in the form that carries most per GPU."""
-    counts = [0] * len(problem.choices)
+    counts = [0] * len(problem.assignments)
     for cell in range(len(problem.cells)):
         _fill(problem, counts, _best(problem, cell, role), problem.cells[cell].gpus)
     return tuple(counts)
@@ -52,23 +52,25 @@ def _split_domain(problem: Problem, cells: list[int], counts: list[int]) -> None
 
 
 def _best(problem: Problem, cell: int, role: Role) -> int | None:
-    """Return the number of the choice of a role that carries most per GPU of a cell."""
-    mine = [n for n, choice in enumerate(problem.choices) if choice.cell == cell and choice.role is role]
+    """Return the number of the assignment of a role that carries most per GPU of a cell."""
+    mine = [
+        n for n, assignment in enumerate(problem.assignments) if assignment.cell == cell and assignment.role is role
+    ]
     return max(mine, key=lambda n: (_per_gpu(problem, n), -n), default=None)
 
 
 def _per_gpu(problem: Problem, number: int | None) -> float:
     if number is None:
         return 0.0
-    choice: Choice = problem.choices[number]
-    return choice.rate / choice.option.gpus
+    assignment: Assignment = problem.assignments[number]
+    return assignment.rate / assignment.option.gpus
 
 
 def _fill(problem: Problem, counts: list[int], number: int | None, gpus: int) -> int:
     """Add as many workers as fit into `gpus` and into the nodes; returns the GPUs that they take."""
     if number is None:
         return 0
-    size = problem.choices[number].option.gpus
+    size = problem.assignments[number].option.gpus
     for workers in range(gpus // size, 0, -1):
         counts[number] += workers
         if problem.fits(tuple(counts)):
