@@ -6,7 +6,6 @@ import re
 from typing import Final
 
 from fulcrum.api.errors import InvalidValueError
-from fulcrum.api.quantities import three_digits
 
 PATTERN: Final = r"^([0-9]{1,6}(\.[0-9]{1,6})?(ms|s|m|h))+$"
 """Digits are bounded so that the sum of two terms still fits Go's 64-bit nanoseconds (see `MAX_LENGTH`)."""
@@ -33,7 +32,7 @@ def text_of(duration_seconds: float) -> str:
             value=duration_seconds, problem="cannot be written as a duration", fix="give seconds from 0 to 999999"
         )
     # Rounded first: 0.9999 is 1s, and not 1e+03ms.
-    milliseconds = three_digits(duration_seconds * 1000)
+    milliseconds = float(f"{duration_seconds * 1000:.3g}")
     if milliseconds < 1000:
         return f"{milliseconds:.3f}".rstrip("0").rstrip(".") + "ms"
     return f"{milliseconds / 1000:.2f}".rstrip("0").rstrip(".") + "s"
