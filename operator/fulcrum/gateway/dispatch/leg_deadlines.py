@@ -54,7 +54,7 @@ class LegDeadlines:
         if flight is None:
             return inf
         if exchange.response.started:
-            return max(_late_seconds(flight.route.ttft_seconds), LEAST_STREAM_SECONDS)
+            return max(late_seconds(flight.route.ttft_seconds), LEAST_STREAM_SECONDS)
         promise_seconds = min(
             self._ttft_seconds, exchange.incoming.ttft_seconds if exchange.incoming is not None else inf
         )
@@ -63,7 +63,7 @@ class LegDeadlines:
         return self._allowed(
             exchange,
             flight,
-            max(_late_seconds(slower * flight.route.ttft_seconds), SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS),
+            max(late_seconds(slower * flight.route.ttft_seconds), SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS),
         )
 
     def last_leg_seconds(self, exchange: Exchange, request: InferenceRequest) -> float:
@@ -88,7 +88,7 @@ class LegDeadlines:
         return seconds
 
 
-def _late_seconds(predicted_seconds: float) -> float:
+def late_seconds(predicted_seconds: float) -> float:
     """Return the seconds after which a first answer is overdue."""
     return min(FACTOR * predicted_seconds, predicted_seconds + LOST_SECONDS)
 

@@ -12,7 +12,7 @@ import msgspec
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.continuation import Continuation, Restart
 from fulcrum.gateway.dispatch.exchange import Exchange
-from fulcrum.gateway.dispatch.leg_deadlines import FACTOR
+from fulcrum.gateway.dispatch.leg_deadlines import late_seconds
 from fulcrum.gateway.dispatch.legs import LegFailedError, Legs
 from fulcrum.gateway.dispatch.resume import (
     greedy,
@@ -227,7 +227,7 @@ class Recovery:
         predicted_seconds = exchange.flight.route.ttft_seconds if exchange.flight is not None else 0.0
         answer = await self._legs.run(
             "resume", worker, path, response.request_id, body, deadline=exchange.deadline,
-            failover_deadline=self._loop.time() + max(FACTOR * predicted_seconds, PROBE_SECONDS),
+            failover_deadline=self._loop.time() + max(late_seconds(predicted_seconds), PROBE_SECONDS),
         )  # fmt: skip
         if answer.status != _OK:
             raise self._impossible(f"a worker answered {answer.status} when asked for the prompt's tokens")
