@@ -1,16 +1,15 @@
-"""Placement on unequal GPUs: against equal GPUs for the same money, the exact optimum, the simulator and the clock.
+"""Placement on unequal GPUs: against equal GPUs for the same money, the exact optimum and the clock.
 
 1. HexGen-2's setting (ICLR 2025; prices of that time): inventories of unlike GPUs, OPT-30B and Llama-2-70B, against the
    best placement of one kind for the same money, and against H100 that prefill or decode, as DistServe places them, by
-   the estimates. The search alone against the exact program.
+   the estimates. The search alone against the exact program. Beside it the plan where every kind can be bought for the
+   price of the inventory.
 2. Time on one core and the gap to the bound for 256 and 1,024 GPUs.
 3. Splitwise's measured table: H100 prefill with A100 decode against either alone for the same money.
-4. Random inventories of three kinds in the simulator, run by the production balance (`--simulated N`): predicted
-   against simulated, and against the best single kind for the same money.
 
 Exits with 1 when a search takes too long, or alone is more than 5 % below the exact optimum.
 
-    python benchmarks/placement.py [--simulated 10] [--admission Off]
+    python benchmarks/placement.py
 """
 
 from __future__ import annotations
@@ -20,35 +19,25 @@ import csv
 import sys
 import time
 from collections.abc import Sequence
-from math import log1p, sqrt
+from math import ceil
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from fulcrum.api.names import Role
-from fulcrum.api.objects import load_inference_cluster
-from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, Slo
-from fulcrum.placement.deploy import inference_cluster
 from fulcrum.placement.errors import PlacementError
 from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.parallelism import Engine
-from fulcrum.placement.performance import goodput, highest_rate
+from fulcrum.placement.performance import goodput
 from fulcrum.placement.plan import Plan
 from fulcrum.placement.search import Request, search
-from fulcrum.simulation.arrivals import constant
-from fulcrum.simulation.cluster import ClusterModel, PoolModel
-from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.generate import stream
-from fulcrum.simulation.lengths import LogNormalLengths
-from fulcrum.simulation.policies import Ours
 
 PRICES = {"H100-SXM-80GB": 3.69, "A100-SXM-80GB": 1.75, "L40-48GB": 1.14, "A6000-48GB": 0.79}
 """USD per GPU and hour: an example of rental prices at the time of the paper."""
@@ -66,11 +55,12 @@ MODELS = ("facebook/opt-30b", "meta-llama/Llama-2-70b-hf")
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference" / "splitwise_perf_model.csv"
 SPLITWISE_PRICES = {"h100-80gb": 38.0, "a100-80gb": 17.6}
 """USD per machine of eight and hour, as Splitwise takes them."""
-RUN_SECONDS = 90.0
+Entry = tuple[str, int, int]
+"""Accelerator, GPUs per node, nodes."""
 
 
-def inventory(entries: Sequence[tuple[str, int, int]]) -> Inventory:
-    """Return (accelerator, GPUs per node, nodes)."""
+def inventory(entries: Sequence[Entry]) -> Inventory:
+    """Return the nodes as an inventory with prices."""
     return inventory_from(
         {
             "nodes": [
@@ -100,31 +90,46 @@ def of_one_kind(price: float, model: str, kinds: Sequence[str], **more: Any) -> 
     return found
 
 
+def market(price: float, kinds: Sequence[str]) -> Inventory:
+    """Return as many nodes of eight of each kind as the price pays for."""
+    return inventory([(kind, 8, ceil(price / PRICES[kind] / 8)) for kind in kinds])
+
+
 def against_one_kind() -> bool:
     """Print the first table; returns whether the search alone is within 5 % of the exact optimum."""
     print(
-        "GPUs  model           goodput/s  price/h | one kind, same money                 | alone/exact  gap | DistServe"
+        "GPUs  model           goodput/s  price/h | one kind, same money                       | alone/exact  gap | "
+        "H100 as DistServe places them: given, per price paid, at most; bought, per price paid"
     )
-    near, gains = True, []
+    near, rows = True, []
     for entries in INVENTORIES:
         for model in MODELS:
             what = inventory(entries)
+            price = what.price_per_hour
             plan, alone = planned(what, model), planned(what, model, exact_gpus=0)
-            others = of_one_kind(what.price_per_hour, model, sorted(PRICES))
+            others = of_one_kind(price, model, sorted(PRICES))
             share = alone.searched_rate / plan.searched_rate
             near &= share >= 0.95
-            apart = of_one_kind(what.price_per_hour, model, ["H100-SXM-80GB"], roles=(Role.PREFILL, Role.DECODE))
-            gains.append(plan.goodput / apart["H100-SXM-80GB"].goodput)
+            bought = planned(market(price, sorted(PRICES)), model, most_price=price)
+            equal = of_one_kind(price, model, ["H100-SXM-80GB"], roles=(Role.PREFILL, Role.DECODE))["H100-SXM-80GB"]
+            given, free = (each.goodput / equal.goodput for each in (plan, bought))
+            paid, free_paid = (equal.price_per_hour / each.price_per_hour for each in (plan, bought))
+            rows.append((given, given * paid, plan.bound / equal.flow_rate, free, free * free_paid))
             row = " ".join(
                 f"{kind.split('-')[0]} {plan.goodput / other.goodput:.2f}x" for kind, other in others.items()
             )
             print(
-                f"{what.gpus:4}  {model[-14:]:14} {plan.goodput:10.2f} {what.price_per_hour:8.2f} | {row:42} | "
-                f"{share:10.1%} {plan.gap:5.1%} | {gains[-1]:.2f}x"
+                f"{what.gpus:4}  {model[-14:]:14} {plan.goodput:10.2f} {price:8.2f} | {row:42} | "
+                f"{share:10.1%} {plan.gap:5.1%} | " + "  ".join(f"{figure:.2f}x" for figure in rows[-1])
             )
+    given, given_paid, most, free, free_paid = np.mean(rows, axis=0)
     print(
-        f"against H100 as DistServe places them: mean {np.mean(gains):.2f}x, most {max(gains):.2f}x "
-        "(published: 1.3x and 2.0x)\n"
+        f"against H100 as DistServe places them: mean {given:.2f}x, most {max(rows)[0]:.2f}x (published: 1.3x, 2.0x), "
+        f"per price paid {given_paid:.2f}x; the flow's bound, with parts of workers, is {most:.2f}x"
+    )
+    print(
+        f"where every kind can be bought: mean {free:.2f}x, least {min(row[3] for row in rows):.2f}x, "
+        f"per price paid {free_paid:.2f}x\n"
     )
     return near
 
@@ -192,79 +197,12 @@ def measured(kind: str) -> WorkerSpeed:
     )
 
 
-def in_the_simulator(plan: Plan, model: str, admission: AdmissionPolicy) -> float:
-    """Return the highest rate that the plan carries with the production balance and router."""
-    document = inference_cluster(
-        plan,
-        name="planned",
-        engine=Engine(model=known_model(model)),
-        ttft=f"{SLO.ttft_seconds:g}s",
-        tpot=f"{SLO.tpot_seconds * 1e3:g}ms",
-        attainment=SLO.attainment,
-    )
-    spec = load_inference_cluster(document).spec
-    speeds = {pool.name.replace(f"-{pool.role.value}", "", 1): pool.option for pool in plan.pools}
-    cluster = ClusterModel(
-        pools=tuple(PoolModel(name=name, speed=each.speed, gpus_per_worker=each.gpus) for name, each in speeds.items())
-    )
-    lengths = LogNormalLengths(
-        prompt_mean=DEMAND.isl_tokens,
-        output_mean=DEMAND.osl_tokens,
-        prompt_spread=sqrt(log1p(DEMAND.isl_cv2)),
-        output_spread=sqrt(log1p(DEMAND.osl_cv2)),
-    )
-    initial = [
-        (pool.name.replace(f"-{pool.role.value}", "", 1), pool.role) for pool in plan.pools for _ in range(pool.workers)
-    ]
-
-    def share(rate: float) -> float:
-        load = stream(rate=constant(rate), lengths=lengths, seconds=RUN_SECONDS, seed=1)
-        policy = Ours(spec, initial=initial, least_turn_seconds=5.0, admission=admission)
-        return float(simulate(load, cluster, policy, slo=SLO).within(SLO).mean())
-
-    scale = plan.goodput / 2
-    return scale * highest_rate(lambda part: share(part * scale) if part > 0.5 else 1.0, SLO.attainment, tolerance=0.04)
-
-
-def simulated(count: int, admission: AdmissionPolicy) -> None:
-    """Print predicted and simulated goodput of random inventories, and the best single kind for the same money."""
-    random = np.random.default_rng(24)
-    gains, errors = [], []
-    model = MODELS[1]
-    estimates = QueueingEstimates(DEMAND, SLO, turns_away=admission is not AdmissionPolicy.OFF)
-    for number in range(count):
-        kinds = [str(kind) for kind in random.choice(sorted(PRICES), 3, replace=False)]
-        what = inventory([(kind, int(random.choice([4, 8])), int(random.integers(1, 3))) for kind in kinds])
-        plan = planned(what, model, performance=estimates)
-        others = of_one_kind(what.price_per_hour, model, kinds, performance=estimates)
-        reached = in_the_simulator(plan, model, admission)
-        best = max(others, key=lambda kind: others[kind].goodput)
-        alone = in_the_simulator(others[best], model, admission)
-        gains.append(reached / alone)
-        errors.append(plan.goodput / reached - 1)
-        print(
-            f"{number:2} {what.gpus:3} GPUs of {', '.join(kind.split('-')[0] for kind in kinds):18} predicted "
-            f"{plan.goodput:6.1f}, simulated {reached:6.1f} ({errors[-1]:+.0%}); {best.split('-')[0]} alone "
-            f"{alone:6.1f}: {gains[-1]:.2f}x",
-            flush=True,
-        )
-    if gains:
-        print(f"against the best single kind: median {median(gains):.2f}x, least {min(gains):.2f}x")
-        print(
-            f"predicted against simulated: median {median(map(abs, errors)):.0%}, most {max(map(abs, errors)):.0%} off"
-        )
-
-
 def main() -> int:
-    """Run all four; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--simulated", type=int, default=10, help="random inventories to simulate (default: 10)")
-    parser.add_argument("--admission", choices=[each.value for each in AdmissionPolicy], default="Predictive")
-    arguments = parser.parse_args()
+    """Run all three; returns the exit code."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     near = against_one_kind()
     met = in_time()
     splitwise()
-    simulated(arguments.simulated, AdmissionPolicy(arguments.admission))
     return 0 if near and met else 1
 
 
