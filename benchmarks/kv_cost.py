@@ -1,6 +1,6 @@
 """What a host tier costs where it does not pay: prompts that never come back, an idle engine, a load under way.
 
-    python benchmarks/kv_cost.py [--rounds 5] [--prompts 8]
+    python benchmarks/kv_cost.py [--rounds 5] [--prompts 8] [--policy load]
 
 Two real engines, one with a host tier, one without, get the same new prompts by turns. Prints the median of the rounds'
 ratios, in requests/s and in CPU seconds of the engine's processes (which other work on the machine disturbs less), then
@@ -76,7 +76,8 @@ def idle(engine: TieredEngine, name: str) -> None:
 def loading(engine: TieredEngine) -> None:
     """Print the share of a core while a prefix comes over a slow link."""
     prompt = engine.prompt(LOADED_TOKENS)
-    engine.ask(prompt, max_tokens=1)
+    for _ in range(2):  # the second one gives the copy to host memory time to end
+        engine.ask(prompt)
     engine.forget()
     rate = LOADED_TOKENS * bytes_per_token("bf16") / LOAD_SECONDS
     engine.set(split="load", bytes_per_second=rate)
@@ -89,12 +90,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--policy", choices=("partialRecompute", "load"), default="partialRecompute")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name) / each for each in ("tiered", "plain")]
         for each in folders:
             each.mkdir()
-        with tiered_engine(folders[0]) as tiered, tiered_engine(folders[1], tier=False) as plain:
+        with (
+            tiered_engine(folders[0], policy=asked.policy) as tiered,
+            tiered_engine(folders[1], tier=False) as plain,
+        ):
             never_hit(tiered, plain, asked.rounds, asked.prompts)
             idle(plain, "no tier")
             idle(tiered, "host tier")
