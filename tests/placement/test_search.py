@@ -136,6 +136,18 @@ def test_a_budget_buys_no_less_than_one_kind_alone_would_carry() -> None:
         assert free.goodput >= 0.99 * alone.goodput, kind
 
 
+def test_requests_that_are_turned_away_at_prefill_do_not_load_decoding() -> None:
+    plan = search(request(PAPER))
+    prefill, decode = (
+        [(pool.option.speed, pool.workers) for pool in plan.pools if pool.role is role]
+        for role in (Role.PREFILL, Role.DECODE)
+    )
+    estimates, rate = replace(ESTIMATES, turns_away=True), 1.5 * plan.goodput
+    narrower = min(estimates.prefill(rate, prefill), estimates.decode(rate, decode))
+    assert narrower < 0.9
+    assert estimates.split(rate, prefill, decode) == pytest.approx(narrower, rel=0.02)
+
+
 def test_mixed_workers_are_a_candidate() -> None:
     plan = search(request(inventory(("H100-SXM-80GB", 1, 1))))
     assert [pool.role for pool in plan.pools] == [Role.MIXED]

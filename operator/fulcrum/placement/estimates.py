@@ -58,7 +58,10 @@ class QueueingEstimates:
         step = sum(part * each for part, each in steps)
         if step == inf or not parts:
             return 0.0
-        return self._prefill(rate, prefill, step) * self._decode(rate, decode, self._spare_seconds(prefill, step))
+        started = self._prefill(rate, prefill, step)
+        # Requests that are turned away for their first token never decode.
+        decoding = rate * started if self.turns_away else rate
+        return started * self._decode(decoding, decode, self._spare_seconds(prefill, step))
 
     def mixed(self, rate: float, stations: Stations) -> float:
         """Return the share inside both promises on workers that do both."""
