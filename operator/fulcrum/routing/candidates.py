@@ -87,7 +87,7 @@ def whole_for(search: Search, pools: Sequence[PoolGroup]) -> list[Route]:
     emptiest = emptiest_of(search, pools)
     if emptiest is not None and emptiest is not soonest.worker:
         other = search.one_leg(search.prefill_on(emptiest))
-        if path_cost(search, other) < TUNING.nearly * path_cost(search, path):
+        if path_cost(search, other) <= path_cost(search, path):
             return [other]
     return [path]
 

@@ -15,8 +15,6 @@ class RoutingTuning:
     """Seconds that a second beyond a promise counts for: a path that keeps it is taken if there is one."""
     route_weight: float = 1.0
     """TTFT promises that all of the KV beyond its route counts for: unlike decode pools differ by about half of one."""
-    nearly: float = 1.05
-    """Factor within which the costs of two mixed workers are equal, so that the emptier one is taken."""
     disturbing: float = 0.2
     """Share of its prefill time that a prompt rather waits longer than hold up an answer on a prefill worker."""
     early: float = 0.7
