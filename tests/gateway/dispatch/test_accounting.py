@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -263,14 +264,14 @@ async def test_every_series_names_its_cluster_and_starts_at_zero(make_site: Make
 async def test_what_fails_after_the_answer_does_not_hold_up_the_next_request(
     make_site: MakeSite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site = await make_site(*pair())
+    site = await make_site(*pair(), access_log=True)
     client = await site.connect()
 
-    def crash(*_: object, **__: object) -> None:
-        raise ValueError("math domain error")
+    def crash(*_: object) -> None:
+        raise ValueError
 
     with monkeypatch.context() as patched:
-        patched.setattr(site.gateway._inference._accounts, "close", crash)
+        patched.setattr(logging.getLogger("fulcrum.gateway.dispatch.accounting"), "log", crash)
         client.post({**BODY, "stream": True})
         assert (await client.answer()).complete
     client.post({**BODY, "stream": True})
