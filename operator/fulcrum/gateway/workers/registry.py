@@ -63,7 +63,7 @@ class Worker:
     @property
     def awaited(self) -> bool:
         """Legs are under way on it, or will be: their requests are in prefill elsewhere."""
-        return self.state.in_flight > 0 or self.state.pending > 0
+        return self.in_flight > 0 or self.state.pending > 0
 
     @property
     def suspect(self) -> bool:
