@@ -1,6 +1,6 @@
 """`make demo`: from nothing to a served cluster of real engines whose load moves, and what the flips were worth.
 
-The traffic is scaled to what the engines measured at their start, so that it is a sensible load on a slow and on a fast
+The traffic is scaled to what is measured of the engines first, so that it is a sensible load on a slow and on a fast
 machine. It begins at the split that its first phase wants, most workers prefilling. Its second phase wants most of them
 to decode. For `OBSERVE_SECONDS` of it the operator only observes (`balance.mode: Observe`), which shows what a static
 split serves; then it acts (`Auto`) and flips workers. Exits with 0 only if no request was lost, NIXL moved KV cache, at
@@ -114,8 +114,9 @@ def show(cluster: Cluster) -> Shown:
     step(f"A question: {QUESTION}")
     console.print(ask(cluster))
 
-    load = load_for(measured(cluster), 4, promise(cluster))
-    step("The load, scaled to what the four engines measured at their start")
+    step("The load, scaled to what the four engines do when all of them work")
+    with console.status("measuring the engines ..."):
+        load = load_for(measured(cluster), 4, promise(cluster))
     console.print(described(load))
     if load.slo != promise(cluster):
         command(cluster, "patch", "ic", cluster.name, "--type", "merge", "-p", json.dumps({"spec": {"slo": {

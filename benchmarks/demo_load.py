@@ -9,31 +9,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import aiohttp
 import msgspec
 from local_cluster import Cluster
 
 from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport
+from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed, pool_speed
 from fulcrum.replay import Client, Progress, Record, Slo, discover, replay
 from fulcrum.simulation.traffic import Phase, Request, generate
+from fulcrum_worker.engine_access import headers_of
+from fulcrum_worker.measure import LONGEST_BUDGET_SECONDS, measure_engine
 
 PROMPTS_SECONDS: Final = 40.0
 ANSWERS_SECONDS: Final = 90.0
 """Length of either phase: the second is long enough to see what came after its flips."""
-OBSERVE_SECONDS: Final = 15.0
+OBSERVE_SECONDS: Final = 20.0
 """Start of the second phase in which the operator only observes: what a ratio that nothing changes would serve."""
 SEED: Final = 4
 """Of arrivals and lengths."""
 SPREAD: Final = 0.2
 """Sigma of the log-normal lengths."""
-SHARE: Final = 0.65
+ARRIVALS_CV: Final = 0.5
+"""Steadier than Poisson arrivals: what a few seconds show is the ratio's work, not the luck of the draw."""
+SHARE: Final = 0.55
 """Load of either phase, as a share of what the best split serves at most."""
 PROMPT_TOKENS: Final = 400
 PROMPT_OF_TTFT: Final = 0.3
 """A long prompt is as long as can be prefilled in this share of the promised TTFT, and at most `PROMPT_TOKENS`."""
-LONG_PROMPT_OUTPUT_TOKENS: Final = 4
+LONG_PROMPT_OUTPUT_TOKENS: Final = 3
 SHORT_PROMPT_TOKENS: Final = 32
 OUTPUT_TOKENS: Final = 24
 STEP_OF_TPOT: Final = 0.6
@@ -134,12 +139,34 @@ def _phase(seconds: float, most_per_second: float, prompt_tokens: int, output_to
 
 
 def measured(cluster: Cluster) -> WorkerSpeed:
-    """The speed of a worker, as the agents measured it at start: the middle one of all. Raises LookupError."""
-    speeds = [speed for report in reports(cluster) if (speed := measured_speed(report)) is not None]
-    found = pool_speed(speeds)
+    """Return the speed of a worker while all of them work: the middle one of all. Raises LookupError.
+
+    Measured now: at their start other engines were starting, too.
+    """
+    of_all = asyncio.run(_measured(cluster))
+    said = [
+        msgspec.structs.replace(report, speed=speed) for report, speed in zip(reports(cluster), of_all, strict=True)
+    ]
+    found = pool_speed([speed for report in said if (speed := measured_speed(report)) is not None])
     if found is None:
-        raise LookupError("no agent has measured its engine: see the log of a worker Pod")
+        raise LookupError("no engine could be measured: see the log of a worker Pod")
     return found
+
+
+async def _measured(cluster: Cluster) -> list[SpeedCoefficients | None]:
+    async with aiohttp.ClientSession(headers=headers_of(cluster.token())) as session:
+        return await asyncio.gather(
+            *(
+                measure_engine(
+                    session,
+                    f"http://{worker.ip}:8000",
+                    cluster.name,
+                    max_model_len=None,
+                    budget_seconds=LONGEST_BUDGET_SECONDS,
+                )
+                for worker in cluster.workers()
+            )
+        )
 
 
 def send(
@@ -148,7 +175,7 @@ def send(
     """Replay both phases. `let_act` is called once, `OBSERVE_SECONDS` into the second; `tell` hears (seconds, progress,
     ratio) all the while.
     """
-    requests = generate([load.prompts, load.answers], seed=SEED)
+    requests = generate([load.prompts, load.answers], seed=SEED, cv=ARRIVALS_CV)
     return requests, asyncio.run(_send(cluster, requests, let_act, tell))
 
 

@@ -32,8 +32,8 @@ START_SHARE: Final = 0.1
 LONGEST_BUDGET_SECONDS: Final = 15.0
 PATIENCE_SECONDS: Final = 60.0
 """How long an engine that is too slow for the budget is waited for, until a fit is possible at all."""
-ENOUGH_SAMPLES: Final = 2
-"""Samples of either kind without which there is no fit."""
+ENOUGH_PROMPTS: Final = 3
+"""Lengths of prompts that are measured whatever the budget: what two short ones say of a long one is mostly noise."""
 _PREFILL_TOKENS: Final = (16, 64, 256, 1024, 4096, 16384)
 _LEAST_GROWTH: Final = 1.5
 """A prompt that is cut to what the time allows is still this much longer than the one before, or left out."""
@@ -48,6 +48,7 @@ _CONTEXTS: Final = (16, 96)
 """Batches, as far as one step takes them, and prompt tokens of each request in one. The prompts of a batch fit into
 vLLM's smallest default token budget."""
 _DECODE_STEPS: Final = 8
+_SETTLED: Final = 0.8
 _TOKEN_IDS: Final = range(10, 1000)
 """Ordinary ids of every vocabulary, without the special ones at its start."""
 _PREFILL_TIME: Final = ("vllm:request_prefill_time_seconds",)
@@ -156,7 +157,7 @@ async def measure_engine(
     decodes: list[DecodeSample] = []
     try:
         async with asyncio.timeout(patience_seconds):
-            await engine.generate(batch=1, prompt_tokens=8, output_tokens=2)  # the first one pays for lazy set-up
+            await _settle(engine)
             await _measure_prompts(engine, prefills, decodes, budget_seconds, max_model_len)
             await _measure_batches(engine, prefills, decodes)
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError) as error:
@@ -173,6 +174,18 @@ async def measure_engine(
     return speed
 
 
+async def _settle(engine: _Engine) -> None:
+    """Short requests until one takes about as long as the quickest before it: the first ones pay for lazy set-up."""
+    quickest_seconds = math.inf
+    while True:
+        started = time.monotonic()
+        await engine.generate(batch=1, prompt_tokens=8, output_tokens=2)
+        seconds = time.monotonic() - started
+        if seconds >= _SETTLED * quickest_seconds:
+            return
+        quickest_seconds = seconds
+
+
 async def _measure_prompts(
     engine: _Engine,
     prefills: list[PrefillSample],
@@ -184,7 +197,7 @@ async def _measure_prompts(
     the time (or the model). Each says how long its prefill takes, and the steps after it."""
     for wanted_tokens in _PREFILL_TOKENS:
         prompt_tokens = wanted_tokens
-        if len(prefills) >= ENOUGH_SAMPLES:
+        if len(prefills) >= ENOUGH_PROMPTS:
             last = prefills[-1]
             left_seconds = engine.budget_left_seconds - budget_seconds * (1 - _PREFILL_SHARE)
             left_seconds -= _DECODE_STEPS * decodes[-1].seconds
@@ -212,7 +225,7 @@ async def _measure_batches(engine: _Engine, prefills: list[PrefillSample], decod
         for batch in batches:
             step_seconds = 2 * decodes[-1].seconds if decodes else 0.0
             expected_seconds = batch * prompt_tokens * seconds_per_token + _DECODE_STEPS * step_seconds
-            if expected_seconds > engine.budget_left_seconds:
+            if expected_seconds > engine.budget_left_seconds and len(decodes) > len(prefills):
                 return
             await _measure(engine, [], decodes, batch=batch, prompt_tokens=prompt_tokens, whole_seconds=0.0)
 

@@ -19,9 +19,10 @@ def test_same_seed_same_trace_and_another_seed_another() -> None:
     assert generate(phases, seed=7) != generate(phases, seed=8)
 
 
-def test_rate_and_lengths_come_out_as_asked() -> None:
+@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
+def test_rate_and_lengths_come_out_as_asked(cv: float) -> None:
     phase = Phase(seconds=1000, requests_per_second=20, prompt_tokens_mean=384, output_tokens_mean=64, qos_class="free")
-    requests = generate([phase], seed=1)
+    requests = generate([phase], seed=1, cv=cv)
     assert len(requests) == pytest.approx(20_000, rel=0.03)
     assert sum(r.prompt_tokens for r in requests) / len(requests) == pytest.approx(384, rel=0.03)
     assert sum(r.output_tokens for r in requests) / len(requests) == pytest.approx(64, rel=0.03)
@@ -29,8 +30,7 @@ def test_rate_and_lengths_come_out_as_asked() -> None:
     gaps = [b.arrival_seconds - a.arrival_seconds for a, b in itertools.pairwise(requests)]
     mean = sum(gaps) / len(gaps)
     variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
-    # Poisson arrivals: gaps are exponential, so their standard deviation is their mean.
-    assert variance**0.5 == pytest.approx(mean, rel=0.05)
+    assert variance**0.5 == pytest.approx(cv * mean, rel=0.05)
 
 
 def test_phases_follow_one_another() -> None:
@@ -38,6 +38,12 @@ def test_phases_follow_one_another() -> None:
     for request in requests:
         phase = PREFILL_HEAVY if request.arrival_seconds < PREFILL_HEAVY.seconds else DECODE_HEAVY
         assert (request.prompt_tokens, request.output_tokens) == (phase.prompt_tokens_mean, phase.output_tokens_mean)
+
+
+@pytest.mark.parametrize("cv", [0.0, -1.0, float("nan")])
+def test_arrivals_without_a_spread_are_refused(cv: float) -> None:
+    with pytest.raises(ValueError, match="cv must be above 0"):
+        generate([PREFILL_HEAVY], seed=1, cv=cv)
 
 
 @given(total_seconds=st.floats(min_value=0.1, max_value=500))

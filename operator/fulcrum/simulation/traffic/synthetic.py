@@ -1,4 +1,4 @@
-"""Synthetic traffic: phases that lean on prefill or on decode, Poisson arrivals, log-normal lengths; seeded."""
+"""Synthetic traffic: phases that lean on prefill or on decode, Gamma arrivals, log-normal lengths; seeded."""
 
 from __future__ import annotations
 
@@ -39,16 +39,22 @@ DECODE_HEAVY: Final = Phase(seconds=30, requests_per_second=1, prompt_tokens_mea
 """Short questions, long answers: time goes into decode."""
 
 
-def generate(phases: Sequence[Phase], *, seed: int) -> tuple[Request, ...]:
-    """Requests of the phases one after the other; the same seed gives the same trace."""
+def generate(phases: Sequence[Phase], *, seed: int, cv: float = 1.0) -> tuple[Request, ...]:
+    """Requests of the phases one after the other; the same seed gives the same trace.
+
+    `cv` is the coefficient of variation of the time between two arrivals: 1 is Poisson. Raises ValueError unless it is
+    above 0.
+    """
     import numpy as np
 
+    if not cv > 0:
+        raise ValueError(f"cv must be above 0, got {cv}")
     random = np.random.default_rng(seed)
     requests: list[Request] = []
     phase_start_seconds = 0.0
     for phase in phases:
-        arrival_seconds = 0.0
-        while (arrival_seconds := arrival_seconds + random.exponential(1 / phase.requests_per_second)) < phase.seconds:
+        arrival_seconds, scale = 0.0, cv**2 / phase.requests_per_second
+        while (arrival_seconds := arrival_seconds + random.gamma(1 / cv**2, scale)) < phase.seconds:
             requests.append(
                 Request(
                     arrival_seconds=phase_start_seconds + arrival_seconds,
