@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.image_build import CONTROL_PLANE, build, build_stage
 
 # Started in the background of a script, tests and what they start would ignore Ctrl-C; some try what it does.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,13 +35,19 @@ if os.environ.get("CI"):
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package as images have it (hatch_build.py), for PYTHONPATH; compiling takes a minute."""
-    if shutil.which(os.environ.get("CC", "cc")) is None:
+    """A folder with what the control plane's image installs, for PYTHONPATH.
+
+    Compiling takes two minutes: the processes of a test run (xdist) share it.
+    """
+    if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("compiled") / "package"
-    done = subprocess.run(
-        [sys.executable, "hatch_build.py", str(folder)],
-        check=False, capture_output=True, text=True, cwd=Path(__file__).parents[1],
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return folder
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    done = folder / "compiled" / "done"
+    with (folder / "compiled.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            build(CONTROL_PLANE, done.parent, compiled=build_stage(CONTROL_PLANE).compile)
+            done.touch()
+    return done.parent / "installed"
