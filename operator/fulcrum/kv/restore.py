@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+import msgspec
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.kv import BLOCK_TOKENS, TransferCost
@@ -33,16 +35,14 @@ class How(StrEnum):
     FRONT = "front"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until the link and the accelerator are free for this request."""
 
     link_seconds: float = 0.0
     compute_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restore:
+class Restore(msgspec.Struct, frozen=True, kw_only=True):
     """A decision on one prefix. `recompute_tokens + load_tokens` is the part of the match that was not present."""
 
     how: How
@@ -52,8 +52,12 @@ class Restore:
     """From now to the first token: waits, restoring, and computing what is new."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
+_NO_WAITS: Final = Waits()
+_NONE, _LOAD, _FRONT = How.NONE, How.LOAD, How.FRONT
+"""Looking up a member of an enum takes as long as a split's arithmetic, and admission asks for every worker."""
+
+
+class _Case(msgspec.Struct, frozen=True, kw_only=True):
     present: int
     matched: int
     prompt: int
@@ -61,13 +65,15 @@ class _Case:
     link: TransferCost
     waits: Waits
     block: int
+    tail_seconds: float
+    """What computing the new tokens takes, once the match is there."""
 
     def compute(self, start: int, end: int) -> float:
-        return self.speed.prefill_b * (end - start) + self.speed.prefill_c * (end * end - start * start)
+        return _compute_seconds(self.speed, start, end)
 
     def none(self) -> Restore:
         seconds = self.waits.compute_seconds + self.speed.prefill_a + self.compute(self.present, self.prompt)
-        return self._restore(How.NONE, self.matched - self.present, seconds)
+        return self._restore(_NONE, self.matched - self.present, seconds)
 
     def front(self, split: int) -> Restore:
         """Compute present to `split` while `split` to matched is loaded; without a front it is a plain load."""
@@ -76,7 +82,7 @@ class _Case:
         if split > self.present:
             computed += self.speed.prefill_a + self.compute(self.present, split)
         seconds = max(loaded, computed) + self.tail_seconds
-        return self._restore(How.FRONT if split > self.present else How.LOAD, split - self.present, seconds)
+        return self._restore(_FRONT if split > self.present else _LOAD, split - self.present, seconds)
 
     def layerwise(self, split: int, layers: int) -> Restore:
         """Load present to `split` layer by layer while `split` to the end of the prompt is computed."""
@@ -85,10 +91,6 @@ class _Case:
         begins = max(self.waits.compute_seconds, self.waits.link_seconds + load / layers)
         seconds = max(begins + compute, self.waits.link_seconds + load + compute / layers)
         return self._restore(How.LAYERS, self.matched - split, seconds)
-
-    @property
-    def tail_seconds(self) -> float:
-        return self.speed.prefill_a + self.compute(self.matched, self.prompt)
 
     def blocks_beside(self, token: float) -> Iterator[int]:
         """Whole blocks on both sides of `token`, kept between present and matched."""
@@ -105,6 +107,11 @@ class _Case:
         )
 
 
+def _compute_seconds(speed: SpeedCoefficients, start: int, end: int) -> float:
+    """C(start, end)."""
+    return speed.prefill_b * (end - start) + speed.prefill_c * (end * end - start * start)
+
+
 def restore(
     *,
     matched_tokens: int,
@@ -112,7 +119,7 @@ def restore(
     speed: SpeedCoefficients,
     link: TransferCost,
     present_tokens: int = 0,
-    waits: Waits = Waits(),
+    waits: Waits = _NO_WAITS,
     within_seconds: float | None = None,
     layers: int | None = None,
     front: bool = True,
@@ -149,6 +156,7 @@ def restore(
         link=link,
         waits=waits,
         block=block_tokens,
+        tail_seconds=speed.prefill_a + _compute_seconds(speed, matched_tokens, prompt_tokens),
     )
     recomputed = case.none()
     if present_tokens == matched_tokens:
@@ -173,8 +181,9 @@ def _by_compute(way: Restore) -> tuple[int, float]:
 
 def _splits(case: _Case, layers: int | None, *, front: bool) -> Iterator[Restore]:
     """The blocks beside the points where loading and computing end together."""
-    if front:
-        for split in case.blocks_beside(_front_root(case)):
+    root = _front_root(case) if front else 0.0
+    if root > case.present:
+        for split in case.blocks_beside(root):
             # A front up to the end of the match loads nothing: that is `none`, in one step less.
             if split < case.matched:
                 yield case.front(split)
