@@ -30,7 +30,7 @@ PACKAGES = (
 time of a request, or of a streamed chunk: 5 % is what it should save."""
 PLAIN = {
     "defines values; msgspec, dataclasses and enums make classes in ways of their own": (
-        "routing/foreign", "routing/pairs", "routing/path", "routing/restoring", "routing/sent", "routing/tuning",
+        "routing/foreign", "routing/pairs", "routing/path", "routing/restoring", "routing/sharing", "routing/tuning",
         "admission/outcome", "admission/tuning",
         "gateway/http/upstream_answer",
         "gateway/openai/api_keys", "gateway/openai/inference_request", "gateway/openai/media",
@@ -42,7 +42,7 @@ PLAIN = {
         "gateway/http/internal_server", "gateway/openai/openapi", "gateway/dispatch/continuation",
         "gateway/metrics/counts", "gateway/workers/learned_speeds",
         "gateway/workers/canary", "gateway/workers/load_poll", "gateway/workers/prefix_sharing",
-        "gateway/workers/prewarm", "gateway/workers/watch", "routing/sharing",
+        "gateway/workers/prewarm", "gateway/workers/watch",
     ),
 }  # fmt: skip
 """Modules of these packages that stay Python, by the reason."""

@@ -126,10 +126,11 @@ WORDS = (
     "balance/kv_routes.py MOST_ROUTES",
     "balance/rejecting.py _SHARES",
     "balance/revision.py STORED_BLOCK_SIZE",
-    "routing/sent.py MAX_BATCH_KEYS",
-    "routing/sent.py _Key",
-    "routing/sent.py _MAX_NAME",
-    "routing/sent.py _MAX_PROMPT_KEYS",
+    "routing/affinity.py POOL",
+    "routing/sharing.py MAX_BATCH_KEYS",
+    "routing/sharing.py MAX_PROMPT_KEYS",
+    "routing/sharing.py _Key",
+    "routing/sharing.py _MAX_NAME",
 )
 """Formats, bounds of messages, and units."""
 

@@ -404,6 +404,23 @@ def test_nothing_is_learned_from_a_worker_that_flipped_meanwhile(name: str, role
     assert admission.ttft_margin.samples == admission.tpot_margin.samples == 0
 
 
+@pytest.mark.parametrize(("measured", "learned"), [(0.0105, 1), (0.045, 0)])
+def test_a_prediction_below_the_shortest_step_that_was_measured_since_tells_nothing(
+    measured: float, learned: int
+) -> None:
+    """The answer was late because its worker's speed had been wrong, which has been put right meanwhile."""
+    admission, view = make()
+    outcome = admission.decide(admission.incoming(prompt_tokens=100), view, 0.0)
+    assert isinstance(outcome, Admit)
+    flight = view.start(admission.incoming(prompt_tokens=100), outcome.route, 0.0)
+    flight.step_limit_seconds = 0.0
+    view.set_speed("pool", replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, decode_a=measured)))
+    before = admission.tpot_margin.factor
+    admission.learn(flight, tpot_seconds=1.5 * TPOT_SECONDS)
+    assert admission.tpot_margin.samples == learned
+    assert (admission.tpot_margin.factor > before) is bool(learned)
+
+
 @pytest.mark.parametrize("policy", list(AdmissionPolicy))
 @given(measured=st.floats(0.0, 1.0), ttft_seconds=st.floats(1e-4, 100.0), tpot_seconds=st.floats(1e-4, 2.0))
 def test_learning_bears_a_worker_that_was_measured_again_meanwhile(

@@ -92,7 +92,7 @@ def test_neighbours_are_those_of_the_node_that_are_busy() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 8), st.floats(0, 100)), max_size=100))
 def test_the_factor_is_bounded_and_one_without_busy_neighbours(seen: list[tuple[float, int, float]]) -> None:
-    slowdown = NeighbourSlowdown()
+    slowdown = NeighbourSlowdown(0.95)
     for ratio, busy, now in sorted(seen, key=lambda each: each[2]):
         slowdown.learn(ratio, busy, now)
         assert slowdown.factor(0, now) == 1.0

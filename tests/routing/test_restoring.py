@@ -11,8 +11,8 @@ from tests.routing.cluster import SPEED, ask, cluster, find, send
 
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.kv import Tiers, restore
-from fulcrum.routing import ClusterView
-from fulcrum.routing.pool_memory import PoolMemory
+from fulcrum.routing import AffinityMemory, ClusterView
+from fulcrum.routing.affinity import POOL
 
 PREFIX = tuple(range(100, 110))
 """5,120 tokens; computing them takes 0.512 s."""
@@ -103,15 +103,21 @@ def test_a_prefill_that_waited_for_its_load_says_nothing_of_the_engines_speed() 
 def test_the_pools_memory_is_bounded_and_forgets_what_was_used_longest_ago(
     given_prompts: list[tuple[int, int]], capacity: int
 ) -> None:
-    known = PoolMemory(capacity, [512 * (number + 1) for number in range(8)])
-    known.record((1,), 512.0)
-    assert known.held((1,)) == 0, "there is no pool"
-    known.room_units = 4096.0
+    known = AffinityMemory(capacity, [512 * (number + 1) for number in range(8)])
+    known.join(1, 1e9)
+    known.record((1,), 1, 512.0, 512.0)
+    assert known.held((1,), POOL) == 0, "there is no pool"
+    known.join(POOL, 0.0, 4096.0)
+    assert known.held((1,), POOL) == 0, "it came later"
     for chain, length in given_prompts:
         keys = tuple(chain * 100 + number for number in range(length))
-        known.record(keys, 512.0 * length - known.held(keys))
-        assert known.held(keys) == 512 * min(length, capacity)
-        assert len(known._given_at) <= capacity
-    known.record((900,), 5000.0)
-    assert known.held((900,)) == 512
-    assert known.held((0, 1)) == 0
+        computed = 512.0 * length - known.held(keys, POOL)
+        known.record(keys, 1, computed, computed)
+        assert known.held(keys, POOL) == 512 * min(length, capacity)
+        assert POOL not in known.match(keys)[1]
+        assert len(known) <= capacity
+    known.record((900,), 1, 5000.0, 5000.0)
+    assert known.held((900,), POOL) == 512
+    assert known.held((0, 1), POOL) == 0
+    known.leave(POOL)
+    assert known.held((900,), POOL) == 0

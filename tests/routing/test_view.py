@@ -111,9 +111,9 @@ def test_reports_add_what_other_gateways_started() -> None:
     assert view.workers["d1"].foreign_running == 30
     assert view.workers["d1"].foreign_context == pytest.approx(50_000)
     assert all(send(view).decode.name == "d0" for _ in range(5))
-    view.tick(14.0)
+    view.tick(9.0)
     assert view.workers["d1"].foreign
-    view.tick(16.0)
+    view.tick(11.0)
     assert not view.workers["d1"].foreign
 
 

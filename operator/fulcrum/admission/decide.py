@@ -57,7 +57,7 @@ class Admission:
         self.outputs = OutputLengths(len(self.classes))
         self.ttft_margin = Margin(attainment)
         self.tpot_margin = Margin(max(attainment, TUNING.steps_level))
-        self.neighbours = NeighbourSlowdown()
+        self.neighbours = NeighbourSlowdown(attainment)
         self.admitted = [0] * len(self.classes)
         """Admitted requests, by class."""
         self.rejected: dict[tuple[str, Reason], Tally] = {}
@@ -160,16 +160,18 @@ class Admission:
                 flight.ttft_seconds, ttft_seconds, self.ttft_seconds, limit_seconds=flight.ttft_seconds
             )
         if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
-            # Later requests joined its batch, up to the limit of that time; what no batch can change is left out. The
-            # worker may have been measured again since: what was predicted then may lie below its shortest step now.
+            # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
             least_seconds = flight.decode.decode_a
             limit_seconds = max(found.hand_over.step_seconds, flight.step_limit_seconds)
-            self.tpot_margin.learn(
-                max(found.tpot_seconds - least_seconds, 0.0),
-                tpot_seconds - least_seconds,
-                self.tpot_seconds - least_seconds,
-                limit_seconds=max(limit_seconds - least_seconds, 0.0),
-            )
+            # What was predicted is not above its shortest step only where the worker was measured again meanwhile. That
+            # speed is given up already, so how wrong it was says nothing about the next prediction.
+            if min(found.tpot_seconds, limit_seconds) > least_seconds:
+                self.tpot_margin.learn(
+                    found.tpot_seconds - least_seconds,
+                    tpot_seconds - least_seconds,
+                    self.tpot_seconds - least_seconds,
+                    limit_seconds=limit_seconds - least_seconds,
+                )
 
     def _helps(self, found: Route, view: ClusterView) -> bool:
         """Whether to serve it on workers that have nothing to do, whatever is predicted.

@@ -37,7 +37,7 @@ def over_ttft(
     excess = found.wait_seconds - min(room * left + found.begun_seconds, left)
     if excess <= 0:
         return None
-    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + TUNING.retry_room * room * left), promise)
+    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + (1 - TUNING.near) * room * left), promise)
 
 
 def over_tpot(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:
@@ -96,7 +96,7 @@ def over_threshold(
     # A prompt that is longer than the limit may still come when nothing is before it.
     if queued >= 1 and queued + incoming.prompt_tokens > queue:
         share = min((queued + incoming.prompt_tokens - queue) / queued, 1.0)
-        wait_seconds = min(share + TUNING.retry_room, 1.0) * found.wait_seconds
+        wait_seconds = min(share + 1 - TUNING.near, 1.0) * found.wait_seconds
         over.append(Over(Reason.QUEUE_FULL, _until_shorter(found, wait_seconds)))
     batch = decode.running + decode.pending + decode.foreign_running + 1
     if batch > rooms[1] * limits.batch * decode.max_batch:
@@ -118,7 +118,7 @@ def _until(found: Route, total: float, own: float, allowed: float) -> float:
     others = worker.running + worker.pending + worker.foreign_running
     if allowed <= own or total <= own or not others:
         return _until_idle(found)
-    aim = (1 - TUNING.retry_room) * (allowed - own)
+    aim = TUNING.near * (allowed - own)  # other requests come back then, too
     coming = min(worker.join_rate * there.life_seconds / others, 1.0) * (total - own)
     if aim <= coming:
         return _until_idle(found)

@@ -17,7 +17,7 @@ class AdmissionTuning:
     margin_rate: float = 0.05
     """Largest step of a margin for one request, in the logarithm."""
     near: float = 0.7
-    """Share of the limit, 0 to 1, above which a request is near it and tells how good the limit is."""
+    """Share of the limit, 0 to 1, above which a request is near it and tells how good it is; `Retry-After` is below."""
     steps_level: float = 0.996
     """Level of the TPOT margin: a batch with too long steps is late for all that are in it, not for one request."""
     overflow: float = 0.05
@@ -28,14 +28,10 @@ class AdmissionTuning:
     """Memory of what each class asks for: long enough for a rate of a few requests a second."""
     demand_sigmas: float = 2.0
     """Standard deviations of a class's Poisson demand that are kept for it above the mean."""
-    neighbour_level: float = 0.9
-    """Quantile of the slow-down beside busy neighbours that is believed: the single worst sample does not count."""
     neighbour_seconds: float = 60.0
-    """Age at which a sample of that slow-down is dropped, so that a cluster that turned all away tries again."""
+    """Age at which a slow-down by busy neighbours is forgotten, so that a cluster that turned all away tries again."""
     least_slowdown: float = 0.25
     """Slow-down for each busy neighbour below which workers have hardware of their own: ordinary errors are smaller."""
-    retry_room: float = 0.25
-    """Share of the limit that is to be free at `Retry-After`: other requests come back then, too."""
 
 
 TUNING: Final = AdmissionTuning()

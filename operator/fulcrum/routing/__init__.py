@@ -13,8 +13,7 @@ from fulcrum.routing.outliers import Outliers
 from fulcrum.routing.pairs import Pair, PairHealth
 from fulcrum.routing.path import HandOver, Incoming, NoPath, Route
 from fulcrum.routing.route import decode_elsewhere, route
-from fulcrum.routing.sent import SentBatch
-from fulcrum.routing.sharing import SHARE_SECONDS, learn_batch, take_batch
+from fulcrum.routing.sharing import SHARE_SECONDS, SentBatch, learn_batch, take_batch
 from fulcrum.routing.view import ClusterView
 from fulcrum.routing.worker import WorkerView
 

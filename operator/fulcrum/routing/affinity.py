@@ -11,23 +11,25 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from fulcrum.routing.pool_memory import PoolMemory
-from fulcrum.routing.sent import MAX_BATCH_KEYS, Sent
+from fulcrum.routing.sharing import MAX_BATCH_KEYS, MAX_PROMPT_KEYS, Sent
 from fulcrum.routing.tuning import TUNING
+
+POOL: Final = 0
+"""Stands for the KV pool that all workers share among the numbers of workers, which are above it."""
 
 
 def _byte_ends() -> tuple[int, ...]:
     # A long prompt has few keys.
     count = TUNING.prefixes_per_doubling
     ends = [TUNING.first_prefix_bytes * (number + 1) for number in range(count)]
-    while ends[-1] < TUNING.longest_prefix_bytes:
+    while len(ends) <= MAX_PROMPT_KEYS - count:
         base, step = ends[-1], ends[-1] // count
         ends.extend(base + step * (number + 1) for number in range(count))
     return tuple(ends)
 
 
 BYTE_ENDS: Final = _byte_ends()
-"""Prefix lengths in bytes at which prompts are compared."""
+"""Prefix lengths in bytes at which prompts are compared: as many as a message between gateways can carry."""
 
 
 def token_ends(block_tokens: int, blocks: int) -> tuple[int, ...]:
@@ -59,7 +61,8 @@ class AffinityMemory:
     """Prefix keys and the workers that hold them, at most `capacity` keys, least recently used first out.
 
     A holder is forgotten once it was sent more new tokens than its KV cache keeps. A prompt is recorded under all of
-    its prefixes at once, so a worker that holds one of them holds the shorter ones, too.
+    its prefixes at once, so a worker that holds one of them holds the shorter ones, too. The KV pool (`POOL`) holds
+    what any worker computed, as long as it has room.
     """
 
     def __init__(self, capacity: int = 65_536, ends: Sequence[int] = BYTE_ENDS) -> None:
@@ -72,8 +75,6 @@ class AffinityMemory:
         """Units of prompt that each worker was sent and did not hold, ever."""
         self._room: dict[int, float] = {}
         self._device_room: dict[int, float] = {}
-        self.pool = PoolMemory(capacity, ends)
-        """What a worker can load that never held it."""
         self._shares = False
         self._unshared: list[Sent] = []
         self._unshared_keys = 0
@@ -107,7 +108,10 @@ class AffinityMemory:
         while low:
             latest = reversed(holders[keys[low - 1]].items())
             present = list(
-                islice((worker for worker, sent in latest if self._resident(worker, sent)), TUNING.most_holders)
+                islice(
+                    (worker for worker, sent in latest if worker != POOL and self._resident(worker, sent)),
+                    TUNING.most_holders,
+                )
             )
             if present:
                 return self._ends[low - 1], present
@@ -125,7 +129,7 @@ class AffinityMemory:
         return self._held(keys, worker, self._device_room.get(worker, 0.0))
 
     def _held(self, keys: Sequence[int], worker: int, room: float) -> int:
-        holders, oldest = self._holders, self._sent.get(worker, 0.0) - room
+        holders, oldest = self._holders, self._sent.get(worker, inf) - room
 
         def gone(key: int) -> bool:
             entry = holders.get(key)
@@ -176,21 +180,24 @@ class AffinityMemory:
         return taken
 
     def _hold(self, keys: Sequence[int], worker: int, new_units: float, computed_units: float) -> None:
-        self.pool.record(keys, computed_units)
-        sent = self._sent[worker] = self._sent[worker] + new_units
+        places = {worker: self._sent[worker] + new_units}
+        if POOL in self._sent:
+            places[POOL] = self._sent[POOL] + computed_units
+        self._sent.update(places)
         holders = self._holders
         # Longest first, so that the shorter ones are younger and a chain is forgotten from its end.
         for key in reversed(keys[: len(self._ends)]):
             entry = holders.get(key)
             if entry is None:
-                holders[key] = {worker: sent}
+                holders[key] = places.copy()
                 continue
             holders.move_to_end(key)
-            entry.pop(worker, None)
+            for place in places:
+                entry.pop(place, None)
             if len(entry) >= len(self._sent):
                 for gone in [other for other in entry if other not in self._sent]:
                     del entry[gone]
-            entry[worker] = sent
+            entry.update(places)
         while len(holders) > self.capacity:
             holders.popitem(last=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from fulcrum.routing.tuning import TUNING, pause_seconds
+from fulcrum.routing.tuning import TUNING
 
 
 class BreakerState(Enum):
@@ -51,7 +51,7 @@ class Breaker:
         if self.state is _OPEN:
             return  # what was under way when it opened says nothing new
         self._pauses += 1
-        self.eject(now_seconds, pause_seconds(self._pauses, TUNING.first_pause_seconds, TUNING.longest_pause_seconds))
+        self.eject(now_seconds, TUNING.pause_seconds(self._pauses))
 
     def eject(self, now_seconds: float, seconds: float) -> None:
         """Avoid the worker for `seconds` whatever it answered: it is an outlier."""

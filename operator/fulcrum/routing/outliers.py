@@ -67,7 +67,7 @@ class Outliers:
     def find(self, workers: Iterable[WorkerView]) -> list[tuple[WorkerView, float]]:
         """Outliers among all `workers`, worst first, with the seconds for which each is to be left alone.
 
-        The caller takes them out of use (`Breaker.eject`); they start again with an empty record.
+        The caller takes them out of use (`Breaker.eject`), each time for longer. They start again with an empty record.
         """
         alike: dict[tuple[str, Role], list[WorkerView]] = {}
         for worker in workers:
@@ -77,14 +77,14 @@ class Outliers:
             for worker in self._outliers_of(group):
                 ejections = min(self._of(worker).ejections + 1, 10)
                 self._health[worker.index][worker.role] = _Health(ejections)
-                found.append((worker, self._tuning.ejection_seconds * ejections))
+                found.append((worker, self._tuning.memory_seconds * ejections))
         return found
 
     def _outliers_of(self, alike: Sequence[WorkerView]) -> Sequence[WorkerView]:
         tuning, enough = self._tuning, self._tuning.outlier_requests
         in_use = [worker for worker in alike if worker.breaker.available]
         ejected = len(alike) - len(in_use)
-        allowed = min(int(tuning.most_ejected * len(alike)) - ejected, len(in_use) - 1)
+        allowed = min(int(tuning.outlier_share * len(alike)) - ejected, len(in_use) - 1)
         if allowed <= 0:
             return ()
         health = {worker: self._of(worker) for worker in in_use}
@@ -93,7 +93,7 @@ class Outliers:
         found = [
             worker
             for worker, one in health.items()
-            if (one.answers >= enough and one.failures > tuning.outlier_failures)
+            if (one.answers >= enough and one.failures > tuning.outlier_share)
             or (one.ratios >= enough and one.ratio > slow)
         ]
         return sorted(found, key=lambda worker: (-health[worker].failures, -health[worker].ratio))[:allowed]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fulcrum.routing.tuning import TUNING, pause_seconds
+from fulcrum.routing.tuning import TUNING
 
 Pair = tuple[str, str]
 """Names of the prefill worker and of the decode worker."""
@@ -43,11 +43,11 @@ class PairHealth:
         self._working.discard(pair)
         before = self._failing.get(pair)
         failures = 1 if before is None else before.failures + 1
-        pause = pause_seconds(failures, TUNING.first_retest_seconds, TUNING.longest_pause_seconds)
         self._failing[pair] = Failing(
             failures=failures,
             since_seconds=now_seconds if before is None else before.since_seconds,
-            retest_at_seconds=now_seconds + pause,
+            # Two doublings longer than a worker's: three failures restart it, and networks fail for seconds.
+            retest_at_seconds=now_seconds + TUNING.pause_seconds(failures + 2),
             why=why,
         )
         return before is None

@@ -114,7 +114,7 @@ class PrefillQueue:
 
     def prefill_share(self, now_seconds: float) -> float:
         """Share of its time that its prompts took in the last seconds."""
-        return self.prefill_rate * exp(-max(now_seconds - self.used_at, 0.0) / TUNING.rate_seconds)
+        return self.prefill_rate * exp(-max(now_seconds - self.used_at, 0.0) / TUNING.memory_seconds)
 
     def lower_seconds(self, rank: int) -> float:
         """Prefill of legs of lower ranks."""
@@ -124,8 +124,8 @@ class PrefillQueue:
         return seconds
 
     def overdue(self, now_seconds: float) -> bool:
-        """Its prefill is behind what was predicted by more than an ordinary error."""
-        return now_seconds - self.anchor > TUNING.overdue * self._begun_seconds()
+        """Its prefill takes more than twice as long as predicted, so its sort key cannot be believed."""
+        return now_seconds - self.anchor > 2 * self._begun_seconds()
 
     def spared_seconds(self, new_tokens: float, overtaken_tokens: float = 0.0) -> float:
         """Return how much sooner a prompt that is queued now is done than the work before it, its own, and bases say.
@@ -187,7 +187,7 @@ class PrefillQueue:
         self.rank_seconds[self.ranks[flight.qos]] += flight.work_seconds
         self.queued_tokens += flight.prompt_tokens
         self.new_tokens += flight.new_tokens
-        self.prefill_rate = self.prefill_share(now_seconds) + flight.work_seconds / TUNING.rate_seconds
+        self.prefill_rate = self.prefill_share(now_seconds) + flight.work_seconds / TUNING.memory_seconds
         self.used_at = now_seconds
 
     def unqueue(self, flight: Flight, now_seconds: float, *, done: bool) -> None:

@@ -73,9 +73,9 @@ def overfull_memory(search: Search, path: Route) -> float:
 
 
 def beyond_its_route(search: Search, path: Route) -> float:
-    """More of the KV went this way lately than the operator's routes give it."""
+    """More of the KV went this way lately than the operator's routes give it; all of it counts for a TTFT promise."""
     excess = search.view.kv_routes.excess(path.prefill.pool, path.decode.pool)
-    return TUNING.route_weight * search.ttft_seconds * excess if excess and path.decode is not path.prefill else 0.0
+    return search.ttft_seconds * excess if excess and path.decode is not path.prefill else 0.0
 
 
 PREFILL: Final[tuple[PrefillScorer, ...]] = (waiting, computing, loading, disturbing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fulcrum.routing.affinity import POOL
 from fulcrum.routing.latency import chunk_seconds, hand_over
 from fulcrum.routing.path import HandOver, Incoming, Prefill, Route
 from fulcrum.routing.restoring import restoring
@@ -34,7 +35,7 @@ class Search:
             if units:
                 self._held_tokens = max(min(units / incoming.units_per_token, incoming.prompt_tokens - 1), 0.0)
                 self.holders = [worker for index in indices if (worker := view.by_index.get(index)) is not None]
-            pooled = view.affinity.pool.held(incoming.prefix)
+            pooled = view.affinity.held(incoming.prefix, POOL)
             self.pooled_tokens = max(min(pooled / incoming.units_per_token, incoming.prompt_tokens - 1), 0.0)
 
     def cached_tokens(self, worker: WorkerView) -> float:

@@ -13,8 +13,6 @@ class RoutingTuning:
     # Scores.
     miss_weight: float = 10.0
     """Seconds that a second beyond a promise counts for: a path that keeps it is taken if there is one."""
-    route_weight: float = 1.0
-    """TTFT promises that all of the KV beyond its route counts for: unlike decode pools differ by about half of one."""
     disturbing: float = 0.2
     """Share of its prefill time that a prompt rather waits longer than hold up an answer on a prefill worker."""
     early: float = 0.7
@@ -33,14 +31,10 @@ class RoutingTuning:
     """Share of a worker, 0 to 1, by which one on the same node, or with the prefix, may be fuller: KV stays there."""
 
     # What is on a worker.
-    rate_seconds: float = 10.0
-    """Memory of the rates at which work joins a worker: a few answers long."""
+    memory_seconds: float = 10.0
+    """Memory of a worker, a few answers long: rates at which work joins it, its reports, and that it was slow."""
     least_left: float = 0.5
     """Share of the expected output that is left of a running request at least: the long ones still run."""
-    overdue: float = 2.0
-    """Times the predicted step after which a worker hangs, so that its queue is worked out instead of its sort key."""
-    report_seconds: float = 15.0
-    """Age at which a worker's report of the work of other gateways is dropped: several polls have failed then."""
     mean_rate: float = 0.01
     """Weight of one request in the means of prompt lengths and of TTFT: about the last hundred count."""
     prompt_error: float = 0.8
@@ -51,8 +45,6 @@ class RoutingTuning:
     """Shortest prefix of a prompt that is compared: about the blocks of an engine."""
     prefixes_per_doubling: int = 8
     """Prefixes compared for each doubling of the length: a match is at most an eighth too short."""
-    longest_prefix_bytes: int = 4 * 1024 * 1024
-    """Longest prefix that is compared: the longest context of today's models."""
     most_holders: int = 8
     """Holders that a match names, the latest ones: each is predicted in full."""
     resident: float = 0.8
@@ -61,27 +53,20 @@ class RoutingTuning:
     # Failures.
     first_pause_seconds: float = 0.5
     """Pause after a first failure of a worker; it doubles with each further one."""
-    first_retest_seconds: float = 2.0
-    """The same for a pair that did not move KV: three failures restart a worker, and networks fail for seconds."""
     longest_pause_seconds: float = 30.0
     """No pause is longer, and no trial request is waited for longer: what recovers is used again soon."""
     outlier_requests: int = 20
     """Requests without which no worker is an outlier, and memory of its means."""
     outlier_factor: float = 3.0
     """Times the median of its like, of actual over predicted latency, above which a worker is an outlier."""
-    outlier_failures: float = 0.3
-    """Share of failed requests, 0 to 1, above which it is one whatever the others do."""
+    outlier_share: float = 1 / 3
+    """Share of failed requests above which it is one whatever the others do; and most of its like that are ejected."""
     outlier_small_seconds: float = 0.005
     """Added to latencies before they are compared: a few milliseconds more do not make an outlier."""
-    most_ejected: float = 0.34
-    """Most of its like that are ejected together, 0 to 1; the last one never is."""
-    ejection_seconds: float = 10.0
-    """Length of the first ejection; each further one is longer by as much, up to ten times."""
+
+    def pause_seconds(self, failures: int) -> float:
+        """Return how long to leave alone what failed so many times in a row."""
+        return min(self.first_pause_seconds * 2.0 ** min(failures - 1, 30), self.longest_pause_seconds)
 
 
 TUNING: Final = RoutingTuning()
-
-
-def pause_seconds(failures: int, first_seconds: float, longest_seconds: float) -> float:
-    """Return how long to leave alone what failed so many times in a row."""
-    return min(first_seconds * 2.0 ** min(failures - 1, 30), longest_seconds)

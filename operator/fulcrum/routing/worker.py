@@ -182,7 +182,7 @@ class WorkerView(PrefillQueue):
         self.joined_steps += self.steps
         flight.joined_steps = self.steps
         self._set_keys()
-        gone, memory = now_seconds - self.joined_at, TUNING.rate_seconds
+        gone, memory = now_seconds - self.joined_at, TUNING.memory_seconds
         self.join_rate = self.join_rate * exp(-max(gone, 0.0) / memory) + 1 / memory
         self.joined_at = now_seconds
 

@@ -8,7 +8,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits, overlap
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
-from fulcrum.routing.affinity import AffinityMemory
+from fulcrum.routing.affinity import POOL, AffinityMemory
 from fulcrum.routing.breaker import BreakerState
 from fulcrum.routing.flight import Flight
 from fulcrum.routing.foreign import ForeignWork
@@ -130,8 +130,13 @@ class WorkerSet:
             return
         worker.tiers = tiers
         self._make_room(worker)
-        pools = [one.tiers.pool_tokens for one in self.workers.values() if one.tiers is not None]
-        self.affinity.pool.room_units = max(pools, default=0.0) * self.units_per_token
+        pool_tokens = max(
+            (one.tiers.pool_tokens for one in self.workers.values() if one.tiers is not None), default=0.0
+        )
+        if pool_tokens:
+            self.affinity.join(POOL, 0.0, pool_tokens * self.units_per_token)
+        else:
+            self.affinity.leave(POOL)
 
     def may_pair(self, one: WorkerView, other: WorkerView) -> bool:
         """Whether a request can ever go over both: of one revision, and with requests that both pools admit."""
@@ -184,7 +189,7 @@ class WorkerSet:
                 self._outliers.answered(worker, worker.answered)
                 worker.answered = 0
             worker.breaker.tick(now_seconds)
-            if worker.foreign and now_seconds - worker.reported_at > TUNING.report_seconds:
+            if worker.foreign and now_seconds - worker.reported_at > TUNING.memory_seconds:
                 worker.set_foreign(ForeignWork(), now_seconds)
         ejected = self._outliers.find(workers)
         for worker, pause in ejected:

@@ -121,7 +121,6 @@ ABLATIONS: Final = (
     _one("admission.tuning", "TUNING.demand_sigmas", 0.0, "Classes keep what they ask for on average."),
     _one("admission.tuning", "TUNING.least_slowdown", inf, "Workers that share hardware are taken to have their own."),
     _one("routing.tuning", "TUNING.miss_weight", 0.0, "A promise that is missed weighs no more than one that is kept."),
-    _one("routing.tuning", "TUNING.route_weight", 0.0, "KV routes are no weights."),
     Ablation(
         name="aside",
         says="No prompt waits longer, or goes elsewhere, to spare an answer on a prefill worker.",

@@ -188,7 +188,7 @@ async def test_a_pair_whose_kv_is_recomputed_is_routed_around_and_comes_back(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "fulcrum.routing.pairs.TUNING", RoutingTuning(first_retest_seconds=0.05, longest_pause_seconds=0.1)
+        "fulcrum.routing.pairs.TUNING", RoutingTuning(first_pause_seconds=0.0125, longest_pause_seconds=0.1)
     )
     cluster = await make_cluster({"d0": {"p0"}})
     await eventually(lambda: cluster.failing() == {("p0", "d0")})
@@ -210,7 +210,7 @@ async def test_a_worker_that_drains_is_left_alone_until_it_serves_again(
     """What a canary leaves at a prefill worker is held for its peer, and the drain would wait for that."""
     monkeypatch.setattr("fulcrum.gateway.workers.prewarm._RETRY_SECONDS", 0.01)
     monkeypatch.setattr(
-        "fulcrum.routing.pairs.TUNING", RoutingTuning(first_retest_seconds=0.05, longest_pause_seconds=0.1)
+        "fulcrum.routing.pairs.TUNING", RoutingTuning(first_pause_seconds=0.0125, longest_pause_seconds=0.1)
     )
     cluster = await make_cluster({"d0": {"p0"}})
     await eventually(lambda: cluster.failing() == {("p0", "d0")})
