@@ -26,7 +26,8 @@ from tests.worker_image.tiered_engine import BLOCK_TOKENS, Answer, TieredEngine,
 
 DOCUMENTS, DOCUMENT_TOKENS, OWN_TOKENS = 8, 1900, 24
 HOST_TOKENS = 3200
-ANSWER_TOKENS = 24
+ANSWER_TOKENS = (8, 24, 96)
+"""Long answers need room that the others have: then one is preempted."""
 ABORTED = 0.15
 IN_USE = (
     "vllm:kv_cache_usage_perc",
@@ -49,10 +50,11 @@ def cases(engine: TieredEngine, count: int, seed: random.Random) -> list[list[in
 def run(engine: TieredEngine, prompts: list[list[int]], together: int, seed: random.Random) -> list[Answer | None]:
     """Ask them, some at a time; None: it was given up."""
     patience = [seed.uniform(0.02, 0.6) if seed.random() < ABORTED else 300.0 for _ in prompts]
+    lengths = [seed.choice(ANSWER_TOKENS) for _ in prompts]
 
     def ask(number: int) -> Answer | None:
         try:
-            return engine.ask(prompts[number], max_tokens=ANSWER_TOKENS, seconds=patience[number])
+            return engine.ask(prompts[number], max_tokens=lengths[number], seconds=patience[number])
         except TimeoutError:
             return None
 

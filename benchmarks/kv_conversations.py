@@ -4,7 +4,8 @@
 
 The KV caches are too small for two conversations, and turns are interleaved, so that each finds the caches full of
 others. In turn 3 the engines change roles. Before turn 4 one is killed (SIGKILL) and another one takes its place with
-nothing but the pool. Prints, for each turn, the tokens of earlier turns (answers too) that were not computed again, and
+nothing but the pool. Before turn 5 the other one is drained while it answers one more request, ends, and is replaced
+in the same way. Prints, for each turn, the tokens of earlier turns (answers too) that were not computed again, and
 how many answers are those of one engine without tiers. Exits with 1 where an answer leaves the engine's at a step that
 is not nearly a tie (`kv_departures.py`): then KV was lost or mixed up.
 """
@@ -17,6 +18,7 @@ import signal
 import sys
 import tempfile
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,18 +112,40 @@ def troubles(*engines: TieredEngine) -> str:
     return f"; {found}" if found else ""
 
 
+def say(prefill: TieredEngine, decode: TieredEngine, talk: Conversation, request_id: str) -> int:
+    """Go on with a conversation; returns how many tokens are new."""
+    user = prefill.prompt(USER_TOKENS)
+    prompt = [*talk.tokens, *user]
+    answer = ask(prefill, decode, prompt, request_id)
+    talk.asked.append((prompt, answer))
+    talk.tokens = [*prompt, *answer]
+    return len(user)
+
+
+def drain(prefill: TieredEngine, decode: TieredEngine, talk: Conversation) -> None:
+    """End an engine as its agent does: it gets nothing new, answers what it has, and is told to end (SIGTERM)."""
+    with ThreadPoolExecutor(1) as beside:
+        under_way = beside.submit(say, prefill, decode, talk, "talk-drain")
+        wait_until(lambda: is_busy(decode), seconds=60, what="the engine answers when its drain begins")
+        wait_until(lambda: not is_busy(decode), seconds=120, what="the engine has nothing to do")
+        under_way.result()
+    decode.process.send_signal(signal.SIGTERM)
+    decode.process.wait(60)
+
+
+def is_busy(engine: TieredEngine) -> bool:
+    """Whether requests run or wait."""
+    return engine.metric("vllm:num_requests_running") + engine.metric("vllm:num_requests_waiting") > 0
+
+
 def turn(number: int, prefill: TieredEngine, decode: TieredEngine, talks: list[Conversation]) -> None:
     """One turn of each conversation."""
-    earlier = new = again = 0.0
+    earlier = again = 0.0
     for index, talk in enumerate(talks):
-        user = prefill.prompt(USER_TOKENS)
-        prompt = [*talk.tokens, *user]
+        earlier += len(talk.tokens)
         before = computed(prefill, decode)
-        answer = ask(prefill, decode, prompt, f"talk-{index}-{number}")
-        again += computed(prefill, decode) - before - len(user) - 1  # each decode leg computes the last token
-        earlier, new = earlier + len(talk.tokens), new + len(user)
-        talk.asked.append((prompt, answer))
-        talk.tokens = [*prompt, *answer]
+        new = say(prefill, decode, talk, f"talk-{index}-{number}")
+        again += computed(prefill, decode) - before - new - 1  # each decode leg computes the last token
     for each in (prefill, decode):
         wait_until(lambda each=each: is_stored(each), seconds=60, what="the pool has it")
     saved = f"{1 - again / earlier:.1%} of {earlier:.0f} earlier tokens not computed again" if earlier else "all is new"
@@ -170,6 +194,10 @@ def main() -> int:
                 prefill.process.wait()
                 prefill = fleet.start()
                 print("the prefill engine was killed; another one has the pool", flush=True)
+            if number == 5:
+                drain(prefill, decode, talks[0])
+                decode = fleet.start()
+                print("the decode engine was drained while it answered; another one has the pool", flush=True)
             turn(number, prefill, decode, talks)
     print("none of all was lost", flush=True)
     return 0 if compare(talks[: asked.compared]) else 1

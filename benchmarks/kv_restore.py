@@ -5,7 +5,8 @@
 Prints the time to the first token for the link at each factor of parity (where loading takes as long as computing):
 all loaded, all recomputed, eight fixed splits, and the split that the engine chose, with what it predicted, and what
 the simulator makes of the speeds that the engine knew. Then a link that becomes 20 times slower once an eighth of the
-prefix came over it. The last line is the simulator's median error.
+prefix came over it. Then, at parity, the TPOT of a batch that decodes while the prefix comes back, for each of these
+ways. The last line is the simulator's median error.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import msgspec
@@ -23,7 +26,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.worker_image.tiered_engine import BLOCK_TOKENS, ROOM_TOKENS, TieredEngine, bytes_per_token, tiered_engine
+from tests.worker_image.agents import wait_until
+from tests.worker_image.tiered_engine import (
+    BLOCK_TOKENS,
+    ROOM_TOKENS,
+    Answer,
+    TieredEngine,
+    bytes_per_token,
+    tiered_engine,
+)
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.kv import TransferCost
@@ -38,6 +49,8 @@ from fulcrum.simulation.workload import Workload
 
 LEARNT_FROM = (100, 150, 400, 800, 1200, 1600, 2000)
 """Prompts from which the engine learns its speed before anything is measured; the first one is slow."""
+BATCH, BATCH_TOKENS = 2, 192
+"""Answers that decode meanwhile, and their tokens: what the device's cache holds beside the prompt."""
 PROMPT_TOKENS = 4 * PREFIX_BLOCK_TOKENS + BLOCK_TOKENS // 2
 """The engine and the simulator, whose blocks are larger, find the same 2,048 tokens of it."""
 
@@ -118,6 +131,47 @@ class Case:
         )
         print(f"20 times slower in mid-load: {slow:.2f} s, {slow / recompute:.2f} of recomputing ({recompute:.2f} s)")
 
+    def beside(self, rate: float) -> None:
+        """Print the TPOT of a batch that decodes meanwhile, for each way to restore, beside that of the batch alone."""
+        self.engine.set(bytes_per_second=rate)
+        alone = min((self._decode(restores=False) for _ in range(self.repeat)), key=_tpot)
+        print(
+            f"{BATCH} answers of {BATCH_TOKENS} tokens alone: TPOT {_tpot(alone) * 1e3:.1f} ms, longest gap "
+            f"{_longest(alone):.2f} s",
+            flush=True,
+        )
+        for way, name in (("load", "load"), ("auto", "chosen"), ("none", "recompute")):
+            self.engine.set(split=way, bytes_per_second=rate)
+            met = min((self._decode(restores=True) for _ in range(self.repeat)), key=_tpot)
+            print(
+                f"  beside a prefix that comes back, {name}: TPOT {_tpot(met) * 1e3:.1f} ms, "
+                f"{_tpot(met) / _tpot(alone):.2f} of alone, longest gap {_longest(met):.2f} s",
+                flush=True,
+            )
+
+    def _decode(self, *, restores: bool) -> list[Answer]:
+        """The answers of a batch; the prompt is asked once all of them decode."""
+        self.engine.forget()
+        prompts = [self.engine.prompt(BLOCK_TOKENS // 2) for _ in range(BATCH)]
+        with ThreadPoolExecutor(BATCH) as threads:
+            batch = [threads.submit(self.engine.ask, each, max_tokens=BATCH_TOKENS) for each in prompts]
+            wait_until(
+                lambda: self.engine.metric("vllm:num_requests_running") == BATCH, seconds=60, what="the batch decodes"
+            )
+            if restores:
+                self.engine.ask(self.prompt)
+                assert not any(each.done() for each in batch), "the batch decodes all the while"
+            return [each.result() for each in batch]
+
+
+def _tpot(answers: Sequence[Answer]) -> float:
+    """Mean seconds per output token."""
+    return mean(gap for each in answers for gap in each.gaps)
+
+
+def _longest(answers: Sequence[Answer]) -> float:
+    return max(gap for each in answers for gap in each.gaps)
+
 
 def main() -> None:
     """Measure and print the table."""
@@ -138,6 +192,7 @@ def main() -> None:
         print(f"{case.matched} tokens recomputed in {recompute:.2f} s: parity at {parity / 1e6:.1f} MB/s", flush=True)
         errors = [case.at(factor, factor * parity) for factor in asked.factors]
         case.turns_slow(parity)
+        case.beside(parity)
     print(f"simulated against measured: median error {median(map(abs, errors)):.0%}")
 
 

@@ -104,25 +104,37 @@ class _Direction:
                 self._changed.notify_all()
 
     def _transfer(self, job: _Job) -> None:
+        if self._pace is None and not job.cuttable:
+            self._transfer_whole(job)
+            return
         while True:
             with self._changed:
                 if job.done >= job.keep or self._closed:
                     return
                 # A cut waits for this lock: after it, nothing below the cut is written.
                 began = time.monotonic()
+                size = self._copy(job.moves[job.done])
                 if self._pace is None:
-                    size = self._copy(job.moves[job.done])
                     self._advance(job, size, time.monotonic() - began)
                     continue
-                size = self._copy(job.moves[job.done])
                 ends = began + self._pace(size)
                 while (left := ends - time.monotonic()) > 0 and not self._closed and job.done < job.keep:
                     self._changed.wait(left)
                 if job.done < job.keep:
                     self._advance(job, size, time.monotonic() - began)
 
-    def _advance(self, job: _Job, size: int, seconds: float) -> None:
-        job.done += 1
+    def _transfer_whole(self, job: _Job) -> None:
+        """Copy without the lock, for which the engine would wait at each step."""
+        began, size = time.monotonic(), 0
+        for move in job.moves:
+            if self._closed:
+                return
+            size += self._copy(move)
+        with self._changed:
+            self._advance(job, size, time.monotonic() - began, blocks=len(job.moves))
+
+    def _advance(self, job: _Job, size: int, seconds: float, *, blocks: int = 1) -> None:
+        job.done += blocks
         job.size += size
         job.seconds += seconds
         self.moved = (self.moved[0] + size, self.moved[1] + seconds)
@@ -181,6 +193,8 @@ class HostWorker(OffloadingWorker):
 
     def progress(self) -> dict[int, LoadProgress]:
         """How far each load from the end has come; finished ones are told of once."""
+        if not self._from_end:
+            return {}
         with self._changed:
             told = {
                 job_id: LoadProgress(blocks=job.done, finished=job.finished, size=job.size, seconds=job.seconds)
@@ -193,6 +207,8 @@ class HostWorker(OffloadingWorker):
 
     def take_moved(self) -> tuple[int, float]:
         """Bytes loaded since the last call, and the seconds that the link was busy with them."""
+        if not self._loads.moved[0]:
+            return 0, 0.0
         with self._changed:
             moved, self._loads.moved = self._loads.moved, (0, 0.0)
         return moved
@@ -205,6 +221,8 @@ class HostWorker(OffloadingWorker):
 
     def get_finished(self) -> list[TransferResult]:
         """Return each whole transfer that ended since the last call."""
+        if not self._open:
+            return []
         with self._changed:
             ended = [job for job in self._open.values() if job.finished]
         for job in ended:

@@ -79,17 +79,24 @@ class FrontScheduler(Scheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Learn from the step how fast prompts are computed."""
         now = time.monotonic()
+        computed = self._only_prompt(scheduler_output)
+        if computed is not None:
+            start, end = computed
+            self._tier.speed.learn(start=start, end=end, seconds=now - max(self._step_began, self._step_ended))
+        self._step_ended = now
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _only_prompt(self, scheduler_output: Any) -> tuple[int, int] | None:
+        """The tokens that a step computed of one prompt, or of its only request; None: it tells of no single one."""
         counts = scheduler_output.num_scheduled_tokens
+        if len(counts) > 1 and scheduler_output.total_num_scheduled_tokens < LEAST_TOKENS + len(counts) - 1:
+            return None  # all of them decode
         telling = [
             (request.num_computed_tokens - count, request.num_computed_tokens)
             for request_id, count in counts.items()
             if (count >= LEAST_TOKENS or len(counts) == 1) and (request := self.requests.get(request_id)) is not None
         ]
-        if len(telling) == 1:
-            start, end = telling[0]
-            self._tier.speed.learn(start=start, end=end, seconds=now - max(self._step_began, self._step_ended))
-        self._step_ended = now
-        return super().update_from_output(scheduler_output, model_runner_output)
+        return telling[0] if len(telling) == 1 else None
 
     def _free_request_blocks(self, request: Any) -> None:
         if request.request_id in self._tier.fronts():

@@ -30,6 +30,7 @@ from fulcrum_worker.kv.registration import HOST_TOKENS, HOST_USED
 from fulcrum_worker.kv.speed import StepSpeed
 from fulcrum_worker.kv.speed_file import SPEED_FILE, MeasuredSpeed
 from fulcrum_worker.kv.step_metadata import TierMetadata, TierWorkerMetadata
+from fulcrum_worker.kv.told_stats import ToldStats
 
 _PRIOR_BYTES_PER_SECOND: Final = 5e9
 """What one core copies, until a load was seen."""
@@ -63,13 +64,14 @@ class TierScheduler(OffloadingConnectorScheduler):
         check_host_room(spec.num_chunks * self._block, vllm_config.model_config.max_model_len)
         prior = TransferCost(base_seconds=0.0, seconds_per_token=self._bytes_per_token / _PRIOR_BYTES_PER_SECOND)
         self._link = LinkRate(prior)
-        self._offers: dict[str, tuple[Front, Restore]] = {}
+        self._offers: dict[str, Front] = {}
         """Requests that this schedule may admit with a front."""
         self._loading: dict[str, _Loading] = {}
         self._ending: dict[int, _Loading] = {}
         """Loads whose request went on or away, and of which the worker has not said yet that they ended."""
         self._released: list[list[Any]] = []
         self._begun: dict[int, TransferJob] = {}
+        self._told = ToldStats()
         self._pool = PoolLoads.of(
             self.manager, block_tokens=self._block, bytes_per_token=self._bytes_per_token, speed=self.known_speed
         )
@@ -120,17 +122,15 @@ class TierScheduler(OffloadingConnectorScheduler):
         if way is None or way.how is How.LOAD:
             return hit, later
         if way.how is How.FRONT:
-            now = time.monotonic()
-            front = Front(
+            self._offers[request.request_id] = Front(
                 present=num_computed_tokens,
                 matched=matched,
                 prompt=request.num_tokens,
                 block=self._block,
                 split=num_computed_tokens + way.recompute_tokens,
                 loaded_from=matched,
-                changed=now,
+                changed=time.monotonic(),
             )
-            self._offers[request.request_id] = front, way
         return 0, False
 
     def limit(self, request: Any, computed: int, new_tokens: int) -> int:
@@ -139,18 +139,18 @@ class TierScheduler(OffloadingConnectorScheduler):
         if loading is not None:
             return int(max(min(new_tokens, loading.front.split - computed), 0))
         offer = self._offers.get(request.request_id)
-        if offer is not None and computed == offer[0].present:
-            return int(min(new_tokens, offer[0].split - computed))
+        if offer is not None and computed == offer.present:
+            return int(min(new_tokens, offer.split - computed))
         return new_tokens
 
     def offered(self, request_id: str, computed: int) -> int | None:
         """Tokens for which a request that was admitted needs blocks, where its front is computed."""
         offer = self._offers.get(request_id)
-        return offer[0].matched if offer is not None and offer[0].present == computed else None
+        return offer.matched if offer is not None and offer.present == computed else None
 
     def begin(self, request: Any, block_ids: list[int]) -> None:
         """Load what is behind the split into `block_ids`, the request's blocks from its first token on."""
-        front, _ = self._offers.pop(request.request_id)
+        front = self._offers.pop(request.request_id)
         status = self._req_status[request.request_id]
         first, end = front.split // self._block, front.matched // self._block
         keys = status.group_states[0].offload_keys[first:end]
@@ -266,13 +266,13 @@ class TierScheduler(OffloadingConnectorScheduler):
             self._released.append(loading.blocks)
 
     def get_stats(self) -> Any:
-        """What vLLM exports, and how full host memory is."""
+        """What vLLM exports, and how full host memory is; None where nothing is new since the last call."""
         stats = super().get_stats() or OffloadingConnectorStats()
         primary = self.manager.primary_tier
         held = primary._num_allocated_chunks - len(primary._free_list)  # noqa: SLF001 - it has no name for it
         stats.set_gauge(HOST_USED, held / primary._num_chunks if primary._num_chunks else 0.0)  # noqa: SLF001
         stats.set_gauge(HOST_TOKENS, primary._num_chunks * self._block)  # noqa: SLF001
-        return stats
+        return stats if self._told.is_news(stats.data) else None
 
     def has_pending_push_work(self) -> bool:
         """Whether the engine must go on stepping."""
