@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from tests.worker_image.agents import worker_config
 from tests.worker_image.test_kv_policy import POD, tiered
-from tests.worker_image.tiered_engine import BLOCK_TOKENS, ROOM_TOKENS, tiered_engine
 
 from fulcrum.api.worker import KvResidency
 from fulcrum_worker.engine_command import engine_command
@@ -138,29 +137,3 @@ def test_events_go_over_a_file_and_only_with_tiers(tmp_path: Path) -> None:
     assert f'"endpoint":"ipc://{tmp_path}/kv-events"' in asked
     assert "--kv-events-config" not in argv(tiered("load"), None)
     assert "--kv-events-config" not in argv(worker_config(), EngineFiles(tmp_path))
-
-
-@pytest.mark.engine
-def test_a_real_engine_tells_what_it_holds_and_drives_out(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        files = EngineFiles(Path(name))
-        with tiered_engine(tmp_path, files=files) as engine:
-            found = asyncio.run(_heard(engine, files))
-    assert found.missed_batches == 0
-    assert 0 < found.device_tokens <= ROOM_TOKENS * 9 // 8
-    assert found.device_evicted_tokens >= BLOCK_TOKENS
-    assert found.host_tokens >= 3 * 1500, "what the device lost is there"
-
-
-async def _heard(engine: Any, files: EngineFiles) -> KvResidency:
-    events = KvEvents()
-    following = asyncio.create_task(events.follow(files.events))
-    for _ in range(3):
-        prompt = await asyncio.to_thread(engine.prompt, 1600)
-        await asyncio.to_thread(engine.ask, prompt, max_tokens=2)
-    async with asyncio.timeout(60):
-        while events.residency().host_tokens < 3 * 1500:  # noqa: ASYNC110  (another process)
-            await asyncio.sleep(0.05)
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
-    return events.residency()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import tempfile
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.worker_image.agents import SERVED_NAME, wait_until
-from tests.worker_image.tiered_engine import BLOCK_TOKENS, TieredEngine, bytes_per_token, tiered_engine
+from tests.worker_image.tiered_engine import BLOCK_TOKENS, ROOM_TOKENS, TieredEngine, bytes_per_token, tiered_engine
+
+from fulcrum.api.worker import KvResidency
+from fulcrum_worker.engine_files import EngineFiles
+from fulcrum_worker.kv.events import KvEvents
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
@@ -20,11 +27,46 @@ PROMPT = MATCHED + BLOCK_TOKENS
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TieredEngine]:
-    with tiered_engine(tmp_path_factory.mktemp("tiered")) as started:
-        for tokens in (100, 400, 1200, 2000):
-            started.ask(started.prompt(tokens), max_tokens=4)
-        yield started
+def files() -> Iterator[EngineFiles]:
+    with tempfile.TemporaryDirectory() as name:  # short: sockets are in it
+        yield EngineFiles(Path(name))
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, files: EngineFiles) -> Iterator[TieredEngine]:
+    with tiered_engine(tmp_path_factory.mktemp("tiered"), files=files) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def engine(started: TieredEngine) -> TieredEngine:
+    for tokens in (100, 400, 1200, 2000):
+        started.ask(started.prompt(tokens), max_tokens=4)
+    return started
+
+
+def test_it_tells_what_it_holds_and_drives_out_from_its_first_request_on(
+    started: TieredEngine, files: EngineFiles
+) -> None:
+    found = asyncio.run(_heard(started, files))
+    assert found.missed_batches == 0
+    assert 0 < found.device_tokens <= ROOM_TOKENS * 9 // 8
+    assert found.device_evicted_tokens >= BLOCK_TOKENS
+    assert found.host_tokens >= 3 * 1500, "what the device lost is there"
+
+
+async def _heard(engine: TieredEngine, files: EngineFiles) -> KvResidency:
+    events = KvEvents()
+    following = asyncio.create_task(events.follow(files.events))
+    for _ in range(3):
+        prompt = await asyncio.to_thread(engine.prompt, 1600)
+        await asyncio.to_thread(engine.ask, prompt, max_tokens=2)
+    async with asyncio.timeout(60):
+        while events.residency().host_tokens < 3 * 1500:  # noqa: ASYNC110  (another process)
+            await asyncio.sleep(0.05)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    return events.residency()
 
 
 def again(engine: TieredEngine, prompt: list[int], **link: float | str | None) -> tuple[float, tuple[int, ...]]:
