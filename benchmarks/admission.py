@@ -186,7 +186,8 @@ def main() -> None:
             failed = failed or took.decide > target
             print(
                 f"{workers:>7}{load:>6.1f}{'yes' if prefix else 'no':>10}{took.decide:>9.1f}{took.keys:>7.1f}"
-                f"{took.book:>7.1f}{took.rejected:>10.0%}{'  over the target' if took.decide > target else ''}"
+                f"{took.book:>7.1f}{took.rejected:>10.0%}{'  over the target' if took.decide > target else ''}",
+                flush=True,
             )
     if failed:
         sys.exit(f"FAILED: the targets are {TARGET_MICROSECONDS:.0f} and {OVERLOAD_TARGET_MICROSECONDS:.0f}")

@@ -15,7 +15,6 @@ from fulcrum.capacity.online import OnlineSpeed
 from fulcrum.capacity.rows import PrefillRow
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.routing import ClusterView, Flight, Incoming, Route, route
-from fulcrum.routing.foreign import ForeignWork
 
 TRUTH = (0.05, 0.001, 1e-6)
 WRONG = WorkerSpeed(
@@ -84,7 +83,7 @@ def test_nothing_is_said_where_it_is_not_known_what_was_in_the_step() -> None:
     view.prefill_done(start(view, 20, 3.0), 3.1)
     assert len(rows(view)) == 1
     # Others' work on the worker.
-    view.workers["p"].set_foreign(ForeignWork(prefill_seconds=1.0), 4.0)
+    view.workers["p"].set_foreign(4.0, prefill_seconds=1.0)
     view.prefill_done(start(view, 20, 4.0), 4.1)
     assert rows(view) == []
 

@@ -63,19 +63,14 @@ def over_memory(incoming: Incoming, found: Route) -> Over | None:
 
     A prompt that finds no room waits for it, which is in its TTFT.
     """
-    there, capacity = found.hand_over, found.decode.kv_capacity
-    overflow = there.kv_tokens - max(capacity, there.context_tokens)
-    if capacity <= 0 or overflow <= TUNING.overflow * capacity:
-        return None
-    own = incoming.prompt_tokens + incoming.output_tokens
-    return Over(Reason.KV_EXHAUSTED, _until(found, there.kv_tokens, own, capacity))
-
-
-def over_kv(incoming: Incoming, found: Route, share: float) -> Over | None:
-    """KV cache of the decode worker, of which requests may take `share`."""
     capacity = found.decode.kv_capacity
-    used, allowed = found.hand_over.kv_tokens, share * capacity
-    if capacity <= 0 or used <= allowed:
+    return _over_kv(incoming, found, max(capacity, found.hand_over.context_tokens) + TUNING.overflow * capacity)
+
+
+def _over_kv(incoming: Incoming, found: Route, allowed: float) -> Over | None:
+    """KV cache of the decode worker, of which requests may take `allowed` tokens."""
+    used = found.hand_over.kv_tokens
+    if found.decode.kv_capacity <= 0 or used <= allowed:
         return None
     own = incoming.prompt_tokens + incoming.output_tokens
     return Over(Reason.KV_EXHAUSTED, _until(found, used, own, allowed))
@@ -101,7 +96,7 @@ def over_threshold(
     batch = decode.running + decode.pending + decode.foreign_running + 1
     if batch > rooms[1] * limits.batch * decode.max_batch:
         over.append(Over(Reason.QUEUE_FULL, found.hand_over.life_seconds))
-    kv = over_kv(incoming, found, rooms[1] * limits.kv_usage)
+    kv = _over_kv(incoming, found, rooms[1] * limits.kv_usage * decode.kv_capacity)
     if kv is not None:
         over.append(kv)
     return over

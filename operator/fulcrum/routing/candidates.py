@@ -15,7 +15,7 @@ from fulcrum.api.names import Role
 from fulcrum.routing import filters
 from fulcrum.routing.filters import Filter, Workers, left
 from fulcrum.routing.path import Prefill, Route
-from fulcrum.routing.revisions import PoolGroup
+from fulcrum.routing.pools import PoolGroup
 from fulcrum.routing.scorers import best_path, best_prefill, path_cost
 from fulcrum.routing.search import Search
 from fulcrum.routing.tuning import TUNING
@@ -84,7 +84,7 @@ def whole_for(search: Search, pools: Sequence[PoolGroup]) -> list[Route]:
     if soonest is None:
         return []
     path = search.one_leg(soonest)
-    emptiest = emptiest_of(search, pools)
+    emptiest = emptiest_of(search, pools, holders=False)
     if emptiest is not None and emptiest is not soonest.worker:
         other = search.one_leg(search.prefill_on(emptiest))
         if path_cost(search, other) <= path_cost(search, path):
@@ -92,18 +92,10 @@ def whole_for(search: Search, pools: Sequence[PoolGroup]) -> list[Route]:
     return [path]
 
 
-def emptiest_of(search: Search, pools: Sequence[PoolGroup]) -> WorkerView | None:
-    """Return the worker with the least to decode."""
+def emptiest_of(search: Search, pools: Sequence[PoolGroup], *, holders: bool) -> WorkerView | None:
+    """Return the worker with the least to decode, of all or of the `holders` of the prompt's prefix."""
     found: list[WorkerView] = []
     for pool in pools:
-        found.extend(left(filters.WHOLE, search, pool, pool.workers))
-    return min(found, key=_by_decode) if found else None
-
-
-def emptiest_holder(search: Search, pools: Sequence[PoolGroup]) -> WorkerView | None:
-    """Return, of the workers that hold the prompt's prefix, the one with the least to decode."""
-    found: list[WorkerView] = []
-    for pool in pools if search.holders else ():
-        holders = [worker for worker in search.holders if worker in pool.members]
-        found.extend(left(filters.WHOLE, search, pool, holders))
+        workers = [worker for worker in search.holders if worker in pool.members] if holders else pool.workers
+        found.extend(left(filters.WHOLE, search, pool, workers))
     return min(found, key=_by_decode) if found else None

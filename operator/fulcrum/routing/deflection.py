@@ -12,10 +12,10 @@ from math import exp
 from typing import Final, NamedTuple
 
 from fulcrum.routing import filters
-from fulcrum.routing.candidates import emptiest_holder
+from fulcrum.routing.candidates import emptiest_of
 from fulcrum.routing.filters import left
 from fulcrum.routing.path import Prefill, Route
-from fulcrum.routing.revisions import RevisionGroup
+from fulcrum.routing.pools import RevisionGroup
 from fulcrum.routing.search import Search
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
@@ -87,7 +87,7 @@ CHECKS: Final[tuple[DeflectionCheck, ...]] = (is_sooner, has_slack, harms_few, m
 def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | None:
     """Return the whole request on a decode worker, where all checks hold."""
     late = pair.ttft_seconds > search.ttft_seconds
-    worker = emptiest_holder(search, revision.decode)
+    worker = emptiest_of(search, revision.decode, holders=True)
     if worker is None or (late and worker.decode_load > pair.decode.decode_load + TUNING.fuller):
         worker = pair.decode if late else None
     if worker is None:

@@ -1,6 +1,6 @@
 """Which workers of a pool can take a request: small functions in lists, in the order in which they apply. Pure.
 
-What does not depend on the request is filtered when a worker changes (`revisions.by_revision`): workers without a role,
+What does not depend on the request is filtered when a worker changes (`pools.by_revision`): workers without a role,
 those of other revisions, and suspects while any other worker is left. A filter gets the search, a pool, its workers
 that are left, and, for a decode worker, the worker that the KV comes from; it returns the workers that stay. It runs
 for each request, so it returns the same list when it has nothing to say.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from fulcrum.routing.revisions import PoolGroup
+from fulcrum.routing.pools import PoolGroup
 from fulcrum.routing.search import Search
 from fulcrum.routing.worker import WorkerView
 

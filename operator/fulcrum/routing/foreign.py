@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
 from fulcrum.routing.capacity_share import decode_share
@@ -14,23 +12,12 @@ if TYPE_CHECKING:
     from fulcrum.routing.worker import WorkerView
 
 
-class ForeignWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Work on a worker that was not started here."""
-
-    prefill_seconds: float = 0.0
-    running: float = 0.0
-    """Requests that decode."""
-    context_tokens: float = 0.0
-    share: float = 0.0
-    """Part of the worker's capacity to decode that they take."""
-
-
-def foreign_work(
-    worker: WorkerView, load: LoadReport, mean_prompt_tokens: float, tpot_seconds: float
-) -> ForeignWork | None:
-    """Return what is in the report beyond what was started here; None: the report does not say."""
+def take_report(
+    worker: WorkerView, load: LoadReport, now_seconds: float, mean_prompt_tokens: float, tpot_seconds: float
+) -> None:
+    """Set what the report has beyond what was started here, if it says how much runs and waits."""
     if load.running is None or load.waiting is None:
-        return None
+        return
     beyond = max(load.running + load.waiting - worker.in_flight, 0)
     decoding = 0.0
     if worker.role is Role.DECODE:
@@ -45,7 +32,8 @@ def foreign_work(
     context = decoding * mean
     if decoding and load.kv_usage is not None and worker.kv_capacity:
         context = max(load.kv_usage * worker.kv_capacity - worker.context_tokens, 0.0)
-    return ForeignWork(
+    worker.set_foreign(
+        now_seconds,
         prefill_seconds=worker.work_seconds(tokens, 0.0) if tokens else 0.0,
         running=decoding,
         context_tokens=context,

@@ -1,13 +1,15 @@
-"""Which requests each pool takes, by its `admits` and by the size of its KV cache. Pure."""
+"""Which requests each pool takes, and workers by revision, role and pool: rebuilt when a worker changes. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
+from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.routing.tuning import TUNING
+from fulcrum.routing.worker import WorkerView
 
 
 class PoolRule:
@@ -56,3 +58,49 @@ class Pools:
             if PoolRule(self.admits.get(pool), capacity, self.class_names).takes(prompt_tokens, qos):
                 return True
         return False
+
+
+class PoolGroup(PoolRule):
+    """Workers of one pool in one role."""
+
+    def __init__(self, pool: str, workers: list[WorkerView], admits: PoolAdmits | None, names: Sequence[str]) -> None:
+        super().__init__(admits, max(worker.kv_capacity for worker in workers), names)
+        self.pool = pool
+        self.workers = workers
+        self.members = frozenset(workers)
+        self.by_node: dict[str, list[WorkerView]] = {}
+        for worker in workers:
+            if worker.node:
+                self.by_node.setdefault(worker.node, []).append(worker)
+
+
+class RevisionGroup:
+    """Workers of one revision: only these understand each other's KV."""
+
+    def __init__(self, revision: str, by_role: Mapping[Role, tuple[PoolGroup, ...]]) -> None:
+        self.revision = revision
+        self.prefill = by_role.get(Role.PREFILL, ())
+        self.decode = by_role.get(Role.DECODE, ())
+        self.mixed = by_role.get(Role.MIXED, ())
+        self.pools = (*self.prefill, *self.decode, *self.mixed)
+
+
+def by_revision(
+    workers: Iterable[WorkerView], admits: Mapping[str, PoolAdmits], class_names: Sequence[str]
+) -> tuple[RevisionGroup, ...]:
+    """Sort the `workers` that are in a role."""
+    found: dict[str, dict[Role, dict[str, list[WorkerView]]]] = {}
+    for worker in workers:
+        if worker.role is not Role.DRAINING:
+            roles = found.setdefault(worker.revision, {})
+            roles.setdefault(worker.role, {}).setdefault(worker.pool, []).append(worker)
+    return tuple(
+        RevisionGroup(
+            revision,
+            {
+                role: tuple(PoolGroup(pool, members, admits.get(pool), class_names) for pool, members in pools.items())
+                for role, pools in roles.items()
+            },
+        )
+        for revision, roles in found.items()
+    )

@@ -118,10 +118,7 @@ class PrefillQueue:
 
     def lower_seconds(self, rank: int) -> float:
         """Prefill of legs of lower ranks."""
-        seconds = 0.0
-        for lower in range(rank + 1, len(self.rank_seconds)):
-            seconds += self.rank_seconds[lower]
-        return seconds
+        return sum(self.rank_seconds[rank + 1 :], 0.0)
 
     def overdue(self, now_seconds: float) -> bool:
         """Its prefill takes more than twice as long as predicted, so its sort key cannot be believed."""

@@ -9,7 +9,7 @@ from fulcrum.routing import filters
 from fulcrum.routing.candidates import pair_for, prefill_for, whole_for
 from fulcrum.routing.deflection import deflected, staying
 from fulcrum.routing.path import Incoming, NoPath, Prefill, Route
-from fulcrum.routing.revisions import RevisionGroup
+from fulcrum.routing.pools import RevisionGroup
 from fulcrum.routing.scorers import best_path
 from fulcrum.routing.search import Search
 

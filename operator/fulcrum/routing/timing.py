@@ -69,10 +69,9 @@ class StepTimes:
             if leg.started_at > before:
                 if leg.route.loaded_tokens:
                     return  # it also waited for its load
-                new_tokens = max(leg.prompt_tokens - leg.route.cached_tokens, 1.0)
                 prompts += 1
-                tokens += new_tokens
-                squares += new_tokens * (leg.prompt_tokens + leg.route.cached_tokens)
+                tokens += leg.new_tokens
+                squares += leg.new_tokens * (leg.prompt_tokens + leg.route.cached_tokens)
         steps = ceil(tokens / worker.chunk_tokens)
         if prompts > worker.max_batch or (steps > 1 and prompts > 1):
             return  # more than one step takes: the first answer came before the last prompt was read

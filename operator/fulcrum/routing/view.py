@@ -15,7 +15,7 @@ from fulcrum.api.worker import LoadReport
 from fulcrum.routing.affinity import AffinityMemory
 from fulcrum.routing.capacity_share import decode_share, step_share
 from fulcrum.routing.flight import DECODING, ENDED, PREFILLING, Flight
-from fulcrum.routing.foreign import foreign_work
+from fulcrum.routing.foreign import take_report
 from fulcrum.routing.kv_routes import KvRoutes
 from fulcrum.routing.path import Incoming, Route
 from fulcrum.routing.tuning import TUNING
@@ -58,11 +58,8 @@ class ClusterView(WorkerSet):
     def report(self, name: str, load: LoadReport, now_seconds: float) -> None:
         """A worker's own report: what it has beyond what was started here came from other gateways."""
         worker = self.workers.get(name)
-        if worker is None:
-            return
-        work = foreign_work(worker, load, self.mean_prompt_tokens, self.tpot_seconds)
-        if work is not None:
-            worker.set_foreign(work, now_seconds)
+        if worker is not None:
+            take_report(worker, load, now_seconds, self.mean_prompt_tokens, self.tpot_seconds)
 
     def start(self, incoming: Incoming, route: Route, now_seconds: float) -> Flight:
         """The request is sent on its way."""
@@ -88,10 +85,9 @@ class ClusterView(WorkerSet):
         self.mean_prompt_tokens += rate * (incoming.prompt_tokens - self.mean_prompt_tokens)
         self.usual_ttft_seconds += rate * (min(route.ttft_seconds, self.ttft_seconds) - self.usual_ttft_seconds)
         if self.trials:
-            for worker in (prefill, decode):
-                before = worker.breaker.available
-                worker.breaker.taken(now_seconds)
-                self._moved(worker, before)
+            prefill.breaker.taken(now_seconds)
+            decode.breaker.taken(now_seconds)
+            self._breakers_moved()
         if flight.prefix:
             computed = (incoming.prompt_tokens - route.cached_tokens) * incoming.units_per_token
             new = computed + route.loaded_tokens * incoming.units_per_token

@@ -13,7 +13,6 @@ from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
 from fulcrum.routing.breaker import Breaker
-from fulcrum.routing.foreign import ForeignWork
 from fulcrum.routing.prefill_queue import PrefillQueue
 from fulcrum.routing.tuning import TUNING
 
@@ -218,13 +217,19 @@ class WorkerView(PrefillQueue):
         if self.running:
             self.steps += gone / self.step_seconds()
 
-    def set_foreign(self, work: ForeignWork, now_seconds: float) -> None:
-        """Work on it that was not started here, by its own report."""
+    def set_foreign(
+        self,
+        now_seconds: float,
+        *,
+        prefill_seconds: float = 0.0,
+        running: float = 0.0,
+        context_tokens: float = 0.0,
+        share: float = 0.0,
+    ) -> None:
+        """Work on it that was not started here: prefill, requests that decode, and the `share` of it that they take."""
         self.advance(now_seconds)
-        self.set_foreign_prefill(now_seconds, work.prefill_seconds)
-        self.foreign_running = work.running
-        self.foreign_context = work.context_tokens
-        self.foreign_share = work.share
+        self.set_foreign_prefill(now_seconds, prefill_seconds)
+        self.foreign_running, self.foreign_context, self.foreign_share = running, context_tokens, share
         self.reported_at = now_seconds
         self._set_keys()
 

@@ -11,10 +11,8 @@ from fulcrum.kv import Tiers
 from fulcrum.routing.affinity import POOL, AffinityMemory
 from fulcrum.routing.breaker import BreakerState
 from fulcrum.routing.flight import Flight
-from fulcrum.routing.foreign import ForeignWork
 from fulcrum.routing.outliers import Outliers
-from fulcrum.routing.pools import Pools
-from fulcrum.routing.revisions import RevisionGroup, by_revision
+from fulcrum.routing.pools import Pools, RevisionGroup, by_revision
 from fulcrum.routing.timing import StepTimes
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
@@ -60,6 +58,7 @@ class WorkerSet:
         self._by_node: dict[str, list[WorkerView]] = {}
         """Workers of each node that has several; those of which no node is known are left out."""
         self._joined = 0
+        self._in_use: list[WorkerView] = []
 
     @property
     def idle(self) -> bool:
@@ -168,38 +167,33 @@ class WorkerSet:
     def failed(self, worker: WorkerView, now_seconds: float) -> None:
         """A request failed on `worker` in a way that is the worker's fault."""
         self._outliers.failed(worker)
-        before = worker.breaker.available
         worker.breaker.failed(now_seconds)
-        self._moved(worker, before)
+        self._breakers_moved()
 
     def worked(self, worker: WorkerView) -> None:
         """`worker` answered a request."""
         worker.answered += 1
         if not worker.breaker.spotless:
-            before = worker.breaker.available
             worker.breaker.worked()
-            self._moved(worker, before)
+            self._breakers_moved()
 
     def tick(self, now_seconds: float) -> list[WorkerView]:
         """Time went by: call it a few times a second. Workers that are left alone from now on, as outliers."""
-        workers = list(self.workers.values())
-        before = [worker.breaker.available for worker in workers]
-        for worker in workers:
+        for worker in self.workers.values():
             if worker.answered:
                 self._outliers.answered(worker, worker.answered)
                 worker.answered = 0
             worker.breaker.tick(now_seconds)
             if worker.foreign and now_seconds - worker.reported_at > TUNING.memory_seconds:
-                worker.set_foreign(ForeignWork(), now_seconds)
-        ejected = self._outliers.find(workers)
+                worker.set_foreign(now_seconds)
+        ejected = self._outliers.find(self.workers.values())
         for worker, pause in ejected:
             worker.breaker.eject(now_seconds, pause)
-        if before != [worker.breaker.available for worker in workers]:
-            self._rebuild()
+        self._breakers_moved()
         return [worker for worker, _ in ejected]
 
-    def _moved(self, worker: WorkerView, before: bool) -> None:
-        if worker.breaker.available != before:
+    def _breakers_moved(self) -> None:
+        if self._in_use != [worker for worker in self.workers.values() if worker.breaker.available]:
             self._rebuild()
 
     # What follows from a change.
@@ -217,7 +211,7 @@ class WorkerSet:
 
     def _rebuild(self) -> None:
         workers = self.workers.values()
-        in_use = [worker for worker in workers if worker.breaker.available]
+        in_use = self._in_use = [worker for worker in workers if worker.breaker.available]
         self.revisions = by_revision(in_use, self._pools.admits, self.class_names)
         self.fallback_revisions = ()
         if len(in_use) < len(workers):
