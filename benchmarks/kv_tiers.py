@@ -59,7 +59,7 @@ def spread(load: Workload, ticks_seconds: float) -> Workload:
     return dataclasses.replace(load.at(order), arrival_seconds=later[order])
 
 
-def run(name: str, load: Workload, kv_tiers: KvTiers | None, *, gateways: int = 1, poll_seconds: float = 1.0) -> float:
+def run(name: str, load: Workload, kv_tiers: KvTiers | None, *, gateways: int = 1, poll_seconds: float = 0.25) -> float:
     """Simulate and print a line; returns the mean TTFT."""
     speed = worker_speed(known_model(MODEL), accelerator("H100-SXM-80GB"), tensor=GPUS, kv=Precision.FP8)
     pool = PoolModel(name="p", speed=dataclasses.replace(speed, kv_capacity_tokens=CACHE_TOKENS), gpus_per_worker=GPUS)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -42,6 +43,17 @@ async def known_site(make_site: MakeSite, agent: Agent, *engines: Engine, **conf
 async def hang(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
     await asyncio.sleep(3600)
     return True
+
+
+@contextlib.contextmanager
+def hanging(*engines: Engine) -> Iterator[None]:
+    """What these are asked within it they never answer; what they are asked after it they answer as before."""
+    usual = [engine.behave for engine in engines]
+    for engine in engines:
+        engine.behave = hang
+    yield
+    for engine, behave in zip(engines, usual, strict=True):
+        engine.behave = behave
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
@@ -83,10 +95,9 @@ async def test_an_only_worker_that_was_late_is_asked_again(make_site: MakeSite, 
     """While another one starts, or is not ready for a moment, nobody else takes the request."""
     only = Model("only", Role.MIXED)
     site = await known_site(make_site, agent, only)
-    keep, only.behave = only.behave, hang
-    answer = asyncio.create_task(site.post(PROMPT))
-    await eventually(lambda: bool(only.seen))
-    only.behave = keep
+    with hanging(only):
+        answer = asyncio.create_task(site.post(PROMPT))
+        await eventually(lambda: bool(only.seen))
     check(await answer, PROMPT)
     assert len(only.seen) == 2
     assert await site.metric('fulcrum_gateway_legs_total{leg="whole",outcome="stall"}') == 1
@@ -113,19 +124,12 @@ async def test_two_workers_that_lose_a_request_do_not_keep_it(
 ) -> None:
     """Also where no early failover is allowed: it takes longer then, but not until the request's own deadline."""
     monkeypatch.setattr(leg_deadlines, "LOST_SECONDS", 4.0)
-    bad = [Model("a-bad", Role.MIXED), Model("b-bad", Role.MIXED)]
-    site = await known_site(make_site, agent, *bad, Model("m", Role.MIXED))
-    waiting = site.gateway._inference._attempts._leg_deadlines
-    waiting._left = allowed
-    good = site.engines["m"]
-    keep, good.behave = good.behave, hang
-    for engine in bad:
-        engine.behave = hang
-    answer = asyncio.create_task(site.post(PROMPT))
-    await eventually(lambda: sum(len(engine.seen) for engine in (*bad, good)) == 2, seconds=20)
-    good.behave = keep
-    if good.seen:
-        bad[0].behave = bad[1].behave = keep
+    models = [Model(f"m{number}", Role.MIXED) for number in range(3)]
+    site = await known_site(make_site, agent, *models)
+    site.gateway._inference._attempts._leg_deadlines._left = allowed
+    with hanging(*models):
+        answer = asyncio.create_task(site.post(PROMPT))
+        await eventually(lambda: sum(len(model.seen) for model in models) == 2, seconds=20)
     check(await answer, PROMPT)
     assert await site.metric('fulcrum_gateway_legs_total{leg="whole",outcome="stall"}') == 2
 
@@ -138,11 +142,9 @@ async def test_a_worker_of_unknown_speed_that_loses_a_request_does_not_keep_it(
     monkeypatch.setattr(leg_deadlines, "FACTOR", 0.0)
     engines = [Model("m1", Role.MIXED), Model("m2", Role.MIXED)]
     site = await make_site(*engines)
-    keep = engines[0].behave
-    engines[0].behave = engines[1].behave = hang
-    answer = asyncio.create_task(site.post(PROMPT))
-    await eventually(lambda: any(engine.seen for engine in engines))
-    engines[0].behave = engines[1].behave = keep
+    with hanging(*engines):
+        answer = asyncio.create_task(site.post(PROMPT))
+        await eventually(lambda: any(engine.seen for engine in engines))
     check(await answer, PROMPT)
     assert await site.metric('fulcrum_gateway_legs_total{leg="whole",outcome="stall"}') == 1
 

@@ -18,7 +18,6 @@ from fulcrum.gateway.openai.stream_log import StreamLog, StreamLogBudget
 _TRUE: Final = Raw(b"true")
 _FALSE: Final = Raw(b"false")
 _ONE: Final = Raw(b"1")
-_ZERO: Final = Raw(b"0")
 _USAGE: Final = Raw(b'{"include_usage":true}')
 _IDS: Final = "return_token_ids"
 _NOTHING: Final = (b"null", b"false", b"[]", b"{}", b"0", b'"none"')

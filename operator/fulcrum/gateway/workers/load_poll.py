@@ -20,10 +20,23 @@ from fulcrum.kv import tiers_of
 
 logger = logging.getLogger(__name__)
 
-PERIOD_SECONDS: Final = 1.0
+_PERIOD_SECONDS: Final = 1.0
+"""Between two polls where no other gateway sends requests, so that reports only tell speeds and tiers."""
+_SHARED_PERIOD_SECONDS: Final = 0.25
+"""Between two polls where others do. Agents ask their engines no more often, so a shorter time would tell nothing new.
+`benchmarks/kv_tiers.py` shows what it is worth."""
+_ASKS_PER_SECOND: Final = 200
+"""Most questions a second that a shorter period may lead to; they take 0.6 % of a core."""
 _TIMEOUT_SECONDS: Final = 1.0
 _OK: Final = 200
 _decoder: Final = msgspec.json.Decoder(LoadReport)
+
+
+def period_seconds(workers: int, *, alone: bool) -> float:
+    """Return the seconds from one poll of so many workers to the next."""
+    if alone:
+        return _PERIOD_SECONDS
+    return min(max(_SHARED_PERIOD_SECONDS, workers / _ASKS_PER_SECOND), _PERIOD_SECONDS)
 
 
 class LoadPoller:
@@ -43,7 +56,7 @@ class LoadPoller:
         """Poll until cancelled."""
         while True:
             await self.poll()
-            await asyncio.sleep(PERIOD_SECONDS)
+            await asyncio.sleep(period_seconds(len(self._registry.workers), alone=self.alone))
 
     async def poll(self) -> None:
         """Ask every worker once, all at the same time."""
