@@ -47,7 +47,7 @@ read."""
 
 
 class Gateway:
-    """One gateway process; `server.Service` for its connections."""
+    """One gateway process; `http.service.Service` for its connections."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
@@ -103,7 +103,7 @@ class Gateway:
             access_log=settings.access_log,
         )
 
-    # server.Service
+    # http.service.Service
 
     def authenticate(self, path: str, headers: Mapping[str, str]) -> ApiKey | None:
         return self.admission.authenticate(path, headers)

@@ -13,7 +13,6 @@ from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 _SERVER_ERRORS = 500
 _UNAUTHORIZED = 401
 
-
 DOUBTFUL = frozenset((Failure.ERROR_STATUS, Failure.PROTOCOL, Failure.TRUNCATED))
 """Failures of an engine that lives and answers other requests: the request may be at fault. Another worker shows it."""
 

@@ -40,7 +40,7 @@ class Service(Protocol):
         """Answer what needs no waiting; False when `serve` must."""
 
     def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
-        """Answer. Raises nothing; when cancelled, answers with `reply.verdict` if there is one."""
+        """Answer. Raises nothing; when cancelled, answers with `response.verdict` if there is one."""
 
     def refused(self, error: RequestError) -> None:
         """Note an answer to a request that could not be read."""

@@ -18,11 +18,11 @@ from fulcrum.gateway.http.request import new_request_id
 from fulcrum.gateway.http.upstream_answer import Answer, Failure, UpstreamError
 from fulcrum.gateway.openai.bodies import read_answer, read_request
 from fulcrum.gateway.openai.inference_request import COMPLETIONS_PATH, InferenceRequest
+from fulcrum.gateway.workers.load_poll import ask_load
 from fulcrum.gateway.workers.registry import Worker
 from fulcrum.routing import Pair
 
 _LEG_TIMEOUT_SECONDS: Final = 20.0
-_REPORT_TIMEOUT_SECONDS: Final = 1.0
 _BOOKED_SECONDS: Final = 3.0
 """Longest time in which vLLM and its agent count an answered canary."""
 _POLL_SECONDS: Final = 0.3
@@ -32,8 +32,6 @@ _TOKEN_IDS: Final = range(10, 1000)
 """Ordinary ids of every vocabulary."""
 _OK: Final = 200
 _SERVER_ERRORS: Final = 500
-
-_reports: Final = msgspec.json.Decoder(LoadReport)
 
 
 class Canary(NamedTuple):
@@ -124,13 +122,8 @@ class CanaryRunner:
         return after.transfers.failed_transfers > before.transfers.failed_transfers or after.running == 0
 
     async def _load(self, worker: Worker) -> LoadReport | None:
-        if worker.agent is None:
-            return None
-        deadline = asyncio.get_running_loop().time() + _REPORT_TIMEOUT_SECONDS
         try:
-            async with asyncio.timeout_at(deadline):
-                answer = await worker.agent.exchange(worker.agent.question("/load"), sink=None, deadline=deadline)
-            return _reports.decode(answer.body) if answer.status == _OK else None
+            return await ask_load(worker)
         except (UpstreamError, TimeoutError, msgspec.DecodeError):
             return None
 

@@ -39,6 +39,19 @@ def period_seconds(workers: int, *, alone: bool) -> float:
     return min(max(_SHARED_PERIOD_SECONDS, workers / _ASKS_PER_SECOND), _PERIOD_SECONDS)
 
 
+async def ask_load(worker: Worker) -> LoadReport | None:
+    """Ask a worker's agent; None: it has none. Raises UpstreamError, TimeoutError, msgspec.DecodeError."""
+    agent = worker.agent
+    if agent is None:
+        return None
+    deadline = asyncio.get_running_loop().time() + _TIMEOUT_SECONDS
+    async with asyncio.timeout_at(deadline):
+        answer = await agent.exchange(agent.question("/load"), sink=None, deadline=deadline)
+    if answer.status != _OK:
+        raise msgspec.DecodeError(f"status {answer.status}")
+    return _decoder.decode(answer.body)
+
+
 class LoadPoller:
     """Keeps speeds, and the work that other gateways have started, up to date in `registry`."""
 
@@ -98,23 +111,13 @@ class LoadPoller:
                 self.suspected(worker)
 
     async def _ask(self, worker: Worker) -> None:
-        agent = worker.agent
-        if agent is None:
-            return
-        deadline = asyncio.get_running_loop().time() + _TIMEOUT_SECONDS
         worker.report = None
         try:
-            async with asyncio.timeout_at(deadline):
-                answer = await agent.exchange(agent.question("/load"), sink=None, deadline=deadline)
-            report = _decoder.decode(answer.body) if answer.status == _OK else None
+            worker.report = await ask_load(worker)
         except (UpstreamError, TimeoutError):
             self._metrics.load_reports["unanswered"] += 1
-            return
         except msgspec.DecodeError as error:
             logger.debug("load_report_unreadable worker=%s error=%s", worker.name, error)
-            report = None
-        if report is None:
             self._metrics.load_reports["unreadable"] += 1
-            return
-        self._metrics.load_reports["answered"] += 1
-        worker.report = report
+        else:
+            self._metrics.load_reports["answered"] += worker.report is not None
