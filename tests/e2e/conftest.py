@@ -43,11 +43,10 @@ from `test_parity_bf16` on they have others where the first one was."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """After all others: the last cluster's engines are there until the session ends."""
     ours = [item for item in items if item.path.parent == HERE]
     ours.sort(key=lambda item: ORDER.index(item.path.stem))
-    places = [number for number, item in enumerate(items) if item.path.parent == HERE]
-    for place, item in zip(places, ours, strict=True):
-        items[place] = item
+    items[:] = [item for item in items if item.path.parent != HERE] + ours
 
 
 @pytest.hookimpl(wrapper=True)

@@ -32,6 +32,12 @@ def restored(whole: Cluster) -> Iterator[Cluster]:
     """The same cluster with workers that serve any gateway; whatever happens, this release's operator is back."""
     # Gateways of the release before do not send the token: the documented step before going back to it.
     whole.kubectl("-n", NAMESPACE, "set", "env", "deployment/fulcrum-operator", "FULCRUM_OPEN_WORKERS=true")
+    whole.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/fulcrum-operator", "--timeout=120s")
+    wait_until("one operator, which opens workers", partial(acts, whole, None), seconds=120)
+    # All at once: one after the other, as a rollout has it, would take twice as long.
+    whole.kubectl(
+        "delete", "pods", "-l", f"fulcrum.dev/cluster={whole.name},app.kubernetes.io/component=worker", "--wait=false"
+    )
     wait_until("open workers", partial(all_are_open, whole), seconds=480)
     yield whole
     whole.kubectl("-n", NAMESPACE, "set", "env", "deployment/fulcrum-operator", "FULCRUM_OPEN_WORKERS-")
