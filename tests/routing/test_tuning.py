@@ -15,7 +15,6 @@ SHAPES_NO_CHOICE = {
     "affinity": {"POOL"},
     "sharing": {"SHARE_SECONDS", "MAX_BATCH_KEYS", "MAX_PROMPT_KEYS", "_MAX_NAME", "_Key"},
     "timing": {"_MOST_ROWS"},
-    "latency": {"_MOST_PREFILL"},
 }
 """Guards of a division, bounds of a message, and what predicts a batch: by module."""
 

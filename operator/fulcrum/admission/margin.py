@@ -7,15 +7,15 @@ from typing import Final
 
 from fulcrum.admission.tuning import TUNING
 
-_ERROR_WEIGHT: Final = 0.02
 _SPREAD_WEIGHT: Final = 0.1
 _OF_SPREAD: Final = 0.2
 """Steps are at most this share of how far samples lie from the margin, which must not move by more than they vary."""
 _SMALL: Final = 0.1
 """Share of the promise that is added to latencies before they are compared, so that an error of a millisecond on a
 latency of a millisecond does not count as a factor of two."""
-_SILENT_REJECTIONS: Final = 50
-"""After so many rejections without a request that tells, the margin narrows: it could not learn that it is too wide."""
+_RECENT_REQUESTS: Final = 50
+"""Memory of the mean error; and after so many rejections without a request that tells, the margin narrows: it could not
+learn that it is too wide."""
 _RELAX: Final = 0.01
 
 
@@ -62,7 +62,7 @@ class Margin:
         self._silence = 0
         self.samples += 1
         small = _SMALL * promise_seconds
-        weight = max(_ERROR_WEIGHT, 1 / self.samples)
+        weight = 1 / min(self.samples, _RECENT_REQUESTS)
         self.error += weight * (abs(actual_seconds - predicted_seconds) / max(actual_seconds, small) - self.error)
         if limit_seconds is not None:
             near = limit_seconds > TUNING.near * self.allowed_seconds(promise_seconds)
@@ -78,5 +78,5 @@ class Margin:
     def rejected(self) -> None:
         """A request was turned away for this latency."""
         self._silence += 1
-        if self._silence > _SILENT_REJECTIONS:
+        if self._silence > _RECENT_REQUESTS:
             self.factor = max(self.factor * exp(-_RELAX), 1.0)

@@ -15,8 +15,6 @@ from typing import Final
 from fulcrum.admission.tuning import TUNING
 
 _SAMPLES: Final = 32
-_MOST: Final = 2.0
-"""Of one sample, for each neighbour: a hang is no slow-down."""
 
 
 class NeighbourSlowdown:
@@ -43,7 +41,8 @@ class NeighbourSlowdown:
         """A first token beside `busy` workers took `ratio` times what was predicted."""
         if not busy or not ratio >= 0:
             return
-        self._samples.append((now_seconds, min(max((ratio - 1.0) / busy, 0.0), _MOST)))
+        # A hang is no slow-down.
+        self._samples.append((now_seconds, min(max((ratio - 1.0) / busy, 0.0), TUNING.most_margin - 1.0)))
         self._forget(now_seconds)
 
     def _forget(self, now_seconds: float) -> None:

@@ -13,7 +13,7 @@ class AdmissionTuning:
     first_margin: float = 1.1
     """Actual over predicted latency before any request near its limit has told."""
     most_margin: float = 3.0
-    """Bound of a margin: a wider one turns away all but idle paths."""
+    """Bound of a margin, and of the slow-down by one busy neighbour: a wider one turns away all but idle paths."""
     margin_rate: float = 0.05
     """Largest step of a margin for one request, in the logarithm."""
     near: float = 0.7

@@ -116,6 +116,6 @@ def staying(search: Search, revision: RevisionGroup, prefill: Prefill) -> Route 
         for worker in left(filters.WHOLE, search, pool, pool.workers):
             share += worker.prefill_share(search.now_seconds)
             others += 1
-    path = search.one_leg(prefill, max(share - TUNING.spared * others, 0.0))
+    path = search.one_leg(prefill, max(share - TUNING.most_prefill * others, 0.0))
     slow = path.slowest_seconds > TUNING.staying * search.tpot_seconds
     return None if slow or path.ttft_seconds > search.ttft_seconds else path

@@ -14,9 +14,6 @@ from fulcrum.routing.path import HandOver
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
 
-_MOST_PREFILL = 0.8
-"""Share of a worker's time that prefill is believed to take from its decoding, at most."""
-
 
 def hand_over(
     worker: WorkerView,
@@ -116,7 +113,7 @@ def _beside_prefill(
         share = worker.prefill_share(now_seconds)
     # An answer of one token has no pace: what is queued delays that token.
     queued = worker.backlog_seconds(now_seconds) / output_tokens if output_tokens > 1 else 0.0
-    return 1 / (1 - min(share, _MOST_PREFILL)), queued
+    return 1 / (1 - min(share, TUNING.most_prefill)), queued
 
 
 def chunk_seconds(worker: WorkerView, prompt_tokens: float) -> float:

@@ -23,8 +23,8 @@ class RoutingTuning:
     """Share of the TPOT promise above which a decode worker takes no prefill: steps vary, and answers must recover."""
     staying: float = 0.9
     """Share of its TPOT promise that a request must keep to decode on a prefill worker."""
-    spared: float = 0.8
-    """Share of their time that the other prefill workers can give to prompts, so that one has time for an answer."""
+    most_prefill: float = 0.8
+    """Share of a worker's time that prompts can take at most: from its own answers, or from one on another worker."""
     most_harmed: float = 0.25
     """Expected answers, in requests, that one deflected prefill may make late: it saves one request itself."""
     fuller: float = 0.1

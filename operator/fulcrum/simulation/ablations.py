@@ -144,7 +144,6 @@ ABLATIONS: Final = (
     _one("routing.tuning", "TUNING.early", 1.0, "It waits up to its TTFT promise itself."),
     _one("routing.tuning", "TUNING.pace", 1.0, "Deflection up to the TPOT promise itself."),
     _one("routing.tuning", "TUNING.staying", 1.0, "Decoding on prefill workers up to the TPOT promise itself."),
-    _one("routing.tuning", "TUNING.spared", 1.0, "Prefill workers' time is counted in full."),
     _one("routing.tuning", "TUNING.fuller", 0.0, "The emptiest decode worker is taken wherever KV and prefix are."),
     _one("routing.tuning", "TUNING.least_left", 0.001, "Answers end when they are expected to."),
     _one("routing.tuning", "TUNING.resident", 1.0, "Prefixes are believed to fill the whole KV cache."),
