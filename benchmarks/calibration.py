@@ -168,9 +168,8 @@ def _prompts(found: dict[str, LoadReport]) -> float:
     return sum(report.work.prompts for report in found.values() if report.work is not None)
 
 
-def measured_at_start(found: dict[str, LoadReport]) -> Calibration:
-    """What the workers measured before they became ready. They are alike, and disturbance only takes longer: at each
-    length the quickest one counts."""
+def quickest(found: dict[str, LoadReport]) -> Calibration:
+    """What was measured of alike workers. Disturbance only takes longer: at each length the quickest one counts."""
     speeds = [speed for report in found.values() if (speed := measured_speed(report)) is not None]
     batches = sorted({1, speeds[0].max_batch})
     prompts = [(1.0, length, length**2) for length in _LENGTHS]

@@ -21,9 +21,10 @@ from pathlib import Path
 
 from demo_load import (
     ANSWERS_SECONDS,
+    ANSWERS_SPLIT,
     OBSERVE_SECONDS,
     PROMPTS_SECONDS,
-    SHARE,
+    PROMPTS_SPLIT,
     Load,
     Seen,
     attainment,
@@ -116,14 +117,14 @@ def show(cluster: Cluster) -> Shown:
 
     step("The load, scaled to what the four engines do when all of them work")
     with console.status("measuring the engines ..."):
-        load = load_for(measured(cluster), 4, promise(cluster))
+        load = load_for(measured(cluster), promise(cluster))
     console.print(described(load))
     if load.slo != promise(cluster):
         command(cluster, "patch", "ic", cluster.name, "--type", "merge", "-p", json.dumps({"spec": {"slo": {
             "tpot": f"{load.slo.tpot_seconds * 1000:.0f}ms"}}}))  # fmt: skip
         with console.status("waiting for the gateway to know the new promise ..."):
             wait_until("the gateway", lambda: rolled_out(cluster), seconds=120)
-    begin_at(cluster, *load.prompts_best)
+    begin_at(cluster, *PROMPTS_SPLIT)
 
     step(f"{PROMPTS_SECONDS + ANSWERS_SECONDS:.0f} s of traffic; only the operator changes the ratio")
     flips_before = cluster.flips()
@@ -194,19 +195,19 @@ def set_balance(cluster: Cluster, *, mode: str, ratio: dict[str, int] | None = N
 def described(load: Load) -> Table:
     prompt_tokens = load.prompts.prompt_tokens_mean
     rows = Table(
-        title=f"{SHARE:.0%} of what the best split serves, where an engine prefills {prompt_tokens:.0f} tokens in "
+        title=f"A load that the right split serves well, where an engine prefills {prompt_tokens:.0f} tokens in "
         f"{prefill_seconds(load.speed, prompt_tokens):.2f} s;\npromised: TTFT {load.slo.ttft_seconds:g} s, "
         f"TPOT {load.slo.tpot_seconds * 1000:.0f} ms",
         title_justify="left",
     )
-    for name in ("phase", "seconds", "requests/s", "prompt + answer", "best split"):
+    for name in ("phase", "seconds", "requests/s", "prompt + answer", "right split"):
         rows.add_column(name)
-    for name, phase, best in (
-        ("long prompts", load.prompts, load.prompts_best),
-        ("long answers", load.answers, load.answers_best),
+    for name, phase, right in (
+        ("long prompts", load.prompts, PROMPTS_SPLIT),
+        ("long answers", load.answers, ANSWERS_SPLIT),
     ):
         tokens = f"{phase.prompt_tokens_mean:.0f} + {phase.output_tokens_mean:.0f} tokens"
-        ratio = f"{best[0]}P:{best[1]}D"
+        ratio = f"{right[0]}P:{right[1]}D"
         rows.add_row(name, f"{phase.seconds:.0f}", f"{phase.requests_per_second:.2f}", tokens, ratio)
     return rows
 

@@ -11,12 +11,12 @@ from typing import Final
 
 import aiohttp
 import msgspec
+from calibration import quickest, reports
 from local_cluster import Cluster
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.capacity.trust import measured_speed, pool_speed
 from fulcrum.replay import Client, Progress, Record, Slo, discover, replay
 from fulcrum.simulation.traffic import Phase, Request, generate
 from fulcrum_worker.engine_access import headers_of
@@ -33,9 +33,13 @@ SPREAD: Final = 0.2
 """Sigma of the log-normal lengths."""
 ARRIVALS_CV: Final = 0.5
 """Steadier than Poisson arrivals: what a few seconds show is the ratio's work, not the luck of the draw."""
-SHARE: Final = 0.55
-"""Load of either phase, as a share of what the best split serves at most."""
-PROMPT_TOKENS: Final = 400
+PROMPTS_SPLIT: Final = 3, 1
+ANSWERS_SPLIT: Final = 1, 3
+"""The split (prefill, decode) of the four workers that is right for either phase, and wrong for the other one."""
+PROMPTS_SHARE: Final = 0.4
+ANSWERS_SHARE: Final = 0.5
+"""Load of either phase, as a share of what its split serves at most: the other split serves a third of that."""
+PROMPT_TOKENS: Final = 600
 PROMPT_OF_TTFT: Final = 0.3
 """A long prompt is as long as can be prefilled in this share of the promised TTFT, and at most `PROMPT_TOKENS`."""
 LONG_PROMPT_OUTPUT_TOKENS: Final = 3
@@ -55,9 +59,6 @@ class Load:
     slo: Slo
     prompts: Phase
     answers: Phase
-    prompts_best: tuple[int, int]
-    answers_best: tuple[int, int]
-    """The split (prefill, decode) that serves most of either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +78,8 @@ class Seen:
         return [record for record in self.records if first <= self.due(record) < last]
 
 
-def reports(cluster: Cluster) -> list[LoadReport]:
-    """What the agents of all workers say now."""
-    found = []
-    for worker in cluster.workers():
-        with urllib.request.urlopen(f"http://{worker.ip}:8001/load", timeout=10) as response:
-            found.append(_decoder.decode(response.read()))
-    return found
-
-
-def load_for(speed: WorkerSpeed, workers: int, slo: Slo) -> Load:
-    """Return the traffic for `workers` engines of this speed, and the promise that such engines can keep."""
+def load_for(speed: WorkerSpeed, slo: Slo) -> Load:
+    """Return the traffic for four engines of this speed, and the promise that such engines can keep."""
     batch = float(speed.max_batch)
     context = SHORT_PROMPT_TOKENS + OUTPUT_TOKENS / 2
     step_seconds = speed.decode_step_seconds(batch, batch * context)
@@ -98,15 +90,21 @@ def load_for(speed: WorkerSpeed, workers: int, slo: Slo) -> Load:
         and prefill_seconds(speed, long_prompt) > PROMPT_OF_TTFT * slo.ttft_seconds
     ):
         long_prompt -= 8
-    prompts, prompts_best = best_split(speed, workers, long_prompt, LONG_PROMPT_OUTPUT_TOKENS)
-    answers, answers_best = best_split(speed, workers, SHORT_PROMPT_TOKENS, OUTPUT_TOKENS)
     return Load(
         speed=speed,
         slo=slo,
-        prompts=_phase(PROMPTS_SECONDS, prompts, long_prompt, LONG_PROMPT_OUTPUT_TOKENS),
-        answers=_phase(ANSWERS_SECONDS, answers, SHORT_PROMPT_TOKENS, OUTPUT_TOKENS),
-        prompts_best=prompts_best,
-        answers_best=answers_best,
+        prompts=_phase(
+            PROMPTS_SECONDS,
+            PROMPTS_SHARE * served(speed, PROMPTS_SPLIT, long_prompt, LONG_PROMPT_OUTPUT_TOKENS),
+            long_prompt,
+            LONG_PROMPT_OUTPUT_TOKENS,
+        ),
+        answers=_phase(
+            ANSWERS_SECONDS,
+            ANSWERS_SHARE * served(speed, ANSWERS_SPLIT, SHORT_PROMPT_TOKENS, OUTPUT_TOKENS),
+            SHORT_PROMPT_TOKENS,
+            OUTPUT_TOKENS,
+        ),
     )
 
 
@@ -114,24 +112,18 @@ def prefill_seconds(speed: WorkerSpeed, tokens: float) -> float:
     return speed.prefill_seconds(tokens, tokens**2)
 
 
-def best_split(
-    speed: WorkerSpeed, workers: int, prompt_tokens: int, output_tokens: int
-) -> tuple[float, tuple[int, int]]:
-    """Return the most requests/s that any split of the workers serves, and that split (prefill, decode)."""
+def served(speed: WorkerSpeed, split: tuple[int, int], prompt_tokens: int, output_tokens: int) -> float:
+    """Return the most requests/s that a split (prefill, decode) serves."""
+    prefill, decode = split
     batch = float(speed.max_batch)
     step_seconds = speed.decode_step_seconds(batch, batch * (prompt_tokens + output_tokens / 2))
-    decodes = batch / (output_tokens * step_seconds)
-    prefills = 1 / prefill_seconds(speed, prompt_tokens)
-    return max(
-        (min(prefill * prefills, (workers - prefill) * decodes), (prefill, workers - prefill))
-        for prefill in range(1, workers)
-    )
+    return min(prefill / prefill_seconds(speed, prompt_tokens), decode * batch / (output_tokens * step_seconds))
 
 
-def _phase(seconds: float, most_per_second: float, prompt_tokens: int, output_tokens: int) -> Phase:
+def _phase(seconds: float, requests_per_second: float, prompt_tokens: int, output_tokens: int) -> Phase:
     return Phase(
         seconds=seconds,
-        requests_per_second=SHARE * most_per_second,
+        requests_per_second=requests_per_second,
         prompt_tokens_mean=prompt_tokens,
         output_tokens_mean=output_tokens,
         spread=SPREAD,
@@ -139,18 +131,16 @@ def _phase(seconds: float, most_per_second: float, prompt_tokens: int, output_to
 
 
 def measured(cluster: Cluster) -> WorkerSpeed:
-    """Return the speed of a worker while all of them work: the middle one of all. Raises LookupError.
+    """Return the speed of a worker while all of them work. Raises LookupError.
 
     Measured now: at their start other engines were starting, too.
     """
-    of_all = asyncio.run(_measured(cluster))
-    said = [
-        msgspec.structs.replace(report, speed=speed) for report, speed in zip(reports(cluster), of_all, strict=True)
-    ]
-    found = pool_speed([speed for report in said if (speed := measured_speed(report)) is not None])
-    if found is None:
+    found = {}
+    for (name, report), speed in zip(reports(cluster).items(), asyncio.run(_measured(cluster)), strict=True):
+        found[name] = msgspec.structs.replace(report, speed=speed or report.speed)
+    if all(report.speed is None for report in found.values()):
         raise LookupError("no engine could be measured: see the log of a worker Pod")
-    return found
+    return quickest(found).speed
 
 
 async def _measured(cluster: Cluster) -> list[SpeedCoefficients | None]:

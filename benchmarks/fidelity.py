@@ -31,7 +31,7 @@ from calibration import (
     crowding_of,
     endpoint_of,
     measured_alone,
-    measured_at_start,
+    quickest,
     reports,
 )
 from local_cluster import Cluster, local_cluster, wait_until
@@ -85,7 +85,7 @@ def measure(cluster: Cluster, seconds: float = SECONDS) -> int:
     turn_nobody_away(cluster)
     cluster.patch({"balance": {"mode": "Manual", "ratio": {"prefill": PREFILL, "decode": DECODE}}})
     wait_until("2P:2D", partial(has_roles, cluster), seconds=60)
-    start = measured_at_start(reports(cluster))
+    start = quickest(reports(cluster))
     print(f"at start   {start.speed.coefficients}")
     start = measured_alone(cluster, endpoint_of(cluster), start)
     print(f"alone      {start.speed.coefficients}")
