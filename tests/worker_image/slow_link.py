@@ -5,7 +5,6 @@ The engine's own spec has no pace: only a `--kv-transfer-config` that names thes
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -78,7 +77,7 @@ class _TestedScheduler(tier_scheduler.TierScheduler):
             "prompt": prompt,
             "speed": msgspec.to_builtins(self.speed.coefficients()),
             "seconds_per_token": self._link.predict().seconds_per_token,
-            "way": None if way is None else dataclasses.asdict(way),
+            "way": msgspec.to_builtins(way),
         }
         with Path(self._path).with_suffix(".log").open("a") as out:
             out.write(json.dumps(log) + "\n")
