@@ -175,7 +175,7 @@ def batches(
         steps=steps,
         shares=shares,
         waiting=min(max(1.0 - float(shares.sum()), 0.0), 1.0),
-        spare_rate=rate / full - rate if full > 0.0 else inf,
+        spare_rate=rate / full - rate if full > 0.0 else 0.0,
     )
 
 
