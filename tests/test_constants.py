@@ -47,7 +47,6 @@ LEFT = (
     "balance/transfers.py SETTLED",
     "balance/transfers.py SURE_FAILURES",
     "performance/model.py USUAL_ADMITTED",
-    "performance/model.py _NEARLY_ALL",
     "performance/queueing/prefill.py MOST_LOAD",
     "routing/prefill_queue.py _NOMINAL_SPEED",
     "routing/sharing.py SHARE_SECONDS",

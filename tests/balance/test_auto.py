@@ -330,20 +330,6 @@ def test_a_handful_of_requests_that_take_longer_than_the_promise_are_served_by_m
     assert {(action.role, action.reason) for action in flips} == {(P, reason)}
 
 
-def test_attainment_that_falls_without_a_reason_moves_workers_to_the_late_role() -> None:
-    """The speeds are off by more than the model knows: requests are late all the same."""
-    world = settled(auto(pool(low=4, high=4)), measurements(15.0, 2000.0, 200.0))
-    assert writes(world.plan()) == []
-    known = world.measurements
-    late = traffic(15.0, attainment=0.55, ttft_p90_seconds=3.0, tpot_p90_seconds=0.015)
-    world.measurements = replace(known, traffic=late)
-    flips = [action for action in world.plan().actions if isinstance(action, SetRole)]
-    assert {(action.role, action.reason) for action in flips} == {(P, Reason.ATTAINMENT_FALLING)}
-    # What was measured before the last change says nothing about the roles that are there now.
-    world.set("c-p-0", role_since=world.now)
-    assert writes(world.plan()) == []
-
-
 def test_a_role_that_nobody_serves_is_taken_over_at_once() -> None:
     world = settled(auto(pool(low=4, high=4)), measurements(*PROMPTS))
     world.crash("c-p-3")

@@ -195,23 +195,6 @@ def test_who_drained_for_another_role_gets_it() -> None:
     assert world.status.ratio == "2P:1D"
 
 
-def test_who_drained_for_measured_attainment_gets_its_role() -> None:
-    """While it drains, attainment is no reason any more: by the load alone it would go back, and drain anew."""
-    spec = make_spec(
-        pool("a", low=0, high=4),
-        pool("b", low=0, high=1, roles=("decode",)),
-        mode="Auto",
-        style="Drain",
-        slo={"ttft": "500ms", "tpot": "25ms", "attainment": 0.95},
-    )
-    world = World(spec)
-    world.measurements = measurements(
-        12.0, 3000.0, 40.0, peak_rate=None, attainment=0.5, ttft_p90_seconds=2.0, speeds=SPEEDS
-    )
-    comes_to_rest(world, Watch(world))
-    assert world.status.ratio == "4P:1D"
-
-
 def test_nobody_drains_for_a_role_that_another_one_drains_for() -> None:
     """A worker that died is replaced while one drains for its role: the next flip does not take that role from it."""
     spec = make_spec(

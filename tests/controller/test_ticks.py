@@ -179,7 +179,7 @@ async def test_auto_moves_workers_to_where_the_work_is(cluster: Cluster) -> None
         flips = [reason for reason, _ in events]
         assert len(flips) == 1
         assert re.search(r"\), for \d+(\.\d+)? requests/s of 512 \+ 64 tokens\.$", events[0][1])
-        assert flips[0] in ("LoadShifted", "LoadForecast", "QueueGrowing", "AttainmentFalling")
+        assert flips[0] in ("LoadShifted", "LoadForecast", "QueueGrowing")
         assert f'fulcrum_operator_decisions_total{{mode="Auto",reason="{flips[0]}"}} 1.0' in operator.metrics()
         # It stays there: the figures that change with every tick are no reason to write.
         roles = await worker_roles(cluster)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from tests.balance.loads import forecast, traffic
 
 from fulcrum.balance.estimate import LoadEstimate, estimate
@@ -28,24 +27,6 @@ def test_a_load_is_told_to_people() -> None:
     many = replace(now, rate=1234.0)
     assert str(Load(rate=1234.0, prefill=many, decode=many)) == "1,234 requests/s of 200 + 30 tokens"
     assert str(Load(rate=2.0, prefill=now, decode=now)) == "2 requests/s of 200 + 30 tokens"
-
-
-@pytest.mark.parametrize(
-    ("ended", "rejected", "dispersion", "expected"),
-    [
-        (300.0, 0.0, 1.0, 200.0),  # as many end as arrive
-        (200.0, 0.0, 1.0, 300.0),  # a third is under way, and those are long ones
-        (600.0, 0.0, 1.0, 100.0),  # the long ones of before
-        (200.0, 1 / 3, 1.0, 200.0),  # the others were turned away
-        (200.0, 0.0, 10.0, 210.0),  # they came just now
-        (None, 0.0, 1.0, 200.0),  # not counted
-    ],
-)
-def test_answers_that_have_not_ended_are_longer(
-    ended: float | None, rejected: float, dispersion: float, expected: float
-) -> None:
-    measured = traffic(10.0, osl=200.0, osl_cv2=1.0, ended=ended, rejected=rejected, dispersion=dispersion)
-    assert loads(measured).current.decode.osl_tokens == pytest.approx(expected)
 
 
 def test_lengths_that_were_not_measured_are_as_good_as_guessed() -> None:

@@ -54,7 +54,6 @@ class Reason(StrEnum):
     LOAD_FELL = "LoadFell"
     SCALE_REQUESTED = "ScaleRequested"
     QUEUE_GROWING = "QueueGrowing"
-    ATTAINMENT_FALLING = "AttainmentFalling"
     PLACEMENT_DRIFTED = "PlacementDrifted"
 
     # Rejections at the gateway (x-fulcrum-rejected, metric label).

@@ -51,7 +51,6 @@ class LoadEstimate:
     measured_rate: float
     """Requests per second."""
     noise: Noise
-    window_seconds: float
     promise_kept: bool
     """The promise is kept, as far as it was measured."""
     fails: bool
@@ -97,7 +96,6 @@ def estimate(
     now = _measured(traffic, lengths)
     queue = _backlog(workers, now)
     seen = max(traffic.rate * traffic.window_seconds, 1e-9)
-    now = replace(now, osl_tokens=now.osl_tokens * _those_under_way(traffic, now, sum(queue.values())))
     noise = _noise(traffic, now, seen)
     soon = forecast.rate[0] if forecast is not None and forecast.rate else 0.0
     arrivals = replace(now, rate=max(now.rate, soon))
@@ -124,7 +122,6 @@ def estimate(
         trailing_maximum=highest,
         measured_rate=now.rate,
         noise=noise,
-        window_seconds=traffic.window_seconds,
         promise_kept=served_share(traffic) + deviation(traffic, slo.attainment) >= slo.attainment,
         fails=traffic.attainment is not None
         and traffic.attainment + deviation(traffic, slo.attainment) < slo.attainment,
@@ -191,21 +188,6 @@ def _lengths(traffic: Traffic, forecast: Forecast | None) -> Demand | None:
     if isl is None or osl is None:
         return None
     return Demand(rate=traffic.rate, isl_tokens=max(isl, 1.0), osl_tokens=max(osl, 1.0))
-
-
-def _those_under_way(traffic: Traffic, now: Demand, queued: float) -> float:
-    """Return by how much the outputs of all that arrive are longer than those of the ones that ended.
-
-    The longer an answer, the later it ends. While more and more requests are under way, long ones are missing among
-    those that ended: by cv^2 times the share that is under way, to first order. While fewer are, there are too many.
-    Requests that wait (`queued`) or came in a burst just now are under way whatever their length.
-    """
-    if traffic.osl_tokens is None or not traffic.ended:
-        return 1.0
-    growth = traffic.rate * traffic.window_seconds * (1 - (traffic.rejected or 0.0)) - traffic.ended
-    if growth > 0:
-        growth = max(growth - queued, 0.0)
-    return 1 + now.osl_cv2 / now.dispersion * min(max(growth / traffic.ended, -TUNING.first_order), TUNING.first_order)
 
 
 def _worst(forecast: Forecast, now: Demand) -> Load:

@@ -8,7 +8,6 @@ from datetime import datetime
 from fulcrum.api.durations import seconds
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.balance.calibrate import calibrated
 from fulcrum.balance.estimate import LoadEstimate, Unknown, estimate
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.pools import PoolBounds, bounds_of
@@ -35,8 +34,6 @@ class Inputs:
     """For roles. Its SLO is wider where none keeps it for what was measured: else all splits would look equally bad."""
     promise: Slo
     """The SLO of the spec."""
-    calibrated: bool
-    """The load is as heavy as the attainment that was measured makes it."""
 
     @property
     def pools(self) -> list[PoolBounds]:
@@ -50,8 +47,6 @@ class Inputs:
     @property
     def reason(self) -> Reason:
         """What most of all makes the current load what it is."""
-        if self.calibrated:
-            return Reason.ATTAINMENT_FALLING
         if self.load.queued_role is not None:
             return Reason.QUEUE_GROWING
         return Reason.LOAD_FORECAST if self.load.forecast_leads else Reason.LOAD_SHIFTED
@@ -80,18 +75,16 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
     )
     if flips_model.slo == model.slo:
         flips_model = model
-    changed = calibrated(load, model, promise, traffic=measurements.traffic, workers=snapshot.workers, now=now)
     return Inputs(
         spec=spec,
         workers=snapshot.workers,
         status=snapshot.status,
         measurements=measurements,
         now=now,
-        load=changed or load,
+        load=load,
         model=model,
         flips_model=flips_model,
         promise=promise,
-        calibrated=changed is not None,
     )
 
 

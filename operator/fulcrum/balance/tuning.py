@@ -12,18 +12,12 @@ class Tuning:
 
     noise_sigmas: float = 2.0
     """Standard errors beyond which a difference of what was measured counts as one: 1 in 40 by chance."""
-    first_order: float = 0.5
-    """Share of the requests under way up to which they tell how long those are that have not ended."""
     start_seconds: float = 120.0
     """How long a Pod takes to serve until it was measured."""
     immediate_cost: float = 0.5
     """Workers that a flip takes away while old work finishes: it serves two roles, each with half of its time."""
     estimate_error: float = 0.003
     """Share of requests by which two layouts are told apart at best (docs/concepts/sizing.md): less is no gain."""
-    most_correction: float = 4.0
-    """Factor on the load up to which the model is corrected by what was measured; beyond, it is something else."""
-    correction_steps: int = 6
-    """Halvings of that range: to 5 % of the load."""
     spared_misses: float = 0.5
     """Hysteresis: scale down only if the smaller layout leaves this share of the queueing error budget unused."""
     unhelped_misses: float = 0.25

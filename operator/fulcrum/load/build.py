@@ -80,7 +80,6 @@ def build_traffic(
     rejected = min(1.0, window.rejected / window.rejectable) if window.rejectable > 0 else None
     return Traffic(
         window_seconds=window_seconds,
-        served_window_seconds=window.seconds,
         rate=window.arrivals / window_seconds,
         isl_tokens=seen.isl_tokens,
         osl_tokens=seen.osl_tokens,

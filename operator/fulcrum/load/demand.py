@@ -88,15 +88,6 @@ class Load:
             decode=replace(self.decode, rate=self.decode.rate * decode),
         )
 
-    def plus(self, more: Load, *, less: Load) -> Load:
-        """Return the load with the work that `more` has beyond `less`, role by role; arrivals stay."""
-        prefill, decode = more.prefill.rate - less.prefill.rate, more.decode.rate - less.decode.rate
-        return replace(
-            self,
-            prefill=replace(self.prefill, rate=self.prefill.rate + prefill),
-            decode=replace(self.decode, rate=self.decode.rate + decode),
-        )
-
     def at_least(self, other: Load) -> Load:
         """Return the larger of both, rate by rate and length by length."""
         return Load(

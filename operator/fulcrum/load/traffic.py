@@ -41,8 +41,6 @@ class Traffic:
     """Window of arrivals: shorter than what was asked for where the newest prompts are unlike those before."""
     rate: float
     """Requests per second that arrived, also the ones that were turned away."""
-    served_window_seconds: float | None = None
-    """Window of attainment, latencies and rejections; None: that of arrivals."""
     isl_tokens: float | None = None
     """Mean prompt tokens of the requests that come; None while no request was seen in the window."""
     osl_tokens: float | None = None

@@ -30,8 +30,6 @@ STRETCH: Final = 1.5
 STRETCH_STEPS: Final = 24
 USUAL_ADMITTED: Final = 0.7
 """Workers keep the promise up to about this part of what they carry without any waiting: where the search begins."""
-_NEARLY_ALL: Final = 0.95
-"""Share let in for one role above which the other one need not be looked at again."""
 ADMITTED_STEPS: Final = 4
 """Halvings in the search for the share of an overload that can be served: 2 % before interpolation."""
 
@@ -171,11 +169,10 @@ class PerformanceModel:
         """
         decoded = self._decoded(decode_admitted, layout, load.decode, load)
         step = min(self._step(load.decode, layout.decode), self.slo.tpot_seconds)
-        demand = load.prefill if decoded > _NEARLY_ALL else replace(load.prefill, rate=load.prefill.rate * decoded)
-        prefilled = self._prefilled(layout, demand, step, early=True)
-        if decoded <= _NEARLY_ALL and prefilled <= _NEARLY_ALL:
-            fewer = replace(load.decode, rate=load.decode.rate * prefilled)
-            decoded = self._decoded(decode_admitted, layout, fewer, load)
+        fewer = replace(load.prefill, rate=load.prefill.rate * decoded)
+        prefilled = self._prefilled(layout, fewer, step, early=True)
+        fewer = replace(load.decode, rate=load.decode.rate * prefilled)
+        decoded = self._decoded(decode_admitted, layout, fewer, load)
         return prefilled * decoded
 
     def _prefilled(self, layout: Layout, demand: Demand, step_seconds: float, *, early: bool) -> float:

@@ -17,7 +17,6 @@ from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing import (
     decode_attainment,
     decode_step,
-    decode_wait,
     mixed_attainment,
     prefill_attainment,
 )
@@ -73,7 +72,6 @@ def test_shares_are_shares(demand: Demand, speed: WorkerSpeed, count: int, targe
     for name, estimate in estimates(target):
         share = estimate(demand, [(speed, count)])
         assert 0.0 <= share <= 1.0, name
-    assert 0.0 <= decode_wait(demand, [(speed, count)], seconds=0.1) <= 1.0
     assert decode_step(demand, [(speed, count)]) > 0.0
 
 

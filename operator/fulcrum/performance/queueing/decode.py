@@ -7,7 +7,7 @@ on its way takes KV memory already.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, expm1, log
+from math import expm1, log
 
 import numpy as np
 
@@ -54,12 +54,6 @@ def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float, 
         wait_seconds=wait_seconds,
         dispersion=demand.dispersion,
     )
-
-
-def decode_wait(demand: Demand, stations: Stations, *, seconds: float = 0.0) -> float:
-    """Return the probability that a request waits longer than `seconds` for a place in a batch and its KV memory."""
-    pool, _ = _pool(demand, stations)
-    return pool.waiting * exp(-pool.spare_rate * seconds) if seconds > 0.0 else pool.waiting
 
 
 def pull_seconds(demand: Demand, speed: WorkerSpeed) -> float:
