@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from fulcrum.api.names import Role
 from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import Candidate, DecidedLoad, Explanation
@@ -16,11 +14,9 @@ from fulcrum.balance.target import ratio_text
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
 
-_MOST_CANDIDATES: Final = 8
-
 
 def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
-    """Return the explanation of a decision; its size has a bound."""
+    """Return the explanation of a decision: at most eight candidates, as `split` compares two goals in three steps."""
     load, spec = inputs.load, inputs.spec
     measured, lower, upper = load.bounds
     traffic, forecast = inputs.measurements.traffic, inputs.measurements.forecast
@@ -35,7 +31,7 @@ def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
             output_tokens=three_digits(load.current.decode.osl_tokens),
         ),
         attainment=_share(served_share(traffic)) if known and traffic is not None else None,
-        candidates=(*_sizes(inputs, sized), *_splits(inputs, changes))[:_MOST_CANDIDATES],
+        candidates=(*_sizes(inputs, sized), *_splits(inputs, changes)),
         changes=(
             f"another split, once it brings {_least(changes)} more requests within {spec.balance.flip.min_dwell} "
             "than it costs, and is no loss at any load within the bounds",

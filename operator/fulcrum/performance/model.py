@@ -56,7 +56,6 @@ class PerformanceModel:
         self.slo = slo
         self._summed: dict[tuple[object, ...], float] = {}
         self._steps: dict[tuple[PoolCounts, Demand], float] = {}
-        self._patience: dict[tuple[float, float, float], float] = {}
         self.known_splits: dict[tuple[PoolCounts, Load], tuple[Layout, ...]] = {}
         """Kept for `split`, by workers per pool and load."""
         self._rates: dict[tuple[object, ...], UnitRates] = {}
@@ -222,17 +221,13 @@ class PerformanceModel:
         Half of what the promise leaves beyond the work itself on an idle worker; the other half is for the prefill.
         """
         prompt, answer = load.prefill, load.decode
-        key = (prompt.isl_tokens, prompt.prefix_hit, answer.isl_tokens)
-        known = self._patience.get(key)
-        if known is None:
-            fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
-            squared = prompt.isl_tokens**2 * (1 - prompt.prefix_hit**2)
-            work = min(
-                speed.prefill_seconds(fresh, squared) + speed.decode_step_seconds(1.0, answer.isl_tokens)
-                for speed in self._speeds.values()
-            )
-            known = self._patience[key] = max(0.0, self.slo.ttft_seconds - work) / 2
-        return known
+        fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
+        squared = prompt.isl_tokens**2 * (1 - prompt.prefix_hit**2)
+        work = min(
+            speed.prefill_seconds(fresh, squared) + speed.decode_step_seconds(1.0, answer.isl_tokens)
+            for speed in self._speeds.values()
+        )
+        return max(0.0, self.slo.ttft_seconds - work) / 2
 
     def _mixed_share(self, layout: Layout, load: Load) -> float:
         """Requests go where there is room: in proportion to what each side carries at most."""
