@@ -34,7 +34,7 @@ unit: install  ## Tests that start no process of ours
 	$(PYTEST) -m "not integration and not engine" -n 2 --quiet
 
 integration: install  ## Tests with API server, kubelet, operator and gateway processes
-	$(PYTEST) -m "integration and not engine" -n 2 --dist loadfile --quiet
+	$(PYTEST) -m "integration and not engine" -n 3 --dist loadfile --no-loadscope-reorder --quiet
 
 scan: install  ## checkov on charts, manifests and Dockerfiles (installs 290 MB beside the rest)
 	@sh requirements/tool.sh checkov
