@@ -18,7 +18,7 @@ from typing import Final
 
 from fulcrum.admission.classes import ClassTable
 from fulcrum.admission.tuning import TUNING
-from fulcrum.routing import ClusterView, Incoming, Route, step_share
+from fulcrum.routing import ClusterView, Incoming, Route
 
 _ASLEEP: Final = 0.05
 """A class with fewer requests in its memory is not in use: three times the memory after a single request."""
@@ -72,7 +72,7 @@ class Shares:
         weight = self._weight(now_seconds)
         demand = self._demands[incoming.qos]
         life_seconds = found.hand_over.step_seconds * incoming.output_tokens
-        share = step_share(found.decode, incoming.prompt_tokens, incoming.output_tokens, view.tpot_seconds)
+        share = found.decode.step_share_of(incoming.prompt_tokens, incoming.output_tokens, view.tpot_seconds)
         demand.requests += weight
         demand.prefill += weight * found.work_seconds
         demand.decode += weight * share * life_seconds

@@ -7,7 +7,6 @@ name in a list there. Constants are entries of `tuning`. `view` is kept up to da
 
 from fulcrum.routing.affinity import BYTE_ENDS, AffinityMemory, prefix_keys, token_ends
 from fulcrum.routing.breaker import Breaker, BreakerState
-from fulcrum.routing.capacity_share import decode_share, step_share
 from fulcrum.routing.flight import Flight
 from fulcrum.routing.outliers import Outliers
 from fulcrum.routing.pairs import Pair, PairHealth
@@ -35,11 +34,9 @@ __all__ = [
     "SentBatch",
     "WorkerView",
     "decode_elsewhere",
-    "decode_share",
     "learn_batch",
     "prefix_keys",
     "route",
-    "step_share",
     "take_batch",
     "token_ends",
 ]

@@ -180,24 +180,25 @@ class AffinityMemory:
         return taken
 
     def _hold(self, keys: Sequence[int], worker: int, new_units: float, computed_units: float) -> None:
-        places = {worker: self._sent[worker] + new_units}
-        if POOL in self._sent:
-            places[POOL] = self._sent[POOL] + computed_units
-        self._sent.update(places)
+        sent = self._sent[worker] = self._sent[worker] + new_units
+        pooled = self._sent.get(POOL)
+        if pooled is not None:
+            pooled = self._sent[POOL] = pooled + computed_units
         holders = self._holders
         # Longest first, so that the shorter ones are younger and a chain is forgotten from its end.
         for key in reversed(keys[: len(self._ends)]):
             entry = holders.get(key)
             if entry is None:
-                holders[key] = places.copy()
-                continue
-            holders.move_to_end(key)
-            for place in places:
-                entry.pop(place, None)
-            if len(entry) >= len(self._sent):
-                for gone in [other for other in entry if other not in self._sent]:
-                    del entry[gone]
-            entry.update(places)
+                entry = holders[key] = {}
+            else:
+                holders.move_to_end(key)
+                entry.pop(worker, None)
+                if len(entry) >= len(self._sent):
+                    for gone in [other for other in entry if other not in self._sent]:
+                        del entry[gone]
+            entry[worker] = sent
+            if pooled is not None:
+                entry[POOL] = pooled
         while len(holders) > self.capacity:
             holders.popitem(last=False)
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
-from fulcrum.routing.capacity_share import decode_share
 
 if TYPE_CHECKING:
     from fulcrum.routing.worker import WorkerView
@@ -37,5 +36,5 @@ def take_report(
         prefill_seconds=worker.work_seconds(tokens, 0.0) if tokens else 0.0,
         running=decoding,
         context_tokens=context,
-        share=decoding * decode_share(worker, context / decoding, 0.0, tpot_seconds) if decoding else 0.0,
+        share=decoding * worker.share_of(context / decoding, 0.0, tpot_seconds) if decoding else 0.0,
     )

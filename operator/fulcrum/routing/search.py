@@ -74,12 +74,10 @@ class Search:
 
     def two_legs(self, prefill: Prefill, decode: WorkerView) -> Route:
         """The prefill, and the answer on another worker."""
-        incoming, worker = self.incoming, prefill.worker
-        transfer = worker.transfer_base + worker.transfer_per_token * incoming.prompt_tokens
+        worker = prefill.worker
+        transfer = worker.transfer_base + worker.transfer_per_token * self.incoming.prompt_tokens
         delay = prefill.wait_seconds + prefill.own_seconds + transfer
-        there = hand_over(
-            decode, self.now_seconds, self.view.usual_ttft_seconds, incoming.prompt_tokens, incoming.output_tokens
-        )
+        there = self._joins(decode)
         ttft = delay + there.slot_seconds + there.step_seconds
         if decode.running:
             # A busy engine begins to pull between two steps, and adds what it has pulled between two others.
@@ -90,15 +88,8 @@ class Search:
 
     def one_leg(self, prefill: Prefill, prefill_share: float | None = None) -> Route:
         """All on the worker of `prefill`; prompts of others take `prefill_share` of its time, or as they did."""
-        incoming, worker = self.incoming, prefill.worker
-        there = hand_over(
-            worker,
-            self.now_seconds,
-            self.view.usual_ttft_seconds,
-            incoming.prompt_tokens,
-            incoming.output_tokens,
-            prefill_share=prefill_share,
-        )
+        worker = prefill.worker
+        there = self._joins(worker, prefill_share)
         if worker.running:
             # Its prefill stands between the steps of the requests that decode here.
             slower = there.step_seconds + prefill.work_seconds / worker.left_tokens
@@ -107,6 +98,12 @@ class Search:
                 there.own_step_seconds, there.life_seconds,
             )  # fmt: skip
         return _route(prefill, worker, prefill.wait_seconds + prefill.own_seconds + there.slot_seconds, there)
+
+    def _joins(self, worker: WorkerView, prefill_share: float | None = None) -> HandOver:
+        """The request in the batch of `worker`."""
+        incoming, after_seconds = self.incoming, self.view.usual_ttft_seconds
+        tokens, output_tokens = incoming.prompt_tokens, incoming.output_tokens
+        return hand_over(worker, self.now_seconds, after_seconds, tokens, output_tokens, prefill_share=prefill_share)
 
 
 def _route(prefill: Prefill, decode: WorkerView, ttft_seconds: float, there: HandOver) -> Route:

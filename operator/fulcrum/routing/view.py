@@ -13,7 +13,6 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.serving_types import Slo
 from fulcrum.api.worker import LoadReport
 from fulcrum.routing.affinity import AffinityMemory
-from fulcrum.routing.capacity_share import decode_share, step_share
 from fulcrum.routing.flight import DECODING, ENDED, PREFILLING, Flight
 from fulcrum.routing.foreign import take_report
 from fulcrum.routing.kv_routes import KvRoutes
@@ -70,8 +69,8 @@ class ClusterView(WorkerSet):
             self.kv_routes.sent(prefill.pool, decode.pool)
         flight.step_limit_seconds = self.step_limit_seconds
         flight.busy_neighbours = self.busy_neighbours(prefill)
-        flight.share = decode_share(decode, *tokens, self.tpot_seconds)
-        flight.step_share = step_share(decode, *tokens, self.tpot_seconds)
+        flight.share = decode.share_of(*tokens, self.tpot_seconds)
+        flight.step_share = decode.step_share_of(*tokens, self.tpot_seconds)
         if not prefill.legs:
             self.steps.starts(prefill, now_seconds)
         self._started += 1

@@ -109,6 +109,19 @@ class WorkerView(PrefillQueue):
         """Part of its capacity to decode that is promised or in use."""
         return self.decode_share + self.foreign_share
 
+    def step_share_of(self, prompt_tokens: float, output_tokens: float, tpot_seconds: float) -> float:
+        """Part of its longest decode step that a request takes, 0 to 1."""
+        room = tpot_seconds - self.decode_a
+        return (
+            min((self.decode_b + self.decode_c * (prompt_tokens + output_tokens / 2)) / room, 1.0) if room > 0 else 1.0
+        )
+
+    def share_of(self, prompt_tokens: float, output_tokens: float, tpot_seconds: float) -> float:
+        """Part of it that a request takes, 0 to 1: of its step, its batch or its KV cache, whichever is most."""
+        share = max(self.step_share_of(prompt_tokens, output_tokens, tpot_seconds), 1 / self.max_batch)
+        memory = (prompt_tokens + output_tokens / 2) / self.kv_capacity if self.kv_capacity else 0.0
+        return min(max(share, memory), 1.0)
+
     def step_seconds(self) -> float:
         """One decode step of what runs now."""
         return (
