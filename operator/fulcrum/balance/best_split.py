@@ -104,7 +104,7 @@ def _best_on(line: _Line, model: PerformanceModel, load: Load) -> int:
         prefill, decode = (model.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
         return prefill * load.decode.rate >= decode * load.prefill.rate
 
-    # Where both roles have the same pool, and from there uphill; between equal ones the more even one stands.
+    # Where both roles carry the same rate, and from there uphill; between equal ones the more even one stands.
     crossing = _first_true(line.lowest, line.highest, prefill_covers)
     best = max(range(max(line.lowest, crossing - 1), crossing + 1), key=lambda k: (model.cover(line.at(k), load), k))
     worth = _worth(line.at(best), model, load)
@@ -122,7 +122,7 @@ def _best_on(line: _Line, model: PerformanceModel, load: Load) -> int:
 
 
 def _worth(layout: Layout, model: PerformanceModel, load: Load) -> Callable[[Layout], float]:
-    """Return what splits are compared by: with pool to spare all are equally good, and so a larger load tells.
+    """Return what splits are compared by: with workers to spare all are equally good, and so a larger load tells.
 
     Where the promise is not kept, what matters is how many can be served within it.
     """

@@ -223,7 +223,7 @@ def _tranches(
         if pool.role is not role and (pool.role is not None or role is Role.MIXED):
             continue
         each = rates[pool.name]
-        rate = {Role.PREFILL: each.prefill, Role.DECODE: each.decode, Role.MIXED: each.mixed}[role]
+        rate = each.of_role(role)
         lost = each.decode if role is Role.PREFILL else each.prefill
         advantage = rate / lost if pool.role is None else inf
         found += [_Tranche(pool.name, kept, rate, pool.cost / rate, each.share, advantage) for kept in (True, False)]

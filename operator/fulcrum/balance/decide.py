@@ -109,8 +109,8 @@ def _goal(inputs: Inputs, sized: Sizing) -> Layout:
     there = Counter(w.pool for w in live)
     desired = sum(counts.desired for counts in inputs.status.roles.values())
     if sized.workers == {pool: there[pool] for pool in sized.workers} and desired == sum(sized.workers.values()):
-        # A worker that drains to change its role gets the one that it was told to drain for. Meanwhile the load cannot
-        # be judged as it was then: what is measured during a change corrects nothing.
+        # A worker that drains to change its role gets the one that it was told to drain for. Judged by what is left
+        # without it, the load would send it back, and it would drain anew.
         return _last_layout(inputs, sized.workers)
     ahead = load.current if sized.reason is Reason.LOAD_FELL else load.current.at_least(load.forecast)
     found = splits(inputs.pools, sized.workers, inputs.model, ahead) if ahead.rate > 0 else ()

@@ -44,7 +44,7 @@ class _Pools:
     applied: Mapping[str, int]
     broken: Mapping[str, int]
     stuck: frozenset[str]
-    """Pools for which no node has pool: more Pods would only wait, too."""
+    """Pools for which no node has room: more Pods would only wait, too."""
     known: frozenset[str]
     """Pools whose speed is known; the others keep what they have."""
 
