@@ -25,6 +25,7 @@ from demo_load import (
     OBSERVE_SECONDS,
     PROMPTS_SECONDS,
     PROMPTS_SPLIT,
+    WARM_UP_SECONDS,
     Load,
     Seen,
     attainment,
@@ -126,9 +127,12 @@ def show(cluster: Cluster) -> Shown:
             wait_until("the gateway", lambda: rolled_out(cluster), seconds=120)
     begin_at(cluster, *PROMPTS_SPLIT)
 
-    step(f"{PROMPTS_SECONDS + ANSWERS_SECONDS:.0f} s of traffic; only the operator changes the ratio")
+    step(
+        f"{PROMPTS_SECONDS + ANSWERS_SECONDS:.0f} s of traffic, after {2 * WARM_UP_SECONDS:.0f} s to warm up; "
+        "only the operator changes the ratio"
+    )
     flips_before = cluster.flips()
-    with console.status("") as status:
+    with console.status("warming up ...") as status:
         told = 0.0
 
         def tell(now_seconds: float, now: Progress, ratio: str) -> None:

@@ -25,6 +25,10 @@ from fulcrum_worker.measure import LONGEST_BUDGET_SECONDS, measure_engine
 PROMPTS_SECONDS: Final = 40.0
 ANSWERS_SECONDS: Final = 90.0
 """Length of either phase: the second is long enough to see what came after its flips."""
+WARM_UP_SECONDS: Final = 10.0
+"""Of either phase, at `WARM_UP_SHARE` of its load, before what counts: the gateway learns how fast the engines are now
+that none is starting any more."""
+WARM_UP_SHARE: Final = 0.5
 OBSERVE_SECONDS: Final = 20.0
 """Start of the second phase in which the operator only observes: what a ratio that nothing changes would serve."""
 SEED: Final = 4
@@ -37,7 +41,7 @@ PROMPTS_SPLIT: Final = 3, 1
 ANSWERS_SPLIT: Final = 1, 3
 """The split (prefill, decode) of the four workers that is right for either phase, and wrong for the other one."""
 PROMPTS_SHARE: Final = 0.4
-ANSWERS_SHARE: Final = 0.5
+ANSWERS_SHARE: Final = 0.6
 """Load of either phase, as a share of what its split serves at most: the other split serves a third of that."""
 PROMPT_TOKENS: Final = 600
 PROMPT_OF_TTFT: Final = 0.3
@@ -162,15 +166,21 @@ async def _measured(cluster: Cluster) -> list[SpeedCoefficients | None]:
 def send(
     cluster: Cluster, load: Load, let_act: Callable[[], None], tell: Callable[[float, Progress, str], None]
 ) -> tuple[Sequence[Request], Seen]:
-    """Replay both phases. `let_act` is called once, `OBSERVE_SECONDS` into the second; `tell` hears (seconds, progress,
-    ratio) all the while.
+    """Replay both phases, after a warm-up. `let_act` is called once, `OBSERVE_SECONDS` into the second; `tell` hears
+    (seconds, progress, ratio) all the while.
     """
-    requests = generate([load.prompts, load.answers], seed=SEED, cv=ARRIVALS_CV)
-    return requests, asyncio.run(_send(cluster, requests, let_act, tell))
+    phases = load.prompts, load.answers
+    requests = generate(phases, seed=SEED, cv=ARRIVALS_CV)
+    warm_up = [
+        replace(phase, seconds=WARM_UP_SECONDS, requests_per_second=WARM_UP_SHARE * phase.requests_per_second)
+        for phase in phases
+    ]
+    return requests, asyncio.run(_send(cluster, warm_up, requests, let_act, tell))
 
 
 async def _send(
     cluster: Cluster,
+    warm_up: Sequence[Phase],
     requests: Sequence[Request],
     let_act: Callable[[], None],
     tell: Callable[[float, Progress, str], None],
@@ -185,6 +195,7 @@ async def _send(
 
     async with Client(cluster.endpoint(), timeout_seconds=120) as client:
         endpoint = await discover(client)
+        await replay(client, endpoint, generate(warm_up, seed=SEED + 1), seed=SEED + 1)
         start_seconds = time.perf_counter()
 
         async def watch() -> None:
