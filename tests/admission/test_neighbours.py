@@ -90,9 +90,26 @@ def test_neighbours_are_those_of_the_node_that_are_busy() -> None:
     assert view.busy_neighbours(view.workers["far"]) == 0
 
 
+def test_what_busy_neighbours_explain_does_not_widen_the_margin_too() -> None:
+    """Both are taken off the same promise."""
+    admission, view = make("one")
+    admission.policy = AdmissionPolicy.OFF
+    for number in range(30):
+        now = 5.0 * number
+        flights = [ask(admission, view, now), ask(admission, view, now + 0.01)]
+        for flight, slower in zip(flights, (1.0, 3.0), strict=True):
+            assert flight is not None
+            took = flight.ttft_seconds * slower
+            view.prefill_done(flight, now + took)
+            view.finish(flight, now + took + 0.2)
+            admission.learn(flight, ttft_seconds=took, output_tokens=20)
+    assert admission.neighbours.factor(2, now) == pytest.approx(3.0, rel=0.05)
+    assert admission.ttft_margin.factor < 1.1, "so late was to be expected beside the other one"
+
+
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 8), st.floats(0, 100)), max_size=100))
 def test_the_factor_is_bounded_and_one_without_busy_neighbours(seen: list[tuple[float, int, float]]) -> None:
-    slowdown = NeighbourSlowdown(0.95)
+    slowdown = NeighbourSlowdown()
     for ratio, busy, now in sorted(seen, key=lambda each: each[2]):
         slowdown.learn(ratio, busy, now)
         assert slowdown.factor(0, now) == 1.0

@@ -57,7 +57,7 @@ class Admission:
         self.outputs = OutputLengths(len(self.classes))
         self.ttft_margin = Margin(attainment)
         self.tpot_margin = Margin(max(attainment, TUNING.steps_level))
-        self.neighbours = NeighbourSlowdown(attainment)
+        self.neighbours = NeighbourSlowdown()
         self.admitted = [0] * len(self.classes)
         """Admitted requests, by class."""
         self.rejected: dict[tuple[str, Reason], Tally] = {}
@@ -153,12 +153,13 @@ class Admission:
             return
         # A worker that flipped meanwhile did two things at once; that says nothing about the next request.
         if ttft_seconds is not None and (found.whole or flight.prefill.role is not _DECODE):
+            # What busy neighbours explain is no error of the prediction: both would be taken off the same promise.
+            slower = self.neighbours.factor(flight.busy_neighbours, flight.started_at)
+            predicted_seconds = slower * flight.ttft_seconds
             # Where it had to wait, requests before it may have been mispredicted, and not its worker.
             if found.wait_seconds <= 0 and found.hand_over.slot_seconds <= 0:
                 self.neighbours.learn(ttft_seconds / flight.ttft_seconds, flight.busy_neighbours, flight.started_at)
-            self.ttft_margin.learn(
-                flight.ttft_seconds, ttft_seconds, self.ttft_seconds, limit_seconds=flight.ttft_seconds
-            )
+            self.ttft_margin.learn(predicted_seconds, ttft_seconds, self.ttft_seconds, limit_seconds=predicted_seconds)
         if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
             # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
             least_seconds = flight.decode.decode_a

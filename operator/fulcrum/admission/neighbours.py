@@ -20,11 +20,9 @@ _SAMPLES: Final = 32
 class NeighbourSlowdown:
     """Learns from each first token; adapts to either side within the samples of a minute."""
 
-    __slots__ = ("_level", "_samples", "per_neighbour")
+    __slots__ = ("_samples", "per_neighbour")
 
-    def __init__(self, level: float) -> None:
-        """`level`: quantile of the samples, 0 to 1, that is believed: as many requests are to be in time."""
-        self._level = level
+    def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
         self.per_neighbour = 0.0
         """By which share each busy neighbour makes a first token later; 0 where none is felt."""
@@ -49,5 +47,5 @@ class NeighbourSlowdown:
         while self._samples and self._samples[0][0] < now_seconds - TUNING.neighbour_seconds:
             self._samples.popleft()
         in_order = sorted(sample for _, sample in self._samples)
-        found = in_order[ceil(self._level * len(in_order)) - 1] if in_order else 0.0
+        found = in_order[ceil(TUNING.neighbour_level * len(in_order)) - 1] if in_order else 0.0
         self.per_neighbour = found if found >= TUNING.least_slowdown else 0.0

@@ -28,6 +28,8 @@ class AdmissionTuning:
     """Memory of what each class asks for: long enough for a rate of a few requests a second."""
     demand_sigmas: float = 2.0
     """Standard deviations of a class's Poisson demand that are kept for it above the mean."""
+    neighbour_level: float = 0.9
+    """Quantile of the slow-down beside busy neighbours that is believed: the single worst sample does not count."""
     neighbour_seconds: float = 60.0
     """Age at which a slow-down by busy neighbours is forgotten, so that a cluster that turned all away tries again."""
     least_slowdown: float = 0.25
