@@ -47,6 +47,7 @@ LEFT = (
     "balance/transfers.py SETTLED",
     "balance/transfers.py SURE_FAILURES",
     "performance/model.py USUAL_ADMITTED",
+    "performance/model.py _NEARLY_ALL",
     "performance/queueing/prefill.py MOST_LOAD",
     "routing/prefill_queue.py _NOMINAL_SPEED",
     "routing/sharing.py SHARE_SECONDS",
@@ -115,6 +116,7 @@ PRECISION = (
 
 WORDS = (
     "admission/outcome.py numbers: 1000",
+    "balance/explanation.py _MOST_CANDIDATES",
     "balance/explanation.py _least: 0.05",
     "balance/faults.py ENGINE_LINES_BYTES",
     "balance/faults.py NAMED_WORKERS",

@@ -30,6 +30,8 @@ STRETCH: Final = 1.5
 STRETCH_STEPS: Final = 24
 USUAL_ADMITTED: Final = 0.7
 """Workers keep the promise up to about this part of what they carry without any waiting: where the search begins."""
+_NEARLY_ALL: Final = 0.95
+"""Share let in for one role above which the other one need not be looked at again."""
 ADMITTED_STEPS: Final = 4
 """Halvings in the search for the share of an overload that can be served: 2 % before interpolation."""
 
@@ -56,6 +58,7 @@ class PerformanceModel:
         self.slo = slo
         self._summed: dict[tuple[object, ...], float] = {}
         self._steps: dict[tuple[PoolCounts, Demand], float] = {}
+        self._patience: dict[tuple[float, float, float], float] = {}
         self.known_splits: dict[tuple[PoolCounts, Load], tuple[Layout, ...]] = {}
         """Kept for `split`, by workers per pool and load."""
         self._rates: dict[tuple[object, ...], UnitRates] = {}
@@ -168,10 +171,11 @@ class PerformanceModel:
         """
         decoded = self._decoded(decode_admitted, layout, load.decode, load)
         step = min(self._step(load.decode, layout.decode), self.slo.tpot_seconds)
-        fewer = replace(load.prefill, rate=load.prefill.rate * decoded)
-        prefilled = self._prefilled(layout, fewer, step, early=True)
-        fewer = replace(load.decode, rate=load.decode.rate * prefilled)
-        decoded = self._decoded(decode_admitted, layout, fewer, load)
+        demand = load.prefill if decoded > _NEARLY_ALL else replace(load.prefill, rate=load.prefill.rate * decoded)
+        prefilled = self._prefilled(layout, demand, step, early=True)
+        if decoded <= _NEARLY_ALL and prefilled <= _NEARLY_ALL:
+            fewer = replace(load.decode, rate=load.decode.rate * prefilled)
+            decoded = self._decoded(decode_admitted, layout, fewer, load)
         return prefilled * decoded
 
     def _prefilled(self, layout: Layout, demand: Demand, step_seconds: float, *, early: bool) -> float:
@@ -221,13 +225,17 @@ class PerformanceModel:
         Half of what the promise leaves beyond the work itself on an idle worker; the other half is for the prefill.
         """
         prompt, answer = load.prefill, load.decode
-        fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
-        squared = prompt.isl_tokens**2 * (1 - prompt.prefix_hit**2)
-        work = min(
-            speed.prefill_seconds(fresh, squared) + speed.decode_step_seconds(1.0, answer.isl_tokens)
-            for speed in self._speeds.values()
-        )
-        return max(0.0, self.slo.ttft_seconds - work) / 2
+        key = (prompt.isl_tokens, prompt.prefix_hit, answer.isl_tokens)
+        known = self._patience.get(key)
+        if known is None:
+            fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
+            squared = prompt.isl_tokens**2 * (1 - prompt.prefix_hit**2)
+            work = min(
+                speed.prefill_seconds(fresh, squared) + speed.decode_step_seconds(1.0, answer.isl_tokens)
+                for speed in self._speeds.values()
+            )
+            known = self._patience[key] = max(0.0, self.slo.ttft_seconds - work) / 2
+        return known
 
     def _mixed_share(self, layout: Layout, load: Load) -> float:
         """Requests go where there is room: in proportion to what each side carries at most."""

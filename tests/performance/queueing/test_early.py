@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.performance.queueing.test_bursts import SPEED
 from tests.performance.queueing.test_properties import demands, speeds, targets, workers
 from tests.performance.queueing.throughput import decode_throughput
 
-from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.performance.layout import Layout
@@ -52,22 +51,6 @@ def test_estimates_are_near_what_admission_makes_of_an_overload(
     assert shares[best] > max(shares.values()) - 0.01
 
 
-@example(
-    demand=Demand(rate=8.0, isl_tokens=527.0, osl_tokens=1.0, isl_cv2=6.0, osl_cv2=0.0),
-    speed=WorkerSpeed(
-        coefficients=SpeedCoefficients(
-            prefill_a=0.0, prefill_b=1e-3, prefill_c=0.0, decode_a=0.015625, decode_b=0.0, decode_c=0.0
-        ),
-        kv_capacity_tokens=2000,
-        max_batch=1,
-        max_batched_tokens=512,
-        transfer_base_seconds=0.002,
-        transfer_seconds_per_token=2e-4,
-    ),
-    count=1,
-    tpot=0.02,
-    wait=0.1,
-)
 @given(
     demand=demands,
     speed=speeds,

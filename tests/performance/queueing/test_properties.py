@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import isfinite
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.performance.queueing.throughput import decode_throughput, prefill_throughput
 
@@ -17,6 +17,7 @@ from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing import (
     decode_attainment,
     decode_step,
+    decode_wait,
     mixed_attainment,
     prefill_attainment,
 )
@@ -72,6 +73,7 @@ def test_shares_are_shares(demand: Demand, speed: WorkerSpeed, count: int, targe
     for name, estimate in estimates(target):
         share = estimate(demand, [(speed, count)])
         assert 0.0 <= share <= 1.0, name
+    assert 0.0 <= decode_wait(demand, [(speed, count)], seconds=0.1) <= 1.0
     assert decode_step(demand, [(speed, count)]) > 0.0
 
 
@@ -83,21 +85,6 @@ def test_more_workers_never_serve_less(
         assert estimate(demand, [(speed, count + more)]) >= estimate(demand, [(speed, count)]) - EPSILON, name
 
 
-TIGHT = WorkerSpeed(
-    coefficients=SpeedCoefficients(
-        prefill_a=0.01, prefill_b=1e-4, prefill_c=0.0, decode_a=0.001, decode_b=0.0, decode_c=3.6e-7
-    ),
-    kv_capacity_tokens=3583,
-    max_batch=177,
-    max_batched_tokens=8192,
-    transfer_base_seconds=0.002,
-    transfer_seconds_per_token=1e-6,
-)
-"""KV memory for one prompt of `MANY`: most wait for it."""
-MANY = Demand(rate=42.8, isl_tokens=3515.0, osl_tokens=6.43, isl_cv2=6.0, osl_cv2=0.2, prefix_hit=0.95)
-
-
-@example(MANY, TIGHT, 3, 0.05, 2.68)
 @given(demands, speeds, workers, targets, st.floats(1.0, 3.0))
 def test_more_load_is_never_served_better(
     demand: Demand, speed: WorkerSpeed, count: int, target: float, factor: float

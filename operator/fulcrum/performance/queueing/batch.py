@@ -130,7 +130,9 @@ def batches(
     groups = [group for group in groups if group.workers > 0 and group.room >= 1.0]
     if not groups:
         return OVERLOADED
-    knots, held = _line(groups)
+    # A step takes as long as there are requests for: a line through these knots.
+    knots = sorted({group.idle for group in groups} | {group.idle + group.per_request * group.room for group in groups})
+    held = [sum(group.held(step) for group in groups) for step in knots]
     offered, room = rate * tokens, sum(group.workers * group.room for group in groups)
     held[-1] = room
     if offered * knots[-1] >= room:
@@ -173,7 +175,7 @@ def batches(
         steps=steps,
         shares=shares,
         waiting=min(max(1.0 - float(shares.sum()), 0.0), 1.0),
-        spare_rate=rate / full - rate if full > 0.0 else 0.0,
+        spare_rate=rate / full - rate if full > 0.0 else inf,
     )
 
 
@@ -200,7 +202,8 @@ def blocked(
     if room < 1.0:
         return 1.0
     wider = (1.0 + max(dispersion, 1.0)) / 2
-    knots, held = _line(capped)
+    knots = sorted({group.idle for group in capped} | {group.idle + group.per_request * group.room for group in capped})
+    held = [sum(group.held(step) for group in capped) for step in knots]
     width = room / _LOSS_CELLS
     states: Floats = width * (np.arange(_LOSS_CELLS, dtype=np.float64) + 1.0)
     steps = np.maximum(np.interp(states - width / 2, held, knots), 1e-12)
@@ -220,12 +223,6 @@ def blocked(
         last *= exp(exponent)
         overflow = 1.0 - 1.0 / full  # no more come in than leave
     return max(1.0 - exp(-last * wider / inside), overflow)
-
-
-def _line(groups: Sequence[BatchGroup]) -> tuple[list[float], list[float]]:
-    """Return the knots of a line: seconds of a step, and the requests that all workers then hold."""
-    knots = sorted({group.idle for group in groups} | {group.idle + group.per_request * group.room for group in groups})
-    return knots, [sum(group.held(step) for group in groups) for step in knots]
 
 
 def _middle(offered: float, knots: Sequence[float], held: Sequence[float]) -> tuple[float, float]:

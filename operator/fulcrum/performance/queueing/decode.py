@@ -7,7 +7,7 @@ on its way takes KV memory already.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import expm1, log
+from math import exp, log
 
 import numpy as np
 
@@ -35,7 +35,8 @@ def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float
     Room (a turn on the link, a place in the batch, KV memory) must be there within `wait_seconds` of the hand-over.
     """
     pool, groups = _pool(demand, stations)
-    inside = tpot_inside(demand, pool, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds)
+    inside = tpot_inside(demand, pool, groups, tpot_seconds=tpot_seconds)
+    inside += room_in_time(pool, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds) if inside > 0.0 else 0.0
     return inside * _pulled(demand, stations, wait_seconds, early=False)
 
 
@@ -56,19 +57,34 @@ def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float, 
     )
 
 
+def decode_wait(demand: Demand, stations: Stations, *, seconds: float = 0.0) -> float:
+    """Return the probability that a request waits longer than `seconds` for a place in a batch and its KV memory."""
+    pool, _ = _pool(demand, stations)
+    return pool.waiting * exp(-pool.spare_rate * seconds) if seconds > 0.0 else pool.waiting
+
+
+def room_in_time(pool: Batches, groups: list[BatchGroup], *, tpot_seconds: float, wait_seconds: float) -> float:
+    """Return the share of requests that find room only after a wait, of at most `wait_seconds`, and keep their pace."""
+    # A request that waits starts on a pool that is full.
+    full = max(group.idle + group.per_request * group.room for group in groups)
+    if wait_seconds <= 0.0 or full > tpot_seconds:
+        return 0.0
+    return pool.waiting * (1.0 - exp(-pool.spare_rate * wait_seconds))
+
+
 def pull_seconds(demand: Demand, speed: WorkerSpeed) -> float:
     """Return how long the KV of a mean prompt takes of a decode worker's link; what it has cached is not pulled."""
     return speed.transfer_seconds_per_token * demand.isl_tokens * (1.0 - min(max(demand.prefix_hit, 0.0), 1.0))
 
 
 def _pulled(demand: Demand, stations: Stations, wait_seconds: float, *, early: bool) -> float:
-    """Return the share of prompts whose turn on a link comes within `wait_seconds` of their prefill.
+    """Return the share of prompts whose turn on a link comes within `wait_seconds` of their prefill; 0: not asked.
 
     `early`: what would be late is turned away at arrival. Prefill lets prompts out one by one, however they came.
     """
     workers = sum(count for _, count in stations)
     mean = sum(count * pull_seconds(demand, speed) for speed, count in stations) / max(workers, 1)
-    if mean <= 0.0:
+    if mean <= 0.0 or wait_seconds <= 0.0:
         return 1.0
     let_in = min(1.0, MOST_LOAD * workers / max(demand.rate * mean, 1e-9)) if early else 1.0
     service = Service(constant=0.0, own=mean, cv2=max(demand.isl_cv2, 0.0), most_sharing=1.0, held_up=1.0)
@@ -97,17 +113,9 @@ def _groups(demand: Demand, stations: Stations, context: Context) -> list[BatchG
 
 
 def tpot_inside(
-    demand: Demand,
-    pool: Batches,
-    groups: list[BatchGroup],
-    *,
-    tpot_seconds: float,
-    wait_seconds: float = 0.0,
-    jitter: float = 0.0,
+    demand: Demand, pool: Batches, groups: list[BatchGroup], *, tpot_seconds: float, jitter: float = 0.0
 ) -> float:
-    """Return the share of requests that find room within `wait_seconds` and average at most `tpot_seconds` per token.
-
-    A request that waits for room starts on a full pool.
+    """Return the share of requests that find room and average at most `tpot_seconds` per token.
 
     A request averages over its own residence, in which the number of others moves: around its mean as an
     Ornstein-Uhlenbeck process that forgets at the rate (1 - elasticity) / residence, which leaves
@@ -119,14 +127,11 @@ def tpot_inside(
         return 0.0
     sigma = log_spread(demand.osl_cv2)
     single = _of_one_token(demand.osl_tokens, sigma)
-    shares = np.append(pool.shares, pool.waiting * -expm1(-pool.spare_rate * wait_seconds))
-    steps = np.append(pool.steps, max(group.idle + group.per_request * group.room for group in groups))
-    found_room = float(shares.sum())
     if tpot_seconds < min(group.idle for group in groups):
-        return single * found_room
+        return single * (1.0 - pool.waiting)
     relative = np.exp(sigma * _CLASSES - sigma * sigma / 2)
     kept = np.sqrt(_averaged((1.0 - pool.elasticity) * relative))
-    mean = float(shares @ steps) / found_room
+    mean = float(pool.shares @ pool.steps) / (1.0 - pool.waiting)
     # Below the mean the threshold stays, so that the share falls with the load everywhere.
     threshold = np.where(tpot_seconds >= mean, mean + (tpot_seconds - mean) / kept, tpot_seconds)
     held = sum(group.held(tpot_seconds) for group in groups)
@@ -134,15 +139,15 @@ def tpot_inside(
     per_context = max(group.per_context for group in groups)
     others = per_context * per_context * Context.of(demand).variance * max(held / workers, 1.0)
     spread = others * _averaged(relative)
-    distance = threshold[:, None] - steps
+    distance = threshold[:, None] - pool.steps
     # States that are too slow: a fixed width, or heavier demand would get more of them inside by chance.
     steady = _WIDTH * tpot_seconds
     # Long contexts make steps long, so that more requests gather: two relaxations in a row, shared by the pool.
     e = pool.elasticity
     gathered = 1.0 + (2.0 * e / (2.0 - e) + e * e / ((1.0 - e) * (2.0 - e))) / workers
     moved = np.sqrt(spread * gathered + jitter / np.maximum(relative * demand.osl_tokens, 1.0))[:, None] + 1e-9
-    inside = normal(distance / np.where(distance < 0.0, steady, moved)) @ shares
-    return min(max((1.0 - single) * float(_CLASS_WEIGHTS @ inside) + single * found_room, 0.0), 1.0)
+    inside = normal(distance / np.where(distance < 0.0, steady, moved)) @ pool.shares
+    return min(max((1.0 - single) * float(_CLASS_WEIGHTS @ inside) + single * (1.0 - pool.waiting), 0.0), 1.0)
 
 
 def _of_one_token(osl_tokens: float, sigma: float) -> float:
