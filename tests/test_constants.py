@@ -116,7 +116,6 @@ PRECISION = (
 
 WORDS = (
     "admission/outcome.py numbers: 1000",
-    "balance/explanation.py _MOST_CANDIDATES",
     "balance/explanation.py _least: 0.05",
     "balance/faults.py ENGINE_LINES_BYTES",
     "balance/faults.py NAMED_WORKERS",
