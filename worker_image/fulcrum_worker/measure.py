@@ -49,6 +49,7 @@ _CONTEXTS: Final = (16, 96)
 vLLM's smallest default token budget."""
 _DECODE_STEPS: Final = 8
 _SETTLED: Final = 0.8
+"""A request that takes this share of the quickest before it, or more, is no quicker: the engine has settled."""
 _TOKEN_IDS: Final = range(10, 1000)
 """Ordinary ids of every vocabulary, without the special ones at its start."""
 _PREFILL_TIME: Final = ("vllm:request_prefill_time_seconds",)
