@@ -5,8 +5,12 @@ BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PYTEST := $(BIN)/python -m pytest
 SOURCES := operator worker_image tests benchmarks charts
+# Two lanes of clusters have up to eight engines of 1.9 GB each; with less than 20 GB of memory there is one lane.
+LANES ?= $(shell awk '/^MemTotal:/ {lanes = $$2 < 20000000 ? 0 : 2} END {print lanes + 0}' /proc/meminfo 2>/dev/null || echo 0)
+# Tests of single engines that compare no durations, so that they can run beside those of clusters.
+BESIDE := tests/worker_image/test_two_engines.py tests/worker_image/test_engine_failures.py
 
-.PHONY: help install demo test check format unit integration scan e2e compare bench generate lock docs images release clean
+.PHONY: help install demo test check lint types contracts dockerfiles generated documentation format unit integration scan e2e compare bench generate lock docs images release clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,11 +27,24 @@ demo: install  ## Local cluster with real vLLM workers: ask, replay, flip, repor
 test: check unit integration e2e  ## Every check
 
 check: install  ## Format, lint, types, import contracts, Dockerfiles, generated files, documentation
+	@$(MAKE) --no-print-directory --jobs=2 types documentation contracts generated dockerfiles lint
+
+lint:
 	@echo "[check] format and lint" && $(BIN)/ruff format --check --quiet $(SOURCES) && $(BIN)/ruff check --quiet $(SOURCES)
+
+types:
 	@echo "[check] types" && $(BIN)/mypy --no-error-summary operator/fulcrum worker_image/fulcrum_worker
+
+contracts:
 	@echo "[check] import contracts" && $(BIN)/lint-imports --no-logo > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
+
+dockerfiles:
 	@echo "[check] Dockerfiles" && $(BIN)/hadolint Dockerfile worker_image/Dockerfile
+
+generated:
 	@echo "[check] generated files" && $(BIN)/fulcrum crd --check crds/fulcrum.dev_inferenceclusters.yaml && $(BIN)/fulcrum crd --kind InferenceScale --check crds/fulcrum.dev_inferencescales.yaml && $(BIN)/python charts/generate.py --check
+
+documentation:
 	@echo "[check] documentation" && sh requirements/tool.sh mkdocs && NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs/bin/mkdocs build --quiet --strict
 
 unit: install  ## Tests that start no process of ours
@@ -41,7 +58,8 @@ scan: install  ## checkov on charts, manifests and Dockerfiles (installs 290 MB 
 	$(PYTEST) tests/charts/test_checkov.py --quiet
 
 e2e: install  ## Tests with real vLLM engines
-	$(PYTEST) -m "engine and not compare" --durations=15
+	$(PYTEST) tests/e2e $(BESIDE) -m "engine and not compare" -n $(LANES) --durations=15
+	$(PYTEST) tests $(addprefix --ignore=,tests/e2e $(BESIDE)) -m "engine and not compare" --durations=15
 
 compare: install  ## Auto against fixed ratios, rejection against none, on real engines; wants a quiet machine
 	$(PYTEST) -m compare -s

@@ -26,7 +26,7 @@ from fulcrum.balance import GatewayState, Plan, Snapshot, Worker, WorkerPhase, p
 from fulcrum.balance.actions import changes_cluster
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Busiest, Peak
-from fulcrum.balance.plan import ratio_text
+from fulcrum.balance.target import ratio_text
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.traffic import Traffic

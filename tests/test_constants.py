@@ -18,23 +18,9 @@ GUARD = 1e-6
 
 LEFT = (
     "admission/decide.py _SOONEST_SECONDS",
-    "admission/limits.py _EMPTY",
-    "admission/limits.py _LEAST_SPARE",
-    "admission/margin.py _OF_SPREAD",
-    "admission/margin.py _RECENT_REQUESTS",
-    "admission/margin.py _RELAX",
-    "admission/margin.py _SMALL",
-    "admission/margin.py _SPREAD_WEIGHT",
     "admission/margin.py __init__: 0.999",
-    "admission/neighbours.py _SAMPLES",
-    "admission/outputs.py _ENOUGH_ANSWERS",
     "admission/outputs.py _MOST_ANSWERS",
-    "admission/outputs.py _PRIOR_BYTES_PER_TOKEN",
-    "admission/outputs.py _PRIOR_TOKENS",
-    "admission/outputs.py _RATIO_MEMORY_TOKENS",
-    "admission/outputs.py _USUAL_OUTPUT_TOKENS",
-    "admission/shares.py _ASLEEP",
-    "admission/shares.py _LEAST_ROOM",
+    "admission/shares.py _LEAST",
     "admission/shares.py _SIZE_MEMORY",
     "balance/faults.py DEADLINE_MARGIN",
     "balance/initial.py _USUAL",
@@ -59,12 +45,11 @@ LEFT = (
 DEFAULTS = (
     "admission/decide.py __init__: 0.1",
     "admission/decide.py __init__: 0.95",
-    "admission/decide.py new_view: 4",
-    "routing/view.py __init__: 4",
 )
 """Defaults of arguments and assumptions that the gateway's configuration replaces."""
 
 FITTED = (
+    "performance/model.py MIXED_CHOSEN",
     "performance/queueing/batch.py normal: 0.070566",
     "performance/queueing/batch.py normal: 1.5976",
     "performance/queueing/decode.py _of_one_token: 1.5",
@@ -78,7 +63,6 @@ FITTED = (
 """Coefficients of formulas, with their source or the benchmark that fitted them beside them."""
 
 PRECISION = (
-    "admission/shares.py _FORGOTTEN",
     "balance/best_split.py FINENESS",
     "balance/cheapest.py HEADROOM_PRECISION",
     "balance/cheapest.py HEADROOM_STEP",
@@ -116,17 +100,15 @@ PRECISION = (
 
 WORDS = (
     "admission/outcome.py numbers: 1000",
-    "balance/explanation.py _least: 0.05",
-    "balance/faults.py ENGINE_LINES_BYTES",
+    "balance/explanation.py explain: 0.05",
     "balance/faults.py NAMED_WORKERS",
+    "balance/faults.py SAID_BYTES",
     "balance/kv_routes.py MOST_ROUTES",
     "balance/rejecting.py _SHARES",
     "balance/revision.py STORED_BLOCK_SIZE",
     "routing/affinity.py POOL",
     "routing/sharing.py MAX_BATCH_KEYS",
     "routing/sharing.py MAX_PROMPT_KEYS",
-    "routing/sharing.py _Key",
-    "routing/sharing.py _MAX_NAME",
 )
 """Formats, bounds of messages, and units."""
 

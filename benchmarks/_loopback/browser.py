@@ -74,7 +74,7 @@ class Tab:
     async def open(self, url: str, *, seconds: float = 30.0) -> None:
         """Go to a page once its server answers. Errors: TimeoutError."""
         async with asyncio.timeout(seconds):
-            while "errorText" in await self.call("Page.navigate", url=url):  # noqa: ASYNC110 - a server tells nobody
+            while "errorText" in await self.call("Page.navigate", url=url):  # noqa: ASYNC110 - no event says it
                 await asyncio.sleep(0.1)
         await self.until("document.readyState === 'complete'", seconds=seconds)
 

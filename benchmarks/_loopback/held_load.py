@@ -71,7 +71,7 @@ class Holder:
             self.look(1.0)
 
     def look(self, seconds: float) -> None:
-        """Read what should be read, and note who has been cut off."""
+        """Read what should be read, and note which clients have been cut off."""
         for number, event in self._poll.poll(seconds):
             if event & select.EPOLLIN:
                 with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ _STOP_SECONDS = 15.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on."""
+    """Ports of 127.0.0.1 on which nothing listens."""
     with contextlib.ExitStack() as stack:
         taken = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in taken:

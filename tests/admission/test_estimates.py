@@ -7,9 +7,11 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.admission.world import make
 
-from fulcrum.admission import ClassTable, Margin, OutputLengths, TokenRatio
+from fulcrum.admission import Admit, ClassTable, Margin, OutputLengths, TokenRatio
 from fulcrum.api.serving_types import ClassMatch, QosClass
+from fulcrum.routing import Flight
 
 
 def test_bytes_per_token_are_learned_and_relearned() -> None:
@@ -41,6 +43,29 @@ def test_mean_outputs_follow_the_last_answers() -> None:
     for _ in range(200):
         outputs.learn(0, 100, 80)
     assert outputs.mean(0, 100) == pytest.approx(80, rel=0.05)
+
+
+def under_way(tokens: float, *, now: float = 1000.0) -> dict[Flight, None]:
+    """A request of 100 prompt tokens that has made so many tokens of its answer by `now`, one in 11 ms."""
+    admission, view = make()
+    began = now - tokens * 0.011
+    decided = admission.decide(admission.incoming(prompt_tokens=100), view, began)
+    assert isinstance(decided, Admit)
+    flight = view.start(admission.incoming(prompt_tokens=100), decided.route, began)
+    view.prefill_done(flight, began)
+    return {flight: None}
+
+
+def test_before_any_answer_has_ended_it_is_as_long_as_the_longest_under_way() -> None:
+    outputs = OutputLengths(1)
+    outputs.look(under_way(200), 1000)
+    assert outputs.mean(0, 100) == 0, "usual ones are longer"
+    assert outputs.expect(0, 100, None) == 256
+    outputs.look(under_way(700, now=1010), 1010)
+    assert outputs.expect(0, 100, None) == pytest.approx(700, rel=0.1)
+    for _ in range(3):
+        outputs.learn(0, 100, 50)
+    assert outputs.expect(0, 100, None) == 50
 
 
 def test_output_lengths_by_class_and_prompt_and_never_above_the_cap() -> None:

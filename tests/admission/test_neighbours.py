@@ -107,6 +107,14 @@ def test_what_busy_neighbours_explain_does_not_widen_the_margin_too() -> None:
     assert admission.ttft_margin.factor < 1.1, "so late was to be expected beside the other one"
 
 
+def test_an_ordinary_error_of_predictions_is_not_put_down_to_neighbours() -> None:
+    """The spread is the margin's: multiplied by each busy neighbour it would turn most requests away."""
+    slowdown = NeighbourSlowdown()
+    for number in range(32):
+        slowdown.learn(0.7 if number % 2 else 1.5, 1, float(number))
+    assert slowdown.factor(3, 32.0) == 1.0
+
+
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 8), st.floats(0, 100)), max_size=100))
 def test_the_factor_is_bounded_and_one_without_busy_neighbours(seen: list[tuple[float, int, float]]) -> None:
     slowdown = NeighbourSlowdown()

@@ -24,7 +24,6 @@ from fulcrum.balance import (
     WorkerPhase,
     plan,
     stopped_status,
-    with_failure,
 )
 
 P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
@@ -424,11 +423,13 @@ def test_an_agent_that_did_not_hear_its_role_is_told_again() -> None:
 def test_a_refusal_of_the_api_server_is_in_progressing_and_stays_the_same() -> None:
     world = settled(make_spec(pool()))
     said = "pods is forbidden: exceeded quota"
-    first = with_failure(world.plan(), said, last=world.status, generation=1, now=START)
-    snapshot = replace(world.snapshot(), status=first.status)
-    again = with_failure(plan(snapshot, START), said, last=first.status, generation=1, now=START)
-    assert again.status == first.status
-    assert condition(first, ConditionType.PROGRESSING).reason is Reason.RECONCILE_FAILED
+    failed, now = Reason.RECONCILE_FAILED, START
+    first = stopped_status(failed, said, status=world.plan().status, last=world.status, generation=1, now=now)
+    snapshot = replace(world.snapshot(), status=first)
+    again = stopped_status(failed, said, status=plan(snapshot, now).status, last=first, generation=1, now=now)
+    assert again == first
+    by_type = {c.type: c for c in first.conditions}
+    assert by_type[ConditionType.PROGRESSING].reason is Reason.RECONCILE_FAILED
 
 
 def test_a_spec_that_cannot_be_read_leaves_what_runs_and_says_so() -> None:

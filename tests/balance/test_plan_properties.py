@@ -62,16 +62,16 @@ class Watch:
         world.do(action)
         # No role that somebody served is left empty by what we did.
         gone = (served - served_roles(world.workers.values())) & needed
-        lonely = sum(make_target(world.spec).workers.values()) == 1
+        lonely = make_target(world.spec).total == 1
         assert not gone or lonely, f"{action} left {gone} empty: {before}"
         # Never above the budget: a worker is added only where there is room, terminating and lost ones counted; beyond
         # the target only as far as the rollout says, and never beyond the bound.
         pools = {chosen.name: chosen for chosen in world.spec.pools}
-        targets = make_target(world.spec).workers
+        target = make_target(world.spec)
         for name in {w.pool for w in world.workers.values()}:
             was = sum(1 for w in before.values() if w.pool == name)
             now = sum(1 for w in world.workers.values() if w.pool == name)
-            wanted = targets.get(name, 0)
+            wanted = sum(target.in_pool(name).values())
             most = wanted + surge_limit(pools[name], wanted) if name in pools else 0
             assert now <= max(was, most)
             assert name not in pools or now <= max(was, pools[name].workers.max)
@@ -122,8 +122,9 @@ def converges(world: World) -> None:
     assert rounds <= 60
     target = make_target(world.spec)
     assert world.roles() == target.counts()
-    for name, count in target.workers.items():
-        assert sum(1 for w in world.workers.values() if w.pool == name) == count
+    for chosen in world.spec.pools:
+        here = [w for w in world.workers.values() if w.pool == chosen.name]
+        assert len(here) == sum(target.in_pool(chosen.name).values())
     assert all(w.spec_hash == world.revision(w.pool) for w in world.workers.values())
     assert [a for a in world.plan().actions if not isinstance(a, TellRole)] == []
 

@@ -75,13 +75,13 @@ def specs(draw: st.DrawFn) -> InferenceClusterSpec:
 @given(specs())
 def test_target_is_within_every_bound(spec: InferenceClusterSpec) -> None:
     target = make_target(spec)
+    flexible = 0
     for chosen in spec.pools:
-        assert chosen.workers.min <= target.workers[chosen.name] <= chosen.workers.max
-        role = target.fixed.get(chosen.name)
+        workers = target.in_pool(chosen.name)
+        assert chosen.workers.min <= sum(workers.values()) <= chosen.workers.max
         flippable = {P, D} <= set(chosen.roles)
-        assert (role is None) or role in chosen.roles or (flippable and target.workers[chosen.name] == 1)
-    flexible = sum(count for name, count in target.workers.items() if name not in target.fixed)
-    assert 0 <= target.flexible_prefill <= flexible
+        assert all(role in chosen.roles or (flippable and workers == {M: 1}) for role in workers)
+        flexible += sum(workers.values()) if flippable else 0
     counts = target.counts()
     assert sum(counts.values()) == target.total
     if flexible >= 2:

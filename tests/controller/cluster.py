@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -49,6 +50,25 @@ async def eventually(check: Callable[[], Awaitable[T]], *, seconds: float = 60.0
             msg = f"not within {seconds} s: {problem!r}"
             raise AssertionError(msg)
         await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def serving(app: web.Application, address: str, port: int) -> AsyncIterator[None]:
+    """Serve `app` to another process.
+
+    It stops accepting a turn of the loop before it closes: asyncio never closes a connection that it
+    accepts in the turn in which its server is closed.
+    """
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    listener = socket.create_server((address, port))
+    await web.SockSite(runner, listener).start()
+    try:
+        yield
+    finally:
+        asyncio.get_running_loop().remove_reader(listener)
+        await asyncio.sleep(0)
+        await runner.cleanup()
 
 
 class ApiServer:
@@ -208,13 +228,8 @@ class Agent:
     async def serve(self, address: str) -> AsyncIterator[Agent]:
         app = web.Application()
         app.add_routes([web.get("/load", self.load), web.post("/role", self.role)])
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, address, 8001).start()
-        try:
+        async with serving(app, address, 8001):
             yield self
-        finally:
-            await runner.cleanup()
 
 
 _ADDRESSES = (f"127.{random.randint(100, 200)}.{random.randint(1, 250)}.{n}" for n in itertools.cycle(range(1, 250)))

@@ -1,26 +1,28 @@
-"""One local cluster with four real engines for the whole session; brought up by the first test that wants it."""
+"""Local clusters with real engines that stay until the session ends; the first test that wants one brings it up."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks")]  # modules that tests here, and the benchmarks, share
 
 from answers import Question, questions_of  # noqa: E402
-from local_cluster import BIN, REPOSITORY, Cluster, local_cluster, wait_until  # noqa: E402
-from this_machine import suited  # noqa: E402
+from lanes import state_folder  # noqa: E402
+from local_cluster import REPOSITORY, Cluster, local_cluster, wait_until  # noqa: E402
+from manifests import changed  # noqa: E402
 
 ORDER = (
     "test_chaos",
     "test_helm",
     "test_watchdog",
+    "test_parity_bf16",
     "test_parity",
     "test_bad_input",
     "test_access",
@@ -32,14 +34,28 @@ ORDER = (
     "test_scale_down",
     "test_nodes",
     "test_delete",
-    "test_parity_bf16",
     "test_fidelity",
     "test_auto",
     "test_prometheus",
     "test_overload",
 )
-"""The first three have clusters of their own, before there is another. Later ones change the cluster for good;
-from `test_parity_bf16` on they have others where the first one was."""
+"""The first four end the cluster that they have before there is another. Of those that share one, later ones change it
+for good."""
+SHARED = ORDER[ORDER.index("test_parity") : ORDER.index("test_delete") + 1]
+"""Files whose tests want one and the same cluster, and so one process. All others have clusters of their own."""
+
+
+class TwoLanes(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests of the shared cluster in one process, all others beside them in another one (`make e2e`)."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "shared" if Path(nodeid.partition("::")[0]).stem in SHARED else "apart"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoLanes:
+    """How pytest-xdist shares out the tests of this folder when it is asked for these alone."""
+    return TwoLanes(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,38 +79,48 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def running() -> list[Cluster]:
+    """Clusters that are there until the session ends, oldest first."""
+    return []
+
+
+def make_room(running: list[Cluster]) -> None:
+    """Delete the workers of the clusters before: memory is scarce."""
+    for cluster in running:
+        cluster.kubectl("delete", "ic", "--all", "--wait=false")
+        wait_until("no workers of other clusters", lambda of=cluster: not of.read("pods")["items"], seconds=240)
+
+
+@pytest.fixture(scope="session")
+def quickstart(running: list[Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """`examples/quickstart.yaml`, up and Available."""
-    subprocess.run([BIN / "fulcrum", "model", "smollm2"], check=True)
-    with local_cluster(tmp_path_factory.mktemp("fulcrum")) as cluster:
+    with local_cluster(state_folder(tmp_path_factory, "fulcrum")) as cluster:
         wait_until("the cluster to be Available", lambda: cluster.condition("Available") == "True", seconds=480)
+        running.append(cluster)
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def auto(quickstart: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    """`examples/auto.yaml` in the same local Kubernetes, once the clusters before it are gone: memory is scarce."""
-    quickstart.kubectl("delete", "ic", "--all", "--wait=false")
-    wait_until("no workers of other clusters", lambda: not quickstart.read("pods")["items"], seconds=240)
-    manifest = suited(REPOSITORY / "examples" / "auto.yaml", tmp_path_factory.mktemp("auto"))
-    quickstart.kubectl("apply", "-f", str(manifest))
-    cluster = replace(quickstart, name="auto")
-    # Its tests load it until it is late, to see what the ratio does about that.
-    cluster.patch({"admission": {"policy": "Off"}})
-    wait_until("four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=480)
-    return cluster
+def auto(running: list[Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """`examples/auto.yaml`; its tests load it until it is late, to see what the ratio does about that."""
+    make_room(running)
+    folder = state_folder(tmp_path_factory, "auto")
+    manifest = changed(REPOSITORY / "examples" / "auto.yaml", folder / "late.yaml", admission={"policy": "Off"})
+    with local_cluster(folder, manifest=manifest, name="auto") as cluster:
+        wait_until("four workers", lambda: cluster.cluster()["status"].get("ready") == "4/4", seconds=480)
+        running.append(cluster)
+        yield cluster
 
 
 @pytest.fixture(scope="session")
-def overload(quickstart: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    """`examples/overload.yaml` in the same local Kubernetes, once the clusters before it are gone."""
-    quickstart.kubectl("delete", "ic", "--all", "--wait=false")
-    wait_until("no workers of other clusters", lambda: not quickstart.read("pods")["items"], seconds=240)
-    manifest = suited(REPOSITORY / "examples" / "overload.yaml", tmp_path_factory.mktemp("overload"))
-    quickstart.kubectl("apply", "-f", str(manifest))
-    cluster = replace(quickstart, name="overload")
-    wait_until("two workers", lambda: cluster.cluster()["status"].get("ready") == "2/2", seconds=480)
-    return cluster
+def overload(running: list[Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """`examples/overload.yaml`."""
+    make_room(running)
+    manifest = REPOSITORY / "examples" / "overload.yaml"
+    with local_cluster(state_folder(tmp_path_factory, "overload"), manifest=manifest, name="overload") as cluster:
+        wait_until("two workers", lambda: cluster.cluster()["status"].get("ready") == "2/2", seconds=480)
+        running.append(cluster)
+        yield cluster
 
 
 def rolled_out(cluster: Cluster) -> bool:

@@ -40,12 +40,15 @@ class Answered:
 
 
 class SteadyLoad:
-    """Sends `rate` questions a second from `__enter__` to `__exit__`, then waits for the last answer."""
+    """Sends `rate` questions a second from `__enter__` to `__exit__`, then waits for the last answer.
+
+    `rate` may be set meanwhile: engines start sooner where fewer questions take the same few cores.
+    """
 
     def __init__(self, url: str, questions: Sequence[Question], *, rate: float) -> None:
         self._url = url
         self._questions = questions
-        self._gap_seconds = 1 / rate
+        self.rate = rate
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self.answered: list[Answered] = []
@@ -77,14 +80,15 @@ class SteadyLoad:
         async with Client(self._url, timeout_seconds=300) as client, asyncio.TaskGroup() as tasks:
             number = 0
             loop = asyncio.get_running_loop()
-            started = loop.time()
+            due = loop.time()
             while not self._stop.is_set():
                 question = self._questions[number % len(self._questions)]
                 # With an even number of questions, each is streamed in one round and whole in the next.
                 streamed = (number + number // len(self._questions)) % 2 == 0
                 tasks.create_task(self._ask(client, question, streamed=streamed))
                 number += 1
-                await asyncio.sleep(max(0.0, started + number * self._gap_seconds - loop.time()))
+                due += 1 / self.rate
+                await asyncio.sleep(max(0.0, due - loop.time()))
 
     async def _ask(self, client: Client, question: Question, *, streamed: bool) -> None:
         if streamed:

@@ -25,13 +25,14 @@ def has_roles(cluster: Cluster, wanted: dict[str, int]) -> bool:
 def test_a_hundred_flips_under_load_lose_nothing(whole: Cluster, questions: list[Question]) -> None:
     before = {worker.name: (worker.uid, worker.restarts) for worker in whole.workers()}
     flips_before = whole.flips()
-    with SteadyLoad(whole.endpoint(), questions, rate=4) as load:
+    with SteadyLoad(whole.endpoint(), questions, rate=6) as load:
         for number in range(FLIPS):
             prefill, decode = RATIOS[number % len(RATIOS)]
             whole.patch_ratio(prefill, decode)
             wanted = {"prefill": prefill, "decode": decode}
-            wait_until(f"flip {number}: {wanted}", partial(has_roles, whole, wanted), seconds=90)
-            wait_until("answers in the new roles", partial(load.has, len(load.answered) + 2), seconds=90)
+            wait_until(f"flip {number}: {wanted}", partial(has_roles, whole, wanted), seconds=90, every_seconds=0.1)
+            wait_until("answers in the new roles", partial(load.has, len(load.answered) + 2), seconds=90,
+                       every_seconds=0.05)  # fmt: skip
     assert whole.flips() - flips_before == FLIPS
     assert {worker.name: (worker.uid, worker.restarts) for worker in whole.workers()} == before
     assert load.count(Outcome.OK) == len(load.answered), load.summary()

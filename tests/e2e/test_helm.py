@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from answers import questions_of
+from lanes import state_folder
 from local_cluster import BIN, QUICKSTART, Cluster
 from tests.charts.release import OPERATOR_NAMESPACE, Release, left_over, local_release
 from this_machine import suited
@@ -31,7 +32,7 @@ def cluster_values(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
-    folder = tmp_path_factory.mktemp("helm")
+    folder = state_folder(tmp_path_factory, "helm", "home")
     with local_release(folder, cluster_values(folder)) as release:
         yield release
 

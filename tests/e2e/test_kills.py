@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 from answers import Question
@@ -17,22 +18,32 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 OPERATOR_NAMESPACE = "fulcrum-system"
 
 
-def load_around(cluster: Cluster, questions: list[Question], pod: str, *, engine: bool = False) -> SteadyLoad:
-    """Load before, during and after the kill of the Pod's main process, or of the engine below it."""
-    main = processes(cluster, pod=pod)[0]
-    victim = engine_core(main) if engine else main
-    restarts_before = restarts(cluster, pod)
+def load_around(cluster: Cluster, questions: list[Question], *pods: str, engine_of: str = "") -> SteadyLoad:
+    """Load before, during and after the kill of each Pod's main process, or of the engine below it.
+
+    The next one is killed once the restart of the one before has begun and others have answered meanwhile.
+    """
+    victims = {pod: processes(cluster, pod=pod)[0] for pod in pods}
+    if engine_of:
+        victims[engine_of] = engine_core(victims[engine_of])
     with SteadyLoad(cluster.endpoint(), questions, rate=4) as load:
-        wait_until("answers before the kill", lambda: load.count(Outcome.OK) >= 8, seconds=120)
-        victim.kill()
-        killed_at = time.monotonic()
-        wait_until("its restart", lambda: restarts(cluster, pod) > restarts_before, seconds=120)
+        began = time.monotonic()
+        for pod, victim in victims.items():
+            wait_until("answers before the kill", partial(more_right, load, load.count(Outcome.OK)), seconds=120)
+            before = restarts(cluster, pod)
+            victim.kill()
+            print(f"{pod}: killed after {time.monotonic() - began:.1f} s")
+            wait_until("its restart", lambda of=pod, more=before: restarts(cluster, of) > more, seconds=120)
+        load.rate = 2
         wait_until("the cluster to be whole again", lambda: healed(cluster), seconds=400, every_seconds=1)
-        print(f"{pod}: whole again {time.monotonic() - killed_at:.1f} s after the kill")
-        ok = load.count(Outcome.OK)
-        wait_until("answers after it", lambda: load.count(Outcome.OK) >= ok + 8, seconds=120)
+        print(f"whole again after {time.monotonic() - began:.1f} s")
+        wait_until("answers after it", partial(more_right, load, load.count(Outcome.OK)), seconds=120)
     print(load.summary())
     return load
+
+
+def more_right(load: SteadyLoad, before: int) -> bool:
+    return load.count(Outcome.OK) >= before + 8
 
 
 def restarts(cluster: Cluster, pod: str) -> int:
@@ -61,10 +72,10 @@ def clean(answered: Answered) -> bool:
     return answered.outcome is Outcome.REJECTED or "error in the stream" in answered.detail
 
 
-@pytest.mark.parametrize(("role", "engine"), [("prefill", False), ("decode", True)], ids=["agent", "engine"])
-def test_worker(whole: Cluster, questions: list[Question], role: str, engine: bool) -> None:
-    victim = next(worker for worker in whole.workers() if worker.role == role)
-    load = load_around(whole, questions, victim.name, engine=engine)
+def test_workers(whole: Cluster, questions: list[Question]) -> None:
+    """The agent of a prefill worker, and the engine of a decode worker while the first one starts again."""
+    prefill, decode = (next(w.name for w in whole.workers() if w.role == role) for role in ("prefill", "decode"))
+    load = load_around(whole, questions, prefill, decode, engine_of=decode)
     assert not any(answered.wrong for answered in load.answered), load.summary()
     assert all(answered.right or clean(answered) for answered in load.answered), load.summary()
 

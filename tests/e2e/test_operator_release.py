@@ -38,7 +38,7 @@ def restored(whole: Cluster) -> Iterator[Cluster]:
     whole.kubectl(
         "delete", "pods", "-l", f"fulcrum.dev/cluster={whole.name},app.kubernetes.io/component=worker", "--wait=false"
     )
-    wait_until("open workers", partial(all_are_open, whole), seconds=480)
+    wait_until("open workers", partial(all_are_open, whole), seconds=480, every_seconds=1)
     yield whole
     whole.kubectl("-n", NAMESPACE, "set", "env", "deployment/fulcrum-operator", "FULCRUM_OPEN_WORKERS-")
     install(whole, None)

@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 DECIDED_SECONDS = 300
 """Load is averaged over a minute of scrapes, and the engines have their queues to work off."""
-HELD_SECONDS = 45
+HELD_SECONDS = 30
+"""Three intervals of the forecast, and as long as three flips of one worker are apart at least."""
 
 
 def reason(cluster: Cluster) -> str:

@@ -23,7 +23,7 @@ def test_streams_survive_their_decode_worker(whole: Cluster) -> None:
         before = resumed(whole)
         for kill in range(MOST_KILLS):
             if kill and kill % 2 == 0:
-                wait_until("2P:2D", lambda: is_whole(whole), seconds=480)
+                wait_until("2P:2D", lambda: is_whole(whole), seconds=480, every_seconds=1)
             streams.paused = False
             # The first of two shares the streams with the other one; that has them all then, and leaves no such worker.
             least = 17 if kill % 2 == 0 else min(WANTED - len(cut), 34)
@@ -41,7 +41,7 @@ def test_streams_survive_their_decode_worker(whole: Cluster) -> None:
     assert after - before >= len(cut)
     gaps = sorted(stream.longest_gap_seconds() for stream in cut)
     print(f"{len(cut)} streams cut; longest pause of each: median {gaps[len(gaps) // 2]:.2f} s, most {gaps[-1]:.2f} s")
-    wait_until("2P:2D", lambda: is_whole(whole), seconds=480)
+    wait_until("2P:2D", lambda: is_whole(whole), seconds=480, every_seconds=1)
 
 
 def is_whole(cluster: Cluster) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from answers import Question, questions_of
+from lanes import state_folder
 from local_cluster import QUICKSTART, Cluster, Worker, local_cluster, wait_until
 
 from fulcrum.replay import Outcome
@@ -73,7 +74,7 @@ def with_relays(folder: Path) -> Path:
 
 @pytest.fixture
 def watched(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    home = tmp_path_factory.mktemp("watchdog")
+    home = state_folder(tmp_path_factory, "watchdog")
     with local_cluster(home, manifest=with_relays(tmp_path), name="watchdog") as cluster:
         wait_until("three workers", lambda: cluster.cluster()["status"].get("ready") == "3/3", seconds=480)
         wait_until("2P:1D", lambda: cluster.roles() == {"prefill": 2, "decode": 1}, seconds=120)
@@ -98,6 +99,11 @@ def is_said(cluster: Cluster, reason: str, what: str = "") -> bool:
     """Whether the condition Degraded has this reason, and a message with `what` in it."""
     conditions = cluster.cluster()["status"]["conditions"]
     return any(c["type"] == "Degraded" and c["reason"] == reason and what in c["message"] for c in conditions)
+
+
+def is_there(cluster: Cluster, worker: Worker) -> bool:
+    """Whether it is the same Pod, and stays."""
+    return any(found.uid == worker.uid and not found.deleting for found in cluster.workers())
 
 
 def newcomer(cluster: Cluster, known: set[str]) -> Worker | None:
@@ -129,7 +135,7 @@ def test_a_worker_from_which_nobody_can_pull_is_noticed_avoided_and_restarted(wa
     known = {worker.uid for worker in watched.workers()}
     victim = next(worker for worker in watched.workers() if worker.role == "prefill")
     (decode,) = (worker.name for worker in watched.workers() if worker.role == "decode")
-    with SteadyLoad(watched.endpoint(), questions, rate=1) as load:
+    with ThreadPoolExecutor(1) as beside, SteadyLoad(watched.endpoint(), questions, rate=1) as load:
         wait_until("answers", partial(load.has, 4), seconds=120)
         (tmp_path / "block-next").touch()
         watched.kubectl("delete", "pod", victim.name, "--wait=false")
@@ -139,8 +145,13 @@ def test_a_worker_from_which_nobody_can_pull_is_noticed_avoided_and_restarted(wa
         pair = (faulty.name, decode)
         wait_until("the fault to be noticed", lambda: pair in failing_pairs(watched), seconds=120, every_seconds=0.1)
         noticed_seconds = time.monotonic() - joined
-        paths = [path_of(watched, question) for question in questions[:6]]
-        still_there = any(worker.uid == faulty.uid and not worker.deleting for worker in watched.workers())
+
+        def asked() -> list[tuple[tuple[str, ...], bool]]:
+            """Paths of answers, and whether the worker was still there when each had come."""
+            return [(path_of(watched, question), is_there(watched, faulty)) for question in questions[:6]]
+
+        # Beside it: the operator may soon be done with that worker, and then says so no more.
+        asking = beside.submit(asked)
         said = f"{faulty.name} -> {decode}"
         wait_until("the operator to say so", lambda: is_said(watched, "KvTransferFailing", said), seconds=60)
         healed = wait_until(
@@ -164,8 +175,9 @@ def test_a_worker_from_which_nobody_can_pull_is_noticed_avoided_and_restarted(wa
     )
     assert noticed_seconds <= NOTICED_SECONDS
     assert restarted_seconds <= RESTARTED_SECONDS
-    assert still_there
-    assert pair not in paths
-    assert any(len(path) == 2 for path in paths), "nothing was handed over by the workers that can"
+    paths = asking.result()
+    assert any(there for _, there in paths)
+    assert pair not in [path for path, _ in paths]
+    assert any(len(path) == 2 for path, _ in paths), "nothing was handed over by the workers that can"
     assert load.count(Outcome.OK) == len(load.answered) > 0, load.summary()
     assert not any(each.wrong for each in load.answered), load.summary()

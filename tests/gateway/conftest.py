@@ -32,7 +32,9 @@ class Seen:
     @property
     def leg(self) -> str:
         kv = self.body.get("kv_transfer_params")
-        return "whole" if kv is None else "prefill" if kv.get("do_remote_decode") else "decode"
+        if kv is None or kv.keys() == {"ttft_seconds"}:
+            return "whole"
+        return "prefill" if kv.get("do_remote_decode") else "decode"
 
 
 Behave = Callable[["Engine", Seen, asyncio.StreamWriter], Awaitable[bool]]

@@ -167,3 +167,10 @@ def test_prompts_that_came_alone_say_nothing_of_their_spread() -> None:
     window, newest = parts([Came(float(at), 50.0 + 100 * (at % 2)) for at in range(10)])
     found = lengths(window, newest, prompts=UNKNOWN, outputs=UNKNOWN, stretches=alone)
     assert found.isl_cv2 == pytest.approx(0.25)
+
+
+def test_before_any_answer_has_ended_expected_lengths_count() -> None:
+    came = steady(100, output=900)
+    found = of(came)
+    assert (found.osl_tokens, found.osl_seen) == (900, len(came))
+    assert of(steady(100)).osl_tokens is None, "nothing was expected"

@@ -15,18 +15,15 @@ SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
 
 
 def loads(measured: Traffic, **measurements: object) -> LoadEstimate:
-    read = estimate(Measurements(traffic=measured, **measurements), (), SLO, payback_seconds=30.0)  # type: ignore[arg-type]
+    read = estimate(Measurements(traffic=measured, **measurements), SLO)  # type: ignore[arg-type]
     assert isinstance(read, LoadEstimate)
     return read
 
 
 def test_a_load_is_told_to_people() -> None:
     now = Demand(rate=2.0, isl_tokens=200.4, osl_tokens=30.0)
-    waiting = Load(rate=2.0, prefill=replace(now, rate=3.5), decode=now)
-    assert str(waiting) == "2 requests/s of 200 + 30 tokens, and as if 1.5/s more for the prefill that waits"
-    many = replace(now, rate=1234.0)
-    assert str(Load(rate=1234.0, prefill=many, decode=many)) == "1,234 requests/s of 200 + 30 tokens"
-    assert str(Load(rate=2.0, prefill=now, decode=now)) == "2 requests/s of 200 + 30 tokens"
+    assert str(Load.of(now)) == "2 requests/s of 200 + 30 tokens"
+    assert str(Load.of(replace(now, rate=1234.0))) == "1,234 requests/s of 200 + 30 tokens"
 
 
 def test_lengths_that_were_not_measured_are_as_good_as_guessed() -> None:

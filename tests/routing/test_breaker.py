@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fulcrum.api.names import Role
-from fulcrum.routing import Breaker, BreakerState, ClusterView, Outliers
-from fulcrum.routing.tuning import RoutingTuning
+from fulcrum.routing import Breaker, BreakerState, ClusterView, WorkerView
+from fulcrum.routing.outliers import eject_outliers
 
 
 def state(breaker: Breaker) -> BreakerState:
@@ -20,9 +20,9 @@ def test_one_failure_opens_and_one_success_after_a_pause_closes() -> None:
     assert state(breaker) is BreakerState.HALF_OPEN
     breaker.taken(10.6)
     assert not breaker.available, "one request tries it, not all of them"
-    breaker.worked()
+    assert breaker.worked()
     assert state(breaker) is BreakerState.CLOSED
-    assert breaker.spotless
+    assert not breaker.worked(), "it was trusted already"
 
 
 def test_pauses_grow_to_a_bound_and_start_anew_after_success() -> None:
@@ -68,18 +68,27 @@ class Fleet:
 
     def __init__(self, slow: dict[int, float], failing: frozenset[int] = frozenset(), workers: int = 6) -> None:
         view = ClusterView()
-        self.outliers = Outliers(RoutingTuning(outlier_requests=10))
         self.workers = [view.put(f"w{number}", Role.PREFILL) for number in range(workers)]
         for number, worker in enumerate(self.workers):
             for turn in range(30):
                 if number in failing and turn % 2 == 0:
-                    self.outliers.failed(worker)
+                    worker.health.answered(1, failures=1)
                 else:
-                    self.outliers.answered(worker, 1)
-                    self.outliers.learn(worker, slow.get(number, 1.0), 1.0)
+                    worker.health.answered(1)
+                    worker.health.learn(slow.get(number, 1.0), 1.0)
 
     def found(self) -> dict[str, float]:
-        return {worker.name: seconds for worker, seconds in self.outliers.find(self.workers)}
+        """Seconds for which each outlier is left alone."""
+        return {worker.name: pause_of(worker) for worker in eject_outliers(self.workers, 0.0)}
+
+
+def pause_of(worker: WorkerView) -> float:
+    seconds = 0.0
+    while not worker.breaker.available:
+        seconds += 0.5
+        worker.breaker.tick(seconds)
+    worker.breaker.worked()
+    return seconds
 
 
 def test_the_slow_and_the_failing_are_ejected_worst_first_and_never_too_many() -> None:
@@ -99,8 +108,6 @@ def test_ejections_get_longer_and_need_new_evidence() -> None:
     slow = fleet.workers[2]
     assert fleet.found() == {"w2": 10.0}
     assert fleet.found() == {}
-    for _ in range(10):
-        fleet.outliers.learn(slow, 5.0, 1.0)
+    for _ in range(20):
+        slow.health.learn(5.0, 1.0)
     assert fleet.found() == {"w2": 20.0}
-    fleet.outliers.forget(slow)
-    assert fleet.found() == {}

@@ -37,7 +37,7 @@ def test_who_works_and_who_does_not() -> None:
     health.failed(PAIR, 0.0, "recomputed")
     assert [health.pulled_from(name) for name in ("p0", "p1", "d0", "d1")] == [1, 1, 0, 0]
     assert [health.pulls_from(name) for name in ("p0", "p1", "d0", "d1")] == [0, 0, 1, 1]
-    assert health.by_prefill() == {"p0": frozenset({"d0"})}
+    assert list(health.failing) == [PAIR]
     health.forget("d0")
     assert not health.failing
     assert [health.pulled_from(name) for name in ("p0", "p1")] == [1, 0]
@@ -45,19 +45,19 @@ def test_who_works_and_who_does_not() -> None:
 
 def test_a_failing_pair_gets_no_request_and_its_workers_do_with_others() -> None:
     view = cluster(2, 2)
-    view.set_broken({"p0": frozenset({"d0"})})
+    view.set_broken([PAIR])
     paths = {names(send(view, ask(two_legs=True)).route) for _ in range(24)}
     assert ("p0", "d0") not in paths
     assert {name for path in paths for name in path} == {"p0", "p1", "d0", "d1"}
     only = ask(two_legs=True, exclude=frozenset({"p1", "d1"}))
     assert find(view, only).whole
-    view.set_broken({})
+    view.set_broken([])
     assert names(find(view, only)) == ("p0", "d0")
 
 
 def test_a_prefill_worker_that_no_one_can_pull_from_gets_no_first_legs() -> None:
     view = cluster(2, 2)
-    view.set_broken({"p0": frozenset({"d0", "d1"})})
+    view.set_broken([PAIR, ("p0", "d1")])
     assert view.unpaired == {"p0"}
     assert {send(view, ask(two_legs=True)).prefill.name for _ in range(12)} == {"p1"}
     view.remove("p1")
@@ -68,7 +68,7 @@ def test_a_prefill_worker_that_no_one_can_pull_from_gets_no_first_legs() -> None
 
 def test_a_decode_worker_that_joins_makes_a_pair_again() -> None:
     view = cluster(1, 1)
-    view.set_broken({"p0": frozenset({"d0"})})
+    view.set_broken([PAIR])
     assert find(view).whole
     view.put("d1", Role.DECODE, pool="pool")
     assert names(find(view, ask(two_legs=True))) == ("p0", "d1")
@@ -80,7 +80,7 @@ def test_a_decode_worker_that_joins_makes_a_pair_again() -> None:
 )
 def test_no_two_legs_ever_go_over_a_broken_pair(broken: set[tuple[str, str]], count: int) -> None:
     view = cluster(3, 2)
-    view.set_broken({prefill: frozenset(d for p, d in broken if p == prefill) for prefill, _ in broken})
+    view.set_broken(broken)
     for number in range(count):
         found = route(ask(500.0 * (number % 5 + 1)), view, 0.1 * number)
         assert isinstance(found, Route), "somebody is always there"

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 from tests.routing.cluster import SPEED, ask, cluster, find, send
 
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.kv import Tiers, restore
-from fulcrum.routing import AffinityMemory, ClusterView
+from fulcrum.routing import AffinityMemory, ClusterView, prefill_left_seconds
 from fulcrum.routing.affinity import POOL
 
 PREFIX = tuple(range(100, 110))
@@ -39,7 +40,8 @@ def test_what_left_the_device_is_loaded_as_the_split_says() -> None:
     for link, front in ((FAST, False), (PARITY, True), (PARITY, False)):
         view = with_tiers(replace(HOST, host_link=link, front=front))
         way = restore(
-            matched_tokens=5120, prompt_tokens=int(PROMPT), speed=SPEED.coefficients, link=link, front=front
+            matched_tokens=5120, prompt_tokens=int(PROMPT), speed=SPEED.coefficients, link=link, front=front,
+            within_seconds=prefill_left_seconds(view.ttft_seconds, 0.0),
         )  # fmt: skip
         found = find(view, ask(PROMPT, prefix=PREFIX))
         assert found.loaded_tokens == way.load_tokens > 0
@@ -47,10 +49,38 @@ def test_what_left_the_device_is_loaded_as_the_split_says() -> None:
         assert found.own_seconds == pytest.approx(way.predicted_seconds, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("promise", "waited", "left"),
+    [(1.0, 0.0, 0.7), (10.0, 0.0, 7.0), (10.0, 2.0, 5.0), (10.0, 7.0, 0.0), (10.0, 9.0, 0.0), (0.0, 0.0, 0.0)],
+)
+def test_the_hand_over_keeps_its_part_of_the_promise_however_long_a_request_waited(
+    promise: float, waited: float, left: float
+) -> None:
+    assert prefill_left_seconds(promise, waited) == pytest.approx(left)
+
+
+def test_a_promise_that_leaves_time_is_used_to_load_more_and_compute_less() -> None:
+    """Computing the prefix takes 0.51 s, loading it 1.02 s, both at once 0.34 s; the promise is 1 s."""
+    slow = TransferCost(base_seconds=0.0, seconds_per_token=2e-4)
+    computed = {}
+    for promise, waited in ((0.3, 0.0), (0.7, 0.0), (1.0, 0.0), (1.0, 0.21), (0.3, 1.0)):
+        view = with_tiers(replace(HOST, host_link=slow, front=True))
+        asked = replace_struct(ask(PROMPT, prefix=PREFIX), ttft_seconds=promise, waited_seconds=waited)
+        found = find(view, asked)
+        way = restore(
+            matched_tokens=5120, prompt_tokens=int(PROMPT), speed=SPEED.coefficients, link=slow,
+            within_seconds=prefill_left_seconds(promise, waited),
+        )  # fmt: skip
+        assert found.loaded_tokens == way.load_tokens
+        computed[promise, waited] = PROMPT - found.cached_tokens
+    quickest = computed[0.3, 0.0]
+    assert quickest == computed[0.3, 1.0] > computed[0.7, 0.0] == computed[1.0, 0.21] >= computed[1.0, 0.0]
+
+
 def test_at_parity_the_front_is_computed_meanwhile() -> None:
+    tight = replace_struct(ask(PROMPT, prefix=PREFIX), ttft_seconds=0.3)
     both, load = (
-        find(with_tiers(replace(HOST, host_link=PARITY, front=front)), ask(PROMPT, prefix=PREFIX)).own_seconds
-        for front in (True, False)
+        find(with_tiers(replace(HOST, host_link=PARITY, front=front)), tight).own_seconds for front in (True, False)
     )
     computed = find(with_tiers(None), ask(PROMPT, prefix=PREFIX)).own_seconds
     assert both < 0.6 * min(load, computed)

@@ -213,18 +213,6 @@ def test_a_late_prefill_waits_where_short_answers_would_miss_their_promise_for_i
     assert find(view, ask(prompt_tokens=3000), 0.1).whole is deflected
 
 
-@pytest.mark.parametrize(
-    ("prompt_tokens", "asked_at", "deflected"), [(9000.0, 0.0, False), (12_000.0, 0.0, True), (9000.0, 0.35, True)]
-)
-def test_a_late_prefill_waits_where_another_would_be_late_for_it(
-    prompt_tokens: float, asked_at: float, deflected: bool
-) -> None:
-    """The stall would end at 1.1 s: too late for one that is due at 1.0, not for who is late anyway or due later."""
-    view = cluster(1, 1)
-    send(view, ask(prompt_tokens), asked_at)
-    assert find(view, ask(7000.0), 0.4).whole is deflected
-
-
 def busy_decoding() -> ClusterView:
     """A pair; a step of the decode worker takes 30 ms, and short answers are on it."""
     view = cluster(1, 1)
@@ -251,20 +239,6 @@ def test_it_does_not_stay_where_prompts_would_hold_up_its_answer(prompt_tokens: 
         view.prefill_done(flight, number + prompt_tokens * 1e-4)
         view.finish(flight, number + 0.95)
     assert find(view, ask(9700.0), 60.0).whole is stays
-
-
-@pytest.mark.parametrize(("prompt_tokens", "stays"), [(7000.0, True), (9500.0, False)])
-def test_it_stays_where_other_workers_can_take_the_prompts(prompt_tokens: float, stays: bool) -> None:
-    """Each of three workers is used 0.7 or 0.95 of its time, and two of them can give 0.8."""
-    view = cluster(3, 1)
-    for _ in range(20):
-        send(view, ask(1.0, 20.0), decoding=True)
-    for number in range(60):
-        sent = [send(view, ask(prompt_tokens, 1.0), float(number)) for _ in range(3)]
-        for flight in sent:
-            view.prefill_done(flight, number + prompt_tokens * 1e-4)
-            view.finish(flight, number + 0.98)
-    assert find(view, ask(9900.0), 60.0).whole is stays
 
 
 @pytest.mark.parametrize(("asked_at", "worker"), [(1.02, "p0"), (1.09, "p1")])

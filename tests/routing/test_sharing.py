@@ -70,18 +70,18 @@ def test_three_gateways_know_what_one_would(sends: list[tuple[tuple[int, ...], s
         assert len({holders(view, chain)[0] for view in (*three, alone)}) == 1
 
 
-def test_only_what_a_worker_did_not_hold_is_told_and_nothing_is_told_on() -> None:
+def test_a_prompt_is_told_once_and_nothing_is_told_on() -> None:
     one, other = gateway(), gateway()
     send(one, (1, 2, 3), "a")
     batch = take_batch(one)
     assert batch is not None
-    assert (batch.workers, [each.keys for each in batch.sent]) == ((("a", "a/0"),), [(1, 2, 3)])
+    assert (batch.workers, [each.keys for each in batch.sent]) == ({1: ("a", "a/0")}, [(1, 2, 3)])
     learn_batch(other, batch)
     assert take_batch(other) is None
     send(other, (1, 2, 3, 4), "a")
     batch = take_batch(other)
     assert batch is not None
-    assert [(each.new_units, each.keys) for each in batch.sent] == [(512, (4,))]
+    assert [(each.new_units, each.known, each.keys) for each in batch.sent] == [(512, True, (3, 4))]
 
 
 def test_what_was_driven_out_and_sent_again_is_told_again() -> None:
@@ -108,6 +108,33 @@ def test_a_gateway_that_comes_later_learns_of_prefixes_as_they_are_used_again() 
     assert holders(late, (1, 2, 3)) == (1536, ["a"])
 
 
+def test_what_was_lost_is_told_once_more_when_it_is_sent_again() -> None:
+    one, other = gateway(), gateway()
+    send(one, (1, 2), "a")
+    take_batch(one)
+    send(one, (1, 2, 3), "a")
+    tell(one, other)
+    assert holders(other, (1, 2, 3)) == (0, []), "it does not know what these go on from"
+    one.affinity.share(others=True)
+    send(one, (1, 2, 3, 4), "a")
+    tell(one, other)
+    assert holders(other, (1, 2, 3, 4)) == (2048, ["a"])
+
+
+def test_prompts_that_part_later_are_told_from_their_beginning() -> None:
+    """The other gateway does not know that a prefix ends where the two prompts part."""
+    one, other = gateway(), gateway()
+    send(one, (1, 2, 3, 4), "a")
+    tell(one, other)
+    send(one, (1, 2, 5), "b")
+    batch = take_batch(one)
+    assert batch is not None
+    assert [(each.known, each.keys) for each in batch.sent] == [(False, (1, 2, 5))]
+    learn_batch(other, over_the_wire(batch))
+    assert holders(other, (1, 2, 5)) == (1536, ["b"])
+    assert holders(other, (1, 2, 3, 4)) == (2048, ["a"])
+
+
 def test_another_process_and_a_worker_that_is_not_known_hold_nothing() -> None:
     one, other = gateway(), gateway(("a", "b"))
     other.put("a", Role.MIXED, incarnation="a/1")
@@ -124,7 +151,12 @@ def test_a_worker_that_left_before_it_was_told_is_left_out() -> None:
     one = gateway()
     send(one, (1, 2), "a")
     one.remove("a")
-    assert take_batch(one) is None
+    batch = take_batch(one)
+    assert batch is not None
+    assert batch.workers == {}
+    other = gateway()
+    learn_batch(other, batch)
+    assert holders(other, (1, 2)) == (0, [])
 
 
 def test_a_batch_is_bounded_and_alone_nothing_is_kept() -> None:
@@ -141,21 +173,25 @@ def test_a_batch_is_bounded_and_alone_nothing_is_kept() -> None:
     assert take_batch(one) is None
 
 
-GOOD = ((("a", "a/0"),), ((0, 512, 512, (7, 2**64 - 1)),))
+GOOD = ({0: ("a", "a/0")}, ((0, 512, 512, False, (7, 2**64 - 1)),))
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        (GOOD[0], ((0, -1, 0, (7,)),)),
-        (GOOD[0], ((0, 2**50, 0, (7,)),)),
-        (GOOD[0], ((0, float("nan"), 0, (7,)),)),
-        (GOOD[0], ((-1, 512, 512, (7,)),)),
-        (GOOD[0], ((0, 512, 512, (-7,)),)),
-        (GOOD[0], ((0, 512, 512, ("text",)),)),
-        (GOOD[0], ((0, 512, 512, tuple(range(1000))),)),
-        (GOOD[0] * 5000, ()),
-        ((("a" * 1000, ""),), ()),
+        (GOOD[0], ((0, -1, 0, False, (7,)),)),
+        (GOOD[0], ((0, 2**50, 0, False, (7,)),)),
+        (GOOD[0], ((0, float("nan"), 0, False, (7,)),)),
+        (GOOD[0], ((-1, 512, 512, False, (7,)),)),
+        (GOOD[0], ((0, 512, 512, False, (-7,)),)),
+        (GOOD[0], ((0, 512, 512, False, ("text",)),)),
+        (GOOD[0], ((0, 512, 512, False, tuple(range(1000))),)),
+        (GOOD[0], ((0, 512, 512, False, ()),)),
+        (GOOD[0], ((0, 512, 512, 7, (7,)),)),
+        (GOOD[0], ((0, 512, 512, (7,)),)),
+        (dict.fromkeys(range(5000), ("a", "a/0")), ()),
+        ({-1: ("a", "a/0")}, ()),
+        ({0: ("a" * 1000, "")}, ()),
         {"workers": 1},
         (),
     ],
@@ -168,5 +204,5 @@ def test_what_no_gateway_would_send_is_refused(bad: object) -> None:
 
 def test_a_place_without_a_worker_is_left_out() -> None:
     view = gateway()
-    learn_batch(view, msgspec.convert((GOOD[0], ((9, 512, 512, (7,)),)), SentBatch))
+    learn_batch(view, msgspec.convert((GOOD[0], ((9, 512, 512, False, (7,)),)), SentBatch))
     assert holders(view, (7,)) == (0, [])

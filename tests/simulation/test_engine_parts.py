@@ -312,6 +312,17 @@ def test_flip_styles(*, drain: bool) -> None:
     assert float(result.tpot_seconds[answers].max()) < 0.02
 
 
+def test_kv_is_held_for_as_long_as_its_decode_worker_is_full() -> None:
+    """A decode engine renews the lease of what waits in it: nothing is computed twice, though it waits for minutes."""
+    speed = make_speed(kv_capacity_tokens=6000, max_batch=1)
+    cluster: ClusterModel = make_cluster(speed)
+    load = make_workload([(0.0, 1500, 4000), (0.0, 1500, 4000), (0.1, 1500, 300)])
+    result = simulate(load, cluster, StaticSplit(pool="p", prefill=1, decode=1), slo=SLO)
+    assert result.count(Outcome.SERVED) == 3
+    assert result.ttft_seconds[2] > 30
+    assert result.computed_tokens[2] == 1500
+
+
 def test_a_decode_worker_that_never_gets_its_kv_computes_it() -> None:
     """The lease runs out while the decode worker is full; nothing is lost, and the blocks are free again."""
     speed = make_speed(kv_capacity_tokens=4000, max_batch=4)

@@ -109,3 +109,7 @@ def test_capacity_is_that_of_prefill_alone_without_answers_and_falls_with_them()
     alone = capacity_per_second(speed, tpot_seconds, prompts, ones)
     assert alone == pytest.approx(1 / speed.prefill_seconds(500, 500**2))
     assert capacity_per_second(speed, tpot_seconds, prompts, ones * 50) < alone
+
+
+def test_a_promise_may_be_longer_than_a_thousand_seconds() -> None:
+    assert draw(9404, 13).slo().ttft_seconds > 1000

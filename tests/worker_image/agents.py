@@ -38,6 +38,8 @@ T = TypeVar("T")
 START_SECONDS = 400.0
 """Two engines at once on two busy cores."""
 SERVED_NAME = "chat"
+DECIDED_NATS = 0.4
+"""By how much a token leads where rounding (FP8 or bf16) cannot choose another."""
 
 
 def wait_until(condition: Callable[[], T], *, seconds: float, what: str) -> T:

@@ -60,8 +60,8 @@ class _TestedScheduler(tier_scheduler.TierScheduler):
         super().__init__(spec, *more)
         self._path = spec.extra_config["link_file"]
 
-    def decide(self, *, present: int, matched: int, prompt: int) -> Restore | None:
-        way = super().decide(present=present, matched=matched, prompt=prompt)
+    def decide(self, request: Any, *, present: int, matched: int) -> Restore | None:
+        way = super().decide(request, present=present, matched=matched)
         split = Link.read(self._path).split
         if split == "load":
             way = None
@@ -74,7 +74,7 @@ class _TestedScheduler(tier_scheduler.TierScheduler):
             "at": time.time(),
             "present": present,
             "matched": matched,
-            "prompt": prompt,
+            "prompt": request.num_tokens,
             "speed": msgspec.to_builtins(self.speed.coefficients()),
             "seconds_per_token": self._link.predict().seconds_per_token,
             "way": msgspec.to_builtins(way),

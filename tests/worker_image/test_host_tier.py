@@ -38,10 +38,13 @@ def test_an_evicted_prefix_comes_back_from_host_memory(engines: dict[str, Tiered
     prompt = engine.prompt(2016)
     cold = engine.ask(prompt)
     on_device = engine.ask(prompt)
-    engine.evict()
-    restored = engine.ask(prompt)
-    from_host = engine.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
-    assert from_host >= 1500, "the prompt was in host memory, and not on the device"
-    assert restored.ttft_seconds <= SHARE_OF_COLD * cold.ttft_seconds, (restored, cold)
-    # FP8 rounds what a prompt attends to later, so a cold answer may differ from any cached one.
-    assert restored.tokens == (cold.tokens if dtype == "bf16" else on_device.tokens)
+    took = []
+    for times in (1, 2, 3):  # the quickest counts: a restore takes so little that other work on the machine shows
+        engine.evict()
+        restored = engine.ask(prompt)
+        from_host = engine.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
+        assert from_host >= times * 1500, "the prompt was in host memory, and not on the device"
+        # FP8 rounds what a prompt attends to later, so a cold answer may differ from any cached one.
+        assert restored.tokens == (cold.tokens if dtype == "bf16" else on_device.tokens)
+        took.append(restored.ttft_seconds)
+    assert min(took) <= SHARE_OF_COLD * cold.ttft_seconds, (took, cold)

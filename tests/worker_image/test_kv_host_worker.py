@@ -16,6 +16,8 @@ import pytest
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 BLOCKS, CHUNKS, PAGES = 24, 16, (64, 128)
+PACE_SECONDS = 0.2
+"""Of a block over a slow link: a test that a busy machine holds up for twice that cuts a load where it means to."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -106,7 +108,7 @@ def test_what_is_stored_comes_back_into_other_blocks(cache: Callable[..., Cache]
 
 
 def test_a_cut_load_has_whole_blocks_at_the_end_and_none_before(cache: Callable[..., Cache]) -> None:
-    tried = cache(1, lambda _: 0.01)
+    tried = cache(1, lambda _: PACE_SECONDS)
     source, target = list(range(10)), list(range(10, 20))
     on_device, on_host = specs(source, source)
     tried.worker.submit_store(1, on_device, on_host)
@@ -129,7 +131,7 @@ def test_a_cut_load_has_whole_blocks_at_the_end_and_none_before(cache: Callable[
     assert tried.worker.progress() == {}, "an ended load is told of once"
     size, seconds = tried.worker.take_moved()
     assert size == 5 * sum(PAGES)
-    assert seconds >= 0.05
+    assert seconds >= 5 * PACE_SECONDS
     assert tried.worker.take_moved() == (0, 0.0)
 
 

@@ -112,10 +112,13 @@ def test_a_pool_that_turns_slow_costs_little_more_than_computing(pair: Pair) -> 
     pair.second.set(pool_seconds_per_block=0.0, then_pool_seconds_per_block=2.0, blocks_before=8)
     began = time.monotonic()
     restored = pair.second.ask(prompt, max_tokens=64)
+    took = time.monotonic() - began
     pair.second.set()
     assert restored.tokens == cold.tokens
-    assert restored.ttft_seconds <= 1.4 * cold.ttft_seconds, "16 s if it had waited"
-    assert time.monotonic() - began < 16
+    assert took < 16
+    after = pair.second.ask(pair.first.prompt(TOKENS), max_tokens=1)
+    computing = max(cold.ttft_seconds, after.ttft_seconds)
+    assert restored.ttft_seconds <= 1.4 * computing, "16 s if it had waited"
 
 
 def test_a_pool_that_goes_and_comes_back(pair: Pair) -> None:

@@ -180,11 +180,11 @@ def test_a_volume_that_hangs_holds_up_no_request(
 ) -> None:
     from fulcrum_worker.kv.pool import tier as tier_module
 
-    monkeypatch.setattr(tier_module, "_TRANSFER_SECONDS", 0.3)
-    monkeypatch.setattr(tier_module, "_LOOKUP_SECONDS", 0.3)
     first, goes_on = engine(), threading.Event()
     first.store([0, 1], [1, 2])
     first.host[:] = 0
+    monkeypatch.setattr(tier_module, "_TRANSFER_SECONDS", 0.3)
+    monkeypatch.setattr(tier_module, "_LOOKUP_SECONDS", 0.3)
     real = BlockStore.read
 
     def hangs(self: BlockStore, key: bytes, into: memoryview) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.worker_image.agents import SERVED_NAME, wait_until
 from tests.worker_image.tiered_engine import BLOCK_TOKENS, ROOM_TOKENS, TieredEngine, bytes_per_token, tiered_engine
 
-from fulcrum.api.worker import KvResidency
+from fulcrum.api.worker import KvResidency, SpeedCoefficients
+from fulcrum.kv import How
 from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.kv.events import KvEvents
 
@@ -24,6 +27,9 @@ MATCHED = 1984
 ROUNDING = 0.15
 """Difference of log probabilities in bf16."""
 PROMPT = MATCHED + BLOCK_TOKENS
+MIN_DECIDED = 8
+"""First tokens of an answer, of 16, that must be sure. A split that the engine chooses differs from run to run, and
+other chunks of a prompt round otherwise."""
 
 
 @pytest.fixture(scope="module")
@@ -94,34 +100,80 @@ def test_tokens_are_those_of_a_cold_prompt_at_every_split(engine: TieredEngine) 
         assert restored.logprobs == pytest.approx(cold.logprobs, abs=ROUNDING), f"split at {split}"
 
 
+def decided(engine: TieredEngine) -> tuple[list[int], tuple[int, ...]]:
+    """Return a prompt, and the first tokens of its cold answer, which rounding cannot change."""
+    for _ in range(20):
+        prompt = engine.prompt(PROMPT)
+        tokens = engine.ask(prompt, logprobs=2).decided_tokens
+        if len(tokens) >= MIN_DECIDED:
+            return prompt, tokens
+    raise AssertionError(f"no answer of 20 is sure of {MIN_DECIDED} tokens")
+
+
 def test_both_at_once_are_quicker_than_either(engine: TieredEngine) -> None:
-    prompt = engine.prompt(PROMPT)
-    cold = engine.ask(prompt)
-    recompute, _ = again(engine, prompt, split="none")
-    parity = MATCHED * bytes_per_token("bf16") / recompute
-    load, _ = again(engine, prompt, split="load", bytes_per_second=parity)
-    seconds, tokens = again(engine, prompt, split="auto", bytes_per_second=parity)
-    recompute = min(recompute, again(engine, prompt, split="none")[0])
-    assert tokens == cold.tokens
-    assert seconds <= 0.85 * min(load, recompute), (seconds, load, recompute, engine.decision())
+    prompt, expected = decided(engine)
+    ratios: list[float] = []
+    while not ratios or (ratios[-1] > 0.85 and len(ratios) < 3):  # other work on the machine can spoil a round
+        before, _ = again(engine, prompt, split="none")
+        parity = MATCHED * bytes_per_token("bf16") / before
+        load, _ = again(engine, prompt, split="load", bytes_per_second=parity)
+        seconds, tokens = again(engine, prompt, split="auto", bytes_per_second=parity)
+        after, _ = again(engine, prompt, split="none")
+        assert tokens[: len(expected)] == expected
+        ratios.append(seconds / min(load, before, after))
+    assert ratios[-1] <= 0.85, (ratios, engine.decision())
+
+
+def known_seconds(engine: TieredEngine) -> tuple[float, float]:
+    """What loading and computing the prefix takes, each alone, as the engine knew it when it last decided."""
+    known = engine.decision()
+    speed = msgspec.convert(known["speed"], SpeedCoefficients)
+    recompute = speed.prefill_a + speed.prefill_b * MATCHED + speed.prefill_c * MATCHED**2
+    return MATCHED * float(known["seconds_per_token"]), recompute
+
+
+def test_an_engine_that_is_told_of_a_long_promise_leaves_the_compute_to_others(engine: TieredEngine) -> None:
+    prompt, expected = decided(engine)
+    again(engine, prompt, split="load")
+    # Loading alone is to lie well between both at once and recomputing alone, however busy the machine is: so the rate
+    # follows what the engine knows of its own speed, and the engine knows the rate before it has to choose.
+    _, recompute = known_seconds(engine)
+    rate = 2 * MATCHED * bytes_per_token("bf16") / recompute
+    for _ in range(30):
+        again(engine, prompt, split="load", bytes_per_second=rate)
+        load, recompute = known_seconds(engine)
+        if 0.3 * recompute <= load <= 0.75 * recompute:
+            break
+    else:
+        raise AssertionError(f"it does not learn the rate {rate:g}: {engine.decision()}")
+    engine.set(split="auto", bytes_per_second=rate)
+    hows = []
+    for promise in ({}, {"ttft_seconds": 60.0}):
+        engine.forget()
+        answer = engine.ask(prompt, kv_transfer_params=promise)
+        assert answer.tokens[: len(expected)] == expected
+        hows.append(How(engine.decision()["way"]["how"]))
+    assert hows == [How.FRONT, How.LOAD], engine.decision()
 
 
 def test_a_link_that_turns_slow_costs_little_more_than_computing(engine: TieredEngine) -> None:
-    prompt = engine.prompt(PROMPT)
-    cold = engine.ask(prompt)
+    prompt, expected = decided(engine)
     recompute, _ = again(engine, prompt, split="none")
     parity = MATCHED * bytes_per_token("bf16") / recompute
-    seconds, tokens = again(
-        engine, prompt, split="auto", bytes_per_second=parity, then_bytes_per_second=parity / 20, blocks_before=8
-    )
-    recompute = max(recompute, again(engine, prompt, split="none")[0])
-    assert tokens == cold.tokens
-    assert seconds <= 1.3 * recompute, "20 times slower; loading alone would take 17 times as long"
+    least = math.inf
+    for _ in range(2):
+        again(engine, prompt, split="load", bytes_per_second=parity)
+        seconds, tokens = again(
+            engine, prompt, split="auto", bytes_per_second=parity, then_bytes_per_second=parity / 20, blocks_before=8
+        )
+        assert tokens[: len(expected)] == expected
+        least = min(least, seconds)
+        recompute = max(recompute, again(engine, prompt, split="none")[0])
+    assert least <= 1.3 * recompute, "20 times slower; loading alone would take 17 times as long"
 
 
 def test_a_request_that_goes_in_mid_load_leaves_nothing_behind(engine: TieredEngine) -> None:
-    prompt = engine.prompt(PROMPT)
-    cold = engine.ask(prompt)
+    prompt, expected = decided(engine)
     engine.set(split=992, bytes_per_second=2e6)
     engine.forget()
     with contextlib.suppress(TimeoutError), _asked(engine, prompt, seconds=1.0) as response:
@@ -134,7 +186,7 @@ def test_a_request_that_goes_in_mid_load_leaves_nothing_behind(engine: TieredEng
         what="the request has gone",
     )
     _, tokens = again(engine, prompt, split="auto")
-    assert tokens == cold.tokens
+    assert tokens[: len(expected)] == expected
     wait_until(lambda: engine.metric("vllm:kv_cache_usage_perc") == 0, seconds=60, what="all blocks are free")
 
 

@@ -13,7 +13,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.worker_image.agents import Agent, alive, post_json, prepared_model, start_agent, wait_until, worker_config
+from tests.worker_image.agents import (
+    DECIDED_NATS,
+    Agent,
+    alive,
+    post_json,
+    prepared_model,
+    start_agent,
+    wait_until,
+    worker_config,
+)
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import EXIT_ENGINE_DIED, WorkCounters
@@ -21,8 +30,6 @@ from fulcrum.api.worker import EXIT_ENGINE_DIED, WorkCounters
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 PROMPT = ", ".join(str(number) for number in range(1, 90))
-DECIDED_NATS = 0.4
-"""By how much a token leads where the rounding of FP8 cannot choose another."""
 REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 import json
+import math
 import os
 import random
 import subprocess
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.worker_image.agents import (
+    DECIDED_NATS,
     SERVED_NAME,
     START_SECONDS,
     free_address,
@@ -61,6 +64,14 @@ class Answer:
     """Of each token."""
     gaps: tuple[float, ...]
     """Seconds between tokens."""
+    leads: tuple[float, ...] = ()
+    """By how much each token led the next likeliest, in nats; empty unless asked with `logprobs=2`."""
+
+    @property
+    def decided_tokens(self) -> tuple[int, ...]:
+        """The tokens before the first one that led by so little that rounding could choose another."""
+        count = next((step for step, lead in enumerate(self.leads) if lead < DECIDED_NATS), len(self.leads))
+        return self.tokens[:count]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,7 +128,7 @@ class TieredEngine:
         request = urllib.request.Request(
             f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        began, times, tokens, logprobs = time.monotonic(), [], [], []
+        began, times, tokens, logprobs, leads = time.monotonic(), [], [], [], []
         with urllib.request.urlopen(request, timeout=seconds) as response:
             for line in response:
                 if not line.startswith(b"data: {"):
@@ -127,9 +138,19 @@ class TieredEngine:
                 times.append(time.monotonic())
                 for choice in event["choices"]:
                     tokens += choice.get("token_ids") or []
-                    logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
+                    told = choice.get("logprobs") or {}
+                    logprobs += told.get("token_logprobs") or []
+                    for likeliest in filter(None, told.get("top_logprobs") or []):
+                        first, second = heapq.nlargest(2, (*likeliest.values(), -math.inf))
+                        leads.append(first - second)
         gaps = tuple(after - before for before, after in itertools.pairwise(times))
-        return Answer(ttft_seconds=times[0] - began, tokens=tuple(tokens), logprobs=tuple(logprobs), gaps=gaps)
+        return Answer(
+            ttft_seconds=times[0] - began,
+            tokens=tuple(tokens),
+            logprobs=tuple(logprobs),
+            gaps=gaps,
+            leads=tuple(leads),
+        )
 
     def evict(self) -> None:
         """Drive everything older out of the device's cache."""

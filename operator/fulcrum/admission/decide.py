@@ -25,6 +25,7 @@ from fulcrum.routing import (
     Route,
     route,
 )
+from fulcrum.routing.tuning import TUNING as ROUTING
 
 # Looking up a member of an enum costs half a microsecond.
 _OFF: Final = AdmissionPolicy.OFF
@@ -69,7 +70,9 @@ class Admission:
         """So many gateways share the traffic evenly from now on."""
         self._shares.gateways = gateways
 
-    def new_view(self, affinity: AffinityMemory | None = None, units_per_token: float = 4.0) -> ClusterView:
+    def new_view(
+        self, affinity: AffinityMemory | None = None, units_per_token: float = ROUTING.bytes_per_token
+    ) -> ClusterView:
         """A view that speaks of the same classes and promises."""
         return ClusterView(
             class_names=self.classes.names,
@@ -110,6 +113,7 @@ class Admission:
 
         Changes only counters, demand, and what requests that wait where it is to go are expected to take.
         """
+        self.outputs.look(view.decoding, now_seconds)
         found = route(incoming, view, now_seconds)
         if not isinstance(found, Route):
             reason = Reason.NEVER_FITS if found is NoPath.NO_POOL else Reason.NO_WORKER
@@ -180,7 +184,7 @@ class Admission:
         Turning it away helps no other request, unless it would keep the workers from others for long, for an answer
         that comes too late to be of use.
         """
-        hopeless = found.ttft_seconds > TUNING.idle_promises * self.ttft_seconds
+        hopeless = found.ttft_seconds > ROUTING.most_wrong * self.ttft_seconds
         return not (found.known and hopeless) or view.idle
 
     def _slower(self, found: Route, view: ClusterView, now_seconds: float) -> float:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from math import log
-from typing import Final
 
 from fulcrum.admission.margin import Margin
 from fulcrum.admission.outcome import Over, ThresholdLimits
 from fulcrum.admission.tuning import TUNING
 from fulcrum.api.reasons import Reason
 from fulcrum.routing import ClusterView, Incoming, Route
-
-_LEAST_SPARE: Final = 0.1
-"""Share of a worker's time by which its queue is believed to become shorter, at least."""
-_EMPTY: Final = 3.0
-"""Mean lives after which a batch is taken for empty."""
+from fulcrum.routing.tuning import TUNING as ROUTING
 
 
 def over_ttft(
@@ -37,7 +32,7 @@ def over_ttft(
     excess = found.wait_seconds - min(room * left + found.begun_seconds, left)
     if excess <= 0:
         return None
-    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + (1 - TUNING.near) * room * left), promise)
+    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + (1 - ROUTING.early) * room * left), promise)
 
 
 def over_tpot(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:
@@ -91,7 +86,7 @@ def over_threshold(
     # A prompt that is longer than the limit may still come when nothing is before it.
     if queued >= 1 and queued + incoming.prompt_tokens > queue:
         share = min((queued + incoming.prompt_tokens - queue) / queued, 1.0)
-        wait_seconds = min(share + 1 - TUNING.near, 1.0) * found.wait_seconds
+        wait_seconds = min(share + 1 - ROUTING.early, 1.0) * found.wait_seconds
         over.append(Over(Reason.QUEUE_FULL, _until_shorter(found, wait_seconds)))
     batch = decode.running + decode.pending + decode.foreign_running + 1
     if batch > rooms[1] * limits.batch * decode.max_batch:
@@ -104,7 +99,7 @@ def over_threshold(
 
 def _until_shorter(found: Route, seconds: float) -> float:
     """Time until the queue for the prefill is shorter by `seconds`, if others keep coming as of late."""
-    return min(seconds / max(1 - found.prefill.prefill_rate, _LEAST_SPARE), found.wait_seconds)
+    return min(seconds / max(1 - found.prefill.prefill_rate, 1 - ROUTING.trusted), found.wait_seconds)
 
 
 def _until(found: Route, total: float, own: float, allowed: float) -> float:
@@ -113,7 +108,7 @@ def _until(found: Route, total: float, own: float, allowed: float) -> float:
     others = worker.running + worker.pending + worker.foreign_running
     if allowed <= own or total <= own or not others:
         return _until_idle(found)
-    aim = TUNING.near * (allowed - own)  # other requests come back then, too
+    aim = ROUTING.early * (allowed - own)  # other requests come back then, too
     coming = min(worker.join_rate * there.life_seconds / others, 1.0) * (total - own)
     if aim <= coming:
         return _until_idle(found)
@@ -121,4 +116,4 @@ def _until(found: Route, total: float, own: float, allowed: float) -> float:
 
 
 def _until_idle(found: Route) -> float:
-    return found.wait_seconds + _EMPTY * found.hand_over.life_seconds
+    return found.wait_seconds + 2 * found.hand_over.life_seconds

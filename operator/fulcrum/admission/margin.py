@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from math import exp, log
-from typing import Final
 
 from fulcrum.admission.tuning import TUNING
-
-_SPREAD_WEIGHT: Final = 0.1
-_OF_SPREAD: Final = 0.2
-"""Steps are at most this share of how far samples lie from the margin, which must not move by more than they vary."""
-_SMALL: Final = 0.1
-"""Share of the promise that is added to latencies before they are compared, so that an error of a millisecond on a
-latency of a millisecond does not count as a factor of two."""
-_RECENT_REQUESTS: Final = 50
-"""Memory of the mean error; and after so many rejections without a request that tells, the margin narrows: it could not
-learn that it is too wide."""
-_RELAX: Final = 0.01
+from fulcrum.routing.tuning import TUNING as ROUTING
 
 
 class Margin:
@@ -30,7 +19,7 @@ class Margin:
     def __init__(self, level: float) -> None:
         """`level`: share, 0 to 1, of the requests at the very limit that is to be in time."""
         self._level = min(max(level, 0.5), 0.999)
-        self._spread = TUNING.margin_rate / _OF_SPREAD
+        self._spread = TUNING.margin_rate / TUNING.of_spread
         """Mean distance of the last samples from the margin, in the logarithm."""
         self.factor = TUNING.first_margin
         """Actual over predicted latency to plan with."""
@@ -41,7 +30,7 @@ class Margin:
 
     def allowed_seconds(self, promise_seconds: float) -> float:
         """The longest prediction with which a promise is still expected to be kept."""
-        small = _SMALL * promise_seconds
+        small = TUNING.latency_floor * promise_seconds
         return (promise_seconds + small) / self.factor - small
 
     def learn(
@@ -61,22 +50,22 @@ class Margin:
             return
         self._silence = 0
         self.samples += 1
-        small = _SMALL * promise_seconds
-        weight = 1 / min(self.samples, _RECENT_REQUESTS)
+        small = TUNING.latency_floor * promise_seconds
+        weight = 1 / min(self.samples, TUNING.recent_requests)
         self.error += weight * (abs(actual_seconds - predicted_seconds) / max(actual_seconds, small) - self.error)
         if limit_seconds is not None:
-            near = limit_seconds > TUNING.near * self.allowed_seconds(promise_seconds)
+            near = limit_seconds > ROUTING.early * self.allowed_seconds(promise_seconds)
             if not near and actual_seconds <= promise_seconds:
                 return
             predicted_seconds = limit_seconds
         above = log((actual_seconds + small) / (predicted_seconds + small) / self.factor)
-        self._spread += _SPREAD_WEIGHT * (abs(above) - self._spread)
-        rate = min(TUNING.margin_rate, _OF_SPREAD * self._spread)
+        self._spread += TUNING.of_spread / 2 * (abs(above) - self._spread)
+        rate = min(TUNING.margin_rate, TUNING.of_spread * self._spread)
         step = rate * (self._level if above > 0 else self._level - 1)
-        self.factor = min(max(self.factor * exp(step), 1.0), TUNING.most_margin)
+        self.factor = min(max(self.factor * exp(step), 1.0), ROUTING.most_wrong)
 
     def rejected(self) -> None:
-        """A request was turned away for this latency."""
+        """A request was turned away for this latency; after many in a row the margin narrows: it cannot learn more."""
         self._silence += 1
-        if self._silence > _RECENT_REQUESTS:
-            self.factor = max(self.factor * exp(-_RELAX), 1.0)
+        if self._silence > TUNING.recent_requests:
+            self.factor = max(self.factor * exp(-ROUTING.mean_rate), 1.0)

@@ -1,20 +1,18 @@
 """How much slower a worker is while others on its node work: engines that share cores (or a bus) share their speed.
 
 What is measured of one worker, and what is learnt of its pool on average, holds for none of these moments: with four
-engines on two cores a prefill took 0.36 s beside idle ones and 2.2 s beside three busy ones. So what a first token took
-beyond its prediction is put down to the workers that were busy then: one figure, seconds per predicted second and busy
-neighbour. On workers with hardware of their own it stays near zero, and nothing changes.
+engines on two cores a prefill took 0.36 s beside idle ones and 2.2 s beside three busy ones. So the time that first
+tokens took beyond their prediction is put down to the workers that were busy then: one figure, seconds per predicted
+second and busy neighbour. It is the mean; `Margin` covers the spread around it. On workers with hardware of their own
+it stays near zero, and nothing changes.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from math import ceil
-from typing import Final
 
 from fulcrum.admission.tuning import TUNING
-
-_SAMPLES: Final = 32
+from fulcrum.routing.tuning import TUNING as ROUTING
 
 
 class NeighbourSlowdown:
@@ -23,7 +21,7 @@ class NeighbourSlowdown:
     __slots__ = ("_samples", "per_neighbour")
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
+        self._samples: deque[tuple[float, float, int]] = deque(maxlen=TUNING.recent_requests)
         self.per_neighbour = 0.0
         """By which share each busy neighbour makes a first token later; 0 where none is felt."""
 
@@ -40,12 +38,13 @@ class NeighbourSlowdown:
         if not busy or not ratio >= 0:
             return
         # A hang is no slow-down.
-        self._samples.append((now_seconds, min(max((ratio - 1.0) / busy, 0.0), TUNING.most_margin - 1.0)))
+        self._samples.append((now_seconds, min(ratio - 1.0, busy * (ROUTING.most_wrong - 1.0)), busy))
         self._forget(now_seconds)
 
     def _forget(self, now_seconds: float) -> None:
         while self._samples and self._samples[0][0] < now_seconds - TUNING.neighbour_seconds:
             self._samples.popleft()
-        in_order = sorted(sample for _, sample in self._samples)
-        found = in_order[ceil(TUNING.neighbour_level * len(in_order)) - 1] if in_order else 0.0
+        # Least squares for `ratio = 1 + per_neighbour * busy`.
+        slower = sum(more * busy for _, more, busy in self._samples)
+        found = slower / sum(busy * busy for _, _, busy in self._samples) if self._samples else 0.0
         self.per_neighbour = found if found >= TUNING.least_slowdown else 0.0

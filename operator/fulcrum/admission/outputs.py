@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
+from fulcrum.admission.tuning import TUNING
 from fulcrum.api.pool_types import MAX_PROMPT_TOKENS
+from fulcrum.routing import Flight
+from fulcrum.routing.tuning import TUNING as ROUTING
 
-_PRIOR_BYTES_PER_TOKEN: Final = 4.0
-_PRIOR_TOKENS: Final = 64.0
-_RATIO_MEMORY_TOKENS: Final = 200_000.0
-_USUAL_OUTPUT_TOKENS: Final = 256.0
-"""Expected of an answer before any has ended."""
 _BUCKETS: Final = MAX_PROMPT_TOKENS.bit_length()
 """Prompt lengths by powers of two."""
-_ENOUGH_ANSWERS: Final = 3.0
-"""From so many on the mean of a length is taken."""
 _MOST_ANSWERS: Final = 64.0
 """Beyond so many the older ones are forgotten."""
 
@@ -25,8 +22,7 @@ class TokenRatio:
     __slots__ = ("_bytes", "_tokens")
 
     def __init__(self) -> None:
-        self._bytes = _PRIOR_TOKENS * _PRIOR_BYTES_PER_TOKEN
-        self._tokens = _PRIOR_TOKENS
+        self._bytes, self._tokens = ROUTING.bytes_per_token, 1.0
 
     @property
     def bytes_per_token(self) -> float:
@@ -41,46 +37,82 @@ class TokenRatio:
         """A prompt of `prompt_bytes` had `prompt_tokens`."""
         if prompt_bytes <= 0 or prompt_tokens <= 0:
             return
-        self._bytes += prompt_bytes
-        self._tokens += prompt_tokens
-        if self._tokens > _RATIO_MEMORY_TOKENS:
-            self._bytes *= _RATIO_MEMORY_TOKENS / self._tokens
-            self._tokens = _RATIO_MEMORY_TOKENS
+        faded = 1 - 1 / TUNING.recent_requests
+        self._bytes = faded * self._bytes + prompt_bytes
+        self._tokens = faded * self._tokens + prompt_tokens
 
 
 class OutputLengths:
-    """Mean output tokens of the last answers, by class and prompt length (powers of two)."""
+    """Mean output tokens of the last answers, by class and prompt length (powers of two).
 
-    __slots__ = ("_answers", "_tokens")
+    Where none has ended yet it is that of the longest answer under way.
+    """
+
+    __slots__ = ("_lengths", "_longest", "_looked_at")
 
     def __init__(self, classes: int) -> None:
-        self._answers = [[0.0] * _BUCKETS for _ in range(classes)]
-        self._tokens = [[0.0] * _BUCKETS for _ in range(classes)]
+        self._lengths = [[_Lengths() for _ in range(_BUCKETS)] for _ in range(classes)]
+        self._longest = [0.0] * classes
+        self._looked_at = 0.0
 
     def mean(self, qos: int, prompt_tokens: float) -> float:
-        """Return the mean of the nearest length that enough came of; 0 without any."""
-        answers = self._answers[qos]
+        """Return the mean of the nearest length that more than two came of.
+
+        Before any has ended it is that of the longest answer under way, and 0 where that is shorter than usual ones.
+        """
+        lengths = self._lengths[qos]
         own = _bucket(prompt_tokens)
         for away in range(_BUCKETS):
             for place in (own - away, own + away):
-                if 0 <= place < _BUCKETS and answers[place] >= _ENOUGH_ANSWERS:
-                    return self._tokens[qos][place] / answers[place]
-        return 0.0
+                if 0 <= place < _BUCKETS and lengths[place].known:
+                    return lengths[place].mean()
+        longest = self._longest[qos]
+        return longest if longest > TUNING.usual_output_tokens else 0.0
 
     def expect(self, qos: int, prompt_tokens: float, max_tokens: float | None) -> float:
         """Output tokens of a request, at most `max_tokens`, at least 1."""
-        expected = max(self.mean(qos, prompt_tokens) or _USUAL_OUTPUT_TOKENS, 1.0)
+        expected = max(self.mean(qos, prompt_tokens) or TUNING.usual_output_tokens, 1.0)
         return expected if max_tokens is None or expected < max_tokens else max(max_tokens, 1.0)
 
     def learn(self, qos: int, prompt_tokens: float, output_tokens: float) -> None:
         """A request made `output_tokens`."""
-        place = _bucket(prompt_tokens)
-        answers, tokens = self._answers[qos], self._tokens[qos]
-        if answers[place] >= _MOST_ANSWERS:
-            answers[place] /= 2
-            tokens[place] /= 2
-        answers[place] += 1
-        tokens[place] += output_tokens
+        self._lengths[qos][_bucket(prompt_tokens)].learn(output_tokens)
+
+    def look(self, under_way: Iterable[Flight], now_seconds: float) -> None:
+        """Take note of the longest answer `under_way` in each class of which too few have ended, once a second."""
+        if now_seconds < self._looked_at + 1.0:
+            return
+        self._looked_at = now_seconds
+        unknown = [not any(each.known for each in of_class) for of_class in self._lengths]
+        if not any(unknown):
+            return
+        self._longest = [0.0] * len(unknown)
+        for flight in under_way:
+            if unknown[flight.qos]:
+                self._longest[flight.qos] = max(self._longest[flight.qos], flight.made_tokens(now_seconds))
+
+
+class _Lengths:
+    """Of one class and prompt length."""
+
+    __slots__ = ("_tokens", "ended")
+
+    def __init__(self) -> None:
+        self.ended = self._tokens = 0.0
+
+    @property
+    def known(self) -> bool:
+        return self.ended > 2
+
+    def mean(self) -> float:
+        return self._tokens / self.ended
+
+    def learn(self, tokens: float) -> None:
+        if self.ended >= _MOST_ANSWERS:
+            self.ended /= 2
+            self._tokens /= 2
+        self.ended += 1
+        self._tokens += tokens
 
 
 def _bucket(prompt_tokens: float) -> int:

@@ -20,12 +20,9 @@ from fulcrum.admission.classes import ClassTable
 from fulcrum.admission.tuning import TUNING
 from fulcrum.routing import ClusterView, Incoming, Route
 
-_ASLEEP: Final = 0.05
-"""A class with fewer requests in its memory is not in use: three times the memory after a single request."""
+_LEAST: Final = 0.05
+"""Requests in its memory with which a class is in use, and the part of a resource that each class may always use."""
 _SIZE_MEMORY: Final = 0.1
-_LEAST_ROOM: Final = 0.05
-_FORGOTTEN: Final = 20.0
-"""Memories after which nothing is left of a demand: a part in 5e8."""
 
 
 class _Demand:
@@ -62,34 +59,34 @@ class Shares:
             ]
             for qos, rank in enumerate(table.ranks)
         ]
-        self._since: float | None = None
         self._began = 0.0
+        self._faded_at: float | None = None
 
     def offered(self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float) -> None:
         """A request arrived, for which `found` is the best path."""
         if len(self._demands) < 2:
             return
-        weight = self._weight(now_seconds)
+        self._fade(now_seconds)
         demand = self._demands[incoming.qos]
         life_seconds = found.hand_over.step_seconds * incoming.output_tokens
         share = found.decode.step_share_of(incoming.prompt_tokens, incoming.output_tokens, view.tpot_seconds)
-        demand.requests += weight
-        demand.prefill += weight * found.work_seconds
-        demand.decode += weight * share * life_seconds
+        demand.requests += 1
+        demand.prefill += found.work_seconds
+        demand.decode += share * life_seconds
         rate = _SIZE_MEMORY if demand.work_seconds else 1.0
         demand.work_seconds += rate * (found.work_seconds - demand.work_seconds)
         demand.share += rate * (share - demand.share)
 
     def room(self, qos: int, found: Route, view: ClusterView, now_seconds: float) -> tuple[float, float]:
         """Parts of prefill and of decode, 0 to 1, that a request of class `qos` may see filled on its path; 1: all."""
-        weight = self._weight(now_seconds)
-        asleep = _ASLEEP * weight
-        rivals = [rival for rival in self._rivals[qos] if rival[1].requests >= asleep]
+        self._fade(now_seconds)
+        rivals = [rival for rival in self._rivals[qos] if rival[1].requests >= _LEAST]
         if not rivals:
             return 1.0, 1.0
         gateways = self.gateways
         reserve = self._table.reserved[qos]
-        rate = self._rate(weight, now_seconds)
+        # What the sums have to be multiplied with, to be per second and of all gateways.
+        rate = gateways / min(TUNING.demand_seconds, max(now_seconds - self._began, 1.0))
 
         workers = view.decode_workers
         capacity = workers / gateways
@@ -111,7 +108,7 @@ class Shares:
                 used = 0.0 if above < 0 else view.prefill_use[other] / capacity
                 size = demand.work_seconds / view.ttft_seconds
                 prefill_room -= _kept(demand.prefill * rate / workers, used, size, workers, most)
-        return max(prefill_room, _LEAST_ROOM), max(decode_room, _LEAST_ROOM)
+        return max(prefill_room, _LEAST), max(decode_room, _LEAST)
 
     def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
@@ -119,24 +116,18 @@ class Shares:
         room = view.prefill_workers * view.ttft_seconds / self.gateways
         return reserved <= 0 or view.prefill_use[qos] - less_seconds >= reserved * room
 
-    def _rate(self, weight: float, now_seconds: float) -> float:
-        """What the sums have to be multiplied with, to be per second and of all gateways."""
-        return self.gateways / (weight * min(TUNING.demand_seconds, max(now_seconds - self._began, 1.0)))
-
-    def _weight(self, now_seconds: float) -> float:
-        # Instead of fading all sums with time, newer ones are written larger.
-        if self._since is None:
-            self._since = self._began = now_seconds
-        memories = min(max((now_seconds - self._since) / TUNING.demand_seconds, 0.0), _FORGOTTEN)
-        weight = exp(memories)
-        if memories == _FORGOTTEN:
-            for demand in self._demands:
-                demand.requests /= weight
-                demand.prefill /= weight
-                demand.decode /= weight
-            self._since = now_seconds
-            return 1.0
-        return weight
+    def _fade(self, now_seconds: float) -> None:
+        if self._faded_at is None:
+            self._began = self._faded_at = now_seconds
+        gone_seconds = now_seconds - self._faded_at
+        if gone_seconds <= 0:
+            return
+        self._faded_at = now_seconds
+        left = exp(-gone_seconds / TUNING.demand_seconds)
+        for demand in self._demands:
+            demand.requests *= left
+            demand.prefill *= left
+            demand.decode *= left
 
 
 def _kept(asked: float, used: float, size: float, workers: float, most: float) -> float:

@@ -59,6 +59,9 @@ COMPONENT_FOLLOWER: Final = "follower"
 COMPONENT_GATEWAY: Final = "gateway"
 COMPONENT_OPERATOR: Final = "operator"
 
+TTFT_PARAM: Final = "ttft_seconds"
+"""Field of `kv_transfer_params`: what the TTFT promise leaves for the prefill when the gateway sends a request."""
+
 PORT_ENGINE: Final = 8000
 """vLLM itself; requests never pass through a process of ours on the worker."""
 PORT_AGENT: Final = 8001

@@ -53,7 +53,6 @@ class Reason(StrEnum):
     LOAD_SHIFTED = "LoadShifted"
     LOAD_FELL = "LoadFell"
     SCALE_REQUESTED = "ScaleRequested"
-    QUEUE_GROWING = "QueueGrowing"
     PLACEMENT_DRIFTED = "PlacementDrifted"
 
     # Rejections at the gateway (x-fulcrum-rejected, metric label).

@@ -2,10 +2,11 @@
 
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, changes_cluster
 from fulcrum.balance.decision import RoleScale
-from fulcrum.balance.plan import Plan, PlanEvent, plan, stopped_status, with_failure
+from fulcrum.balance.plan import Plan, plan
 from fulcrum.balance.revision import kv_pool_claim, worker_config, worker_image, worker_revision
 from fulcrum.balance.snapshot import GatewayState, Refusal, Snapshot, Termination, Worker, WorkerPhase
-from fulcrum.balance.target import Target, make_target
+from fulcrum.balance.status import PlanEvent, stopped_status
+from fulcrum.balance.target import make_target
 
 __all__ = [
     "Action",
@@ -19,7 +20,6 @@ __all__ = [
     "SetRole",
     "Snapshot",
     "StartDrain",
-    "Target",
     "TellRole",
     "Termination",
     "Worker",
@@ -29,7 +29,6 @@ __all__ = [
     "make_target",
     "plan",
     "stopped_status",
-    "with_failure",
     "worker_config",
     "worker_image",
     "worker_revision",

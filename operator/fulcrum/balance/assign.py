@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import msgspec
 
-from fulcrum.api.names import Role, worker_name
+from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.last_applied import live
 from fulcrum.balance.pools import flippable, only_role
-from fulcrum.balance.rollout import Surge
-from fulcrum.balance.snapshot import Worker, served_roles
+from fulcrum.balance.rollout import Rollout
+from fulcrum.balance.snapshot import Worker, live, roles_served, served_roles
 from fulcrum.balance.split import Move
 from fulcrum.performance.layout import ROLES, Layout
 
@@ -36,10 +34,7 @@ class Assignment:
     slots: tuple[Slot, ...]
     surplus: tuple[Worker, ...]
     """Workers that the target has no place for and that are not yet going."""
-    ended: tuple[Worker, ...]
-    """Pods that are over and only take up their name."""
-    surge: Surge = field(default_factory=Surge)
-    """Workers beyond the target, for a rollout."""
+    rollout: Rollout = field(default_factory=Rollout)
 
     @property
     def kept(self) -> tuple[tuple[Worker, Role], ...]:
@@ -51,6 +46,11 @@ class Assignment:
         """Places by role."""
         return Counter(slot.role for slot in self.slots)
 
+    @property
+    def needed(self) -> frozenset[Role]:
+        """Kinds of work that the target has places for."""
+        return frozenset[Role]().union(*(roles_served(role) for role in self.counts))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
@@ -58,8 +58,6 @@ class Kept:
 
     workers: tuple[Worker, ...]
     surplus: tuple[Worker, ...]
-    ended: tuple[Worker, ...]
-    """Pods that are over and only take up their name."""
 
     @property
     def serving(self) -> tuple[Worker, ...]:
@@ -77,8 +75,7 @@ def keep(workers: Sequence[Worker], counts: Mapping[str, int], goal: Layout) -> 
         gone = {worker.uid for worker in leaving}
         surplus += leaving
         kept += [worker for worker in here if worker.uid not in gone]
-    ended = tuple(worker for worker in workers if worker.ended and not worker.deleting)
-    return Kept(workers=tuple(kept), surplus=tuple(surplus), ended=ended)
+    return Kept(workers=tuple(kept), surplus=tuple(surplus))
 
 
 def _leaving(workers: tuple[Worker, ...], number: int, wanted: Mapping[Role, int]) -> list[Worker]:
@@ -113,32 +110,24 @@ def roles_after(workers: Iterable[Worker], moves: Iterable[Move], movable: froze
     left = Counter((move.pool, move.from_role, move.role) for move in moves)
     roles: dict[str, Role] = {}
     for worker in sorted(workers, key=lambda w: (w.pool, -w.ordinal)):
-        roles[worker.name] = worker.role
-        if worker.name not in movable:
-            continue
-        for role in ROLES:
-            if left[worker.pool, worker.role, role] > 0:
-                left[worker.pool, worker.role, role] -= 1
-                roles[worker.name] = role
-                break
+        open_moves = (role for role in ROLES if left[worker.pool, worker.role, role] > 0)
+        role = next(open_moves, worker.role) if worker.name in movable else worker.role
+        left[worker.pool, worker.role, role] -= 1
+        roles[worker.name] = role
     return roles
 
 
 def follow(
-    spec: InferenceClusterSpec,
-    workers: Sequence[Worker],
-    counts: Mapping[str, int],
-    goal: Layout,
-    *,
-    resting_since: datetime | None = None,
+    spec: InferenceClusterSpec, workers: Sequence[Worker], goal: Layout, *, resting_since: datetime | None = None
 ) -> Assignment:
     """Lay a goal that does not come from the load over the workers, with the fewest flips (modes Manual and External).
 
     Workers whose role changed after `resting_since` keep it.
     """
+    counts = {pool.name: sum(goal.in_pool(pool.name).values()) for pool in spec.pools}
     kept = keep(workers, counts, goal)
     assignment = place(spec, counts, kept, _keeping_roles(kept, goal, resting_since), goal)
-    return replace(assignment, slots=_take_over_empty_role(spec, list(assignment.slots)))
+    return replace(assignment, slots=_take_over_empty_role(assignment.slots, flippable(spec.pools)))
 
 
 def _keeping_roles(kept: Kept, goal: Layout, resting_since: datetime | None) -> dict[str, Role]:
@@ -160,26 +149,23 @@ def _keeping_roles(kept: Kept, goal: Layout, resting_since: datetime | None) -> 
     return roles
 
 
-def _take_over_empty_role(spec: InferenceClusterSpec, slots: list[Slot]) -> tuple[Slot, ...]:
+def _take_over_empty_role(slots: tuple[Slot, ...], flexible: frozenset[str]) -> tuple[Slot, ...]:
     """Give a role whose worker is gone to a serving worker of the other role, where that has two or more.
 
     The replacement gets the other role: a flip takes moments, and a start can take minutes.
     """
     served = served_roles(slot.worker for slot in slots if slot.worker is not None)
-    flexible = flippable(spec.pools)
     for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
-        places = [index for index, slot in enumerate(slots) if slot.pool in flexible]
-        vacant = [index for index in places if slots[index].role is role and slots[index].worker is None]
-        able = [
-            index
-            for index in places
-            if slots[index].role is other and (worker := slots[index].worker) is not None and other in worker.serves
-        ]
+        of_role, of_other = ([s for s in slots if s.pool in flexible and s.role is each] for each in (role, other))
+        vacant = [slot for slot in of_role if slot.worker is None]
+        able = [slot for slot in of_other if slot.worker is not None and other in slot.worker.serves]
         if role not in served and vacant and len(able) > 1:
-            for index, changed in ((max(able), role), (vacant[0], other)):
-                slots[index] = msgspec.structs.replace(slots[index], role=changed)
-            break
-    return tuple(slots)
+            return tuple(_with_role(s, role if s is able[-1] else other if s is vacant[0] else s.role) for s in slots)
+    return slots
+
+
+def _with_role(slot: Slot, role: Role) -> Slot:
+    return slot if slot.role is role else msgspec.structs.replace(slot, role=role)
 
 
 def place(
@@ -202,7 +188,7 @@ def place(
                 role = max(ROLES, key=lambda each: gaps[each] > 0)  # prefill first
                 gaps[role] -= 1
             slots.append(Slot(pool=pool, ordinal=ordinal, role=role, worker=worker))
-    return Assignment(slots=_complete(slots, fixed), surplus=kept.surplus, ended=kept.ended)
+    return Assignment(slots=_complete(slots, fixed), surplus=kept.surplus)
 
 
 def _complete(slots: list[Slot], fixed: Mapping[str, Role | None]) -> tuple[Slot, ...]:
@@ -215,11 +201,5 @@ def _complete(slots: list[Slot], fixed: Mapping[str, Role | None]) -> tuple[Slot
     idle = [index for index in flexible if (worker := slots[index].worker) is None or not worker.serving]
     chosen = (idle or flexible)[-1]
     role = lacking.pop() if len(slots) > 1 and idle and len(lacking) == 1 else Role.MIXED
-    slot = slots[chosen]
-    slots[chosen] = Slot(pool=slot.pool, ordinal=slot.ordinal, role=role, worker=slot.worker)
+    slots[chosen] = _with_role(slots[chosen], role)
     return tuple(slots)
-
-
-def free_ordinals(cluster: str, pool: str, *, taken: set[str], reserved: set[int]) -> Iterator[int]:
-    """Yield the ordinals of a pool, lowest first, that no Pod has (`taken` names) and that are not reserved."""
-    return (n for n in itertools.count() if n not in reserved and worker_name(cluster, pool, n) not in taken)

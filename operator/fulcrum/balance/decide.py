@@ -18,24 +18,24 @@ from fulcrum.balance.explanation import explain
 from fulcrum.balance.initial import initial_layout
 from fulcrum.balance.inputs import Inputs, gather
 from fulcrum.balance.kv_routes import kv_routes
-from fulcrum.balance.last_applied import last_applied, last_layout, live
+from fulcrum.balance.last_applied import last_applied, last_layout
 from fulcrum.balance.roles import RoleChanges, dwelled, repairs, role_changes
 from fulcrum.balance.size import Sizing, size
-from fulcrum.balance.snapshot import Snapshot, served_roles
+from fulcrum.balance.snapshot import Snapshot, live, served_roles
 from fulcrum.balance.split import Move
-from fulcrum.balance.target import layout_of_target, make_target
+from fulcrum.balance.target import make_target
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
 
 
 def manual(snapshot: Snapshot) -> Decision:
     """Return what is to be done in mode Manual: the workers and the ratio of the spec."""
-    target = make_target(snapshot.spec)
-    there = {pool: Counter(w.role for w in live(snapshot.workers, pool)) for pool in target.workers}
+    spec = snapshot.spec
+    there = {pool.name: Counter(w.role for w in live(snapshot.workers, pool.name)) for pool in spec.pools}
     # What flips while no worker serves a role takes that role over, whatever else it is for.
     reasons = Reasons(flip=Reason.ROLE_EMPTY) if len(served_roles(snapshot.workers)) == 1 else Reasons()
-    goal = layout_of_target(target, there)
-    return Decision(assignment=follow(snapshot.spec, snapshot.workers, target.workers, goal), reasons=reasons)
+    goal = make_target(spec, there=there)
+    return Decision(assignment=follow(spec, snapshot.workers, goal), reasons=reasons)
 
 
 def decide(snapshot: Snapshot, now: datetime) -> Decision:

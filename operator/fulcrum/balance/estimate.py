@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import sqrt
 
-from fulcrum.api.names import Role
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Peak
-from fulcrum.balance.snapshot import Worker
 from fulcrum.balance.tuning import TUNING
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.demand import Demand, Load, Slo
@@ -39,10 +36,9 @@ class LoadEstimate:
     """The load that a decision is made for, and how sure it is."""
 
     current: Load
-    """Arrivals of the next minute, and a backlog that is to be gone within a flip's payback time."""
+    """Arrivals of the next minute. What waits in an engine is no part of it: no flip moves it elsewhere."""
     lower: Load
-    """What there is at least: rate and lengths two standard errors below what was measured. The backlog may take as
-    long as a Pod takes to start: what is gone by then needs none."""
+    """What there is at least: rate and lengths two standard errors below what was measured."""
     forecast: Load
     """The most of the forecast's horizon at its quantile: what Pods are started for; without a forecast the lower
     bound."""
@@ -57,8 +53,6 @@ class LoadEstimate:
     """Of all requests, those turned away included, fewer than promised were inside the SLO, by more than chance."""
     forecast_leads: bool
     """The forecast expects clearly more than what is measured."""
-    queued_role: Role | None
-    """The role whose backlog is clearly more than the noise of its arrivals."""
 
     @property
     def bounds(self) -> tuple[Load, Load, Load]:
@@ -68,7 +62,7 @@ class LoadEstimate:
             self.noise.sure_rate(self.measured_rate),
             self.current.rate * (1 + TUNING.noise_sigmas * self.noise.rate),
         )
-        measured, lower, upper = (self.current.with_rate(rate) for rate in rates)
+        measured, lower, upper = (Load.of(replace(self.current.prefill, rate=rate)) for rate in rates)
         return measured, lower, upper
 
 
@@ -79,12 +73,8 @@ class Unknown:
     message: str
 
 
-def estimate(
-    measurements: Measurements, workers: Iterable[Worker], slo: Slo, *, payback_seconds: float
-) -> LoadEstimate | Unknown:
-    """Return the load to plan for. A backlog adds what it takes to be gone within `payback_seconds`; to what Pods are
-    asked for, before a new one would be there.
-    """
+def estimate(measurements: Measurements, slo: Slo) -> LoadEstimate | Unknown:
+    """Return the load to plan for."""
     traffic, forecast = measurements.traffic, measurements.forecast
     if traffic is None:
         return Unknown(message=measurements.unknown or "No source of metrics answers.")
@@ -94,27 +84,16 @@ def estimate(
             return Unknown(message=measurements.unknown or "Requests arrive, but their lengths were not measured.")
         lengths = Demand(rate=0.0, isl_tokens=1.0, osl_tokens=1.0)  # no request, no work, whatever the lengths
     now = _measured(traffic, lengths)
-    queue = _backlog(workers, now)
     seen = max(traffic.rate * traffic.window_seconds, 1e-9)
     noise = _noise(traffic, now, seen)
     soon = forecast.rate[0] if forecast is not None and forecast.rate else 0.0
     arrivals = replace(now, rate=max(now.rate, soon))
-    start_seconds = TUNING.start_seconds if measurements.start_seconds is None else measurements.start_seconds
-    current, lasting = (
-        Load(
-            rate=arrivals.rate,
-            prefill=replace(arrivals, rate=arrivals.rate + queue[Role.PREFILL] / span_seconds),
-            decode=replace(arrivals, rate=arrivals.rate + queue[Role.DECODE] / span_seconds),
-        )
-        for span_seconds in (payback_seconds, max(payback_seconds, start_seconds))
-    )
-    lower = _lower(lasting, now.rate, noise)
+    current = Load.of(arrivals)
+    lower = _lower(arrivals, now.rate, noise)
     ahead = _worst(forecast, now) if forecast is not None else lower
     highest = None
     if measurements.peak is not None:
         highest = current.at_least(ahead).at_least(_highest(measurements.peak, now))
-    # The longer queue, and only if the arrivals of the window cannot have made it by chance.
-    longest = max(queue, key=lambda role: queue[role])
     return LoadEstimate(
         current=current,
         lower=lower,
@@ -126,7 +105,6 @@ def estimate(
         fails=traffic.attainment is not None
         and traffic.attainment + deviation(traffic, slo.attainment) < slo.attainment,
         forecast_leads=soon > now.rate * (1 + TUNING.noise_sigmas * noise.rate),
-        queued_role=longest if queue[longest] > TUNING.noise_sigmas * sqrt(seen) else None,
     )
 
 
@@ -151,14 +129,16 @@ def _noise(traffic: Traffic, now: Demand, seen: float) -> Noise:
     return Noise(rate=sqrt(now.dispersion / seen), isl=isl, osl=osl)
 
 
-def _lower(lasting: Load, measured_rate: float, noise: Noise) -> Load:
+def _lower(arrivals: Demand, measured_rate: float, noise: Noise) -> Load:
     isl, osl = (max(0.0, 1 - TUNING.noise_sigmas * error) for error in (noise.isl, noise.osl))
-    sure = lasting.with_rate(noise.sure_rate(measured_rate))
-    prefill, decode = (
-        replace(each, isl_tokens=max(each.isl_tokens * isl, 1.0), osl_tokens=max(each.osl_tokens * osl, 1.0))
-        for each in (sure.prefill, sure.decode)
+    return Load.of(
+        replace(
+            arrivals,
+            rate=noise.sure_rate(measured_rate),
+            isl_tokens=max(arrivals.isl_tokens * isl, 1.0),
+            osl_tokens=max(arrivals.osl_tokens * osl, 1.0),
+        )
     )
-    return Load(rate=sure.rate, prefill=prefill, decode=decode)
 
 
 def served_share(traffic: Traffic) -> float:
@@ -219,17 +199,3 @@ def _highest(peak: Peak, now: Demand) -> Load:
         prefill=replace(lengths, rate=peak.prompts.rate),
         decode=replace(lengths, rate=peak.outputs.rate),
     )
-
-
-def _backlog(workers: Iterable[Worker], now: Demand) -> dict[Role, float]:
-    """Return the requests that wait in the engines, by the role that they wait for; what is unknown adds nothing."""
-    queued = {Role.PREFILL: 0.0, Role.DECODE: 0.0}
-    for worker in workers:
-        load = worker.load
-        if load is None or worker.deleting:
-            continue
-        if Role.PREFILL in worker.serves and load.queued_prompt_tokens:
-            queued[Role.PREFILL] += load.queued_prompt_tokens / now.isl_tokens
-        elif Role.DECODE in worker.serves and load.waiting:
-            queued[Role.DECODE] += load.waiting
-    return queued

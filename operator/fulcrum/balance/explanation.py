@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fulcrum.api.names import Role
 from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import Candidate, DecidedLoad, Explanation
 from fulcrum.balance.estimate import served_share
@@ -20,7 +19,8 @@ def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
     load, spec = inputs.load, inputs.spec
     measured, lower, upper = load.bounds
     traffic, forecast = inputs.measurements.traffic, inputs.measurements.forecast
-    known = traffic is not None and traffic.attainment is not None
+    margins = [each.least for each in changes.considered]
+    least = f"{max(min(margins), 0.05):.1f}" if margins else "clearly"
     return Explanation(
         load=DecidedLoad(
             rate=three_digits(measured.rate),
@@ -30,10 +30,10 @@ def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
             input_tokens=three_digits(load.current.prefill.isl_tokens),
             output_tokens=three_digits(load.current.decode.osl_tokens),
         ),
-        attainment=_share(served_share(traffic)) if known and traffic is not None else None,
+        attainment=_share(served_share(traffic)) if traffic is not None and traffic.attainment is not None else None,
         candidates=(*_sizes(inputs, sized), *_splits(inputs, changes)),
         changes=(
-            f"another split, once it brings {_least(changes)} more requests within {spec.balance.flip.min_dwell} "
+            f"another split, once it brings {least} more requests within {spec.balance.flip.min_dwell} "
             "than it costs, and is no loss at any load within the bounds",
             f"more workers, once lower bound or forecast need them to keep {spec.slo.attainment:.0%} inside the SLO",
             f"fewer workers, once the most of the last {spec.balance.scale_down.stabilization} leaves some idle",
@@ -68,7 +68,9 @@ def _sizes(inputs: Inputs, sized: Sizing) -> tuple[Candidate, ...]:
         share = inputs.model.attainment(layout, load) if load.rate > 0 else 1.0
         most = sum(pool.high for pool in inputs.pools)
         what = "all workers that there can be" if layout.total >= most else "the fewest workers"
-        found.append(Candidate(layout=_layout_text(layout), attainment=_share(share), verdict=f"{what} for {load}"))
+        found.append(
+            Candidate(layout=ratio_text(layout.counts()), attainment=_share(share), verdict=f"{what} for {load}")
+        )
     return tuple(found)
 
 
@@ -77,20 +79,11 @@ def _candidate(inputs: Inputs, layout: Layout, verdict: str) -> Candidate:
         return inputs.flips_model.goodput(layout, load) / load.rate if load.rate > 0 else 1.0
 
     return Candidate(
-        layout=_layout_text(layout),
+        layout=ratio_text(layout.counts()),
         attainment=_share(share(inputs.load.current)),
         lowest=_share(min(share(load) for load in (inputs.load.current, *inputs.load.bounds))),
         verdict=verdict,
     )
-
-
-def _least(changes: RoleChanges) -> str:
-    least = [each.least for each in changes.considered]
-    return f"{max(min(least), 0.05):.1f}" if least else "clearly"
-
-
-def _layout_text(layout: Layout) -> str:
-    return ratio_text({role: layout.count(role) for role in (Role.PREFILL, Role.DECODE, Role.MIXED)})
 
 
 def _share(value: float) -> float:

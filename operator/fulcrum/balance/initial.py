@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
-from fulcrum.api.names import Role
-from fulcrum.api.types import InferenceClusterSpec, Ratio
+from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.best_split import splits
-from fulcrum.balance.pools import PoolBounds, bounds_of, only_role
-from fulcrum.balance.target import fit, layout_of_target
+from fulcrum.balance.pools import bounds_of
+from fulcrum.balance.target import make_target
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Demand, Load, Slo, promised
+from fulcrum.load.demand import Demand, Load, promised
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel, reachable
 
@@ -27,34 +25,12 @@ def initial_layout(spec: InferenceClusterSpec, workers: Mapping[str, int], speed
     In the proportion of `balance.ratio`; else the best split for usual traffic, where all speeds are known; else half
     and half.
     """
-    ratio = spec.balance.ratio
     used = [pool for pool in spec.pools if workers[pool.name]]
-    if ratio is None and used and all(pool.name in speeds for pool in used):
+    if spec.balance.ratio is None and used and all(pool.name in speeds for pool in used):
+        load = Load(rate=_USUAL.rate, prefill=_USUAL, decode=_USUAL)
+        model = PerformanceModel(speeds, reachable(speeds, promised(spec), load))
         pools = [bounds_of(pool, low=workers[pool.name], high=workers[pool.name]) for pool in used]
-        found = _divided(pools, workers, speeds, promised(spec))
-        if found is not None:
-            return found
-    return layout_in_ratio(spec, dict(workers), ratio)
-
-
-def _divided(
-    pools: list[PoolBounds], workers: Mapping[str, int], speeds: Mapping[str, WorkerSpeed], slo: Slo
-) -> Layout | None:
-    load = Load(rate=_USUAL.rate, prefill=_USUAL, decode=_USUAL)
-    model = PerformanceModel(speeds, reachable(speeds, slo, load))
-    found = splits(pools, dict(workers), model, load)
-    return next((layout for layout in found if layout.prefill and layout.decode), None)
-
-
-def layout_in_ratio(spec: InferenceClusterSpec, workers: dict[str, int], ratio: Ratio | None) -> Layout:
-    """Return `workers` in the proportion of `ratio`, None being an even split, prefill first; at least one of each.
-
-    It is the layout for which nothing has to be known of the load.
-    """
-    flexible = [pool for pool in spec.pools if only_role(pool) is not Role.MIXED]
-    bounds = {pool.name: (workers[pool.name],) * 2 for pool in flexible}
-    prefill, decode = (ratio.prefill, ratio.decode) if ratio is not None else (0, 0)
-    target = fit(flexible, bounds=bounds, prefill=prefill, decode=decode)
-    mixed = {pool.name: workers[pool.name] for pool in spec.pools if only_role(pool) is Role.MIXED}
-    fixed = target.fixed | dict.fromkeys(mixed, Role.MIXED)
-    return layout_of_target(replace(target, workers=target.workers | mixed, fixed=fixed), {})
+        for layout in splits(pools, dict(workers), model, load):
+            if layout.prefill and layout.decode:
+                return layout
+    return make_target(spec, workers)

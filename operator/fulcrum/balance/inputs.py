@@ -47,8 +47,6 @@ class Inputs:
     @property
     def reason(self) -> Reason:
         """What most of all makes the current load what it is."""
-        if self.load.queued_role is not None:
-            return Reason.QUEUE_GROWING
         return Reason.LOAD_FORECAST if self.load.forecast_leads else Reason.LOAD_SHIFTED
 
 
@@ -62,9 +60,7 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
         names = ", ".join(missing or [pool.name for pool in spec.pools])
         return Unknown(message=f"It is not known yet how fast the workers of pool {names} are.")
     promise = promised(spec)
-    load = estimate(
-        measurements, snapshot.workers, promise, payback_seconds=payback_seconds(spec, measurements.traffic)
-    )
+    load = estimate(measurements, promise)
     if isinstance(load, Unknown):
         return load
     turns_away = spec.admission.policy is not AdmissionPolicy.OFF

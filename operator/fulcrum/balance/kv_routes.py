@@ -23,19 +23,13 @@ def kv_routes(layout: Layout, model: PerformanceModel, load: Load, last: Iterabl
     Nothing where there is no choice. Routes of `last` stay while none differs clearly.
     """
     carried = {pool: count * model.unit_rates(pool, load).decode for pool, count in layout.decode}
-    routes = []
+    shares: dict[tuple[str, str], float] = {}
     for source, _ in layout.prefill:
-        targets = {
-            pool: rate for pool, rate in carried.items() if overlap(model.admits.get(source), model.admits.get(pool))
-        }
-        if len(targets) > 1:
-            total = sum(targets.values())
-            routes += [
-                KvRoute(prefill=source, decode=pool, share=round(rate / total, 3)) for pool, rate in targets.items()
-            ]
-    routes = routes[:MOST_ROUTES]
+        rates = {to: rate for to, rate in carried.items() if overlap(model.admits.get(source), model.admits.get(to))}
+        if len(rates) > 1:
+            shares |= {(source, to): round(rate / sum(rates.values()), 3) for to, rate in rates.items()}
+    now = dict(list(shares.items())[:MOST_ROUTES])
     before = {(route.prefill, route.decode): route.share for route in last}
-    now = {(route.prefill, route.decode): route.share for route in routes}
     if before.keys() == now.keys() and all(abs(now[pair] - before[pair]) < _LEAST_CHANGE for pair in now):
         return tuple(last)
-    return tuple(routes)
+    return tuple(KvRoute(prefill=source, decode=to, share=share) for (source, to), share in now.items())

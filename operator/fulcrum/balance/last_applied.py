@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool, RoleCounts
 from fulcrum.balance.initial import initial_layout
 from fulcrum.balance.pools import only_role, worker_cost
-from fulcrum.balance.snapshot import Worker, in_pool
+from fulcrum.balance.snapshot import Worker, live
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.performance.layout import ROLES, Layout
-
-
-def live(workers: Iterable[Worker], pool: str) -> tuple[Worker, ...]:
-    """Return the workers of a pool that are not on their way out of the world, by ordinal."""
-    return tuple(worker for worker in in_pool(workers, pool) if worker.live)
 
 
 def last_applied(
@@ -37,7 +32,7 @@ def last_applied(
             counts[pool.name] += 1
     for pool in spec.pools:
         counts[pool.name] = max(pool.workers.min, min(counts[pool.name], pool.workers.max))
-    return with_floor(spec, counts)
+    return _with_floor(spec, counts)
 
 
 def _lost(
@@ -45,44 +40,27 @@ def _lost(
 ) -> list[Pool]:
     """Return the pools of workers that died, one entry each: where Pods still end, else where a role lacks workers."""
     pools = {pool.name: pool for pool in spec.pools}
-    lost = [
-        pools[worker.pool]
-        for worker in workers
-        if (worker.deleting or worker.ended) and worker.role is not Role.DRAINING and worker.pool in pools
-    ][: max(missing, 0)]
-    free = {pool.name: pool.workers.max - len(live(workers, pool.name)) for pool in spec.pools}
-    for pool in lost:
-        free[pool.name] -= 1
-    gaps = {
-        role: counts.desired - sum(1 for worker in workers if worker.role is role and not worker.deleting)
-        for role, counts in roles.items()
-    }
-    while len(lost) < missing:
-        able = [pool for pool in spec.pools if free[pool.name] > 0]
-        if not able:
-            break
-        # A pool below its least, the pool that can fill the largest gap, one that cannot flip before one that can.
-        chosen = max(
-            able,
-            key=lambda pool: (
-                free[pool.name] > pool.workers.max - pool.workers.min,
-                _gap(gaps, pool),
-                only_role(pool) is not None,
-            ),
-        )
-        role = only_role(chosen) or max(gaps, key=lambda role: gaps[role], default=Role.DECODE)
-        gaps[role] = gaps.get(role, 0) - 1
+    dead = [w.pool for w in workers if not w.live and w.role is not Role.DRAINING and w.pool in pools]
+    lost = [pools[name] for name in dead[: max(missing, 0)]]
+    free = {pool.name: pool.workers.max - len(live(workers, pool.name)) - lost.count(pool) for pool in spec.pools}
+    there = Counter(worker.role for worker in workers if not worker.deleting)
+    gaps = Counter({role: counts.desired - there[role] for role, counts in roles.items()})
+
+    def urgency(pool: Pool) -> tuple[bool, int, bool]:
+        """A pool below its least, the pool that can fill the largest gap, one that cannot flip before one that can."""
+        below = free[pool.name] > pool.workers.max - pool.workers.min
+        role = only_role(pool)
+        return below, max(gaps.values(), default=0) if role is None else gaps[role], role is not None
+
+    while len(lost) < missing and (able := [pool for pool in spec.pools if free[pool.name] > 0]):
+        chosen = max(able, key=urgency)
+        gaps[only_role(chosen) or max(gaps, key=lambda role: gaps[role], default=Role.DECODE)] -= 1
         free[chosen.name] -= 1
         lost.append(chosen)
     return lost
 
 
-def _gap(gaps: dict[Role, int], pool: Pool) -> int:
-    role = only_role(pool)
-    return gaps.get(role, 0) if role is not None else max(gaps.values(), default=0)
-
-
-def with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str, int]:
+def _with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str, int]:
     """Return `workers` with what it takes at least to serve requests: one that does both, or one of each role."""
     able = {pool.name: only_role(pool) for pool in spec.pools if pool.workers.max > 0}
     used = {able[name] for name, count in workers.items() if count and name in able}
@@ -95,10 +73,10 @@ def with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str,
         alone = Role.MIXED in both.roles or both.workers.max == 1
         raised[both.name] = max(raised[both.name], 1 if alone else 2)
         return raised
-    for role in (Role.PREFILL, Role.DECODE):
-        first = next((p.name for p in cheapest if able[p.name] is role), both.name if both is not None else None)
-        if role not in used and first is not None:
-            raised[first] = max(raised[first], 1)
+    for role in {Role.PREFILL, Role.DECODE} - used:
+        first = next((pool for pool in cheapest if able[pool.name] is role), both)
+        if first is not None:
+            raised[first.name] = max(raised[first.name], 1)
     return raised
 
 
@@ -111,21 +89,20 @@ def last_layout(
     speeds: Mapping[str, WorkerSpeed],
 ) -> Layout:
     """Return the roles of the last decision, as far as the status says them; else the initial ones of the spec."""
-    desired = {role: counts.desired for role, counts in roles.items()}
-    if not sum(desired.values()):
+    desired = Counter({role: counts.desired for role, counts in roles.items()})
+    if not desired.total():
         return initial_layout(spec, applied, speeds)
-    counts: dict[Role, dict[str, int]] = {role: {} for role in ROLES}
+    counts: dict[Role, Counter[str]] = {role: Counter() for role in ROLES}
     for pool in sorted(spec.pools, key=lambda pool: only_role(pool) is None):
-        left = applied[pool.name]
-        fixed = only_role(pool)
-        have = Counter(w.role for w in live(workers, pool.name))
-        for role in counts if fixed is None else (fixed,):
-            taken = left if fixed is not None else min(left, max(have[role], 0))
+        fixed, left = only_role(pool), applied[pool.name]
+        have = Counter(w.role for w in live(workers, pool.name)) if fixed is None else {fixed: left}
+        for role in ROLES:
+            taken = min(left, have.get(role, 0))
             counts[role][pool.name] = taken
+            desired[role] -= taken
             left -= taken
-            desired[role] = desired.get(role, 0) - taken
         for _ in range(left):
-            role = max(counts, key=lambda role: desired.get(role, 0))
-            counts[role][pool.name] = counts[role].get(pool.name, 0) + 1
-            desired[role] = desired.get(role, 0) - 1
+            role = max(ROLES, key=lambda role: desired[role])
+            counts[role][pool.name] += 1
+            desired[role] -= 1
     return Layout.of_roles(counts)

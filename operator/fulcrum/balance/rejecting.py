@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import BalanceMode, ConditionStatus, ConditionType, InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.api.types import BalanceMode, InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.balance.faults import pool_maxima, standing_fault
 from fulcrum.balance.snapshot import Worker
 from fulcrum.balance.tuning import TUNING
 from fulcrum.load.traffic import Traffic
@@ -21,13 +22,16 @@ _SHORT_OF: Final[Mapping[Reason, str]] = {
     Reason.PREEMPTED: "they made way for higher classes",
 }
 """What is short, for each reason of a rejection for want of capacity."""
-_FIRST: Final[Mapping[BalanceMode, str]] = {
-    BalanceMode.AUTO: "",
-    BalanceMode.MANUAL: "change spec.balance.ratio, ",
-    BalanceMode.OBSERVE: "set spec.balance.mode to Auto, ",
-    BalanceMode.EXTERNAL: "change how many of them the InferenceScales ask for in each role, ",
+_ADVICE: Final[Mapping[BalanceMode, tuple[str, str]]] = {
+    BalanceMode.AUTO: ("; the balance adds more where they help", ""),
+    BalanceMode.MANUAL: (": look at the others, or at spec.balance.ratio", "change spec.balance.ratio, "),
+    BalanceMode.OBSERVE: (": look at the others", "set spec.balance.mode to Auto, "),
+    BalanceMode.EXTERNAL: (
+        ": raise the replicas of its InferenceScales",
+        "change how many of them the InferenceScales ask for in each role, ",
+    ),
 }
-"""What to try before more workers, by mode."""
+"""By mode: what to do while fewer workers serve than there may be, and what to try before there may be more."""
 
 
 def rejecting(
@@ -40,8 +44,13 @@ def rejecting(
     if traffic is None:
         return None
     rejected = {reason: share for reason, share in traffic.rejections.items() if reason in _SHORT_OF}
-    total = sum(rejected.values())
-    if not _worth_saying(traffic, total, spec=spec, status=status):
+    total, allowed = sum(rejected.values()), 1 - spec.slo.attainment
+    fault = standing_fault(status)
+    if fault is not None and fault.reason is Reason.REQUESTS_REJECTED:
+        worth_saying = total > TUNING.rejections_end * allowed
+    else:
+        worth_saying = total > allowed and traffic.rate * traffic.window_seconds >= TUNING.rejections_least
+    if not worth_saying:
         return None
     much = next(words for least, words in _SHARES if total >= least)
     reason = max(rejected, key=lambda each: rejected[each])
@@ -49,29 +58,9 @@ def rejecting(
     return f"{much} of all requests are turned away, most of them for {reason}: {_SHORT_OF[reason]}. {advice}"
 
 
-def _worth_saying(
-    traffic: Traffic, total: float, *, spec: InferenceClusterSpec, status: InferenceClusterStatus
-) -> bool:
-    allowed = 1 - spec.slo.attainment
-    said = any(
-        c.type is ConditionType.DEGRADED and c.status is ConditionStatus.TRUE and c.reason is Reason.REQUESTS_REJECTED
-        for c in status.conditions
-    )
-    if said:
-        return total > TUNING.rejections_end * allowed
-    return total > allowed and traffic.rate * traffic.window_seconds >= TUNING.rejections_least
-
-
 def _advice(spec: InferenceClusterSpec, *, serving: int) -> str:
-    pools = spec.pools
-    most = sum(pool.workers.max for pool in pools)
+    most = sum(pool.workers.max for pool in spec.pools)
+    others, first = _ADVICE[spec.balance.mode]
     if serving < most:
-        if spec.balance.mode is BalanceMode.AUTO:
-            return f"{serving} of at most {most} workers serve; the balance adds more where they help."
-        if spec.balance.mode is BalanceMode.EXTERNAL:
-            return f"{serving} of at most {most} workers serve: raise the replicas of its InferenceScales."
-        ratio = ", or at spec.balance.ratio" if spec.balance.mode is BalanceMode.MANUAL else ""
-        return f"{serving} of at most {most} workers serve: look at the others{ratio}."
-    bounds = ", ".join(f"{pool.name} ({pool.workers.max})" for pool in pools)
-    first = _FIRST[spec.balance.mode]
-    return f"All {most} workers serve: {first}raise workers.max of a pool: {bounds}; or widen spec.slo."
+        return f"{serving} of at most {most} workers serve{others}."
+    return f"All {most} workers serve: {first}raise workers.max of a pool: {pool_maxima(spec)}; or widen spec.slo."

@@ -12,15 +12,30 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.names import KV_POOL_PATH, Role
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.quantities import number_of_bytes
-from fulcrum.api.types import InferenceClusterSpec, KvCache, Pool
+from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig, TransferConfig, WorkerConfig
+
+STORED_BLOCK_SIZE: Final = 16
+"""Tokens; the default of `engine.kvCache.blockSize` in release 0.1.0, stored in every object of that time."""
+STORED_IMAGE: Final = "ghcr.io/fulcrum/worker:0.1.0"
+"""The default of `engine.image` in release 0.1.0, stored in every object of that time."""
+_POD_FIELDS = ("gpu", "rdma", "resources", "shared_memory", "priority_class_name", "topology")
+_REQUIRED: dict[str, Any] = {"cluster": "", "pool": "", "model": "", "served_name": "", "accelerator": ""}
 
 
 def worker_config(
     *, cluster: str, spec: InferenceClusterSpec, pool: Pool, role: Role, role_epoch: int = 0
 ) -> WorkerConfig:
     """Return the configuration that a worker of `pool` starts with."""
-    cache, transfer = spec.engine.kv_cache, spec.engine.transfer
+    cache, transfer, offload = spec.engine.kv_cache, spec.engine.transfer, None
+    if (tiers := cache.offload) is not None:
+        shared = tiers.pool
+        offload = OffloadConfig(
+            host_bytes=number_of_bytes(tiers.host_memory),
+            policy=tiers.policy.value,
+            eviction=tiers.eviction.value,
+            pool=KvPoolConfig(path=KV_POOL_PATH, size_bytes=number_of_bytes(shared.size)) if shared else None,
+        )
     return WorkerConfig(
         cluster=cluster,
         pool=pool.name,
@@ -35,7 +50,7 @@ def worker_config(
             dtype=cache.dtype.value,
             block_size=cache.block_size,
             memory_bytes=number_of_bytes(cache.memory) if cache.memory is not None else None,
-            offload=_offload(cache),
+            offload=offload,
         ),
         transfer=TransferConfig(
             connector=transfer.connector,
@@ -50,18 +65,6 @@ def worker_config(
         role_epoch=role_epoch,
         start_timeout_seconds=seconds(spec.engine.start_timeout),
         drain_timeout_seconds=seconds(spec.balance.flip.drain_timeout),
-    )
-
-
-def _offload(cache: KvCache) -> OffloadConfig | None:
-    offload = cache.offload
-    if offload is None:
-        return None
-    return OffloadConfig(
-        host_bytes=number_of_bytes(offload.host_memory),
-        policy=offload.policy.value,
-        eviction=offload.eviction.value,
-        pool=KvPoolConfig(path=KV_POOL_PATH, size_bytes=number_of_bytes(offload.pool.size)) if offload.pool else None,
     )
 
 
@@ -86,18 +89,21 @@ def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> 
     one that release 0.1.0 takes for it, so that neither going there nor coming back restarts workers.
     """
     config, usual = worker_config(cluster=cluster, spec=spec, pool=pool, role=Role.MIXED), WorkerConfig(**_REQUIRED)
+    cache, model = config.kv_cache, spec.model
+    if cache.block_size == STORED_BLOCK_SIZE:
+        cache = msgspec.structs.replace(cache, block_size=None)
     made_from = {
         "config": without_defaults(
             msgspec.structs.replace(
                 config,
                 start_timeout_seconds=usual.start_timeout_seconds,
                 drain_timeout_seconds=usual.drain_timeout_seconds,
-                kv_cache=_as_before(config.kv_cache),
+                kv_cache=cache,
             )
         ),
         "image": worker_image(spec, pool) or STORED_IMAGE,
-        "credentials": spec.model.credentials.secret_name if spec.model.credentials else None,
-        "cache": spec.model.cache.persistent_volume_claim if spec.model.cache else None,
+        "credentials": model.credentials.secret_name if model.credentials else None,
+        "cache": model.cache.persistent_volume_claim if model.cache else None,
         "template": pool.template,
     }
     if (claim := kv_pool_claim(spec)) is not None:
@@ -105,16 +111,3 @@ def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> 
     pod = {name: without_defaults(getattr(pool, name)) for name in _POD_FIELDS}
     made_from |= {name: value for name, value in pod.items() if value not in (None, {})}
     return hashlib.sha256(msgspec.json.encode(made_from, order="sorted")).hexdigest()[:10]
-
-
-def _as_before(cache: KvCacheConfig) -> KvCacheConfig:
-    """Return the cache without the block size that an older CRD stored as its default."""
-    return msgspec.structs.replace(cache, block_size=None) if cache.block_size == STORED_BLOCK_SIZE else cache
-
-
-STORED_BLOCK_SIZE: Final = 16
-"""Tokens; the default of `engine.kvCache.blockSize` in release 0.1.0, stored in every object of that time."""
-STORED_IMAGE: Final = "ghcr.io/fulcrum/worker:0.1.0"
-"""The default of `engine.image` in release 0.1.0, stored in every object of that time."""
-_POD_FIELDS = ("gpu", "rdma", "resources", "shared_memory", "priority_class_name", "topology")
-_REQUIRED: dict[str, Any] = {"cluster": "", "pool": "", "model": "", "served_name": "", "accelerator": ""}

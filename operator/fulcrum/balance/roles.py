@@ -84,17 +84,11 @@ def repairs(spec: InferenceClusterSpec, workers: Iterable[Worker], kept: Kept, n
     """
     if layout_of(worker for worker in workers if worker.serving).complete:
         return ()
-    current = layout_of(kept.serving)
-    flexible = flippable(spec.pools)
-    settled = timedelta(seconds=seconds(spec.balance.flip.min_dwell))
-    able = [
-        worker
-        for worker in kept.serving
-        if worker.pool in flexible and (worker.ready_since is None or now - worker.ready_since >= settled)
-    ]
+    settled, flexible = timedelta(seconds=seconds(spec.balance.flip.min_dwell)), flippable(spec.pools)
+    able = [w for w in kept.serving if w.pool in flexible and (w.ready_since is None or now - w.ready_since >= settled)]
     if not able:
         return ()
-    chosen = able[-1]
+    current, chosen = layout_of(kept.serving), able[-1]
     # A drain would leave requests without a worker: then, too, one does both for the time being.
     immediate = spec.balance.flip.style is FlipStyle.IMMEDIATE
     missing = Role.DECODE if current.prefill else Role.PREFILL
@@ -103,10 +97,10 @@ def repairs(spec: InferenceClusterSpec, workers: Iterable[Worker], kept: Kept, n
 
 def _single_role(inputs: Inputs, current: Layout, able: Counter[tuple[str, Role]]) -> tuple[Move, ...]:
     """Return a temporary `mixed` worker, beside workers of one role, to a single role."""
-    if not (current.prefill or current.decode):
+    stopgap = min((pool for (pool, role), count in able.items() if role is Role.MIXED and count), default=None)
+    if stopgap is None or not (current.prefill or current.decode):
         return ()
-    stopgaps = [pool for (pool, role), count in able.items() if role is Role.MIXED and count]
-    options = [Move(pool, Role.MIXED, role) for pool in sorted(stopgaps)[:1] for role in (Role.PREFILL, Role.DECODE)]
+    options = [Move(stopgap, Role.MIXED, role) for role in (Role.PREFILL, Role.DECODE)]
     complete = [move for move in options if after(current, [move]).complete]
     if not complete:
         return ()

@@ -7,89 +7,86 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from fulcrum.api.names import Role
 from fulcrum.api.types import Pool
 from fulcrum.balance.estimate import deviation, served_share
 from fulcrum.balance.revision import worker_image, worker_revision
-from fulcrum.balance.snapshot import Snapshot, Worker, in_pool
+from fulcrum.balance.snapshot import Snapshot, Worker
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surge:
+class Rollout:
     """Workers beyond the wanted number; decisions about roles and counts are made as if they did not exist."""
 
+    halted: frozenset[str] = frozenset()
+    """Pools whose workers of an older revision stay for now."""
     coming: tuple[Worker, ...] = ()
     """Not ready yet; each takes the place of the worker that it `replaces` once it is."""
-    superseded: tuple[Worker, ...] = ()
-    """Of an older revision; the worker that replaces it is ready."""
-    obsolete: tuple[Worker, ...] = ()
-    """Of a revision that is no longer wanted, while the worker that they were to replace is still there."""
+    leaving: tuple[Worker, ...] = ()
+    """Replaced by a worker that is ready, or a replacement whose own revision is no longer wanted."""
+    uids: frozenset[str] = frozenset()
+    """Uids of all workers that stand with another one for the same place."""
 
     @property
-    def uids(self) -> frozenset[str]:
-        """Uids of all of them."""
-        return frozenset(w.uid for group in (self.coming, self.superseded, self.obsolete) for w in group)
+    def awaited(self) -> frozenset[str | None]:
+        """Uids of the workers whose replacement is on its way."""
+        return frozenset(worker.replaces for worker in self.coming)
 
 
 def with_revisions(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with `stale` set on workers that were made from another spec, and may be made anew."""
-    revisions = {
-        pool.name: worker_revision(cluster=snapshot.name, spec=snapshot.spec, pool=pool) for pool in snapshot.spec.pools
-    }
-
-    images = {pool.name: worker_image(snapshot.spec, pool) for pool in snapshot.spec.pools}
-
-    def is_stale(worker: Worker) -> bool:
-        if worker.spec_hash != revisions.get(worker.pool):
-            return True
-        image = images[worker.pool]
-        return image is not None and worker.release_image not in (None, image)
+    spec = snapshot.spec
+    revisions = {pool.name: worker_revision(cluster=snapshot.name, spec=spec, pool=pool) for pool in spec.pools}
+    images = {pool.name: worker_image(spec, pool) for pool in spec.pools}
 
     def seen(worker: Worker) -> Worker:
+        image = images.get(worker.pool)
+        renewed = image is not None and worker.release_image not in (None, image)
+        stale = worker.pool not in snapshot.refused and (renewed or worker.spec_hash != revisions.get(worker.pool))
         # Of thousands of workers few change: a copy of each would take a tenth of a plan.
-        stale = worker.pool not in snapshot.refused and is_stale(worker)
         return worker if stale == worker.stale else replace(worker, stale=stale)
 
-    workers = tuple(map(seen, snapshot.workers))
-    return replace(snapshot, workers=workers)
+    return replace(snapshot, workers=tuple(map(seen, snapshot.workers)))
 
 
-def surge_of(workers: Iterable[Worker]) -> Surge:
-    """Find the workers that stand twice for one place."""
-    live = {worker.uid: worker for worker in workers if worker.live}
+def rollout_of(snapshot: Snapshot) -> Rollout:
+    """Find the workers that stand twice for one place, and the pools whose rollout waits."""
+    halted = _halted_pools(snapshot)
+    live = {worker.uid: worker for worker in snapshot.workers if worker.live}
     coming: list[Worker] = []
-    superseded: list[Worker] = []
-    obsolete: list[Worker] = []
+    leaving: list[Worker] = []
+    uids: set[str] = set()
     for worker in live.values():
         replaced = live.get(worker.replaces or "")
         if replaced is None or replaced.pool != worker.pool:
             continue
-        if worker.stale:
-            obsolete.append(worker)
-        elif worker.ready:
-            superseded.append(replaced)
-        else:
+        beyond = replaced if worker.ready and not worker.stale else worker
+        uids.add(beyond.uid)
+        if beyond is worker and not worker.stale:
             coming.append(worker)
-    return Surge(coming=tuple(coming), superseded=tuple(superseded), obsolete=tuple(obsolete))
+        elif beyond is worker or worker.pool not in halted or replaced.role is Role.DRAINING:
+            leaving.append(beyond)
+    return Rollout(halted=halted, coming=tuple(coming), leaving=tuple(leaving), uids=frozenset(uids))
 
 
 def surge_limit(pool: Pool, wanted: int) -> int:
     """Return how many workers beyond `wanted` a pool may have during a rollout, never beyond `workers.max`."""
-    return max(0, min(_workers(pool.rollout.max_surge, wanted, up=True), pool.workers.max - wanted))
+    surge = pool.rollout.max_surge
+    most = surge if isinstance(surge, int) else -(-_hundredths(surge, wanted) // 100)  # rounded up
+    return max(0, min(most, pool.workers.max - wanted))
 
 
 def unavailable_limit(pool: Pool, wanted: int) -> int:
     """Return how many workers of a pool may be away at a time during a rollout."""
-    most = _workers(pool.rollout.max_unavailable, wanted, up=False)
+    away = pool.rollout.max_unavailable
+    most = away if isinstance(away, int) else _hundredths(away, wanted) // 100
     return most if most or surge_limit(pool, wanted) else 1
 
 
-def _workers(value: int | str, wanted: int, *, up: bool) -> int:
-    if isinstance(value, int):
-        return value
-    hundredths = int(value.removesuffix("%")) * wanted
-    return -(-hundredths // 100) if up else hundredths // 100
+def _hundredths(percentage: str, wanted: int) -> int:
+    return int(percentage.removesuffix("%")) * wanted
 
 
 def next_to_replace(stale: Iterable[Worker], serving: Iterable[Worker]) -> list[Worker]:
@@ -98,52 +95,38 @@ def next_to_replace(stale: Iterable[Worker], serving: Iterable[Worker]) -> list[
     The newest revision first, because a bad one is to go before a good one; then alternating between roles, so that
     no role loses more of its workers than another; then by ordinal.
     """
-    candidates = list(stale)
+    left = list(stale)
     newest: dict[str, datetime] = {}
-    for worker in candidates:
+    for worker in left:
         newest[worker.spec_hash] = max(newest.get(worker.spec_hash, _LONG_AGO), worker.created or _LONG_AGO)
-    have, gone = Counter(worker.role for worker in serving), Counter[object]()
+    have, gone = Counter(worker.role for worker in serving), Counter[Role]()
     ordered: list[Worker] = []
-    while candidates:
-        chosen = max(
-            candidates,
-            key=lambda w: (newest[w.spec_hash], 1 - gone[w.role] / max(have[w.role], 1), -w.ordinal),
-        )
-        candidates.remove(chosen)
+    while left:
+        chosen = max(left, key=lambda w: (newest[w.spec_hash], 1 - gone[w.role] / max(have[w.role], 1), -w.ordinal))
+        left.remove(chosen)
         gone[chosen.role] += 1
         ordered.append(chosen)
     return ordered
 
 
-def halted_pools(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the pools whose rollout waits: with workers of the new revision fewer requests are inside the SLO than
-    promised.
+def _halted_pools(snapshot: Snapshot) -> frozenset[str]:
+    """Return the pools whose new workers leave fewer requests inside the SLO than promised: their rollout waits.
 
     Going back to an older revision is never halted, nor is anything while the attainment was not measured.
     """
-    traffic = snapshot.measurements.traffic
-    promised = snapshot.spec.slo.attainment
+    traffic, promised = snapshot.measurements.traffic, snapshot.spec.slo.attainment
     if snapshot.continues_rollout or traffic is None or traffic.attainment is None:
-        return ()
+        return frozenset()
     if served_share(traffic) + deviation(traffic, promised) >= promised:
-        return ()
-    return tuple(pool.name for pool in snapshot.spec.pools if _new_one_serves(in_pool(snapshot.workers, pool.name)))
+        return frozenset()
+    live = [worker for worker in snapshot.workers if worker.live]
+    return frozenset(pool.name for pool in snapshot.spec.pools if _new_one_serves(live, pool.name))
 
 
-def _new_one_serves(workers: Iterable[Worker]) -> bool:
-    known = [worker for worker in workers if worker.live]
-    stale = [worker.created or _LONG_AGO for worker in known if worker.stale]
-    wanted = [worker for worker in known if not worker.stale]
-    goes_back = bool(stale) and any((worker.created or _LONG_AGO) < min(stale) for worker in wanted)
-    return bool(stale) and not goes_back and any(worker.serving for worker in wanted)
-
-
-def halted_message(pools: Iterable[str], *, cluster: str, generation: int) -> str:
-    """Say what is halted, and what to do about it; without figures, which never stand still."""
-    names = ", ".join(pools)
-    return (
-        f"The rollout of pool {names} is halted: fewer requests are inside the SLO than slo.attainment promises while "
-        "workers of the new revision serve. It goes on by itself when the promise is kept again. Else correct the spec "
-        "(going back is never halted), or go on as it is: kubectl annotate ic "
-        f"{cluster} fulcrum.dev/continue-rollout={generation} --overwrite"
-    )
+def _new_one_serves(workers: Iterable[Worker], pool: str) -> bool:
+    """Report whether a new worker serves, and all new ones are younger than the old ones."""
+    known = [(worker, worker.created or _LONG_AGO) for worker in workers if worker.pool == pool]
+    new = [(worker, created) for worker, created in known if not worker.stale]
+    old_since = min((created for worker, created in known if worker.stale), default=_LONG_AGO)
+    going_on = len(new) < len(known) and all(created >= old_since for _, created in new)
+    return going_on and any(worker.serving for worker, _ in new)

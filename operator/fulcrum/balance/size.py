@@ -14,9 +14,8 @@ from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterSp
 from fulcrum.balance.best_split import splits
 from fulcrum.balance.cheapest import Size, cheapest, cheapest_as_is
 from fulcrum.balance.inputs import Inputs
-from fulcrum.balance.last_applied import live
 from fulcrum.balance.pools import PoolBounds, bounds_of
-from fulcrum.balance.snapshot import Worker
+from fulcrum.balance.snapshot import Worker, live
 from fulcrum.balance.tuning import TUNING
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
@@ -86,8 +85,6 @@ def size(inputs: Inputs, applied: Mapping[str, int]) -> Sizing:
     largest = max((present, ahead), key=lambda found: found.cost)
     if largest.cost:
         reason = Reason.LOAD_FORECAST if largest is ahead else Reason.LOAD_SHIFTED
-        if largest is present and load.queued_role is not None:
-            reason = Reason.QUEUE_GROWING
         sized_by = load.forecast if largest is ahead else load.lower
         return Sizing(
             workers=bounds.workers(largest, pools),

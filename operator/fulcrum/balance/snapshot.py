@@ -22,8 +22,12 @@ from fulcrum.balance.measurements import Measurements
 
 CLOCK_SKEW: Final = timedelta(seconds=60)
 """Most that the clocks of two machines are taken to differ; a time further ahead is unknown."""
-ENGINE_EXIT_CODES = frozenset({EXIT_BAD_CONFIG, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_DIED, EXIT_ENGINE_STALLED})
-
+EXIT_MEANINGS: Final = {
+    EXIT_BAD_CONFIG: "its configuration cannot be used",
+    EXIT_ENGINE_NOT_STARTED: "vLLM did not come up",
+    EXIT_ENGINE_DIED: "vLLM died while serving",
+    EXIT_ENGINE_STALLED: "vLLM had work and made no progress, so the agent restarted it",
+}
 _SERVES: dict[Role, frozenset[Role]] = {
     Role.PREFILL: frozenset({Role.PREFILL}),
     Role.DECODE: frozenset({Role.DECODE}),
@@ -120,12 +124,12 @@ class Worker:
     @property
     def live(self) -> bool:
         """Serves, or may yet serve."""
-        return not self.deleting and not self.ended
+        return not self.deleting and self.phase not in _OVER
 
     @property
     def ended(self) -> bool:
-        """The Pod is over (evicted, for example) and will never run again."""
-        return self.phase in _OVER
+        """The Pod is over (evicted, for example) and only takes up its name."""
+        return not self.deleting and self.phase in _OVER
 
     @property
     def serves(self) -> frozenset[Role]:
@@ -135,20 +139,15 @@ class Worker:
     @property
     def engine_failed(self) -> bool:
         """The engine cannot start, or died and has not come back."""
-        if self.ready or self.deleting:
-            return False
-        ended_badly = self.termination is not None and self.termination.exit_code in ENGINE_EXIT_CODES
-        return ended_badly or self.waiting_reason == "CrashLoopBackOff"
+        failed = self.termination is not None and self.termination.exit_code in EXIT_MEANINGS
+        return (failed or self.waiting_reason == "CrashLoopBackOff") and not self.ready and not self.deleting
 
     def as_of(self, now: datetime) -> Worker:
         """Return the worker without times from the future, see `Snapshot.as_of`."""
         times = {name: getattr(self, name) for name in _TIMES}
-        late: dict[str, Any] = {
-            name: now if moment - now <= CLOCK_SKEW else None
-            for name, moment in times.items()
-            if moment is not None and moment > now
-        }
-        return replace(self, **late) if late else self
+        late = {name: moment for name, moment in times.items() if moment is not None and moment > now}
+        known: dict[str, Any] = {name: now if at - now <= CLOCK_SKEW else None for name, at in late.items()}
+        return replace(self, **known) if known else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,9 +211,9 @@ class Snapshot:
         return replace(self, workers=workers)
 
 
-def in_pool(workers: Iterable[Worker], pool: str) -> tuple[Worker, ...]:
-    """Return the workers of a pool, terminating ones included, by ordinal."""
-    return tuple(sorted((w for w in workers if w.pool == pool), key=lambda w: w.ordinal))
+def live(workers: Iterable[Worker], pool: str) -> tuple[Worker, ...]:
+    """Return the workers of a pool that are not on their way out of the world, by ordinal."""
+    return tuple(sorted((w for w in workers if w.pool == pool and w.live), key=lambda w: w.ordinal))
 
 
 def served_roles(workers: Iterable[Worker]) -> frozenset[Role]:

@@ -1,79 +1,68 @@
-"""What a plan says in the status of its InferenceCluster."""
+"""What a plan says: the status of its InferenceCluster, and events about changes of its state."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-
-import msgspec
 
 from fulcrum.api.names import PORT_GATEWAY, Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import ConditionType, InferenceClusterStatus, Recommendation, RoleCounts
+from fulcrum.api.types import ConditionType, InferenceClusterStatus, RoleCounts
 from fulcrum.api.types import Decision as LastDecision
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
-from fulcrum.balance.conditions import Finding, available, degraded, progressing, settle, timestamp
+from fulcrum.balance.conditions import Finding, findings_of, timestamp, with_findings
 from fulcrum.balance.decision import Decision
-from fulcrum.balance.faults import ENGINE_LINES_BYTES, first_bytes
-from fulcrum.balance.measurements import Drift
+from fulcrum.balance.faults import shortened, standing_fault
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.target import ratio_text
+from fulcrum.balance.transfers import TransferFaults
+from fulcrum.performance.layout import ROLES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEvent:
+    """An event about the cluster's state; events about actions are made from the actions."""
+
+    reason: Reason
+    message: str
+    warning: bool
+    subject: str
+    """What makes the event one of its kind: the same subject gives the same event."""
 
 
 def status_of(
     snapshot: Snapshot,
     decision: Decision,
     actions: tuple[Action, ...],
-    halted: frozenset[str],
     now: datetime,
     *,
+    transfers: TransferFaults,
     least_available: int,
 ) -> InferenceClusterStatus:
     """Return the status that a plan leads to."""
-    assignment = decision.assignment
-    findings = (
-        available(snapshot.workers, snapshot.gateway),
-        progressing(snapshot, decision, actions, halted, least_available=least_available),
-        degraded(snapshot, decision, halted, now),
-    )
-    ready = sum(1 for slot in assignment.slots if slot.worker is not None and slot.worker.ready)
-    address = snapshot.gateway.cluster_ip
-    last = _last_decision(snapshot.workers, decision, actions, now)
-    if last is None and decision.proposal is not None:
-        last = _proposed(snapshot.status.last_decision, decision, decision.proposal, now)
-    return InferenceClusterStatus(
-        observed_generation=snapshot.generation,
-        conditions=settle(findings, status=snapshot.status, generation=snapshot.generation, now=now),
-        endpoint=f"http://{address}:{PORT_GATEWAY}" if address else None,
-        ratio=ratio_text(_counts(w for w in snapshot.workers if w.serving)),
-        ready=f"{ready}/{len(assignment.slots)}",
-        roles=_role_counts(snapshot.workers, assignment.counts),
-        last_decision=last or snapshot.status.last_decision,
-        routes=(snapshot.status.routes if decision.trace.routes is None else decision.trace.routes) or None,
-        recommendation=_recommendation(
-            snapshot.measurements.drift, snapshot.status.recommendation, snapshot.generation
-        ),
-    )
-
-
-def recommendation_text(found: Recommendation) -> str:
-    """Return what an event says of a recommendation."""
-    pools = ", ".join(
-        f"{pool.workers} {pool.role.value} of {pool.tensor * pool.pipeline} {pool.accelerator}" for pool in found.pools
-    )
-    return (
-        f"For requests of {found.input_tokens:.0f} + {found.output_tokens:.0f} tokens other pools on the same GPUs "
-        f"would carry {found.gain:.0%} more within spec.slo: {pools}. Nothing is changed by itself: see "
-        "status.recommendation, and change spec.pools."
-    )
-
-
-def _recommendation(drift: Drift | None, last: Recommendation | None, generation: int) -> Recommendation | None:
-    """Return the newest one; the last one is about the pools of its generation only."""
+    findings = findings_of(snapshot, decision, actions, now, transfers=transfers, least_available=least_available)
+    before, workers, slots = snapshot.status, snapshot.workers, decision.assignment.slots
+    address, drift, recommendation = snapshot.gateway.cluster_ip, snapshot.measurements.drift, before.recommendation
     if drift is not None:
-        return drift.recommendation
-    return last if last is not None and last.generation == generation else None
+        recommendation = drift.recommendation
+    elif recommendation is not None and recommendation.generation != snapshot.generation:
+        recommendation = None  # it was about other pools
+    status = InferenceClusterStatus(
+        endpoint=f"http://{address}:{PORT_GATEWAY}" if address else None,
+        ratio=ratio_text(_counts(w for w in workers if w.serving)),
+        ready=f"{sum(slot.worker is not None and slot.worker.ready for slot in slots)}/{len(slots)}",
+        roles=_role_counts(workers, decision.assignment.counts),
+        last_decision=(
+            _carried_out(workers, decision, actions, now)
+            or _proposed(before.last_decision, decision, now)
+            or before.last_decision
+        ),
+        routes=(before.routes if decision.trace.routes is None else decision.trace.routes) or None,
+        recommendation=recommendation,
+    )
+    return with_findings(status, findings, last=before, generation=snapshot.generation, now=now)
 
 
 def _counts(workers: Iterable[Worker]) -> Counter[Role]:
@@ -85,12 +74,12 @@ def _role_counts(workers: Sequence[Worker], desired: Mapping[Role, int]) -> dict
     draining = Counter(w.draining_from for w in workers if w.role is Role.DRAINING and not w.deleting)
     return {
         role: RoleCounts(desired=desired.get(role, 0), ready=ready[role], draining=draining[role])
-        for role in (Role.PREFILL, Role.DECODE, Role.MIXED)
+        for role in ROLES
         if desired.get(role, 0) or ready[role] or draining[role]
     }
 
 
-def _last_decision(
+def _carried_out(
     workers: Iterable[Worker], decision: Decision, actions: tuple[Action, ...], now: datetime
 ) -> LastDecision | None:
     """Summarise a plan in one line; flips first, because they are what an operator on call looks for."""
@@ -108,33 +97,57 @@ def _last_decision(
     return None
 
 
-def _proposed(
-    last_said: LastDecision | None, decision: Decision, proposal: Decision, now: datetime
-) -> LastDecision | None:
+def _proposed(last: LastDecision | None, decision: Decision, now: datetime) -> LastDecision | None:
     """Return what mode Auto would do; what was said last, with its time, while it is still the same."""
-    have, want = ratio_text(decision.assignment.counts), ratio_text(proposal.assignment.counts)
-    if have == want:
+    if decision.proposal is None or decision.proposal.assignment.counts == decision.assignment.counts:
         return None
-    last = LastDecision(
-        action=f"Observed only: Auto would go from {have} to {want}",
-        reason=proposal.trace.reason or Reason.OBSERVING,
-        from_=have,
-        to=want,
-        time=timestamp(now),
-        explanation=proposal.trace.explanation,
+    have, want = ratio_text(decision.assignment.counts), ratio_text(decision.proposal.assignment.counts)
+    trace = decision.proposal.trace
+    action, reason = f"Observed only: Auto would go from {have} to {want}", trace.reason or Reason.OBSERVING
+    if last is not None and (last.action, last.reason) == (action, reason):
+        return last
+    return LastDecision(
+        action=action, reason=reason, from_=have, to=want, time=timestamp(now), explanation=trace.explanation
     )
-    same = last_said is not None and (last_said.action, last_said.reason) == (last.action, last.reason)
-    return last_said if same else last
+
+
+def events_of(last: InferenceClusterStatus, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
+    """Return the events of a change from one status to the next: a fault, a recommendation."""
+    events = []
+    fault, stood = standing_fault(status), standing_fault(last)
+    if fault is not None and (stood is None or stood.reason is not fault.reason):
+        since = fault.last_transition_time
+        events.append(PlanEvent(reason=fault.reason, message=fault.message, warning=True, subject=since))
+    found, before = status.recommendation, last.recommendation
+    if found is not None and (before is None or before.since != found.since):
+        pools = ", ".join(
+            f"{pool.workers} {pool.role.value} of {pool.tensor * pool.pipeline} {pool.accelerator}"
+            for pool in found.pools
+        )
+        message = (
+            f"For requests of {found.input_tokens:.0f} + {found.output_tokens:.0f} tokens other pools on the same GPUs "
+            f"would carry {found.gain:.0%} more within spec.slo: {pools}. Nothing is changed by itself: see "
+            "status.recommendation, and change spec.pools."
+        )
+        events.append(PlanEvent(reason=Reason.PLACEMENT_DRIFTED, message=message, warning=False, subject=found.since))
+    return tuple(events)
 
 
 def stopped_status(
-    reason: Reason, message: str, *, status: InferenceClusterStatus, generation: int, now: datetime
+    reason: Reason,
+    message: str,
+    *,
+    status: InferenceClusterStatus,
+    generation: int,
+    now: datetime,
+    last: InferenceClusterStatus | None = None,
 ) -> InferenceClusterStatus:
-    """Return the status of an object about which nothing can be decided; what runs is left as it is."""
-    text = first_bytes(message, ENGINE_LINES_BYTES)
-    findings = (
-        Finding(ConditionType.PROGRESSING, False, reason, text),
-        Finding(ConditionType.DEGRADED, True, reason, text),
-    )
-    conditions = settle(findings, status=status, generation=generation, now=now)
-    return msgspec.structs.replace(status, conditions=conditions, observed_generation=generation)
+    """Return `status` with what stopped the way to the spec; what runs is left as it is.
+
+    It degrades the cluster, unless a next attempt may do it. `last` is the status that stands, where that is another.
+    """
+    said = shortened(message)
+    findings = {ConditionType.PROGRESSING: Finding(False, reason, said)}
+    if reason is not Reason.RECONCILE_FAILED:
+        findings[ConditionType.DEGRADED] = Finding(True, reason, said)
+    return with_findings(status, findings, last=last or status, generation=generation, now=now)

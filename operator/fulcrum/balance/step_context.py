@@ -1,19 +1,19 @@
-"""What every step of a plan reads, and the two actions that several of them make."""
+"""What every step of a plan reads, and the actions that several of them make."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.balance.actions import SetRole, StartDrain
-from fulcrum.balance.assign import Assignment
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.balance.actions import DeleteWorker, SetRole, StartDrain
+from fulcrum.balance.assign import Assignment, Slot
 from fulcrum.balance.decision import Reasons
 from fulcrum.balance.guard import RoleGuard
 from fulcrum.balance.snapshot import Worker
+from fulcrum.balance.transfers import TransferFaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,55 +22,39 @@ class StepContext:
 
     now: datetime
     cluster: str
-    """Name of the InferenceCluster."""
     spec: InferenceClusterSpec
     workers: tuple[Worker, ...]
-    status: InferenceClusterStatus
-    """As it stands."""
-    pairs: tuple[PairsReport, ...]
-    """What the canaries of each gateway found."""
     taken_names: frozenset[str]
-    """Names that no worker of this cluster can have."""
+    """Names of Pods that are not of this cluster."""
+    transfers: TransferFaults
     assignment: Assignment
-    halted: frozenset[str]
-    """Pools whose rollout waits."""
-    drain_timeout: timedelta
+    reasons: Reasons
+    """Why the target asks for flips, new workers and drains."""
     guard: RoleGuard
     touched: set[str]
     """Names of workers that have an action already."""
-    reasons: Reasons
-    """Why the target asks for flips, new workers and drains."""
+
+    def places(self, pool: str) -> list[Slot]:
+        """Return the places of a pool in the target."""
+        return [slot for slot in self.assignment.slots if slot.pool == pool]
 
 
 def flip(worker: Worker, role: Role, reason: Reason, load: str = "") -> SetRole:
     """Return the change of a role, with the next epoch."""
-    return SetRole(
-        name=worker.name,
-        uid=worker.uid,
-        from_role=worker.role,
-        role=role,
-        epoch=worker.role_epoch + 1,
-        reason=reason,
-        load=load,
-    )
+    name, uid, epoch = worker.name, worker.uid, worker.role_epoch + 1
+    return SetRole(name=name, uid=uid, from_role=worker.role, role=role, epoch=epoch, reason=reason, load=load)
 
 
 def drain(
-    context: StepContext,
-    worker: Worker,
-    reason: Reason = Reason.WORKER_DRAINING,
-    load: str = "",
-    *,
-    restart: bool = False,
+    worker: Worker, now: datetime, reason: Reason = Reason.WORKER_DRAINING, load: str = "", *, restart: bool = False
 ) -> StartDrain:
     """Return the start of a drain, with the next epoch."""
+    name, uid, was, epoch = worker.name, worker.uid, worker.role, worker.role_epoch + 1
     return StartDrain(
-        name=worker.name,
-        uid=worker.uid,
-        from_role=worker.role,
-        epoch=worker.role_epoch + 1,
-        since=context.now,
-        reason=reason,
-        load=load,
-        restart=restart,
+        name=name, uid=uid, from_role=was, epoch=epoch, since=now, reason=reason, load=load, restart=restart
     )
+
+
+def delete(worker: Worker, reason: Reason, *, force: bool = False) -> DeleteWorker:
+    """Return the end of a worker."""
+    return DeleteWorker(name=worker.name, uid=worker.uid, reason=reason, force=force)

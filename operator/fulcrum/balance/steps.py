@@ -6,20 +6,21 @@ steps in `STEPS` is the order of their claims on the guard, not the order in whi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Final
 
+from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role, worker_name
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import FlipStyle
-from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, TellRole
-from fulcrum.balance.assign import Slot, free_ordinals
+from fulcrum.balance.actions import Action, CreateWorker, TellRole
 from fulcrum.balance.pools import flippable
-from fulcrum.balance.replacing import replace_stale, restart_cut_off
-from fulcrum.balance.rollout import next_to_replace, surge_limit
-from fulcrum.balance.snapshot import Worker, WorkerPhase, in_pool, roles_served, served_roles
-from fulcrum.balance.step_context import StepContext, drain, flip
+from fulcrum.balance.replacing import replace_stale, restart_cut_off, stale_workers
+from fulcrum.balance.rollout import surge_limit
+from fulcrum.balance.snapshot import Worker, WorkerPhase, roles_served, served_roles
+from fulcrum.balance.step_context import StepContext, delete, drain, flip
 
 DRAIN_SETTLE: Final = timedelta(seconds=2)
 """Gateways see a new label within 100 ms; before that an idle worker may still be given a request."""
@@ -29,31 +30,27 @@ def remove_ended(context: StepContext) -> Iterator[Action]:
     """A Pod that is over (evicted, for example), or whose node is gone, only takes up its name and its place."""
     for worker in context.workers:
         if worker.lost:
-            yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.NODE_LOST, force=True)
-    for worker in context.assignment.ended:
-        yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REPLACED)
+            yield delete(worker, Reason.NODE_LOST, force=True)
+        elif worker.ended:
+            yield delete(worker, Reason.WORKER_REPLACED)
 
 
 def finish_drains(context: StepContext) -> Iterator[Action]:
     """A drained worker is deleted when it has no place any more, or a stale revision; otherwise it gets its role."""
+    immediate = context.spec.balance.flip.style is FlipStyle.IMMEDIATE
     surplus = [(worker, None) for worker in context.assignment.surplus]
-    for worker, role in (*surplus, *context.assignment.kept):
+    for worker, place in (*surplus, *context.assignment.kept):
         if worker.role is not Role.DRAINING:
             continue
-        going = role is None or worker.stale or worker.restart_asked
-        immediate = context.spec.balance.flip.style is FlipStyle.IMMEDIATE
-        if going or not immediate:
-            if worker.draining_since is None:
-                # Another client wrote the label: start the clock.
-                yield drain(context, worker)
-                continue
-            reason = _drain_end(context, worker, context.now - worker.draining_since)
-            if reason is None:
-                continue
-        else:
-            reason = Reason.ROLE_FLIPPED
-        if going or role is None:
-            yield DeleteWorker(name=worker.name, uid=worker.uid, reason=reason)
+        role = None if worker.stale or worker.restart_asked else place
+        if role is not None and immediate:
+            yield flip(worker, role, Reason.ROLE_FLIPPED)
+        elif worker.draining_since is None:
+            yield drain(worker, context.now)  # another client wrote the label: start the clock
+        elif (reason := _drain_end(context, worker, context.now - worker.draining_since)) is None:
+            continue
+        elif role is None:
+            yield delete(worker, reason)
         else:
             yield flip(worker, role, Reason.ROLE_FLIPPED if reason is Reason.WORKER_DRAINED else reason)
 
@@ -62,7 +59,7 @@ def _drain_end(context: StepContext, worker: Worker, drained_for: timedelta) -> 
     """Return why the drain is over; None while it is not. Unknown load is not idle."""
     if worker.phase is not WorkerPhase.RUNNING or worker.waiting_reason is not None:
         return Reason.WORKER_DRAINED  # no process, nothing to wait for
-    if drained_for >= context.drain_timeout:
+    if drained_for.total_seconds() >= seconds(context.spec.balance.flip.drain_timeout):
         return Reason.DRAIN_TIMED_OUT
     idle = worker.load is not None and worker.load.idle
     return Reason.WORKER_DRAINED if idle and drained_for >= DRAIN_SETTLE else None
@@ -75,7 +72,9 @@ def flip_roles(context: StepContext) -> Iterator[Action]:
     for worker, role in context.assignment.kept:
         if worker.role in (role, Role.DRAINING) or worker.name in context.touched:
             continue
-        drains = context.spec.balance.flip.style is FlipStyle.DRAIN and _changes_sides(worker, role)
+        # Requests of the old role cannot be requests of the new one.
+        apart = bool(worker.serves) and not worker.serves & roles_served(role)
+        drains = apart and context.spec.balance.flip.style is FlipStyle.DRAIN
         if not context.guard.allow(worker, Role.DRAINING if drains else role):
             blocked.append((worker, role))
             continue
@@ -83,7 +82,7 @@ def flip_roles(context: StepContext) -> Iterator[Action]:
         reason = context.reasons.flip
         if drains:
             why = Reason.WORKER_DRAINING if reason is Reason.ROLE_FLIPPED else reason
-            yield drain(context, worker, why, context.reasons.load)
+            yield drain(worker, context.now, why, context.reasons.load)
         else:
             yield flip(worker, role, reason, context.reasons.load)
     if blocked and not moved:
@@ -92,8 +91,7 @@ def flip_roles(context: StepContext) -> Iterator[Action]:
 
 def cover_empty_role(context: StepContext) -> Iterator[Action]:
     """While the only worker of a role is replaced (evicted, or its node is gone), the last other worker does both."""
-    needed = frozenset[Role]().union(*(roles_served(role) for role in context.assignment.counts))
-    empty = needed - served_roles(context.workers)
+    empty = context.assignment.needed - served_roles(context.workers)
     vacant = any(slot.worker is None and roles_served(slot.role) & empty for slot in context.assignment.slots)
     flexible = flippable(context.spec.pools)
     able = [worker for worker, _ in context.assignment.kept if worker.serving and worker.pool in flexible]
@@ -120,9 +118,9 @@ def drain_surplus(context: StepContext) -> Iterator[Action]:
         if worker.role is Role.DRAINING:
             continue
         if not worker.ready:
-            yield DeleteWorker(name=worker.name, uid=worker.uid, reason=Reason.WORKER_REMOVED)
+            yield delete(worker, Reason.WORKER_REMOVED)
         elif context.guard.allow(worker, Role.DRAINING):
-            yield drain(context, worker, context.reasons.drain)
+            yield drain(worker, context.now, context.reasons.drain)
 
 
 def create_missing(context: StepContext) -> Iterator[Action]:
@@ -133,21 +131,21 @@ def create_missing(context: StepContext) -> Iterator[Action]:
     """
     names = {*context.taken_names, *(worker.name for worker in context.workers)}
 
-    def occupied(slot: Slot) -> bool:
-        """Report whether a Pod has the name of a place already, ours or not."""
-        return worker_name(context.cluster, slot.pool, slot.ordinal) in names
+    def has_pod(pool: str, ordinal: int) -> bool:
+        return worker_name(context.cluster, pool, ordinal) in names
 
     for pool in context.spec.pools:
-        slots = [slot for slot in context.assignment.slots if slot.pool == pool.name]
-        room = len(slots) + surge_limit(pool, len(slots)) - len(in_pool(context.workers, pool.name))
-        missing = [slot for slot in slots if slot.worker is None]
-        surging = _to_surge(context, slots) if pool.name not in context.halted else []
+        places = context.places(pool.name)
+        room = len(places) + surge_limit(pool, len(places)) - sum(w.pool == pool.name for w in context.workers)
+        missing = [slot for slot in places if slot.worker is None]
         # Places whose own name is free come first: those whose Pod still ends may get it back.
-        missing.sort(key=occupied)
-        reserved = {slot.ordinal for slot in slots}
-        free = free_ordinals(context.cluster, pool.name, taken=names, reserved=reserved)
+        missing.sort(key=lambda slot: has_pod(slot.pool, slot.ordinal))
+        of_worker = {slot.worker.uid: slot for slot in places if slot.worker is not None}
+        surging = [of_worker[worker.uid] for worker in stale_workers(context, pool.name)]
+        reserved = {slot.ordinal for slot in places}
+        free = (n for n in itertools.count() if n not in reserved and not has_pod(pool.name, n))
         for slot in [*missing, *surging][: max(0, room)]:
-            taken = slot.worker is not None or occupied(slot)
+            taken = slot.worker is not None or has_pod(slot.pool, slot.ordinal)
             ordinal = next(free) if taken else slot.ordinal
             yield CreateWorker(
                 name=worker_name(context.cluster, pool.name, ordinal),
@@ -157,15 +155,6 @@ def create_missing(context: StepContext) -> Iterator[Action]:
                 reason=context.reasons.create if slot.worker is None else Reason.WORKER_REPLACED,
                 replaces=None if slot.worker is None else slot.worker.uid,
             )
-
-
-def _to_surge(context: StepContext, slots: list[Slot]) -> list[Slot]:
-    """Return the places of stale workers for which a replacement is created before they go."""
-    places = {slot.worker.uid: slot for slot in slots if slot.worker is not None}
-    awaited = {worker.replaces for worker in context.assignment.surge.coming}
-    serving = [slot.worker for slot in slots if slot.worker is not None and slot.worker.serving]
-    stale = [w for w in serving if w.stale and w.uid not in awaited and w.name not in context.touched]
-    return [places[worker.uid] for worker in next_to_replace(stale, serving)]
 
 
 def tell_roles(context: StepContext) -> Iterator[Action]:
@@ -178,9 +167,7 @@ def tell_roles(context: StepContext) -> Iterator[Action]:
             )
 
 
-Step = Callable[[StepContext], Iterator[Action]]
-
-STEPS: tuple[Step, ...] = (
+STEPS: tuple[Callable[[StepContext], Iterator[Action]], ...] = (
     remove_ended,
     finish_drains,
     replace_stale,
@@ -191,8 +178,3 @@ STEPS: tuple[Step, ...] = (
     create_missing,
     tell_roles,
 )
-
-
-def _changes_sides(worker: Worker, role: Role) -> bool:
-    """Report whether requests of the old role cannot be requests of the new one (no part of it is shared)."""
-    return bool(worker.serves) and not worker.serves & roles_served(role)

@@ -1,65 +1,16 @@
-"""How many workers each pool has and how many of them take which role: from the spec alone.
+"""How many workers of each pool have which role, by a ratio and by what the pools allow; nothing is known of the load.
 
-`fit` turns a wish (P prefill, D decode) into counts that the pools can have. Which worker takes which role is
-`assign`'s part.
+Mode Manual keeps to it; modes Auto and Observe begin with it. Which worker takes which role is `assign`'s part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from fulcrum.api.names import Role
-from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.pools import only_role
 from fulcrum.performance.layout import ROLES, Layout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What the spec alone asks for."""
-
-    workers: dict[str, int] = field(default_factory=dict)
-    """Workers per pool."""
-    fixed: dict[str, Role] = field(default_factory=dict)
-    """Role of every worker of a pool that has no choice."""
-    flexible_prefill: int = 0
-    """Prefill workers among all workers of the pools that are not in `fixed`; the rest of them decode."""
-
-    @property
-    def total(self) -> int:
-        """Workers in all."""
-        return sum(self.workers.values())
-
-    def counts(self) -> dict[Role, int]:
-        """Workers per role, roles with none left out."""
-        counts = {Role.PREFILL: self.flexible_prefill, Role.DECODE: -self.flexible_prefill, Role.MIXED: 0}
-        for pool, workers in self.workers.items():
-            counts[self.fixed.get(pool, Role.DECODE)] += workers
-        return {role: count for role, count in counts.items() if count > 0}
-
-
-def layout_of_target(target: Target, there: Mapping[str, Mapping[Role, int]]) -> Layout:
-    """Return the target's roles per pool, with the fewest flips of the workers that are `there` (by pool and role)."""
-    flexible = [name for name in target.workers if name not in target.fixed]
-    prefill = {name: min(there.get(name, {}).get(Role.PREFILL, 0), target.workers[name]) for name in flexible}
-    decoding = {name: min(there.get(name, {}).get(Role.DECODE, 0), target.workers[name]) for name in flexible}
-    left = target.flexible_prefill - sum(prefill.values())
-    for name in flexible:  # places that no worker has yet
-        more = min(max(left, 0), max(target.workers[name] - prefill[name] - decoding[name], 0))
-        prefill[name] += more
-        left -= more
-    for name in reversed(flexible):  # then flips
-        more = min(max(left, -prefill[name]), target.workers[name] - prefill[name])
-        prefill[name] += more
-        left -= more
-    counts: dict[Role, dict[str, int]] = {role: {} for role in ROLES}
-    for name, workers in target.workers.items():
-        if name in target.fixed:
-            counts[target.fixed[name]][name] = workers
-        else:
-            counts[Role.PREFILL][name], counts[Role.DECODE][name] = prefill[name], workers - prefill[name]
-    return Layout.of_roles(counts)
 
 
 def ratio_text(counts: Mapping[Role, int]) -> str:
@@ -70,93 +21,81 @@ def ratio_text(counts: Mapping[Role, int]) -> str:
     return f"{prefill}P:{decode}D" + (f":{mixed}M" if mixed else "")
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Pools that are alike in the roles they may take, with the bounds of their sum."""
+def make_target(
+    spec: InferenceClusterSpec,
+    workers: Mapping[str, int] | None = None,
+    there: Mapping[str, Mapping[Role, int]] | None = None,
+) -> Layout:
+    """Return prefill and decode workers in the proportion of `balance.ratio`, one of each at least where pools allow.
 
-    pools: tuple[tuple[str, int, int], ...]
-
-    @property
-    def lowest(self) -> int:
-        return sum(low for _, low, _ in self.pools)
-
-    @property
-    def highest(self) -> int:
-        return sum(high for _, _, high in self.pools)
-
-    def spread(self, total: int) -> dict[str, int]:
-        """Give each pool its least, then fill up in the order of the spec."""
-        extra = total - self.lowest
-        counts: dict[str, int] = {}
-        for pool, low, high in self.pools:
-            taken = min(extra, high - low)
-            counts[pool] = low + taken
-            extra -= taken
-        return counts
-
-
-def make_target(spec: InferenceClusterSpec) -> Target:
-    """Return the goal of `spec` alone: that of mode Manual."""
-    mixed = {pool.name: pool.workers.max for pool in spec.pools if only_role(pool) is Role.MIXED}
-    counted = [pool for pool in spec.pools if pool.name not in mixed]
-    ratio = spec.balance.ratio
-    if ratio is None:
-        bounds = {pool.name: (pool.workers.max, pool.workers.max) for pool in counted}
-        target = fit(counted, bounds=bounds, prefill=0, decode=0)
-    else:
-        bounds = {pool.name: (pool.workers.min, pool.workers.max) for pool in counted}
-        target = fit(counted, bounds=bounds, prefill=ratio.prefill, decode=ratio.decode)
-    return Target(
-        workers={pool.name: (target.workers | mixed)[pool.name] for pool in spec.pools},
-        fixed=target.fixed | dict.fromkeys(mixed, Role.MIXED),
-        flexible_prefill=target.flexible_prefill,
-    )
-
-
-def fit(pools: list[Pool], *, bounds: dict[str, tuple[int, int]], prefill: int, decode: int) -> Target:
-    """Fit P:D proportionally into the pools' bounds, at least one of each where the pools allow it.
-
-    `bounds` are the fewest and the most workers of each pool. P = D = 0 means an even split of the most, prefill
-    first. One worker in all is `mixed` where its pool may take both roles.
+    Without a ratio half and half, prefill first. `workers` are those of each pool; None: as many as the ratio names,
+    within the bounds of the spec, or all that there can be. One worker in all is `mixed` where its pool flips. Of the
+    live workers that are `there`, by pool and role, the fewest flip.
     """
-    fixed = {pool.name: role for pool in pools if (role := only_role(pool)) is not None}
-    groups = {
-        role: _Group(tuple((p.name, *bounds[p.name]) for p in pools if fixed.get(p.name) is role))
+    ratio = spec.balance.ratio
+    asked = {Role.PREFILL: ratio.prefill if ratio else 0, Role.DECODE: ratio.decode if ratio else 0}
+    low = {pool.name: workers[pool.name] if workers is not None else pool.workers.min for pool in spec.pools}
+    high = {pool.name: workers[pool.name] if workers is not None else pool.workers.max for pool in spec.pools}
+    of_role: dict[Role | None, list[str]] = {role: [] for role in (*ROLES, None)}
+    for pool in spec.pools:
+        of_role[only_role(pool)].append(pool.name)
+    (low_p, high_p), (low_d, high_d), (low_flexible, high_flexible) = (
+        (sum(low[name] for name in of_role[role]), sum(high[name] for name in of_role[role]))
         for role in (Role.PREFILL, Role.DECODE, None)
-    }
-    only_prefill, only_decode, flexible = groups[Role.PREFILL], groups[Role.DECODE], groups[None]
-    lowest = only_prefill.lowest + only_decode.lowest + flexible.lowest
-    highest = only_prefill.highest + only_decode.highest + flexible.highest
+    )
 
-    wished = prefill + decode or highest
-    total = min(max(wished, lowest), highest)
-    prefill = apportion({Role.PREFILL: prefill, Role.DECODE: decode}, total)[Role.PREFILL] if total > 1 else 0
+    highest = high_p + high_d + high_flexible
+    total = _between(sum(asked.values()) or highest, low_p + low_d + low_flexible, highest)
+    prefill = apportion(asked, total)[Role.PREFILL] if total > 1 else 0
     # What the pools that cannot flip leave open.
-    prefill = _between(
-        prefill,
-        max(only_prefill.lowest, total - only_decode.highest - flexible.highest),
-        min(only_prefill.highest + flexible.highest, total - only_decode.lowest),
-    )
+    prefill = _between(prefill, max(low_p, total - high_d - high_flexible), min(high_p + high_flexible, total - low_d))
     decode = total - prefill
-
     # Workers of the flexible pools: as many as can be, because a flip costs nothing and a start costs minutes.
-    least_prefill, most_prefill = max(0, prefill - only_prefill.highest), prefill - only_prefill.lowest
-    least_decode, most_decode = max(0, decode - only_decode.highest), decode - only_decode.lowest
-    flexible_total = min(flexible.highest, most_prefill + most_decode)
+    flexible = min(high_flexible, total - low_p - low_d)
     flexible_prefill = _between(
-        int(flexible_total * (prefill / total if total else 0.0) + 0.5),
-        max(least_prefill, flexible_total - most_decode),
-        min(most_prefill, flexible_total - least_decode),
+        int(flexible * (prefill / total if total else 0.0) + 0.5),
+        max(0, prefill - high_p, flexible - (decode - low_d)),
+        min(prefill - low_p, flexible - max(0, decode - high_d)),
     )
-    workers = (
-        only_prefill.spread(prefill - flexible_prefill)
-        | only_decode.spread(decode - (flexible_total - flexible_prefill))
-        | flexible.spread(flexible_total)
-    )
-    if total == 1 and flexible_total == 1:
-        fixed |= {name: Role.MIXED for name, count in workers.items() if count and name not in fixed}
-        flexible_prefill = 0
-    return Target(workers=workers, fixed=fixed, flexible_prefill=flexible_prefill)
+
+    counts = {Role.MIXED: {name: high[name] for name in of_role[Role.MIXED]}}
+    counts[Role.PREFILL] = _spread(of_role[Role.PREFILL], prefill - flexible_prefill, low, high)
+    counts[Role.DECODE] = _spread(of_role[Role.DECODE], decode - (flexible - flexible_prefill), low, high)
+    divided = _spread(of_role[None], flexible, low, high)
+    if total == 1 and flexible == 1:
+        counts[Role.MIXED] |= divided
+    else:
+        prefilling = _fewest_flips(divided, flexible_prefill, there or {})
+        counts[Role.PREFILL] |= prefilling
+        counts[Role.DECODE] |= {name: count - prefilling[name] for name, count in divided.items()}
+    return Layout.of_roles(counts)
+
+
+def _spread(pools: list[str], total: int, low: Mapping[str, int], high: Mapping[str, int]) -> dict[str, int]:
+    """Give each pool its least, then fill up in the order of the spec."""
+    extra = total - sum(low[name] for name in pools)
+    counts: dict[str, int] = {}
+    for name in pools:
+        counts[name] = min(low[name] + extra, high[name])
+        extra -= counts[name] - low[name]
+    return counts
+
+
+def _fewest_flips(workers: Mapping[str, int], prefill: int, there: Mapping[str, Mapping[Role, int]]) -> dict[str, int]:
+    """Divide `prefill` workers among pools that flip: what prefills does so on, then free places, then flips."""
+    have = {name: there.get(name, {}) for name in workers}
+    counts = {name: min(have[name].get(Role.PREFILL, 0), count) for name, count in workers.items()}
+    left = prefill - sum(counts.values())
+    for name, count in workers.items():
+        decoding = min(have[name].get(Role.DECODE, 0), count)
+        more = _between(left, 0, max(count - counts[name] - decoding, 0))
+        counts[name] += more
+        left -= more
+    for name in reversed(list(workers)):
+        more = _between(left, -counts[name], workers[name] - counts[name])
+        counts[name] += more
+        left -= more
+    return counts
 
 
 def apportion(counts: Mapping[Role, int], total: int) -> dict[Role, int]:

@@ -10,7 +10,7 @@ import msgspec
 from fulcrum.api.internal_token import fingerprint
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceCluster, InferenceClusterStatus
-from fulcrum.balance import Plan, Snapshot, with_failure
+from fulcrum.balance import Plan, Snapshot, stopped_status
 from fulcrum.controller.apply import Outcome
 from fulcrum.controller.children import Owner
 from fulcrum.controller.observe import Observed
@@ -69,17 +69,17 @@ class Tick:
 
 def final_status(tick: Tick, outcome: Outcome, failures: list[Failure]) -> InferenceClusterStatus:
     """Return the planned status with what was measured, corrected by what came of the plan."""
-    decided, last = tick.plan, tick.cluster.status
+    status, last = tick.plan.status, tick.cluster.status
     if failures:
         message = "; ".join(failure.message for failure in failures)
         reason = next((f.reason for f in failures if f.reason is Reason.NAME_TAKEN), Reason.RECONCILE_FAILED)
         generation = tick.snapshot.generation
-        decided = with_failure(decided, message, last=last, generation=generation, now=tick.now, reason=reason)
+        status = stopped_status(reason, message, status=status, last=last, generation=generation, now=tick.now)
     status = (
-        with_measurements(decided.status, tick.snapshot.measurements, last)
+        with_measurements(status, tick.snapshot.measurements, last)
         if tick.settled
-        else keeping_measurements(decided.status, last)
+        else keeping_measurements(status, last)
     )
-    if outcome.done or decided.observed_only:
+    if outcome.done or tick.plan.observed_only:
         return status
     return msgspec.structs.replace(status, last_decision=last.last_decision)

@@ -18,7 +18,7 @@ _OWN_WORDS: Final = frozenset(
         Reason.METRICS_UNKNOWN, Reason.OVER_CAPACITY, Reason.REQUESTS_REJECTED, Reason.OBSERVING,
         Reason.KV_TRANSFER_FAILING, Reason.WORKER_CREATED, Reason.WORKER_REPLACED, Reason.WORKER_DRAINING,
         Reason.WORKER_DRAINED, Reason.WORKER_REMOVED, Reason.DRAIN_TIMED_OUT, Reason.ROLE_FLIPPED, Reason.LOAD_FORECAST,
-        Reason.LOAD_SHIFTED, Reason.LOAD_FELL, Reason.QUEUE_GROWING,
+        Reason.LOAD_SHIFTED, Reason.LOAD_FELL,
     }
 )  # fmt: skip
 _LONGEST_CHARACTERS: Final = 400

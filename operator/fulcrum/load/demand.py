@@ -8,8 +8,6 @@ from typing import Final
 from fulcrum.api.durations import seconds
 from fulcrum.api.types import InferenceClusterSpec
 
-_WORTH_SAYING: Final = 0.05
-"""Share of the arrivals above which a message names the backlog."""
 _TWO_DIGITS: Final = 99.5
 """Rates below it are written with two digits, others as whole numbers."""
 
@@ -48,20 +46,22 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What each role has to carry; the rates differ where one role also has a backlog to work off."""
+    """What each role has to carry; the rates differ where each is the most of another time."""
 
     rate: float
     """Requests per second that arrive."""
     prefill: Demand
     decode: Demand
 
+    @classmethod
+    def of(cls, demand: Demand) -> Load:
+        """Return the load of requests that all need both roles."""
+        return cls(rate=demand.rate, prefill=demand, decode=demand)
+
     def __str__(self) -> str:
-        """For people: `2.1 requests/s of 177 + 10 tokens, and as if 0.9/s more for the prefill that waits`."""
-        text = f"{_short(self.rate)} requests/s of {self.prefill.isl_tokens:.0f} + {self.decode.osl_tokens:.0f} tokens"
-        for role, more in (("prefill", self.prefill.rate - self.rate), ("decode", self.decode.rate - self.rate)):
-            if more > _WORTH_SAYING * self.rate:
-                text += f", and as if {_short(more)}/s more for the {role} that waits"
-        return text
+        """For people: `2.1 requests/s of 177 + 10 tokens`."""
+        rate = f"{self.rate:.2g}" if self.rate < _TWO_DIGITS else f"{self.rate:,.0f}"
+        return f"{rate} requests/s of {self.prefill.isl_tokens:.0f} + {self.decode.osl_tokens:.0f} tokens"
 
     def scaled(self, factor: float) -> Load:
         """Return the load with `factor` times the requests."""
@@ -69,15 +69,6 @@ class Load:
             rate=self.rate * factor,
             prefill=replace(self.prefill, rate=self.prefill.rate * factor),
             decode=replace(self.decode, rate=self.decode.rate * factor),
-        )
-
-    def with_rate(self, rate: float) -> Load:
-        """Return the load with other arrivals and the same backlog."""
-        more = rate - self.rate
-        return Load(
-            rate=rate,
-            prefill=replace(self.prefill, rate=max(0.0, self.prefill.rate + more)),
-            decode=replace(self.decode, rate=max(0.0, self.decode.rate + more)),
         )
 
     def shifted(self, *, prefill: float, decode: float) -> Load:
@@ -110,10 +101,6 @@ class Slo:
 def promised(spec: InferenceClusterSpec) -> Slo:
     """Return the SLO of a spec, in seconds."""
     return Slo(ttft_seconds=seconds(spec.slo.ttft), tpot_seconds=seconds(spec.slo.tpot), attainment=spec.slo.attainment)
-
-
-def _short(rate: float) -> str:
-    return f"{rate:.2g}" if rate < _TWO_DIGITS else f"{rate:,.0f}"
 
 
 def _larger(one: Demand, other: Demand) -> Demand:

@@ -124,6 +124,9 @@ def lengths(
         osl_seen = 1 / (1 / came.outputs + 1 / (outputs[0].requests + _STEADY))
     elif outputs[0].requests > 0:
         osl = outputs[0].tokens / outputs[0].requests
+    elif came.outputs > 0:
+        # None has ended yet: what was expected rests on answers under way, which are at least so long.
+        osl, osl_seen = came.output_tokens / came.outputs, came.outputs
     return Lengths(
         isl_tokens=isl,
         isl_cv2=isl_cv2,

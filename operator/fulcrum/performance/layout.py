@@ -48,6 +48,10 @@ class Layout:
         """Return the workers of a role over all pools."""
         return sum(workers for _, workers in self.of_role(role))
 
+    def counts(self) -> dict[Role, int]:
+        """Return the workers by role over all pools, roles with none left out."""
+        return {role: workers for role in ROLES if (workers := self.count(role))}
+
     def of_role(self, role: Role) -> PoolCounts:
         """Return the workers of a role, pool by pool."""
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.MIXED: self.mixed}.get(role, ())

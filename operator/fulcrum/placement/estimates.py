@@ -47,7 +47,7 @@ class QueueingEstimates:
 
     def decode(self, rate: float, stations: Stations) -> float:
         """Return the share of requests whose tokens come in time."""
-        return self._decode(rate, stations, 0.0)
+        return self._decode(rate, stations, self._spare_seconds(stations, self.slo.tpot_seconds))
 
     def split(self, rate: float, prefill: Stations, decode: Stations) -> float:
         """Return the share inside both promises; the first token waits for one decode step."""

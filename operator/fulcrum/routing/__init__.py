@@ -8,9 +8,9 @@ name in a list there. Constants are entries of `tuning`. `view` is kept up to da
 from fulcrum.routing.affinity import BYTE_ENDS, AffinityMemory, prefix_keys, token_ends
 from fulcrum.routing.breaker import Breaker, BreakerState
 from fulcrum.routing.flight import Flight
-from fulcrum.routing.outliers import Outliers
 from fulcrum.routing.pairs import Pair, PairHealth
 from fulcrum.routing.path import HandOver, Incoming, NoPath, Route
+from fulcrum.routing.restoring import prefill_left_seconds
 from fulcrum.routing.route import decode_elsewhere, route
 from fulcrum.routing.sharing import SHARE_SECONDS, SentBatch, learn_batch, take_batch
 from fulcrum.routing.view import ClusterView
@@ -27,7 +27,6 @@ __all__ = [
     "HandOver",
     "Incoming",
     "NoPath",
-    "Outliers",
     "Pair",
     "PairHealth",
     "Route",
@@ -35,6 +34,7 @@ __all__ = [
     "WorkerView",
     "decode_elsewhere",
     "learn_batch",
+    "prefill_left_seconds",
     "prefix_keys",
     "route",
     "take_batch",

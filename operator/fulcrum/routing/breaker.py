@@ -41,11 +41,6 @@ class Breaker:
         """A request may be sent to the worker."""
         return self.state is _CLOSED or self.state is _HALF_OPEN
 
-    @property
-    def spotless(self) -> bool:
-        """It has nothing to forgive."""
-        return self.state is _CLOSED
-
     def failed(self, now_seconds: float) -> None:
         """The worker failed a request: it did not answer, broke off, or answered with a server error."""
         if self.state is _OPEN:
@@ -58,11 +53,16 @@ class Breaker:
         self.state = _OPEN
         self._until = now_seconds + seconds
 
-    def worked(self) -> None:
-        """The worker answered. One that was ejected stays out for its time: it does answer, only badly."""
-        if self.state is not _OPEN:
-            self.state = _CLOSED
-            self._pauses = 0
+    def worked(self) -> bool:
+        """The worker answered. Returns whether it is trusted again.
+
+        One that was ejected stays out for its time: it does answer, only badly.
+        """
+        if self.state is _CLOSED or self.state is _OPEN:
+            return False
+        self.state = _CLOSED
+        self._pauses = 0
+        return True
 
     def taken(self, now_seconds: float) -> None:
         """A request was sent to the worker."""

@@ -40,10 +40,15 @@ def prefill_for(search: Search, pools: Sequence[PoolGroup], which: Sequence[Filt
             aside = search.prefill_on(min(undisturbed, key=_by_prefill)) if undisturbed else None
             if aside is not None and aside.wait_seconds + aside.own_seconds <= TUNING.early * search.ttft_seconds:
                 found.append(aside)
-        if search.holders:
-            holders = [worker for worker in search.holders if worker is not first and worker in pool.members]
-            found.extend(search.prefill_on(holder) for holder in left(which, search, pool, holders))
-    return best_prefill(search, found)
+        found.extend(search.prefill_on(holder) for holder in _holders(search, pool, which) if holder is not first)
+    return best_prefill(found)
+
+
+def _holders(search: Search, pool: PoolGroup, which: Sequence[Filter]) -> Workers:
+    """Return the workers of a pool that hold the prompt's prefix."""
+    if not search.holders:
+        return ()
+    return left(which, search, pool, [worker for worker in search.holders if worker in pool.members])
 
 
 def _soonest(search: Search, workers: Workers) -> WorkerView:
@@ -58,7 +63,7 @@ def _soonest(search: Search, workers: Workers) -> WorkerView:
 
 def pair_for(search: Search, prefill: Prefill, pools: Sequence[PoolGroup]) -> Route | None:
     """Return the best path in two legs for a prefill."""
-    source = prefill.worker
+    source = prefill.prefill
     found: list[Route] = []
     for pool in pools:
         workers = left(filters.DECODE, search, pool, pool.workers, source)
@@ -85,7 +90,7 @@ def whole_for(search: Search, pools: Sequence[PoolGroup]) -> list[Route]:
         return []
     path = search.one_leg(soonest)
     emptiest = emptiest_of(search, pools, holders=False)
-    if emptiest is not None and emptiest is not soonest.worker:
+    if emptiest is not None and emptiest is not soonest.prefill:
         other = search.one_leg(search.prefill_on(emptiest))
         if path_cost(search, other) <= path_cost(search, path):
             return [other]
@@ -96,6 +101,7 @@ def emptiest_of(search: Search, pools: Sequence[PoolGroup], *, holders: bool) ->
     """Return the worker with the least to decode, of all or of the `holders` of the prompt's prefix."""
     found: list[WorkerView] = []
     for pool in pools:
-        workers = [worker for worker in search.holders if worker in pool.members] if holders else pool.workers
-        found.extend(left(filters.WHOLE, search, pool, workers))
+        found.extend(
+            _holders(search, pool, filters.WHOLE) if holders else left(filters.WHOLE, search, pool, pool.workers)
+        )
     return min(found, key=_by_decode) if found else None

@@ -39,10 +39,9 @@ def can_send(search: Search, _pool: PoolGroup, workers: Workers, _source: Worker
 def can_pull(search: Search, _pool: PoolGroup, workers: Workers, source: WorkerView | None) -> Workers:
     """It can pull KV from `source`."""
     broken = search.view.broken
-    if not broken or source is None or source.name not in broken:
+    if not broken or source is None:
         return workers
-    names = broken[source.name]
-    return [worker for worker in workers if worker.name not in names]
+    return [worker for worker in workers if (source.name, worker.name) not in broken]
 
 
 WHOLE: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried)

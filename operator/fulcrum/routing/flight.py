@@ -50,3 +50,8 @@ class Flight:
     def whole(self) -> bool:
         """Prefill and decode on one worker."""
         return self.prefill is self.decode
+
+    def made_tokens(self, now_seconds: float) -> float:
+        """Return how many tokens of its answer are made by now, by the predicted steps of its decode worker."""
+        self.decode.advance(now_seconds)
+        return self.decode.steps - self.joined_steps

@@ -22,11 +22,11 @@ def hand_over(
     prompt_tokens: float,
     output_tokens: float,
     *,
-    prefill_share: float | None = None,
+    work_seconds: float = 0.0,
 ) -> HandOver:
     """Predict `worker` at `now + delay`, with a request of these lengths added.
 
-    `prefill_share` of its time will be taken by prompts; None: as much as in the last seconds.
+    Its own prefill takes `work_seconds` of this worker.
     """
     b, c = worker.decode_b, worker.decode_c
     own = worker.decode_a + b + c * prompt_tokens
@@ -64,31 +64,22 @@ def hand_over(
     each = others_context / others if others > 0 else prompt_tokens
     tpot = own + c * output_tokens / 2 + mean * (b + c * each)
     if worker.legs or worker.foreign_seconds or worker.prefill_rate:
-        slower, queued = _beside_prefill(worker, now_seconds, output_tokens, prefill_share)
+        slower, queued = _beside_prefill(worker, now_seconds, output_tokens)
         step, tpot = max(step * slower, step + queued), max(tpot * slower, tpot + queued)
+    if worker.running:
+        # Its prefill stands between the steps of the requests that decode here.
+        step += work_seconds / worker.left_tokens
     return HandOver(step, tpot, kv, context, slot, own, life)
 
 
 def _still_running(worker: WorkerView, now_seconds: float, delay_seconds: float) -> tuple[float, float, float]:
-    """Of the running requests: how many there still are after `delay_seconds`, their output tokens left, and context.
-
-    `WorkerView.advance` and what follows from it, written out: this is the inner loop of every decision.
-    """
+    """Of the running requests: how many are left after `delay_seconds`, their output tokens left, and their context."""
     running = worker.running
-    context = worker.prompt_tokens + running * worker.steps - worker.joined_steps
-    step = (
-        worker.decode_a
-        + worker.decode_b * (running + worker.foreign_running)
-        + worker.decode_c * (context + worker.foreign_context)
-    )
+    context, step = worker.context_tokens, worker.step_seconds()
     gone = now_seconds - worker.decode_at
     if gone > 0:
         context += running * (gone / step)
-    expected = worker.expected_tokens
-    left = expected + worker.prompt_tokens - context
-    # Those that still run are the long ones, or held up (by their KV): the longer they are overdue, the longer they
-    # will be, as in `WorkerView.backlog_seconds`.
-    left = max(left, -left / 2, TUNING.least_left * expected, running) / running
+    left = worker.left_at(context)
     if delay_seconds <= 0:
         return float(running), left, context
     stay = exp(-delay_seconds / (step * left))
@@ -105,15 +96,11 @@ def _mean_batch(worker: WorkerView, now_seconds: float, others: float, life: flo
     return others * faded + rate * life * (1 - faded)
 
 
-def _beside_prefill(
-    worker: WorkerView, now_seconds: float, output_tokens: float, share: float | None
-) -> tuple[float, float]:
+def _beside_prefill(worker: WorkerView, now_seconds: float, output_tokens: float) -> tuple[float, float]:
     """How many times longer decode steps take between prompts, and by how many seconds what is queued makes them so."""
-    if share is None:
-        share = worker.prefill_share(now_seconds)
     # An answer of one token has no pace: what is queued delays that token.
     queued = worker.backlog_seconds(now_seconds) / output_tokens if output_tokens > 1 else 0.0
-    return 1 / (1 - min(share, TUNING.most_prefill)), queued
+    return 1 / (1 - min(worker.prefill_share(now_seconds), TUNING.trusted)), queued
 
 
 def chunk_seconds(worker: WorkerView, prompt_tokens: float) -> float:

@@ -1,106 +1,70 @@
-"""Outlier ejection: a worker that answers, but much slower or worse than its like, is left alone for a while. Pure."""
+"""Outlier ejection: a worker that answers, but much slower or worse than its peers, is left alone for a while. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING
 
 from fulcrum.api.names import Role
-from fulcrum.routing.tuning import TUNING, RoutingTuning
+from fulcrum.routing.tuning import TUNING
 
 if TYPE_CHECKING:
     from fulcrum.routing.worker import WorkerView
 
 
-class _Health:
-    """A worker in one role."""
+class Health:
+    """What is known of a worker in its present role."""
 
     def __init__(self, ejections: int = 0) -> None:
-        self.answers = 0
-        """Requests that were answered, or failed."""
-        self.failures = 0.0
-        """Share of failed ones, of the last."""
-        self.ratios = 0
+        self.answers = self.failures = 0.0
+        """Requests that were answered or failed, and those of them that failed; old ones fade."""
+        self.samples = 0
         self.ratio = 1.0
-        """Actual over predicted latency, of the last."""
+        """Actual over predicted latency, the mean of the last samples."""
         self.ejections = ejections
 
+    def learn(self, actual_seconds: float, predicted_seconds: float) -> None:
+        """One latency of a request on the worker. A sample of all will do."""
+        self.samples += 1
+        rate = 1 / min(self.samples, TUNING.outlier_requests)
+        self.ratio += rate * (actual_seconds / predicted_seconds - self.ratio)
 
-class Outliers:
-    """Health of all workers; only those of one pool and role are alike."""
+    def answered(self, count: int, failures: int = 0) -> None:
+        """The worker answered `count` requests, of which it failed `failures`."""
+        self.answers += count
+        self.failures += failures
+        if self.answers > 2 * TUNING.outlier_requests:
+            self.failures *= TUNING.outlier_requests / self.answers
+            self.answers = float(TUNING.outlier_requests)
 
-    def __init__(self, tuning: RoutingTuning = TUNING) -> None:
-        self._tuning = tuning
-        self._weight = 1 / tuning.outlier_requests
-        self._health: dict[int, dict[Role, _Health]] = {}
-        """By number of the worker."""
+    @property
+    def failing(self) -> bool:
+        """Whether it failed too many of its requests, whatever its peers did."""
+        return self.answers >= TUNING.outlier_requests and self.failures > TUNING.outlier_share * self.answers
 
-    def learn(self, worker: WorkerView, actual_seconds: float, predicted_seconds: float) -> None:
-        """One latency of a request on `worker`. A sample of all will do."""
-        small = self._tuning.outlier_small_seconds
-        health = self._of(worker)
-        health.ratios += 1
-        ratio = (actual_seconds + small) / (predicted_seconds + small)
-        health.ratio += max(self._weight, 1 / health.ratios) * (ratio - health.ratio)
 
-    def answered(self, worker: WorkerView, count: int) -> None:
-        """`worker` answered `count` requests, well or badly but not with a failure."""
-        health = self._of(worker)
-        # A plain mean until there are as many as the memory holds.
-        young = min(count, max(self._tuning.outlier_requests - health.answers, 0))
-        if young:
-            health.failures *= health.answers / (health.answers + young)
-        health.failures *= (1 - self._weight) ** (count - young)
-        health.answers += count
+def eject_outliers(workers: Iterable[WorkerView], now_seconds: float) -> list[WorkerView]:
+    """Take outliers out of use, each time for longer; they start again with an empty record. Returns them."""
+    peers: dict[tuple[str, Role], list[WorkerView]] = {}
+    for worker in workers:
+        peers.setdefault((worker.pool, worker.role), []).append(worker)
+    found = [worker for group in peers.values() for worker in _outliers_of(group)]
+    for worker in found:
+        worker.health = Health(min(worker.health.ejections + 1, 10))
+        worker.breaker.eject(now_seconds, TUNING.memory_seconds * worker.health.ejections)
+    return found
 
-    def failed(self, worker: WorkerView) -> None:
-        """`worker` failed a request."""
-        health = self._of(worker)
-        health.answers += 1
-        health.failures += max(self._weight, 1 / health.answers) * (1 - health.failures)
 
-    def forget(self, worker: WorkerView) -> None:
-        """`worker` is gone, or is another process now."""
-        self._health.pop(worker.index, None)
-
-    def find(self, workers: Iterable[WorkerView]) -> list[tuple[WorkerView, float]]:
-        """Outliers among all `workers`, worst first, with the seconds for which each is to be left alone.
-
-        The caller takes them out of use (`Breaker.eject`), each time for longer. They start again with an empty record.
-        """
-        alike: dict[tuple[str, Role], list[WorkerView]] = {}
-        for worker in workers:
-            alike.setdefault((worker.pool, worker.role), []).append(worker)
-        found = []
-        for group in alike.values():
-            for worker in self._outliers_of(group):
-                ejections = min(self._of(worker).ejections + 1, 10)
-                self._health[worker.index][worker.role] = _Health(ejections)
-                found.append((worker, self._tuning.memory_seconds * ejections))
-        return found
-
-    def _outliers_of(self, alike: Sequence[WorkerView]) -> Sequence[WorkerView]:
-        tuning, enough = self._tuning, self._tuning.outlier_requests
-        in_use = [worker for worker in alike if worker.breaker.available]
-        ejected = len(alike) - len(in_use)
-        allowed = min(int(tuning.outlier_share * len(alike)) - ejected, len(in_use) - 1)
-        if allowed <= 0:
-            return ()
-        health = {worker: self._of(worker) for worker in in_use}
-        ratios = [one.ratio for one in health.values() if one.ratios >= enough]
-        slow = tuning.outlier_factor * median(ratios) if len(ratios) > 1 else float("inf")
-        found = [
-            worker
-            for worker, one in health.items()
-            if (one.answers >= enough and one.failures > tuning.outlier_share)
-            or (one.ratios >= enough and one.ratio > slow)
-        ]
-        return sorted(found, key=lambda worker: (-health[worker].failures, -health[worker].ratio))[:allowed]
-
-    def _of(self, worker: WorkerView) -> _Health:
-        roles = self._health.setdefault(worker.index, {})
-        found = roles.get(worker.role)
-        if found is None:
-            found = roles[worker.role] = _Health()
-        return found
+def _outliers_of(peers: Sequence[WorkerView]) -> list[WorkerView]:
+    """Return the outliers of one pool and role, worst first, and no more than may be missed."""
+    in_use = [worker for worker in peers if worker.breaker.available]
+    ejected = len(peers) - len(in_use)
+    allowed = min(int(TUNING.outlier_share * len(peers)) - ejected, len(in_use) - 1)
+    if allowed <= 0:
+        return []
+    known = [worker for worker in in_use if worker.health.samples >= TUNING.outlier_requests]
+    slow = TUNING.most_wrong * median(worker.health.ratio for worker in known) if len(known) > 1 else inf
+    found = [worker for worker in in_use if worker.health.failing or (worker in known and worker.health.ratio > slow)]
+    return sorted(found, key=lambda worker: (not worker.health.failing, -worker.health.ratio))[:allowed]

@@ -30,20 +30,20 @@ class PairHealth:
     """Results of canaries by pair."""
 
     def __init__(self) -> None:
-        self._failing: dict[Pair, Failing] = {}
+        self.failing: dict[Pair, Failing] = {}
         self._working: set[Pair] = set()
 
     def worked(self, pair: Pair) -> bool:
         """KV crossed. Returns whether the pair had been failing."""
         self._working.add(pair)
-        return self._failing.pop(pair, None) is not None
+        return self.failing.pop(pair, None) is not None
 
     def failed(self, pair: Pair, now_seconds: float, why: str) -> bool:
         """KV did not cross. Returns whether the pair had been good."""
         self._working.discard(pair)
-        before = self._failing.get(pair)
+        before = self.failing.get(pair)
         failures = 1 if before is None else before.failures + 1
-        self._failing[pair] = Failing(
+        self.failing[pair] = Failing(
             failures=failures,
             since_seconds=now_seconds if before is None else before.since_seconds,
             # Two doublings longer than a worker's: three failures restart it, and networks fail for seconds.
@@ -54,20 +54,12 @@ class PairHealth:
 
     def forget(self, worker: str) -> None:
         """The worker is gone, or another process has its name."""
-        self._failing = {pair: found for pair, found in self._failing.items() if worker not in pair}
+        self.failing = {pair: found for pair, found in self.failing.items() if worker not in pair}
         self._working = {pair for pair in self._working if worker not in pair}
-
-    @property
-    def failing(self) -> dict[Pair, Failing]:
-        """Failing pairs."""
-        return dict(self._failing)
-
-    def is_failing(self, pair: Pair) -> bool:
-        return pair in self._failing
 
     def due(self, now_seconds: float) -> Iterator[Pair]:
         """Failing pairs that are to be tried again."""
-        return (pair for pair, found in self._failing.items() if found.retest_at_seconds <= now_seconds)
+        return (pair for pair, found in self.failing.items() if found.retest_at_seconds <= now_seconds)
 
     def pulled_from(self, prefill: str) -> int:
         """Workers that pulled from this one when they were last tried."""
@@ -76,10 +68,3 @@ class PairHealth:
     def pulls_from(self, decode: str) -> int:
         """Workers that this one pulled from when it was last tried."""
         return sum(pair[1] == decode for pair in self._working)
-
-    def by_prefill(self) -> dict[str, frozenset[str]]:
-        """Decode workers that cannot pull, by prefill worker."""
-        found: dict[str, set[str]] = {}
-        for prefill, decode in self._failing:
-            found.setdefault(prefill, set()).add(decode)
-        return {prefill: frozenset(decodes) for prefill, decodes in found.items()}

@@ -45,20 +45,6 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """Workers that already failed it."""
 
 
-class Prefill(msgspec.Struct, frozen=True):
-    """A worker, and what its prefill would mean."""
-
-    worker: WorkerView
-    cached_tokens: float
-    wait_seconds: float
-    begun_seconds: float
-    work_seconds: float
-    own_seconds: float
-    load_seconds: float = 0.0
-    """Part of `own_seconds` in which it only waits for what is loaded."""
-    loaded_tokens: float = 0.0
-
-
 class HandOver(msgspec.Struct, frozen=True):
     """A decode worker with the new request in its batch."""
 
@@ -78,14 +64,12 @@ class HandOver(msgspec.Struct, frozen=True):
     """Mean time that its residents still stay."""
 
 
-class Route(msgspec.Struct, frozen=True):
-    """A path, and what is predicted for a request on it."""
+class Prefill(msgspec.Struct, frozen=True):
+    """A prefill worker, and what is predicted for the prompt on it."""
 
     prefill: WorkerView
-    decode: WorkerView
-    """The same worker as `prefill`: the whole request goes there in one leg."""
     cached_tokens: float
-    """Prompt tokens that the prefill worker need not compute: it is believed to hold them, or can load them."""
+    """Prompt tokens that the worker need not compute: it is believed to hold them, or can load them."""
     wait_seconds: float
     """Until the prefill has its turn."""
     begun_seconds: float
@@ -94,12 +78,19 @@ class Route(msgspec.Struct, frozen=True):
     """Prefill of what is not cached: what it takes of the worker's time."""
     own_seconds: float
     """From its turn to the end of its prefill."""
+    loaded_tokens: float
+    """Of `cached_tokens`, those that are loaded from host memory or the KV pool."""
+
+
+class Route(Prefill, frozen=True):
+    """A path, and what is predicted for a request on it."""
+
+    decode: WorkerView
+    """The same worker as `prefill`: the whole request goes there in one leg."""
     ttft_seconds: float
     hand_over: HandOver
     known: bool
     """The speeds of its workers are known; otherwise the figures only compare paths."""
-    loaded_tokens: float = 0.0
-    """Of `cached_tokens`, those that are loaded from host memory or the KV pool."""
 
     @property
     def whole(self) -> bool:

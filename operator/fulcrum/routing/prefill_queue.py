@@ -5,6 +5,8 @@ Kept in O(1) for each event. Times are the caller's clock in seconds; nothing he
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import takewhile
 from math import ceil, exp
 from typing import TYPE_CHECKING, Final
 
@@ -43,6 +45,7 @@ class PrefillQueue:
         self.anchor = 0.0
         self.step_work_seconds, self.step_tokens = -1.0, 0.0
         """Own prefill in the step that began at `anchor`; below 0: to be worked out."""
+        self.step_legs: set[Flight] = set()
         self.prefill_rate = 0.0
         """Share of its time that prompts took, at `used_at`."""
         self.used_at = 0.0
@@ -95,22 +98,9 @@ class PrefillQueue:
 
         What has begun is not interrupted: the engine goes on with it in its next step before it takes what waits.
         """
-        ranks = self.ranks
-        room = self.chunk_tokens
-        for leg in self.legs:
-            if leg.started_at > self.anchor:
-                break
-            if ranks[leg.qos] <= rank:
-                room -= leg.new_tokens
-        waiting: list[Flight] = []
-        for lower in range(rank + 1, len(self.rank_seconds)):
-            for leg in self.legs:
-                if ranks[leg.qos] == lower:
-                    if room <= 0 or leg.started_at > self.anchor:
-                        waiting.append(leg)
-                    else:
-                        room -= leg.new_tokens
-        return waiting
+        self._begun_seconds()
+        in_order = self._in_order(self.legs)
+        return [leg for leg in in_order if self.ranks[leg.qos] > rank and leg not in self.step_legs]
 
     def prefill_share(self, now_seconds: float) -> float:
         """Share of its time that its prompts took in the last seconds."""
@@ -142,34 +132,31 @@ class PrefillQueue:
         return self.prefill_a * (steps + (tokens + new_tokens) / chunk - ceil(waiting / chunk))
 
     def _begun_seconds(self) -> float:
-        """Prefill of the step that is believed to be under way: foreign work, and what waited when it began.
-
-        An engine takes all that waits in one step, those of the highest rank first, up to its token budget.
-        """
+        """Prefill of the step that is believed to be under way: foreign work, and what waited when it began."""
         if self.step_work_seconds < 0:
-            self.step_work_seconds = self._step_work_seconds()
+            self._find_step()
         return self.foreign_seconds + self.prefill_a + self.step_work_seconds
 
-    def _step_work_seconds(self) -> float:
-        ranks = self.ranks
-        room, seconds = self.chunk_tokens, 0.0
-        self.step_tokens = 0.0
-        for rank in range(len(self.rank_seconds)):
-            for leg in self.legs:
-                if leg.started_at > self.anchor:
-                    break
-                if ranks[leg.qos] == rank:
-                    if leg.new_tokens >= room:
-                        # The first one counts in full: no answer comes before it, however many steps it takes.
-                        if not seconds:
-                            self.step_tokens = leg.new_tokens
-                            return leg.work_seconds
-                        self.step_tokens += room
-                        return seconds + leg.work_seconds * room / leg.new_tokens
-                    room -= leg.new_tokens
-                    seconds += leg.work_seconds
-                    self.step_tokens += leg.new_tokens
-        return seconds
+    def _find_step(self) -> None:
+        """An engine takes all that waits in one step, those of the highest rank first, up to its token budget."""
+        self.step_work_seconds = self.step_tokens = 0.0
+        self.step_legs = set()
+        room = self.chunk_tokens
+        for leg in self._in_order(takewhile(lambda leg: leg.started_at <= self.anchor, self.legs)):
+            # The first one counts in full: no answer comes before it, however many steps it takes.
+            tokens = min(leg.new_tokens, room) if self.step_legs else leg.new_tokens
+            self.step_work_seconds += leg.work_seconds * tokens / leg.new_tokens
+            self.step_tokens += tokens
+            self.step_legs.add(leg)
+            room -= tokens
+            if room <= 0:
+                break
+
+    def _in_order(self, legs: Iterable[Flight]) -> list[Flight]:
+        """Sort legs as the engine serves them."""
+        if len(self.rank_seconds) == 1:
+            return list(legs)
+        return sorted(legs, key=lambda leg: self.ranks[leg.qos])
 
     # What happens.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fulcrum.kv import Tiers, Waits, restore
+from fulcrum.routing.tuning import TUNING
 
 if TYPE_CHECKING:
     from fulcrum.routing.search import Search
@@ -22,6 +23,11 @@ class Restoring(NamedTuple):
     """From now to the first token, by the split; 0 where nothing is loaded."""
     work_seconds: float
     """Computing the rest."""
+
+
+def prefill_left_seconds(ttft_seconds: float, waited_seconds: float) -> float:
+    """Return what is left for the prefill of a request that came `waited_seconds` ago: the hand-over comes after it."""
+    return max(TUNING.early * ttft_seconds - waited_seconds, 0.0)
 
 
 def restoring(search: Search, worker: WorkerView, tiers: Tiers, wait_seconds: float) -> Restoring:
@@ -45,6 +51,9 @@ def restoring(search: Search, worker: WorkerView, tiers: Tiers, wait_seconds: fl
         speed=worker.speed.coefficients,
         link=link,
         waits=Waits(compute_seconds=wait_seconds),
+        within_seconds=prefill_left_seconds(
+            min(search.view.ttft_seconds, incoming.ttft_seconds), incoming.waited_seconds
+        ),
         front=tiers.front,
     )
     if not way.load_tokens:

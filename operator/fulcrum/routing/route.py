@@ -29,7 +29,7 @@ def route(incoming: Incoming, view: ClusterView, now_seconds: float) -> Route | 
 
 def decode_elsewhere(incoming: Incoming, prefill: WorkerView, view: ClusterView, now_seconds: float) -> Route | None:
     """Best decode worker for a request whose KV is held at `prefill`; None: no worker can pull it."""
-    done = Prefill(prefill, incoming.prompt_tokens, 0.0, 0.0, 0.0, 0.0)
+    done = Prefill(prefill, incoming.prompt_tokens, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     def pairs(search: Search, revision: RevisionGroup) -> list[Route]:
         if not any(prefill in pool.members for pool in revision.prefill):
@@ -69,7 +69,7 @@ def _beside(search: Search, revision: RevisionGroup, prefill: Prefill, pair: Rou
     late = pair.ttft_seconds > search.ttft_seconds
     if search.incoming.two_legs or not (late or search.holders):
         return []
-    found = [deflected(search, revision, pair), staying(search, revision, prefill) if late else None]
+    found = [deflected(search, revision, pair), staying(search, prefill) if late else None]
     return [path for path in found if path is not None]
 
 

@@ -1,10 +1,8 @@
-"""What a path costs, in seconds: small functions in lists; the path with the lowest sum is picked. Pure.
+"""What a path costs, in seconds: small functions in a list; the path with the lowest sum is picked. Pure.
 
-Seconds are those of TTFT; `Search.pace_weight` turns seconds of TPOT into them. A new reason to prefer a worker is one
-function more here and its name in a list: in `PREFILL` when it tells prefill workers apart (say, the seconds to restore
-a prefix from a slower tier), in `PATH` when it tells whole paths apart (say, a link between two workers that carries
-more than its share). What it needs to know of workers is kept by `ClusterView`, event by event, or predicted by
-`Search`.
+Seconds are those of TTFT; `Search.pace_weight` turns seconds of TPOT into them. A new reason to prefer a path (say, a
+link between two workers that carries more than its share) is one function more here and its name in `PATH`. What it
+needs to know of workers is kept by `ClusterView`, event by event, or predicted by `Search`.
 """
 
 from __future__ import annotations
@@ -17,30 +15,8 @@ from fulcrum.routing.path import Prefill, Route
 from fulcrum.routing.search import Search
 from fulcrum.routing.tuning import TUNING
 
-PrefillScorer = Callable[[Search, Prefill], float]
 PathScorer = Callable[[Search, Route], float]
 _PREFILL_ROLE: Final = Role.PREFILL
-
-
-def waiting(_search: Search, prefill: Prefill) -> float:
-    """Until the prompt has its turn."""
-    return prefill.wait_seconds
-
-
-def computing(_search: Search, prefill: Prefill) -> float:
-    """What is not cached is computed, and what comes later waits for that as long."""
-    return 2 * prefill.work_seconds
-
-
-def loading(_search: Search, prefill: Prefill) -> float:
-    """What is restored is waited for, beyond what is computed meanwhile."""
-    return prefill.load_seconds
-
-
-def disturbing(_search: Search, prefill: Prefill) -> float:
-    """An answer that decodes on a prefill worker would stand still meanwhile."""
-    worker = prefill.worker
-    return TUNING.disturbing * prefill.work_seconds if worker.running and worker.role is _PREFILL_ROLE else 0.0
 
 
 def first_token(_search: Search, path: Route) -> float:
@@ -51,11 +27,6 @@ def first_token(_search: Search, path: Route) -> float:
 def pace(search: Search, path: Route) -> float:
     """The predicted TPOT: of the new request, or of all in its batch when it comes, whichever is longer."""
     return search.pace_weight * path.slowest_seconds
-
-
-def taken_from_others(_search: Search, path: Route) -> float:
-    """What is queued later waits for its prefill."""
-    return path.work_seconds
 
 
 def missed_promises(search: Search, path: Route) -> float:
@@ -78,12 +49,9 @@ def beyond_its_route(search: Search, path: Route) -> float:
     return search.ttft_seconds * excess if excess and path.decode is not path.prefill else 0.0
 
 
-PREFILL: Final[tuple[PrefillScorer, ...]] = (waiting, computing, loading, disturbing)
-"""Scorers of prefill workers."""
 PATH: Final[tuple[PathScorer, ...]] = (
     first_token,
     pace,
-    taken_from_others,
     missed_promises,
     overfull_memory,
     beyond_its_route,
@@ -91,11 +59,13 @@ PATH: Final[tuple[PathScorer, ...]] = (
 """Scorers of paths."""
 
 
-def prefill_cost(search: Search, prefill: Prefill) -> float:
-    """Return what the scorers of prefill workers sum up to, in seconds."""
-    seconds = 0.0
-    for scorer in PREFILL:
-        seconds += scorer(search, prefill)
+def prefill_cost(prefill: Prefill) -> float:
+    """Return what a prefill worker adds to the cost of a path, in seconds: of the first token, and for others."""
+    seconds = prefill.wait_seconds + prefill.own_seconds + prefill.work_seconds
+    worker = prefill.prefill
+    if worker.running and worker.role is _PREFILL_ROLE:
+        # An answer that decodes there stands still meanwhile.
+        seconds += TUNING.disturbing * prefill.work_seconds
     return seconds
 
 
@@ -107,11 +77,11 @@ def path_cost(search: Search, path: Route) -> float:
     return seconds
 
 
-def best_prefill(search: Search, prefills: Sequence[Prefill]) -> Prefill | None:
+def best_prefill(prefills: Sequence[Prefill]) -> Prefill | None:
     """Pick the prefill of the lowest cost, of equals the first."""
     if len(prefills) < 2:
         return prefills[0] if prefills else None
-    return min(prefills, key=lambda prefill: prefill_cost(search, prefill))
+    return min(prefills, key=prefill_cost)
 
 
 def best_path(search: Search, paths: Sequence[Route]) -> Route | None:

@@ -69,12 +69,12 @@ class Search:
         own = worker.prefill_a + work - worker.spared_seconds(prompt_tokens - cached, overtaken_tokens)
         if worker.running or worker.foreign_running:
             wait += chunk_seconds(worker, prompt_tokens - cached)
-        load = max(loaded_at - wait - own, 0.0)
-        return Prefill(worker, cached, wait, begun, work, own + load, load, loaded)
+        own += max(loaded_at - wait - own, 0.0)
+        return Prefill(worker, cached, wait, begun, work, own, loaded)
 
     def two_legs(self, prefill: Prefill, decode: WorkerView) -> Route:
         """The prefill, and the answer on another worker."""
-        worker = prefill.worker
+        worker = prefill.prefill
         transfer = worker.transfer_base + worker.transfer_per_token * self.incoming.prompt_tokens
         delay = prefill.wait_seconds + prefill.own_seconds + transfer
         there = self._joins(decode)
@@ -86,38 +86,30 @@ class Search:
             ttft += max(decode.backlog_seconds(self.now_seconds) - delay, 0.0)
         return _route(prefill, decode, ttft, there)
 
-    def one_leg(self, prefill: Prefill, prefill_share: float | None = None) -> Route:
-        """All on the worker of `prefill`; prompts of others take `prefill_share` of its time, or as they did."""
-        worker = prefill.worker
-        there = self._joins(worker, prefill_share)
-        if worker.running:
-            # Its prefill stands between the steps of the requests that decode here.
-            slower = there.step_seconds + prefill.work_seconds / worker.left_tokens
-            there = HandOver(
-                slower, there.tpot_seconds, there.kv_tokens, there.context_tokens, there.slot_seconds,
-                there.own_step_seconds, there.life_seconds,
-            )  # fmt: skip
+    def one_leg(self, prefill: Prefill) -> Route:
+        """All on the worker of `prefill`."""
+        worker = prefill.prefill
+        there = self._joins(worker, prefill.work_seconds)
         return _route(prefill, worker, prefill.wait_seconds + prefill.own_seconds + there.slot_seconds, there)
 
-    def _joins(self, worker: WorkerView, prefill_share: float | None = None) -> HandOver:
-        """The request in the batch of `worker`."""
+    def _joins(self, worker: WorkerView, work_seconds: float = 0.0) -> HandOver:
+        """The request in the batch of `worker`, of which its own prefill takes `work_seconds`."""
         incoming, after_seconds = self.incoming, self.view.usual_ttft_seconds
         tokens, output_tokens = incoming.prompt_tokens, incoming.output_tokens
-        return hand_over(worker, self.now_seconds, after_seconds, tokens, output_tokens, prefill_share=prefill_share)
+        return hand_over(worker, self.now_seconds, after_seconds, tokens, output_tokens, work_seconds=work_seconds)
 
 
 def _route(prefill: Prefill, decode: WorkerView, ttft_seconds: float, there: HandOver) -> Route:
-    worker = prefill.worker
     return Route(
-        worker,
-        decode,
+        prefill.prefill,
         prefill.cached_tokens,
         prefill.wait_seconds,
         prefill.begun_seconds,
         prefill.work_seconds,
         prefill.own_seconds,
+        prefill.loaded_tokens,
+        decode,
         ttft_seconds,
         there,
-        worker.known and decode.known,
-        prefill.loaded_tokens,
+        prefill.prefill.known and decode.known,
     )

@@ -7,7 +7,7 @@ HTTP, tokenizer, a processor that others also use.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 from typing import Final
 
 from fulcrum.capacity.rows import PrefillRow
@@ -16,18 +16,12 @@ from fulcrum.routing.worker import WorkerView
 
 _MOST_ROWS: Final = 8
 """Rows of a pool that are kept until they are asked for; the newest ones."""
-_NEVER: Final = float("-inf")
 
 
 class StepTimes:
     """Rows for `capacity.online`, by pool."""
 
-    __slots__ = ("_before", "_began", "_rows")
-
     def __init__(self) -> None:
-        # By index of the worker: when the step under way began, and the one before it.
-        self._began: dict[int, float] = {}
-        self._before: dict[int, float] = {}
         self._rows: dict[str, list[PrefillRow]] = {}
 
     def take(self) -> dict[str, list[PrefillRow]]:
@@ -35,31 +29,25 @@ class StepTimes:
         rows, self._rows = self._rows, {}
         return rows
 
-    def forget(self, worker: WorkerView) -> None:
-        """`worker` is gone."""
-        self._began.pop(worker.index, None)
-        self._before.pop(worker.index, None)
-
     def starts(self, worker: WorkerView, now_seconds: float) -> None:
         """A prompt is sent to an idle worker: it begins a step."""
-        self._begin(worker, now_seconds, before=_NEVER)
+        worker.step_before, worker.step_began = -inf, now_seconds
 
     def broken_off(self, worker: WorkerView, now_seconds: float) -> None:
         """A prompt ended without its answer: it is not known what the step under way is made of now."""
-        self._begin(worker, now_seconds, before=now_seconds)
+        worker.step_before = worker.step_began = now_seconds
 
     def answered(self, flight: Flight, now_seconds: float) -> None:
         """A prompt is prefilled. Call it before the worker's queue forgets it."""
         worker = flight.prefill
-        began = self._began.get(worker.index, _NEVER)
+        before, began = worker.step_before, worker.step_began
         if flight.started_at > began:
             # It came later, and yet it was in this step.
-            self._begin(worker, now_seconds, before=now_seconds)
+            self.broken_off(worker, now_seconds)
             return
-        before = self._before[worker.index]
         if flight.started_at <= before:
             return  # the same step as another one that was answered a moment ago
-        self._begin(worker, now_seconds, before=began)
+        worker.step_before, worker.step_began = began, now_seconds
         if worker.foreign or worker.running:
             return  # work that is not known in prompts was in it
         prompts, tokens, squares = 0, 0.0, 0.0
@@ -80,7 +68,3 @@ class StepTimes:
         rows.append(row)
         if len(rows) > _MOST_ROWS:
             del rows[0]
-
-    def _begin(self, worker: WorkerView, now_seconds: float, *, before: float) -> None:
-        self._began[worker.index] = now_seconds
-        self._before[worker.index] = before

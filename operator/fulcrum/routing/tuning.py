@@ -16,15 +16,21 @@ class RoutingTuning:
     disturbing: float = 0.2
     """Share of its prefill time that a prompt rather waits longer than hold up an answer on a prefill worker."""
     early: float = 0.7
-    """Share of its TTFT promise within which it must be prefilled there: to step aside must not make it late."""
+    """Share of a promise within which a prediction leaves room: for a prompt that steps aside or loads to save compute,
+    and for a request that comes back. One beyond it is near the limit, and tells how good the limit is."""
+
+    # Estimates.
+    trusted: float = 0.8
+    """Share of a limit that an estimate may fill: the TPOT promise on a decode worker that takes a prefill, a worker's
+    time with prompts, a KV cache with prefixes (running requests need memory, too), a pool with one prompt."""
+
+    most_wrong: float = 3.0
+    """Actual over predicted latency beyond which it is no error of a prediction: a worker that is so much later than
+    its like is an outlier, no margin is wider, and idle workers serve a request that is predicted so late."""
 
     # Whole requests beside pairs.
-    pace: float = 0.8
-    """Share of the TPOT promise above which a decode worker takes no prefill: steps vary, and answers must recover."""
     staying: float = 0.9
     """Share of its TPOT promise that a request must keep to decode on a prefill worker."""
-    most_prefill: float = 0.8
-    """Share of a worker's time that prompts can take at most: from its own answers, or from one on another worker."""
     most_harmed: float = 0.25
     """Expected answers, in requests, that one deflected prefill may make late: it saves one request itself."""
     fuller: float = 0.1
@@ -37,8 +43,8 @@ class RoutingTuning:
     """Share of the expected output that is left of a running request at least: the long ones still run."""
     mean_rate: float = 0.01
     """Weight of one request in the means of prompt lengths and of TTFT: about the last hundred count."""
-    prompt_error: float = 0.8
-    """Share of its estimated length at which a prompt is too long for a pool: lengths are estimates."""
+    bytes_per_token: float = 4.0
+    """Bytes of a prompt for each of its tokens, before any prompt was counted."""
 
     # Prefixes.
     first_prefix_bytes: int = 512
@@ -47,8 +53,6 @@ class RoutingTuning:
     """Prefixes compared for each doubling of the length: a match is at most an eighth too short."""
     most_holders: int = 8
     """Holders that a match names, the latest ones: each is predicted in full."""
-    resident: float = 0.8
-    """Share of a KV cache behind which a prefix is taken for evicted: running requests need memory, too."""
 
     # Failures.
     first_pause_seconds: float = 0.5
@@ -57,12 +61,8 @@ class RoutingTuning:
     """No pause is longer, and no trial request is waited for longer: what recovers is used again soon."""
     outlier_requests: int = 20
     """Requests without which no worker is an outlier, and memory of its means."""
-    outlier_factor: float = 3.0
-    """Times the median of its like, of actual over predicted latency, above which a worker is an outlier."""
     outlier_share: float = 1 / 3
     """Share of failed requests above which it is one whatever the others do; and most of its like that are ejected."""
-    outlier_small_seconds: float = 0.005
-    """Added to latencies before they are compared: a few milliseconds more do not make an outlier."""
 
     def pause_seconds(self, failures: int) -> float:
         """Return how long to leave alone what failed so many times in a row."""

@@ -35,7 +35,7 @@ class ClusterView(WorkerSet):
         ttft_seconds: float = DEFAULT_TTFT_SECONDS,
         tpot_seconds: float = DEFAULT_TPOT_SECONDS,
         affinity: AffinityMemory | None = None,
-        units_per_token: float = 4.0,
+        units_per_token: float = TUNING.bytes_per_token,
     ) -> None:
         super().__init__(class_names=class_names, ranks=ranks, affinity=affinity, units_per_token=units_per_token)
         self.ttft_seconds = ttft_seconds
@@ -52,6 +52,8 @@ class ClusterView(WorkerSet):
         and shorter ones that come later none."""
         self.step_limit_seconds = 0.0
         """Predicted decode step up to which admission lets requests in now; 0 where it does not predict."""
+        self.decoding: dict[Flight, None] = {}
+        """Requests whose answers are being made, in the order in which they began."""
         self._started = 0
 
     def report(self, name: str, load: LoadReport, now_seconds: float) -> None:
@@ -104,6 +106,7 @@ class ClusterView(WorkerSet):
         if prompt_tokens is not None:
             flight.prompt_tokens = prompt_tokens
         decode.join(flight, now_seconds)
+        self.decoding[flight] = None
         if flight.prefix and decode is not flight.prefill:
             # The KV that it pulled stays with it, too.
             held = self.affinity.on_device(flight.prefix, decode.index)
@@ -120,6 +123,7 @@ class ClusterView(WorkerSet):
             self._prefill_ended(flight, now_seconds, done=False)
         else:
             decode.leave(flight, now_seconds)
+            del self.decoding[flight]
         flight.phase = ENDED
         decode.release(flight)
         self.decode_use[flight.qos] = max(self.decode_use[flight.qos] - flight.step_share, 0.0)

@@ -13,6 +13,7 @@ from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
 from fulcrum.routing.breaker import Breaker
+from fulcrum.routing.outliers import Health
 from fulcrum.routing.prefill_queue import PrefillQueue
 from fulcrum.routing.tuning import TUNING
 
@@ -54,8 +55,9 @@ class WorkerView(PrefillQueue):
         self.breaker = Breaker()
         self.tiers: Tiers | None = None
         """What it has below its KV cache; None: nothing, or it is not known."""
-        self.answered = 0
-        """Requests that it answered since the last tick."""
+        self.health = Health()
+        self.step_before = self.step_began = -inf
+        """When the last prefill step began, and the one under way, as `timing` sees them."""
 
         self.running = 0
         self.prompt_tokens = self.joined_steps = self.expected_tokens = 0.0
@@ -139,12 +141,14 @@ class WorkerView(PrefillQueue):
     @property
     def left_tokens(self) -> float:
         """Output tokens that an own running request still has to make, on average; at least 1."""
-        running = self.running
-        if not running:
-            return 1.0
-        left = self.expected_tokens - running * self.steps + self.joined_steps
-        left = max(left, TUNING.least_left * self.expected_tokens)
-        return left / running if left > running else 1.0
+        return self.left_at(self.context_tokens) if self.running else 1.0
+
+    def left_at(self, context_tokens: float) -> float:
+        """The same once the contexts of own running requests sum up to `context_tokens`."""
+        left = self.expected_tokens + self.prompt_tokens - context_tokens
+        # Those that still run are the long ones, or held up (by their KV): the longer they are overdue, the longer they
+        # will be, as in `backlog_seconds`.
+        return max(left, -left / 2, TUNING.least_left * self.expected_tokens, self.running) / self.running
 
     # What happens.
 
@@ -152,6 +156,7 @@ class WorkerView(PrefillQueue):
         """It has this role from now on. What it has is still there; what kept coming for another role does not."""
         if role is not self.role:
             self.role = role
+            self.health = Health()
             self.prefill_rate = self.join_rate = 0.0
             self.take_turn(0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits, overlap
@@ -11,7 +11,8 @@ from fulcrum.kv import Tiers
 from fulcrum.routing.affinity import POOL, AffinityMemory
 from fulcrum.routing.breaker import BreakerState
 from fulcrum.routing.flight import Flight
-from fulcrum.routing.outliers import Outliers
+from fulcrum.routing.outliers import eject_outliers
+from fulcrum.routing.pairs import Pair
 from fulcrum.routing.pools import Pools, RevisionGroup, by_revision
 from fulcrum.routing.timing import StepTimes
 from fulcrum.routing.tuning import TUNING
@@ -42,8 +43,8 @@ class WorkerSet:
         """Workers that can get requests."""
         self.fallback_revisions: tuple[RevisionGroup, ...] = ()
         """The same with suspects, when there are any: for requests that no other worker can take."""
-        self.broken: Mapping[str, frozenset[str]] = {}
-        """Decode workers that cannot pull KV from a prefill worker, by the name of that one."""
+        self.broken: frozenset[Pair] = frozenset()
+        """Pairs that cannot move KV."""
         self.unpaired: frozenset[str] = frozenset()
         """Prefill workers from which no decode worker of their revision can pull KV."""
         self.trials = False
@@ -54,7 +55,6 @@ class WorkerSet:
         self.steps = StepTimes()
         """How long the workers' steps took, to keep their speeds up to date."""
         self._pools = Pools(self.class_names)
-        self._outliers = Outliers()
         self._by_node: dict[str, list[WorkerView]] = {}
         """Workers of each node that has several; those of which no node is known are left out."""
         self._joined = 0
@@ -105,11 +105,10 @@ class WorkerSet:
         self._pools.set(admits)
         self._rebuild()
 
-    def set_broken(self, broken: Mapping[str, frozenset[str]]) -> None:
-        """Pairs that cannot move KV (`broken`): no request is sent over them in two legs."""
-        if self.broken != broken:
-            self.broken = broken
-            self._rebuild()
+    def set_broken(self, pairs: Iterable[Pair]) -> None:
+        """Exactly these pairs cannot move KV: no request is sent over them in two legs."""
+        self.broken = frozenset(pairs)
+        self._rebuild()
 
     def set_speed(self, pool: str, speed: WorkerSpeed) -> None:
         """How fast the workers of `pool` are."""
@@ -160,37 +159,33 @@ class WorkerSet:
         """A request was served; outliers are found by a sample of all. Leave out what is not known."""
         found = flight.route
         if ttft_seconds is not None:
-            self._outliers.learn(flight.prefill, ttft_seconds, found.ttft_seconds)
+            # A step more or less makes no outlier.
+            step_seconds = flight.prefill.decode_a
+            flight.prefill.health.learn(ttft_seconds + step_seconds, found.ttft_seconds + step_seconds)
         if tpot_seconds is not None:
-            self._outliers.learn(flight.decode, tpot_seconds, found.tpot_seconds)
+            flight.decode.health.learn(tpot_seconds, found.tpot_seconds)
 
     def failed(self, worker: WorkerView, now_seconds: float) -> None:
         """A request failed on `worker` in a way that is the worker's fault."""
-        self._outliers.failed(worker)
+        worker.health.answered(1, failures=1)
         worker.breaker.failed(now_seconds)
         self._breakers_moved()
 
     def worked(self, worker: WorkerView) -> None:
         """`worker` answered a request."""
-        worker.answered += 1
-        if not worker.breaker.spotless:
-            worker.breaker.worked()
+        worker.health.answered(1)
+        if worker.breaker.worked():
             self._breakers_moved()
 
     def tick(self, now_seconds: float) -> list[WorkerView]:
         """Time went by: call it a few times a second. Workers that are left alone from now on, as outliers."""
         for worker in self.workers.values():
-            if worker.answered:
-                self._outliers.answered(worker, worker.answered)
-                worker.answered = 0
             worker.breaker.tick(now_seconds)
             if worker.foreign and now_seconds - worker.reported_at > TUNING.memory_seconds:
                 worker.set_foreign(now_seconds)
-        ejected = self._outliers.find(self.workers.values())
-        for worker, pause in ejected:
-            worker.breaker.eject(now_seconds, pause)
+        ejected = eject_outliers(self.workers.values(), now_seconds)
         self._breakers_moved()
-        return [worker for worker, _ in ejected]
+        return ejected
 
     def _breakers_moved(self) -> None:
         if self._in_use != [worker for worker in self.workers.values() if worker.breaker.available]:
@@ -205,8 +200,6 @@ class WorkerSet:
 
     def _forget(self, worker: WorkerView) -> None:
         self.by_index.pop(worker.index, None)
-        self._outliers.forget(worker)
-        self.steps.forget(worker)
         self.affinity.leave(worker.index)
 
     def _rebuild(self) -> None:
@@ -230,8 +223,8 @@ class WorkerSet:
 
     def _unpaired(self) -> Iterator[str]:
         for revision in self.every_revision:
-            decodes = {worker.name for pool in revision.decode for worker in pool.workers}
+            decodes = [worker.name for pool in revision.decode for worker in pool.workers]
             for pool in revision.prefill:
                 for worker in pool.workers:
-                    if decodes <= self.broken.get(worker.name, frozenset()):
+                    if all((worker.name, decode) in self.broken for decode in decodes):
                         yield worker.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from importlib import import_module
 from math import inf
 from typing import Any, Final
@@ -74,21 +74,26 @@ def switched_off(ablation: Ablation) -> Iterator[None]:
                     f"{home.__name__} has no {constant.name}: take it out of ABLATIONS, or rename it there"
                 )
             value = replace(old, **{entry: constant.neutral}) if entry else constant.neutral
-            for module in [home, *_importers(name, old)]:
-                changed.append((module, name, old))
-                setattr(module, name, value)
+            for module, alias in [(home, name), *_importers(name, old)]:
+                changed.append((module, alias, old))
+                setattr(module, alias, value)
         yield
     finally:
         for module, name, old in reversed(changed):
             setattr(module, name, old)
 
 
-def _importers(name: str, value: object) -> list[Any]:
-    """Modules that have taken a public constant over by its name."""
+def _importers(name: str, value: object) -> list[tuple[Any, str]]:
+    """Modules that have taken a public constant over by its name, or a `Tuning` by any name, and that name."""
     if name.startswith("_"):
         return []
-    modules = [module for path, module in sys.modules.items() if path.startswith("fulcrum.")]
-    return [module for module in modules if getattr(module, name, None) is value]
+    return [
+        (module, alias)
+        for path, module in list(sys.modules.items())
+        if path.startswith("fulcrum.")
+        for alias, taken in list(vars(module).items())
+        if taken is value and (alias == name or is_dataclass(value))
+    ]
 
 
 def _with(spec: InferenceClusterSpec, part: str, **fields: Any) -> InferenceClusterSpec:
@@ -109,15 +114,13 @@ ABLATIONS: Final = (
         name="margins",
         says="Predictions are believed as they are.",
         constants=(
-            Constant(module="admission.tuning", name="TUNING.most_margin", neutral=1.0),
+            Constant(module="routing.tuning", name="TUNING.most_wrong", neutral=1.0),
             Constant(module="admission.tuning", name="TUNING.first_margin", neutral=1.0),
         ),
     ),
     _one("admission.tuning", "TUNING.first_margin", 1.0, "Predictions are believed until one has failed."),
     _one("admission.tuning", "TUNING.steps_level", 0.95, "TPOT is kept as often as TTFT."),
-    _one("admission.tuning", "TUNING.near", 0.0, "Every request tells how good the limit is, however far from it."),
     _one("admission.tuning", "TUNING.overflow", inf, "Answers may be expected to outgrow the KV cache."),
-    _one("admission.tuning", "TUNING.idle_promises", inf, "Idle workers serve a request however late it is."),
     _one("admission.tuning", "TUNING.demand_sigmas", 0.0, "Classes keep what they ask for on average."),
     _one("admission.tuning", "TUNING.least_slowdown", inf, "Workers that share hardware are taken to have their own."),
     _one("routing.tuning", "TUNING.miss_weight", 0.0, "A promise that is missed weighs no more than one that is kept."),
@@ -139,19 +142,19 @@ ABLATIONS: Final = (
     Ablation(
         name="staying",
         says="Decoding on prefill workers up to the pace of decode workers that take prompts.",
-        constants=(Constant(module="routing.tuning", name="TUNING.staying", neutral=TUNING.pace),),
+        constants=(Constant(module="routing.tuning", name="TUNING.staying", neutral=TUNING.trusted),),
     ),
     _one("routing.tuning", "TUNING.early", 1.0, "It waits up to its TTFT promise itself."),
-    _one("routing.tuning", "TUNING.pace", 1.0, "Deflection up to the TPOT promise itself."),
+    _one("routing.tuning", "TUNING.trusted", 0.99, "Estimates may fill all of a limit."),
     _one("routing.tuning", "TUNING.staying", 1.0, "Decoding on prefill workers up to the TPOT promise itself."),
     _one("routing.tuning", "TUNING.fuller", 0.0, "The emptiest decode worker is taken wherever KV and prefix are."),
     _one("routing.tuning", "TUNING.least_left", 0.001, "Answers end when they are expected to."),
-    _one("routing.tuning", "TUNING.resident", 1.0, "Prefixes are believed to fill the whole KV cache."),
     _one("balance.tuning", "TUNING.immediate_cost", 0.0, "A flip costs nothing."),
     _one("balance.tuning", "TUNING.estimate_error", 0.0, "Estimates of layouts are believed as they are."),
     _one("balance.tuning", "TUNING.noise_sigmas", 0.0, "What is measured is taken for the truth."),
     _one("load.lengths", "_CLEARLY", inf, "A new mix of lengths is seen only when the window is full of it."),
     _one("load.bursts", "_SIGMAS", 0.0, "Bursts are what was measured of them."),
+    _one("performance.model", "MIXED_CHOSEN", 0.5, "Mixed workers in an overload are valued halfway."),
     _one("performance.model", "_NEARLY_ALL", 1.0, "Each role always sees what the other turns away."),
     _one("performance.queueing.prefill", "_SHORTEST_FIRST", 0.0, "Early rejection is estimated as if by chance."),
     _one("balance.tuning", "TUNING.spared_misses", 0.0, "Workers are given back as soon as the others suffice."),

@@ -100,8 +100,10 @@ class ClusterModel:
     """A deleted worker stops after this long, also with work on it."""
     restart: bool = True
     """A worker that died comes back after `start_seconds`."""
-    lease_seconds: float = 30.0
-    """How long KV is kept for a decode worker that does not pull it (vLLM's `kv_lease_duration`)."""
+    lease_seconds: float = 600.0
+    """How long KV is kept for a decode worker that does not pull it. vLLM's lease is 30 s, but a live decode engine
+    renews it for all that waits in it. It ends here nevertheless, as two workers may each be full of KV that is held
+    for the other one."""
     max_attempts: int = 3
     """As the gateway: a request whose answer has not begun is tried elsewhere when its worker is lost."""
 

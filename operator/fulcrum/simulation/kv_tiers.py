@@ -15,6 +15,7 @@ from typing import Final
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.kv import How, Tiers, Waits, restore
+from fulcrum.routing import prefill_left_seconds
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
 
@@ -132,7 +133,7 @@ class WorkerTiers:
                 link_seconds=max(self._link_free - now, 0.0),
                 compute_seconds=ahead_tokens * self._speed.prefill_b,
             ),
-            within_seconds=request.arrival_seconds + self._ttft_seconds - now,
+            within_seconds=prefill_left_seconds(self._ttft_seconds, now - request.arrival_seconds),
             front=self._tiers.front,
             block_tokens=self._block_tokens,
         )

@@ -194,7 +194,7 @@ class Scenario:
             admission["classes"] = [each for each, _ in _CLASSES[-self.classes :]]
         document = {
             "model": {"name": self.model},
-            "slo": {"ttft": f"{ceil(ttft_seconds * 1e3)}ms", "tpot": f"{ceil(tpot_seconds * 1e3)}ms"},
+            "slo": {"ttft": f"{ceil(ttft_seconds * 1e3) / 1e3}s", "tpot": f"{ceil(tpot_seconds * 1e3) / 1e3}s"},
             "pools": [
                 {
                     "name": pool.name,

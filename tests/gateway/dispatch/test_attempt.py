@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from tests.gateway.conftest import Answered, Engine, MakeSite, Seen, Site, event
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.api.names import Role
+from fulcrum.capacity.kv import TransferCost
+from fulcrum.kv import Tiers
+from fulcrum.routing import prefill_left_seconds
 from fulcrum.routing.tuning import TUNING
 
+HOST = Tiers(host_tokens=1e6, host_link=TransferCost(base_seconds=0.0, seconds_per_token=1e-6))
 BODY = {"model": "m", "prompt": "x", "max_tokens": 3}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
@@ -51,6 +56,31 @@ async def test_two_legs_share_an_id_and_hand_over_the_kv(make_site: MakeSite, pa
     kv = decode.body.pop("kv_transfer_params")
     assert kv["from"] == "p"
     assert decode.body == body
+
+
+@pytest.mark.parametrize("tiers", [None, HOST, replace(HOST, front=True)])
+async def test_an_engine_that_can_compute_fronts_is_told_what_is_left_for_the_prefill(
+    make_site: MakeSite, tiers: Tiers | None
+) -> None:
+    site = await make_site(p(), d(), Engine("m", Role.MIXED), slo_seconds=(2.0, 1.0))
+    for name in ("p", "d", "m"):
+        site.gateway.registry.cluster.set_tiers(name, tiers)
+    told = tiers is not None and tiers.front
+    for body, header, most in (
+        (BODY, "", 2.0),
+        (BODY, "x-llm-d-slo-ttft-ms: 700\r\n", 0.7),
+        ({**BODY, "n": 2}, "", 2.0),
+    ):
+        assert (await site.post(body, headers=header)).status == 200
+        for engine in site.engines.values():
+            for seen in engine.seen:
+                kv = seen.body.get("kv_transfer_params") or {}
+                assert ("ttft_seconds" in kv) == (told and seen.leg != "decode"), (engine.name, seen)
+                if "ttft_seconds" in kv:
+                    within = round(prefill_left_seconds(most, 0.0), 3)
+                    assert within - 0.5 < kv["ttft_seconds"] <= within
+                    assert round(kv["ttft_seconds"], 3) == kv["ttft_seconds"]
+            engine.seen.clear()
 
 
 async def test_a_strange_request_id_is_replaced(make_site: MakeSite) -> None:

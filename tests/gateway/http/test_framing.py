@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulcrum.gateway.http.framing import LAST_CHUNK, ChunkedBody, FramingError, chunk, payload
+from fulcrum.gateway.http.framing import EVENT_END, LAST_CHUNK, ChunkedBody, FramingError, chunk, payload
 
 bodies = st.lists(st.binary(min_size=1, max_size=300), max_size=12)
 
@@ -30,6 +30,50 @@ def test_any_split_gives_the_same_bytes_and_whole_chunks(pieces: list[bytes], cu
     assert out == passed
     assert body.chunks == len(pieces)
     assert payload(out) == b"".join(pieces)
+
+
+event_chunks = st.one_of(
+    st.binary(max_size=60).map(lambda body: body + b"\n\n"),
+    st.integers(1950, 2150).map(lambda size: b"x" * size + b"\n\n"),
+    st.sampled_from([b"a\n\n\r\nb\n\n", b"a\n\n\r\n3\r\nb\n\n", b"\n\n", b"\n", b"a\n", b"half of an event"]),
+)
+size_lines = st.sampled_from([b"%x\r\n", b"%X\r\n", b"0%x\r\n", b"%x;a=b\r\n"])
+
+
+@given(st.lists(st.tuples(size_lines, event_chunks), max_size=20), st.lists(st.integers(0, 4000), max_size=10))
+def test_events_are_framed_like_any_bytes(chunks: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
+    """Chunks of whole events are found faster; it must show in nothing, and where they end must be known."""
+    wire = b"".join(line % len(body) + body + b"\r\n" for line, body in chunks) + LAST_CHUNK
+    body = ChunkedBody()
+    out = b""
+    passed = 0
+    at = sorted({0, len(wire), *(cut % len(wire) for cut in cuts)})
+    for start, stop in itertools.pairwise(at):
+        fed = body.feed(wire[start:stop])
+        new = [each for _, each in chunks[passed : body.chunks]]
+        assert payload(fed) == b"".join(new)
+        if fed and not body.cut:
+            assert fed.removesuffix(LAST_CHUNK).count(EVENT_END) == len(new), "it ends chunks, and stands nowhere else"
+        passed = body.chunks
+        out += fed
+    assert body.ended
+    assert not body.surplus
+    assert passed == len(chunks)
+    assert payload(out) == b"".join(each for _, each in chunks)
+    assert b";" not in out or any(b";" in each for _, each in chunks)
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"9\r\ndata: x\n\n\r\n8\r\ndata: x\n\n\r\n",
+        b"9\r\ndata: x\n\n\r\na\r\ndata: x\n\n\r\n0\r\n\r\n",
+    ],
+    ids=["a size too small", "a size too large"],
+)
+def test_a_false_size_among_events_is_noticed(wire: bytes) -> None:
+    with pytest.raises(FramingError):
+        ChunkedBody().feed(wire)
 
 
 def test_bytes_after_the_end_are_not_passed_on() -> None:

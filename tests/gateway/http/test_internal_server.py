@@ -11,7 +11,7 @@ from tests.gateway.conftest import Engine, MakeSite, Site
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
 
-GOOD = msgspec.msgpack.encode(((("m", "@"),), ((0, 512, 512, (7,)),)))
+GOOD = msgspec.msgpack.encode(({0: ("m", "@")}, ((0, 512, 512, False, (7,)),)))
 """A message that names a worker which is not there."""
 
 

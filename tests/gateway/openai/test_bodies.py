@@ -48,6 +48,15 @@ def test_decode_leg_is_the_clients_body_and_exactly_what_prefill_returned() -> N
     assert json.loads(request(body).decode_body(None)) == body
 
 
+def test_a_promise_is_the_only_thing_that_changes_the_body() -> None:
+    made = request({"model": "m", "prompt": "x", "max_tokens": 5})
+    whole, prefill = json.loads(made.whole_body(1.23456)), json.loads(made.prefill_body(0.0))
+    assert whole.pop("kv_transfer_params") == {"ttft_seconds": 1.235}
+    assert whole == json.loads(made.whole_body())
+    assert prefill["kv_transfer_params"].pop("ttft_seconds") == 0.0
+    assert prefill == json.loads(made.prefill_body())
+
+
 @pytest.mark.parametrize(
     ("answer", "usable"),
     [(b'{"kv_transfer_params":null}', False), (b"{}", False), (b'{"kv_transfer_params":{"a":1}}', True)],

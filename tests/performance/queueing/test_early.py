@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tests.performance.queueing.test_bursts import SPEED
 from tests.performance.queueing.test_properties import demands, speeds, targets, workers
@@ -57,6 +57,22 @@ def test_estimates_are_near_what_admission_makes_of_an_overload(
     count=workers,
     tpot=st.sampled_from([0.02, 0.05, 0.2]),
     wait=st.sampled_from([0.0, 0.1, 10.0]),
+)
+@example(
+    # The link was not asked where no wait was allowed: all were let in, and with a wait 0.5 % of them.
+    demand=Demand(rate=33.0, isl_tokens=17_775.0, osl_tokens=1.2, isl_cv2=2.9, osl_cv2=0.0, prefix_hit=0.1),
+    speed=replace(SPEED, kv_capacity_tokens=235_028, max_batch=382, transfer_seconds_per_token=2e-4),
+    count=1,
+    tpot=0.02,
+    wait=0.1,
+)
+@example(
+    # A prompt on its way took memory away from a worker that holds one request: it then held none.
+    demand=Demand(rate=4.5, isl_tokens=4_560.0, osl_tokens=7.2, isl_cv2=0.0, osl_cv2=2.7, prefix_hit=0.235),
+    speed=replace(SPEED, kv_capacity_tokens=6_611, max_batch=185, transfer_seconds_per_token=2e-4),
+    count=4,
+    tpot=0.05,
+    wait=10.0,
 )
 def test_no_more_is_let_in_than_can_be_decoded(
     demand: Demand, speed: WorkerSpeed, count: int, tpot: float, wait: float

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import isfinite
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.performance.queueing.throughput import decode_throughput, prefill_throughput
 
@@ -86,6 +86,23 @@ def test_more_workers_never_serve_less(
 
 
 @given(demands, speeds, workers, targets, st.floats(1.0, 3.0))
+@example(
+    # A request that found room only after a wait was taken to keep its pace whatever the contexts beside it.
+    Demand(rate=264.65, isl_tokens=7_167.0, osl_tokens=9.7546, isl_cv2=2.99, osl_cv2=3.178, prefix_hit=0.7776),
+    WorkerSpeed(
+        coefficients=SpeedCoefficients(
+            prefill_a=0.01, prefill_b=1e-5, prefill_c=0.0, decode_a=2.747e-3, decode_b=1.01e-5, decode_c=1.554e-7
+        ),
+        kv_capacity_tokens=12_956,
+        max_batch=14,
+        max_batched_tokens=2048,
+        transfer_base_seconds=0.002,
+        transfer_seconds_per_token=1e-6,
+    ),
+    170,
+    0.05,
+    1.5984,
+)
 def test_more_load_is_never_served_better(
     demand: Demand, speed: WorkerSpeed, count: int, target: float, factor: float
 ) -> None:

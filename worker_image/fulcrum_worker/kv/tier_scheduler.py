@@ -26,6 +26,7 @@ from fulcrum_worker.kv.front import Front
 from fulcrum_worker.kv.host_worker import LoadProgress
 from fulcrum_worker.kv.policy import FRONT, check_host_room
 from fulcrum_worker.kv.pool.loads import PoolLoads
+from fulcrum_worker.kv.promise import seconds_left
 from fulcrum_worker.kv.registration import HOST_TOKENS, HOST_USED
 from fulcrum_worker.kv.speed import StepSpeed
 from fulcrum_worker.kv.speed_file import SPEED_FILE, MeasuredSpeed
@@ -80,7 +81,7 @@ class TierScheduler(OffloadingConnectorScheduler):
         """How fast this engine computes: by its steps, or by the agent's measurement; None: it is not known yet."""
         return self.speed.coefficients() or self._measured.coefficients()
 
-    def decide(self, *, present: int, matched: int, prompt: int) -> Restore | None:
+    def decide(self, request: Any, *, present: int, matched: int) -> Restore | None:
         """How to restore a prefix; None where nothing is known of the engine's speed."""
         speed = self.known_speed()
         if speed is None:
@@ -93,10 +94,13 @@ class TierScheduler(OffloadingConnectorScheduler):
         return restore(
             present_tokens=present,
             matched_tokens=matched,
-            prompt_tokens=prompt,
+            prompt_tokens=request.num_tokens,
             speed=speed,
             link=link,
             waits=Waits(link_seconds=waiting * link.seconds_per_token),
+            within_seconds=seconds_left(
+                request.kv_transfer_params, waited_seconds=max(time.time() - request.arrival_time, 0.0)
+            ),
             block_tokens=self._block,
         )
 
@@ -118,7 +122,7 @@ class TierScheduler(OffloadingConnectorScheduler):
         matched = min(num_computed_tokens + hit, last)
         if matched <= num_computed_tokens:
             return hit, later
-        way = self.decide(present=num_computed_tokens, matched=matched, prompt=request.num_tokens)
+        way = self.decide(request, present=num_computed_tokens, matched=matched)
         if way is None or way.how is How.LOAD:
             return hit, later
         if way.how is How.FRONT:

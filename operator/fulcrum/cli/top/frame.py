@@ -11,7 +11,7 @@ from rich.text import Text
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterStatus, LatencyQuantiles
-from fulcrum.balance.plan import ratio_text
+from fulcrum.balance.target import ratio_text
 from fulcrum.cli.top.view import EventLine, View, WorkerLine
 
 UNKNOWN: Final = "-"

@@ -27,7 +27,7 @@ from fulcrum.gateway.openai.errors import rejected, upstream_failed
 from fulcrum.gateway.openai.inference_request import InferenceRequest, ask_for_usage
 from fulcrum.gateway.openai.stream_log import StreamLogBudget
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
-from fulcrum.routing import Flight, Incoming, Route
+from fulcrum.routing import Flight, Incoming, Route, prefill_left_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -181,8 +181,9 @@ class Attempts:
             return
         started_at = self._loop.time()
         deadline = min(exchange.deadline, started_at + self._prefill_timeout_seconds)
+        body = request.prefill_body(self._prefill_left_seconds(exchange, prefill))
         answer = await self._legs.run(
-            "prefill", prefill, request.path, response.request_id, request.prefill_body(), deadline=deadline,
+            "prefill", prefill, request.path, response.request_id, body, deadline=deadline,
             failover_deadline=started_at + self._leg_deadlines.first_answer_seconds(exchange),
         )  # fmt: skip
         if answer.status != _OK:
@@ -212,7 +213,16 @@ class Attempts:
             exchange.response.on_begin = partial(self._first_token, flight)
         elif flight.route.ttft_seconds < _LONGEST_GUESS_SECONDS:
             self.first_tokens.expect(flight, self._loop.time() + flight.route.ttft_seconds)
-        await self._last_leg(exchange, request, worker, "whole", request.whole_body())
+        body = request.whole_body(self._prefill_left_seconds(exchange, worker))
+        await self._last_leg(exchange, request, worker, "whole", body)
+
+    def _prefill_left_seconds(self, exchange: Exchange, worker: Worker) -> float | None:
+        """What is left for the prefill, for an engine that chooses how to restore a prefix; None: it does not."""
+        tiers, incoming = worker.state.tiers, exchange.incoming
+        if tiers is None or not tiers.front or incoming is None:
+            return None
+        ttft_seconds = min(self._cluster.ttft_seconds, incoming.ttft_seconds)
+        return prefill_left_seconds(ttft_seconds, self._loop.time() - exchange.started_at)
 
     def _first_token(self, flight: Flight) -> None:
         now = self._loop.time()

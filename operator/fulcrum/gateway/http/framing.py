@@ -10,6 +10,11 @@ _MAX_TRAILER_BYTES: Final = 8192
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
 LAST_CHUNK: Final = b"0\r\n\r\n"
 """Ends a chunked body."""
+EVENT_END: Final = b"\n\n\r\n"
+"""Ends a chunk whose last bytes end an SSE event. In the chunks of a feed that is not `cut` it stands nowhere else."""
+_SIZE_LINES: Final = {len(b"%x" % size) + size: b"%x\r\n" % size for size in range(2, 2048)}
+"""Size line of a chunk that ends with `EVENT_END`, by its bytes before `EVENT_END`. Engines write each event of a few
+tokens as one chunk; longer chunks are taken apart in `_scan`."""
 
 
 class FramingError(Exception):
@@ -68,7 +73,7 @@ class ChunkedBody:
 
     def _scan(self, piece: bytes) -> tuple[int, bool]:
         """Bytes of `piece` that are whole chunks, and whether they end the body; notes the size of a partial one."""
-        position = 0
+        position = self._scan_events(piece)
         length = len(piece)
         self._needed_bytes = 0
         while position < length:
@@ -93,15 +98,28 @@ class ChunkedBody:
             if end + 2 > length:
                 self._needed_bytes = end + 2 - position
                 break
-            if piece[end - 2 : end + 2] != b"\n\n\r\n" or size < 2:
-                if piece[end : end + 2] != b"\r\n":
-                    raise FramingError("chunk does not end with CRLF")
+            if piece[end : end + 2] != b"\r\n":
+                raise FramingError("chunk does not end with CRLF")
+            if piece.find(EVENT_END, line_end + 2, end + 2) != end - 2:
                 self.cut = True
             if not _HEX.issuperset(line):
                 self._plain = False
             self.chunks += 1
             position = end + 2
         return position, False
+
+    def _scan_events(self, piece: bytes) -> int:
+        """Bytes of `piece` up to its first chunk that is not as engines write them: a plain size line, whole events."""
+        position = 0
+        events = piece.split(EVENT_END)
+        del events[-1]  # what follows the last end
+        for event in events:
+            line = _SIZE_LINES.get(len(event))
+            if line is None or event[: len(line)] != line:
+                break
+            position += len(event) + len(EVENT_END)
+            self.chunks += 1
+        return position
 
 
 def payload(chunks: bytes) -> bytes:

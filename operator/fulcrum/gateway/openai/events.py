@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from fulcrum.gateway.http.framing import LAST_CHUNK, FramingError, chunk, payload
+from fulcrum.gateway.http.framing import EVENT_END, LAST_CHUNK, FramingError, chunk, payload
 from fulcrum.gateway.openai.inference_request import Usage
 from fulcrum.gateway.openai.stream_event import Event, decoder
 
@@ -20,8 +20,9 @@ _DATA_BYTES: Final = len(b"data: ")
 _ERROR: Final = b'data: {"error"'
 _ABORT: Final = b'"finish_reason":"abort"'
 _USAGE: Final = b'"usage"'
-_END_BYTES: Final = 2048
-"""Bytes at a stream's end in which its finish reason, usage and end mark, or an error, are searched."""
+_END_BYTES: Final = 512
+"""Bytes at the end of a stream's piece in which, and in the event that reaches into them, an error, an aborted choice,
+or usage is searched: only usage and the end mark follow these, about 300 bytes."""
 _SERVER_ERRORS: Final = 500
 _MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
 
@@ -132,17 +133,20 @@ def read_end(chunks: bytes, *, hides_usage: bool, finds_failure: bool) -> EndPie
     `hides_usage`: the client did not ask for it. `finds_failure`: an error event or an aborted choice ends the piece.
     Such an event is the last one before the end mark, so that it is in the last piece when it did not begin one.
     """
-    # Searching all of a large piece would be what costs most of a stream that comes at once.
-    tail = chunks[-_END_BYTES:]
+    # Reading all of a large piece would take most of the time of a stream that comes at once.
+    end = chunks.rfind(EVENT_END, 0, -_END_BYTES)
+    begin = end + len(EVENT_END) if end >= 0 else 0
+    tail = chunks[begin:]
     finds_failure = finds_failure and (_ERROR in tail or _ABORT in tail)
-    if not finds_failure and _USAGE not in chunks:
+    if not finds_failure and _USAGE not in tail:
         return EndPiece(chunks)
     usage: Usage | None = None
     shown: list[bytes] = []
-    hidden = False
-    for event in payload(chunks).split(b"\n\n"):
+    failed = hidden = False
+    for event in payload(tail).split(b"\n\n"):
         if finds_failure and _fails(event):
-            return EndPiece(chunk(b"\n\n".join(shown) + b"\n\n") if shown else b"", usage, failed=True)
+            failed = True
+            break
         read = _read_or_none(event) if _USAGE in event else None
         if read is not None and read.usage is not None:
             usage = read.usage
@@ -150,8 +154,11 @@ def read_end(chunks: bytes, *, hides_usage: bool, finds_failure: bool) -> EndPie
                 hidden = True
                 continue
         shown.append(event)
-    if not hidden:
+    if failed:
+        rest = chunk(b"\n\n".join(shown) + b"\n\n") if shown else b""
+    elif hidden:
+        body = b"\n\n".join(shown)
+        rest = (chunk(body) if body else b"") + (LAST_CHUNK if chunks.endswith(LAST_CHUNK) else b"")
+    else:
         return EndPiece(chunks, usage)
-    rest = b"\n\n".join(shown)
-    end = LAST_CHUNK if chunks.endswith(LAST_CHUNK) else b""
-    return EndPiece((chunk(rest) if rest else b"") + end, usage)
+    return EndPiece(chunks[:begin] + rest, usage, failed=failed)

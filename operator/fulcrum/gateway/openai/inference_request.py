@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from fulcrum.api.names import TTFT_PARAM
 from fulcrum.gateway.openai.media import measure
 
 CHAT_PATH: Final = "/v1/chat/completions"
@@ -21,6 +22,7 @@ _PREFILL_PARAMS: Final = Raw(
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
 )
+_TTFT_PARAM: Final = TTFT_PARAM.encode()
 _ONE: Final = Raw(b"1")
 _FALSE: Final = Raw(b"false")
 _EMPTY: Final = Raw(b"")
@@ -73,12 +75,15 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
         tools = self.fields.get("tools")
         return 0 if tools is None else len(bytes(tools))
 
-    def whole_body(self) -> bytes:
-        """Body of a request in one leg."""
-        return _encoder.encode(self.fields)
+    def whole_body(self, ttft_seconds: float | None = None) -> bytes:
+        """Body of a request in one leg; with `ttft_seconds` the engine restores a prefix within that time."""
+        if ttft_seconds is None:
+            return _encoder.encode(self.fields)
+        params = Raw(b'{"%b":%.3f}' % (_TTFT_PARAM, ttft_seconds))
+        return _encoder.encode({**self.fields, "kv_transfer_params": params})
 
-    def prefill_body(self) -> bytes:
-        """Body of the prefill leg: one token, not streamed, KV kept for a peer."""
+    def prefill_body(self, ttft_seconds: float | None = None) -> bytes:
+        """Body of the prefill leg: one token, not streamed, KV kept for a peer; `ttft_seconds` as in `whole_body`."""
         fields = self.fields.copy()
         fields["max_tokens"] = _ONE
         if "max_completion_tokens" in fields:
@@ -88,7 +93,10 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
         fields.pop("stream_options", None)
         fields.pop("min_tokens", None)
         fields.pop("return_token_ids", None)  # not read in this answer
-        fields["kv_transfer_params"] = _PREFILL_PARAMS
+        params = _PREFILL_PARAMS
+        if ttft_seconds is not None:
+            params = Raw(b'%b,"%b":%.3f}' % (bytes(params)[:-1], _TTFT_PARAM, ttft_seconds))
+        fields["kv_transfer_params"] = params
         return _encoder.encode(fields)
 
     def decode_body(self, kv_transfer_params: Raw | None) -> bytes:

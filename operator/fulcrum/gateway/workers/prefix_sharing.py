@@ -1,7 +1,7 @@
 """Gateways of one cluster tell each other which prompt prefixes they sent to which worker.
 
 Keys of prefixes are hashes under a seed that only holders of the cluster's token can make; no text is in a message.
-All of it may be lost: a gateway that does not answer in time misses what it was told meanwhile.
+All of it can be lost: a gateway that does not answer in time learns what it missed when it is sent again.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class PrefixSharing:
         for pool in self._pools.values():
             if pool in self._sending:
                 self._metrics.prefix_batches["skipped"] += 1
+                self._cluster.affinity.share(others=True)
             else:
                 self._sending[pool] = asyncio.create_task(self._send(pool, body))
 
@@ -109,3 +110,5 @@ class PrefixSharing:
         finally:
             del self._sending[pool]
         self._metrics.prefix_batches[outcome] += 1
+        if outcome != "told":
+            self._cluster.affinity.share(others=bool(self._pools))

@@ -79,7 +79,7 @@ class Prewarmer:
             for prefill, decode in ((worker, other), (other, worker)):
                 canary = Canary(prefill, decode, _MAX_ATTEMPTS, now + _TOTAL_SECONDS)
                 calm = now - self._tried_at.get(canary.pair, -_CALM_SECONDS) >= _CALM_SECONDS
-                if canary.in_use and calm and not self._health.is_failing(canary.pair):
+                if canary.in_use and calm and canary.pair not in self._health.failing:
                     self._add(canary)
 
     def report(self) -> PairsReport:
@@ -214,4 +214,4 @@ class Prewarmer:
             self._publish()
 
     def _publish(self) -> None:
-        self._registry.cluster.set_broken(self._health.by_prefill())
+        self._registry.cluster.set_broken(self._health.failing)

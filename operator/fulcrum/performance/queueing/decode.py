@@ -35,8 +35,7 @@ def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float
     Room (a turn on the link, a place in the batch, KV memory) must be there within `wait_seconds` of the hand-over.
     """
     pool, groups = _pool(demand, stations)
-    inside = tpot_inside(demand, pool, groups, tpot_seconds=tpot_seconds)
-    inside += room_in_time(pool, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds) if inside > 0.0 else 0.0
+    inside = tpot_inside(demand, pool, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds)
     return inside * _pulled(demand, stations, wait_seconds, early=False)
 
 
@@ -46,9 +45,8 @@ def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float, 
     Where room ends before that, a request that is let in can wait for it as long as `wait_seconds`.
     """
     pulled = _pulled(demand, stations, wait_seconds, early=True)
-    demand = replace(demand, rate=demand.rate * pulled)
     return pulled - pulled * blocked(
-        demand.rate,
+        demand.rate * pulled,
         max(demand.osl_tokens, 1.0),
         _groups(demand, stations, Context.of(demand)),
         tpot_seconds=tpot_seconds,
@@ -63,28 +61,19 @@ def decode_wait(demand: Demand, stations: Stations, *, seconds: float = 0.0) -> 
     return pool.waiting * exp(-pool.spare_rate * seconds) if seconds > 0.0 else pool.waiting
 
 
-def room_in_time(pool: Batches, groups: list[BatchGroup], *, tpot_seconds: float, wait_seconds: float) -> float:
-    """Return the share of requests that find room only after a wait, of at most `wait_seconds`, and keep their pace."""
-    # A request that waits starts on a pool that is full.
-    full = max(group.idle + group.per_request * group.room for group in groups)
-    if wait_seconds <= 0.0 or full > tpot_seconds:
-        return 0.0
-    return pool.waiting * (1.0 - exp(-pool.spare_rate * wait_seconds))
-
-
 def pull_seconds(demand: Demand, speed: WorkerSpeed) -> float:
     """Return how long the KV of a mean prompt takes of a decode worker's link; what it has cached is not pulled."""
     return speed.transfer_seconds_per_token * demand.isl_tokens * (1.0 - min(max(demand.prefix_hit, 0.0), 1.0))
 
 
 def _pulled(demand: Demand, stations: Stations, wait_seconds: float, *, early: bool) -> float:
-    """Return the share of prompts whose turn on a link comes within `wait_seconds` of their prefill; 0: not asked.
+    """Return the share of prompts whose turn on a link comes within `wait_seconds` of their prefill.
 
     `early`: what would be late is turned away at arrival. Prefill lets prompts out one by one, however they came.
     """
     workers = sum(count for _, count in stations)
     mean = sum(count * pull_seconds(demand, speed) for speed, count in stations) / max(workers, 1)
-    if mean <= 0.0 or wait_seconds <= 0.0:
+    if mean <= 0.0:
         return 1.0
     let_in = min(1.0, MOST_LOAD * workers / max(demand.rate * mean, 1e-9)) if early else 1.0
     service = Service(constant=0.0, own=mean, cv2=max(demand.isl_cv2, 0.0), most_sharing=1.0, held_up=1.0)
@@ -101,21 +90,32 @@ def _pool(demand: Demand, stations: Stations) -> tuple[Batches, list[BatchGroup]
 
 
 def _groups(demand: Demand, stations: Stations, context: Context) -> list[BatchGroup]:
-    """Return the pools, without the KV memory of what is on its way to them (Little: rate times time)."""
+    """Return the pools, without the KV memory of what is on its way to them (Little: rate times time).
+
+    Memory that holds a request holds it on its way as it does afterwards.
+    """
     each = demand.rate / max(sum(count for _, count in stations), 1)
     groups = []
     for speed, workers in stations:
         if workers > 0:
-            coming = min(each * pull_seconds(demand, speed), 1.0) * context.prompt
-            room = replace(speed, kv_capacity_tokens=max(int(speed.kv_capacity_tokens - coming), 0))
-            groups.append(batch_group(room, workers, context))
+            group = batch_group(speed, workers, context)
+            coming = min(each * pull_seconds(demand, speed), 1.0) * context.prompt / max(context.mean, 1.0)
+            room = max(group.room - coming, min(group.room, 1.0))
+            taken = (group.room - room) * context.mean
+            groups.append(replace(group, room=room, kv_tokens=group.kv_tokens - taken))
     return groups
 
 
 def tpot_inside(
-    demand: Demand, pool: Batches, groups: list[BatchGroup], *, tpot_seconds: float, jitter: float = 0.0
+    demand: Demand,
+    pool: Batches,
+    groups: list[BatchGroup],
+    *,
+    tpot_seconds: float,
+    wait_seconds: float,
+    jitter: float = 0.0,
 ) -> float:
-    """Return the share of requests that find room and average at most `tpot_seconds` per token.
+    """Return the share of requests that find room within `wait_seconds` and average at most `tpot_seconds` per token.
 
     A request averages over its own residence, in which the number of others moves: around its mean as an
     Ornstein-Uhlenbeck process that forgets at the rate (1 - elasticity) / residence, which leaves
@@ -125,10 +125,15 @@ def tpot_inside(
     """
     if pool.waiting >= 1.0:
         return 0.0
+    # A request that waits starts on a pool that is full.
+    full = max(group.idle + group.per_request * group.room for group in groups)
+    steps = np.append(pool.steps, full)
+    found = 1.0 - exp(-pool.spare_rate * wait_seconds) if wait_seconds > 0.0 else 0.0
+    shares = np.append(pool.shares, pool.waiting * found)
     sigma = log_spread(demand.osl_cv2)
     single = _of_one_token(demand.osl_tokens, sigma)
     if tpot_seconds < min(group.idle for group in groups):
-        return single * (1.0 - pool.waiting)
+        return single * float(shares.sum())
     relative = np.exp(sigma * _CLASSES - sigma * sigma / 2)
     kept = np.sqrt(_averaged((1.0 - pool.elasticity) * relative))
     mean = float(pool.shares @ pool.steps) / (1.0 - pool.waiting)
@@ -139,15 +144,15 @@ def tpot_inside(
     per_context = max(group.per_context for group in groups)
     others = per_context * per_context * Context.of(demand).variance * max(held / workers, 1.0)
     spread = others * _averaged(relative)
-    distance = threshold[:, None] - pool.steps
+    distance = threshold[:, None] - steps
     # States that are too slow: a fixed width, or heavier demand would get more of them inside by chance.
     steady = _WIDTH * tpot_seconds
     # Long contexts make steps long, so that more requests gather: two relaxations in a row, shared by the pool.
     e = pool.elasticity
     gathered = 1.0 + (2.0 * e / (2.0 - e) + e * e / ((1.0 - e) * (2.0 - e))) / workers
     moved = np.sqrt(spread * gathered + jitter / np.maximum(relative * demand.osl_tokens, 1.0))[:, None] + 1e-9
-    inside = normal(distance / np.where(distance < 0.0, steady, moved)) @ pool.shares
-    return min(max((1.0 - single) * float(_CLASS_WEIGHTS @ inside) + single * (1.0 - pool.waiting), 0.0), 1.0)
+    inside = normal(distance / np.where(distance < 0.0, steady, moved)) @ shares
+    return min(max((1.0 - single) * float(_CLASS_WEIGHTS @ inside) + single * float(shares.sum()), 0.0), 1.0)
 
 
 def _of_one_token(osl_tokens: float, sigma: float) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing.batch import Batches, Context, batch_group, batches, blocked
-from fulcrum.performance.queueing.decode import room_in_time, tpot_inside
+from fulcrum.performance.queueing.decode import tpot_inside
 from fulcrum.performance.queueing.lengths import length_points
 from fulcrum.performance.queueing.prefill import PrefillGroup, PromptTime, Stations, groups_attainment, prompt_time
 
@@ -82,8 +82,7 @@ def mixed_attainment(
         demand.rate * pool.share / pool.workers * state.step * pool.square / (1.0 - pool.busy) ** 2 for pool in pools
     )
     jitter = _jitter(state, jitter=jitter * (0.5 + 2.5 / workers**2), tokens=max(demand.osl_tokens, 1.0))
-    tpot = tpot_inside(demand, state, groups, tpot_seconds=tpot_seconds, jitter=jitter)
-    tpot += room_in_time(state, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds) if tpot > 0.0 else 0.0
+    tpot = tpot_inside(demand, state, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds, jitter=jitter)
     each = demand.rate * tokens * state.step / workers
     ttft = 0.0
     for pool in pools:
