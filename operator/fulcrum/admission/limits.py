@@ -109,7 +109,7 @@ def _until(found: Route, total: float, own: float, allowed: float) -> float:
     if allowed <= own or total <= own or not others:
         return _until_idle(found)
     aim = ROUTING.early * (allowed - own)  # other requests come back then, too
-    coming = min(worker.join_rate * there.life_seconds / others, 1.0) * (total - own)
+    coming = min((worker.join_rate * there.life_seconds + worker.foreign_running) / others, 1.0) * (total - own)
     if aim <= coming:
         return _until_idle(found)
     return min(there.life_seconds * log((total - own - coming) / (aim - coming)), _until_idle(found))

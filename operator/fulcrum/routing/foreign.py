@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 def take_report(
     worker: WorkerView, load: LoadReport, now_seconds: float, mean_prompt_tokens: float, tpot_seconds: float
 ) -> None:
-    """Set what the report has beyond what was started here, if it says how much runs and waits."""
+    """Set what the report has beyond what was started here, as far as it says how much runs, waits and was computed."""
+    if load.work is not None and load.work.computed_tokens is not None:
+        seconds_per_token = worker.work_seconds(mean_prompt_tokens, 0.0) / max(mean_prompt_tokens, 1.0)
+        worker.set_computed(now_seconds, load.work.computed_tokens, seconds_per_token)
     if load.running is None or load.waiting is None:
         return
     beyond = max(load.running + load.waiting - worker.in_flight, 0)

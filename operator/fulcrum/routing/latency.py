@@ -60,7 +60,9 @@ def hand_over(
 
     mean = others
     if output_tokens > 1:
-        mean = _mean_batch(worker, now_seconds, others, life, output_tokens * step)
+        # What other gateways have here stays as it is: they go on as they do.
+        own_others = max(others - worker.foreign_running, 0.0)
+        mean = others - own_others + _mean_batch(worker, now_seconds, own_others, life, output_tokens * step)
     each = others_context / others if others > 0 else prompt_tokens
     tpot = own + c * output_tokens / 2 + mean * (b + c * each)
     if worker.legs or worker.foreign_seconds or worker.prefill_rate:
@@ -88,7 +90,7 @@ def _still_running(worker: WorkerView, now_seconds: float, delay_seconds: float)
 
 
 def _mean_batch(worker: WorkerView, now_seconds: float, others: float, life: float, own_life: float) -> float:
-    """Others in the batch over a request's own life: they fade out while new ones come in (Little: rate * stay)."""
+    """Own others in the batch over a request's own life: they fade out while new ones come in (Little: rate * stay)."""
     faded = life / own_life * (1 - exp(-own_life / life))
     rate = worker.join_rate
     if rate and now_seconds > worker.joined_at:

@@ -49,6 +49,10 @@ class PrefillQueue:
         self.prefill_rate = 0.0
         """Share of its time that prompts took, at `used_at`."""
         self.used_at = 0.0
+        self.answered_tokens = 0.0
+        """What own prompts had computed that were answered since its last report."""
+        self.computed_tokens: int | None = None
+        """What it had computed of all prompts by its last report; None: unknown."""
         self.set_speed(None)
 
     def set_speed(self, speed: WorkerSpeed | None) -> None:
@@ -103,8 +107,8 @@ class PrefillQueue:
         return [leg for leg in in_order if self.ranks[leg.qos] > rank and leg not in self.step_legs]
 
     def prefill_share(self, now_seconds: float) -> float:
-        """Share of its time that its prompts took in the last seconds."""
-        return self.prefill_rate * exp(-max(now_seconds - self.used_at, 0.0) / TUNING.memory_seconds)
+        """Share of its time that prompts took in the last seconds, whichever gateway sent them."""
+        return max(self.prefill_rate, 0.0) * exp(-max(now_seconds - self.used_at, 0.0) / TUNING.memory_seconds)
 
     def lower_seconds(self, rank: int) -> float:
         """Prefill of legs of lower ranks."""
@@ -171,8 +175,7 @@ class PrefillQueue:
         self.rank_seconds[self.ranks[flight.qos]] += flight.work_seconds
         self.queued_tokens += flight.prompt_tokens
         self.new_tokens += flight.new_tokens
-        self.prefill_rate = self.prefill_share(now_seconds) + flight.work_seconds / TUNING.memory_seconds
-        self.used_at = now_seconds
+        self._takes(flight.work_seconds, now_seconds)
 
     def unqueue(self, flight: Flight, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
@@ -183,6 +186,7 @@ class PrefillQueue:
         self.queued_tokens -= flight.prompt_tokens
         self.new_tokens -= flight.new_tokens
         if done:
+            self.answered_tokens += flight.new_tokens
             # What was neither spent on this leg nor waited for belonged to a foreign one.
             spare = now_seconds - self.anchor - self.prefill_a - flight.work_seconds
             self.foreign_seconds = max(self.foreign_seconds - max(spare, 0.0), 0.0)
@@ -190,6 +194,18 @@ class PrefillQueue:
         if not self.legs:
             self.own_seconds = self.queued_tokens = self.new_tokens = 0.0
             self.rank_seconds = [0.0] * len(self.rank_seconds)
+
+    def set_computed(self, now_seconds: float, computed_tokens: int, seconds_per_token: float) -> None:
+        """So many prompt tokens it has computed in all: those that were not sent from here took their time, too."""
+        if self.computed_tokens is not None and computed_tokens >= self.computed_tokens:
+            foreign_tokens = computed_tokens - self.computed_tokens - self.answered_tokens
+            self._takes(foreign_tokens * seconds_per_token, now_seconds)
+        self.computed_tokens, self.answered_tokens = computed_tokens, 0.0
+
+    def _takes(self, seconds: float, now_seconds: float) -> None:
+        """Prompts take so much of its time; less than none where those from here took less than was expected."""
+        rate = self.prefill_rate * exp(-max(now_seconds - self.used_at, 0.0) / TUNING.memory_seconds)
+        self.prefill_rate, self.used_at = rate + seconds / TUNING.memory_seconds, now_seconds
 
     def set_foreign_prefill(self, now_seconds: float, seconds: float) -> None:
         """So much prefill was not started here, by the worker's own report."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.known_models import known_model
@@ -59,6 +60,18 @@ def test_a_prompt_that_waits_for_memory_is_not_lost() -> None:
     assert lost < 0.9
     assert mixed_attainment(demand, stations, **times, wait_seconds=1.7).joint > lost + 0.5 * (1 - lost)
     assert mixed_admitted(demand, stations, **times, wait_seconds=1.7) > mixed_admitted(demand, stations, **times)
+
+
+def test_each_kind_of_worker_keeps_its_own_pace() -> None:
+    """Steps that are too long on most workers are not made good by short ones on another kind."""
+    k = SPEED.coefficients
+    slow = replace(SPEED, coefficients=structs.replace(k, decode_a=2 * TPOT_SECONDS))
+    demand = Demand(rate=4.0, isl_tokens=1000.0, osl_tokens=100.0)
+    times = {"ttft_seconds": TTFT_SECONDS, "tpot_seconds": TPOT_SECONDS}
+    both = mixed_attainment(demand, [(SPEED, 4), (slow, 4)], **times)
+    assert both.ttft > 0.95
+    assert 0.4 < both.tpot < 0.6
+    assert both.joint == pytest.approx(both.tpot, abs=0.05)
 
 
 def test_in_overload_as_many_are_let_in_as_keep_the_promise() -> None:

@@ -27,11 +27,8 @@ class MixedAttainment:
 
     ttft: float
     tpot: float
-
-    @property
-    def joint(self) -> float:
-        """Both hold; taken as independent."""
-        return self.ttft * self.tpot
+    joint: float
+    """Both hold; taken as independent of each other on each kind of worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,45 +66,54 @@ def mixed_attainment(
     between each worker for itself and one queue for all.
     """
     pools = _shared(demand, stations)
-    if not pools or any(pool.busy >= 1.0 for pool in pools):
-        return MixedAttainment(ttft=0.0, tpot=0.0)
-    context = Context.of(demand)
-    groups = [batch_group(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy)) for pool in pools]
-    tokens = max(demand.osl_tokens - 1.0, _LEAST_TOKENS)
-    state = batches(demand.rate, tokens, groups, context, dispersion=demand.dispersion)
-    if state.waiting >= 1.0:
-        return MixedAttainment(ttft=0.0, tpot=0.0)
-    workers = sum(pool.workers for pool in pools)
-    jitter = max(
-        demand.rate * pool.share / pool.workers * state.step * pool.square / (1.0 - pool.busy) ** 2 for pool in pools
-    )
-    jitter = _jitter(state, jitter=jitter * (0.5 + 2.5 / workers**2), tokens=max(demand.osl_tokens, 1.0))
-    tpot = tpot_inside(demand, state, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds, jitter=jitter)
-    each = demand.rate * tokens * state.step / workers
-    ttft = 0.0
-    for pool in pools:
-        k = pool.speed.coefficients
-        step = state.step * (1.0 - pool.busy) * min(each, 1.0)
-        group = PrefillGroup(
-            time=replace(
-                pool.time,
-                constant=max(step + max(k.prefill_a - k.decode_a, 0.0), k.prefill_a),
-            ),
-            workers=1,
-            most_sharing=pool.speed.max_batch,
-            transfer_base=extra_seconds + step / 2,
-            transfer_per_token=0.0,
-        )
-        part = pool.share / pool.workers
+    ttft = tpot = joint = 0.0
+    for pool in pools if all(pool.busy < 1.0 for pool in pools) else ():
         # What is drawn from a stream by chance comes less in bursts than the whole.
-        alone = replace(demand, rate=demand.rate * part, dispersion=1.0 + (demand.dispersion - 1.0) * part)
-        inside = groups_attainment(alone, [group], seconds=ttft_seconds)
-        if pool.workers > 1:
-            together = replace(demand, rate=demand.rate * pool.share)
-            inside += groups_attainment(together, [replace(group, workers=pool.workers)], seconds=ttft_seconds)
-            inside /= 2
-        ttft += pool.share * inside
-    return MixedAttainment(ttft=min(ttft, 1.0), tpot=tpot)
+        own = _part_of(demand, pool.share)
+        in_pace = _in_pace(own, pool, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds)
+        if in_pace is None:
+            return MixedAttainment(ttft=0.0, tpot=0.0, joint=0.0)
+        step, inside = in_pace
+        in_time = _in_time(own, pool, step, ttft_seconds=ttft_seconds, extra_seconds=extra_seconds)
+        ttft += pool.share * in_time
+        tpot += pool.share * inside
+        joint += pool.share * in_time * inside
+    return MixedAttainment(ttft=min(ttft, 1.0), tpot=min(tpot, 1.0), joint=min(joint, 1.0))
+
+
+def _in_pace(own: Demand, pool: _Shared, *, tpot_seconds: float, wait_seconds: float) -> tuple[float, float] | None:
+    """Return the mean step (s) of a pool and the share of its requests inside their TPOT; None: it cannot keep up."""
+    context, tokens = Context.of(own), max(own.osl_tokens - 1.0, _LEAST_TOKENS)
+    groups = [batch_group(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy))]
+    state = batches(own.rate, tokens, groups, context, dispersion=own.dispersion)
+    if state.waiting >= 1.0:
+        return None
+    jitter = own.rate / pool.workers * state.step * pool.square / (1.0 - pool.busy) ** 2
+    jitter = _jitter(state, jitter=jitter * (0.5 + 2.5 / pool.workers**2), tokens=max(own.osl_tokens, 1.0))
+    inside = tpot_inside(own, state, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds, jitter=jitter)
+    return state.step, inside
+
+
+def _in_time(own: Demand, pool: _Shared, step_seconds: float, *, ttft_seconds: float, extra_seconds: float) -> float:
+    """Return the share of a pool's requests inside their TTFT."""
+    k, workers = pool.speed.coefficients, pool.workers
+    each = own.rate * max(own.osl_tokens - 1.0, _LEAST_TOKENS) * step_seconds / workers
+    step = step_seconds * (1.0 - pool.busy) * min(each, 1.0)
+    group = PrefillGroup(
+        time=replace(pool.time, constant=max(step + max(k.prefill_a - k.decode_a, 0.0), k.prefill_a)),
+        workers=1,
+        most_sharing=pool.speed.max_batch,
+        transfer_base=extra_seconds + step_seconds / 2,
+        transfer_per_token=0.0,
+    )
+    alone = groups_attainment(_part_of(own, 1.0 / workers), [group], seconds=ttft_seconds)
+    if workers == 1:
+        return alone
+    return (alone + groups_attainment(own, [replace(group, workers=workers)], seconds=ttft_seconds)) / 2
+
+
+def _part_of(demand: Demand, part: float) -> Demand:
+    return replace(demand, rate=demand.rate * part, dispersion=1.0 + (demand.dispersion - 1.0) * part)
 
 
 def mixed_admitted(

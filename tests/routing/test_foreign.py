@@ -1,0 +1,84 @@
+"""Several gateways on the same workers: each predicts with what the others send, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.routing.cluster import SPEED, ask, cluster, find, send
+
+from fulcrum.api.names import Role
+from fulcrum.api.worker import LoadReport, WorkCounters
+from fulcrum.routing import ClusterView
+
+
+def report(computed_tokens: int | None, *, running: int = 0) -> LoadReport:
+    work = WorkCounters(
+        prompts=0,
+        prompt_tokens=0,
+        cached_tokens=0,
+        prefill_seconds=0.0,
+        decode_tokens=0,
+        decode_seconds=0.0,
+        computed_tokens=computed_tokens,
+    )
+    return LoadReport(role=Role.MIXED, role_epoch=1, ready=True, draining=False, running=running, waiting=0, work=work)
+
+
+def busy(gateways: int, *, seconds: int = 40) -> ClusterView:
+    """One mixed worker that prefills 5 prompts of 1,000 tokens a second, half of its time, as one gateway sees it."""
+    view = cluster(0, 0, 1)
+    for second in range(seconds):
+        for number in range(5):
+            if number % gateways == 0:
+                now = second + number / 5
+                flight = send(view, ask(output_tokens=2), now)
+                view.prefill_done(flight, now + 0.1)
+                view.finish(flight, now + 0.15)
+        view.report("m0", report(5000 * (second + 1)), second + 0.99)
+    return view
+
+
+@pytest.mark.parametrize("gateways", [1, 5])
+def test_prompts_of_all_gateways_take_the_time_of_a_worker(gateways: int) -> None:
+    view = busy(gateways)
+    assert view.workers["m0"].prefill_share(40.0) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_request_is_told_of_the_prompts_that_others_send() -> None:
+    """Steps take twice as long where half of the time goes into prompts, whoever sent them."""
+    alone, shared = (find(busy(gateways), ask(), 40.0).tpot_seconds for gateways in (1, 5))
+    assert shared == pytest.approx(alone, rel=0.1)
+    assert shared > 1.8 * find(cluster(0, 0, 1)).tpot_seconds
+
+
+def test_an_engine_that_starts_anew_or_does_not_say_what_it_computed_tells_nothing() -> None:
+    view = busy(5, seconds=1)
+    before = view.workers["m0"].prefill_share(1.0)
+    view.report("m0", report(None), 1.0)
+    view.report("m0", report(10), 1.0)
+    assert view.workers["m0"].prefill_share(1.0) == before
+
+
+def test_prompts_that_were_cached_after_all_took_no_time() -> None:
+    """What a gateway expected of its own prompts is put right by what the engine computed."""
+    view = cluster(0, 0, 1)
+    view.report("m0", report(0), 0.0)
+    flight = send(view, ask(), 0.0)
+    view.prefill_done(flight, 0.1)
+    view.report("m0", report(100), 0.5)
+    assert view.workers["m0"].prefill_share(0.5) == pytest.approx(0.001, abs=0.0005)
+    view.report("m0", report(100), 0.6)
+    assert view.workers["m0"].prefill_share(0.6) >= 0.0
+
+
+def test_what_others_decode_does_not_fade() -> None:
+    """As answers of theirs end others begin; own ones are known to begin or not."""
+    speeds = replace(SPEED, kv_capacity_tokens=0)
+    found = []
+    for running in (0, 40):
+        view = cluster(1, 1)
+        view.set_speed("pool", speeds)
+        view.report("d0", report(None, running=running), 0.0)
+        found.append(find(view, ask(output_tokens=2000), 0.0).tpot_seconds)
+    assert found[1] - found[0] == pytest.approx(40 * SPEED.coefficients.decode_b, rel=0.01)
