@@ -53,7 +53,7 @@ FITTED = (
     "performance/queueing/batch.py normal: 0.070566",
     "performance/queueing/batch.py normal: 1.5976",
     "performance/queueing/decode.py _of_one_token: 1.5",
-    "performance/queueing/mixed.py mixed_attainment: 2.5",
+    "performance/queueing/mixed.py _in_pace: 2.5",
     "performance/queueing/prefill.py _SHORTEST_FIRST",
     "performance/queueing/prefill.py _held_up: 0.3",
     "performance/queueing/prefill.py _held_up: 1.5",

@@ -94,7 +94,7 @@ def _mean_batch(worker: WorkerView, now_seconds: float, others: float, life: flo
     faded = life / own_life * (1 - exp(-own_life / life))
     rate = worker.join_rate
     if rate and now_seconds > worker.joined_at:
-        rate *= exp((worker.joined_at - now_seconds) / TUNING.memory_seconds)
+        rate *= exp((worker.joined_at - now_seconds) / worker.memory_seconds)
     return others * faded + rate * life * (1 - faded)
 
 

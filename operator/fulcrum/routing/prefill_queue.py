@@ -46,6 +46,8 @@ class PrefillQueue:
         self.step_work_seconds, self.step_tokens = -1.0, 0.0
         """Own prefill in the step that began at `anchor`; below 0: to be worked out."""
         self.step_legs: set[Flight] = set()
+        self.memory_seconds = TUNING.memory_seconds
+        """Memory of the rates at which work comes to it."""
         self.prefill_rate = 0.0
         """Share of its time that prompts took, at `used_at`."""
         self.used_at = 0.0
@@ -108,7 +110,7 @@ class PrefillQueue:
 
     def prefill_share(self, now_seconds: float) -> float:
         """Share of its time that prompts took in the last seconds, whichever gateway sent them."""
-        return max(self.prefill_rate, 0.0) * exp(-max(now_seconds - self.used_at, 0.0) / TUNING.memory_seconds)
+        return max(self.prefill_rate, 0.0) * exp(-max(now_seconds - self.used_at, 0.0) / self.memory_seconds)
 
     def lower_seconds(self, rank: int) -> float:
         """Prefill of legs of lower ranks."""
@@ -204,8 +206,8 @@ class PrefillQueue:
 
     def _takes(self, seconds: float, now_seconds: float) -> None:
         """Prompts take so much of its time; less than none where those from here took less than was expected."""
-        rate = self.prefill_rate * exp(-max(now_seconds - self.used_at, 0.0) / TUNING.memory_seconds)
-        self.prefill_rate, self.used_at = rate + seconds / TUNING.memory_seconds, now_seconds
+        rate = self.prefill_rate * exp(-max(now_seconds - self.used_at, 0.0) / self.memory_seconds)
+        self.prefill_rate, self.used_at = rate + seconds / self.memory_seconds, now_seconds
 
     def set_foreign_prefill(self, now_seconds: float, seconds: float) -> None:
         """So much prefill was not started here, by the worker's own report."""

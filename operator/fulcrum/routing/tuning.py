@@ -38,7 +38,7 @@ class RoutingTuning:
 
     # What is on a worker.
     memory_seconds: float = 10.0
-    """Memory of a worker, a few answers long: rates at which work joins it, its reports, and that it was slow."""
+    """Memory of a worker: of reports, that it was slow, and of the rates of its work unless answers take longer."""
     least_left: float = 0.5
     """Share of the expected output that is left of a running request at least: the long ones still run."""
     mean_rate: float = 0.01

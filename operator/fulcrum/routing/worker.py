@@ -199,7 +199,10 @@ class WorkerView(PrefillQueue):
         self.joined_steps += self.steps
         flight.joined_steps = self.steps
         self._set_keys()
-        gone, memory = now_seconds - self.joined_at, TUNING.memory_seconds
+        # Longer than an answer takes: what comes to it meanwhile makes its pace, and it may be a few requests.
+        gone = now_seconds - self.joined_at
+        life_seconds = self.expected_tokens / self.running * self.step_seconds()
+        self.memory_seconds = memory = max(TUNING.memory_seconds, life_seconds)
         self.join_rate = self.join_rate * exp(-max(gone, 0.0) / memory) + 1 / memory
         self.joined_at = now_seconds
 
