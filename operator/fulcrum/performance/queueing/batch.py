@@ -215,8 +215,8 @@ def blocked(
     even = np.abs(growth) < _EVEN
     cells = np.where(even, (mass[1:] + mass[:-1]) / 2, np.diff(mass) / np.where(even, 1.0, growth))
     inside, last, overflow = float(cells.sum()) * width, float(mass[-1]), 0.0
-    if roomy and wait_seconds > 0.0 and rate > 0.0:
-        full = rate * tokens * knots[-1] / room
+    full = rate * tokens * knots[-1] / room
+    if roomy and wait_seconds > 0.0 and full > 0.0:
         queue = wait_seconds * rate / full
         exponent = min(queue * log(full) / wider, _STEEPEST)
         inside += last * queue * (expm1(exponent) / exponent if abs(exponent) > _EVEN else 1.0)

@@ -103,7 +103,7 @@ def _in_time(own: Demand, pool: _Shared, step_seconds: float, *, ttft_seconds: f
         time=replace(pool.time, constant=max(step + max(k.prefill_a - k.decode_a, 0.0), k.prefill_a)),
         workers=1,
         most_sharing=pool.speed.max_batch,
-        transfer_base=extra_seconds + step_seconds / 2,
+        transfer_base=extra_seconds + step / 2,
         transfer_per_token=0.0,
     )
     alone = groups_attainment(_part_of(own, 1.0 / workers), [group], seconds=ttft_seconds)
