@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fulcrum.api.names import Role
-from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.routing import AffinityMemory, ClusterView, Flight, Incoming, Route, route, token_ends
 
@@ -68,3 +70,7 @@ def send(
     if decoding:
         view.prefill_done(flight, now_seconds)
     return flight
+
+
+def report(**known: Any) -> LoadReport:
+    return LoadReport(role=Role.MIXED, role_epoch=0, ready=True, draining=False, **known)

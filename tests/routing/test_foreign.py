@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.routing.cluster import SPEED, ask, cluster, find, send
+from tests.routing.cluster import SPEED, ask, cluster, find, report, send
 
-from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, WorkCounters
 from fulcrum.routing import ClusterView
 
 
-def report(computed_tokens: int | None, *, running: int = 0) -> LoadReport:
+def computed(tokens: int | None) -> LoadReport:
     work = WorkCounters(
         prompts=0,
         prompt_tokens=0,
@@ -20,9 +19,9 @@ def report(computed_tokens: int | None, *, running: int = 0) -> LoadReport:
         prefill_seconds=0.0,
         decode_tokens=0,
         decode_seconds=0.0,
-        computed_tokens=computed_tokens,
+        computed_tokens=tokens,
     )
-    return LoadReport(role=Role.MIXED, role_epoch=1, ready=True, draining=False, running=running, waiting=0, work=work)
+    return report(work=work)
 
 
 def busy(gateways: int, *, seconds: int = 40) -> ClusterView:
@@ -35,7 +34,7 @@ def busy(gateways: int, *, seconds: int = 40) -> ClusterView:
                 flight = send(view, ask(output_tokens=2), now)
                 view.prefill_done(flight, now + 0.1)
                 view.finish(flight, now + 0.15)
-        view.report("m0", report(5000 * (second + 1)), second + 0.99)
+        view.report("m0", computed(5000 * (second + 1)), second + 0.99)
     return view
 
 
@@ -55,20 +54,20 @@ def test_a_request_is_told_of_the_prompts_that_others_send() -> None:
 def test_an_engine_that_starts_anew_or_does_not_say_what_it_computed_tells_nothing() -> None:
     view = busy(5, seconds=1)
     before = view.workers["m0"].prefill_share(1.0)
-    view.report("m0", report(None), 1.0)
-    view.report("m0", report(10), 1.0)
+    view.report("m0", computed(None), 1.0)
+    view.report("m0", computed(10), 1.0)
     assert view.workers["m0"].prefill_share(1.0) == before
 
 
 def test_prompts_that_were_cached_after_all_took_no_time() -> None:
     """What a gateway expected of its own prompts is put right by what the engine computed."""
     view = cluster(0, 0, 1)
-    view.report("m0", report(0), 0.0)
+    view.report("m0", computed(0), 0.0)
     flight = send(view, ask(), 0.0)
     view.prefill_done(flight, 0.1)
-    view.report("m0", report(100), 0.5)
+    view.report("m0", computed(100), 0.5)
     assert view.workers["m0"].prefill_share(0.5) == pytest.approx(0.001, abs=0.0005)
-    view.report("m0", report(100), 0.6)
+    view.report("m0", computed(100), 0.6)
     assert view.workers["m0"].prefill_share(0.6) >= 0.0
 
 
@@ -79,6 +78,6 @@ def test_what_others_decode_does_not_fade() -> None:
     for running in (0, 40):
         view = cluster(1, 1)
         view.set_speed("pool", speeds)
-        view.report("d0", report(None, running=running), 0.0)
+        view.report("d0", report(running=running, waiting=0), 0.0)
         found.append(find(view, ask(output_tokens=2000), 0.0).tpot_seconds)
     assert found[1] - found[0] == pytest.approx(40 * SPEED.coefficients.decode_b, rel=0.01)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.routing.cluster import SPEED, ask, cluster, find, send
+from tests.routing.cluster import SPEED, ask, cluster, find, report, send
 
 from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport
 from fulcrum.routing import AffinityMemory, ClusterView, Flight, HandOver
 from fulcrum.routing.flight import DECODING, PREFILLING
 from fulcrum.routing.latency import hand_over
@@ -94,10 +93,6 @@ def test_the_tightest_promise_of_a_worker() -> None:
     assert worker.tight_tpot_seconds == 0.03
     view.finish(tight, 0.0)
     assert worker.tight_tpot_seconds == float("inf")
-
-
-def report(**known: float) -> LoadReport:
-    return LoadReport(role=Role.MIXED, role_epoch=0, ready=True, draining=False, **known)  # type: ignore[arg-type]
 
 
 def test_reports_add_what_other_gateways_started() -> None:

@@ -52,9 +52,9 @@ class PrefillQueue:
         """Share of its time that prompts took, at `used_at`."""
         self.used_at = 0.0
         self.answered_tokens = 0.0
-        """What own prompts had computed that were answered since its last report."""
+        """Tokens that were to be computed of the own prompts that were answered since its last report."""
         self.computed_tokens: int | None = None
-        """What it had computed of all prompts by its last report; None: unknown."""
+        """Tokens of all prompts that its engine had computed by its last report; None: unknown."""
         self.set_speed(None)
 
     def set_speed(self, speed: WorkerSpeed | None) -> None:
@@ -110,7 +110,7 @@ class PrefillQueue:
 
     def prefill_share(self, now_seconds: float) -> float:
         """Share of its time that prompts took in the last seconds, whichever gateway sent them."""
-        return max(self.prefill_rate, 0.0) * exp(-max(now_seconds - self.used_at, 0.0) / self.memory_seconds)
+        return max(self._faded_rate(now_seconds), 0.0)
 
     def lower_seconds(self, rank: int) -> float:
         """Prefill of legs of lower ranks."""
@@ -198,16 +198,19 @@ class PrefillQueue:
             self.rank_seconds = [0.0] * len(self.rank_seconds)
 
     def set_computed(self, now_seconds: float, computed_tokens: int, seconds_per_token: float) -> None:
-        """So many prompt tokens it has computed in all: those that were not sent from here took their time, too."""
+        """Its engine has computed so many prompt tokens since its start: those of other gateways take its time, too."""
         if self.computed_tokens is not None and computed_tokens >= self.computed_tokens:
             foreign_tokens = computed_tokens - self.computed_tokens - self.answered_tokens
             self._takes(foreign_tokens * seconds_per_token, now_seconds)
         self.computed_tokens, self.answered_tokens = computed_tokens, 0.0
 
     def _takes(self, seconds: float, now_seconds: float) -> None:
-        """Prompts take so much of its time; less than none where those from here took less than was expected."""
-        rate = self.prefill_rate * exp(-max(now_seconds - self.used_at, 0.0) / self.memory_seconds)
-        self.prefill_rate, self.used_at = rate + seconds / self.memory_seconds, now_seconds
+        """Prompts take so much of its time; below 0 where own ones took less than was expected of them."""
+        self.prefill_rate = self._faded_rate(now_seconds) + seconds / self.memory_seconds
+        self.used_at = now_seconds
+
+    def _faded_rate(self, now_seconds: float) -> float:
+        return self.prefill_rate * exp(-max(now_seconds - self.used_at, 0.0) / self.memory_seconds)
 
     def set_foreign_prefill(self, now_seconds: float, seconds: float) -> None:
         """So much prefill was not started here, by the worker's own report."""

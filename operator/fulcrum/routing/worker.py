@@ -199,7 +199,7 @@ class WorkerView(PrefillQueue):
         self.joined_steps += self.steps
         flight.joined_steps = self.steps
         self._set_keys()
-        # Longer than an answer takes: what comes to it meanwhile makes its pace, and it may be a few requests.
+        # At least as long as an answer takes: what comes meanwhile sets its pace, and 10 s may hold one long prompt.
         gone = now_seconds - self.joined_at
         life_seconds = self.expected_tokens / self.running * self.step_seconds()
         self.memory_seconds = memory = max(TUNING.memory_seconds, life_seconds)

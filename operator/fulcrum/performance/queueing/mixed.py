@@ -68,7 +68,6 @@ def mixed_attainment(
     pools = _shared(demand, stations)
     ttft = tpot = joint = 0.0
     for pool in pools if all(pool.busy < 1.0 for pool in pools) else ():
-        # What is drawn from a stream by chance comes less in bursts than the whole.
         own = _part_of(demand, pool.share)
         in_pace = _in_pace(own, pool, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds)
         if in_pace is None:
@@ -113,6 +112,7 @@ def _in_time(own: Demand, pool: _Shared, step_seconds: float, *, ttft_seconds: f
 
 
 def _part_of(demand: Demand, part: float) -> Demand:
+    """Return what is drawn from a stream by chance: it comes less in bursts than the whole."""
     return replace(demand, rate=demand.rate * part, dispersion=1.0 + (demand.dispersion - 1.0) * part)
 
 
