@@ -181,7 +181,7 @@ def test_a_rejection_says_in_numbers_what_was_predicted() -> None:
     parts = found.wait_seconds + found.hand_over.slot_seconds, found.own_seconds
     assert outcome.numbers == (
         f"predicted TTFT {found.ttft_seconds:.2g} s (queue {parts[0]:.2g}, prefill {parts[1]:.2g}, "
-        f"hand-over {found.ttft_seconds - sum(parts):.2g}) against 1 s promised"
+        f"hand-over {found.ttft_seconds - parts[0] - parts[1]:.2g}) against 1 s promised"
     )
     admission, view = make()
     fill(view, 45, admission.incoming(prompt_tokens=1, max_tokens=1000), decoding=True)

@@ -23,10 +23,11 @@ def hand_over(
     output_tokens: float,
     *,
     work_seconds: float = 0.0,
+    prefilled_seconds: float = 0.0,
 ) -> HandOver:
     """Predict `worker` at `now + delay`, with a request of these lengths added.
 
-    Its own prefill takes `work_seconds` of this worker.
+    Its own prefill takes `work_seconds` of this worker and is over after `prefilled_seconds`.
     """
     b, c = worker.decode_b, worker.decode_c
     own = worker.decode_a + b + c * prompt_tokens
@@ -39,9 +40,9 @@ def hand_over(
     growth = still * left
     if worker.pending:
         step = own + b * (others + worker.pending) + c * (others_context + worker.pending_context)
-        # They come one after the other: of short answers, those that came two lives before have ended.
-        life = step * worker.pending_output / worker.pending
-        coming = min(2 * life / delay_seconds, 1.0) if delay_seconds > 0 else 1.0
+        # They come one after the other until its own prefill is over: of short answers some have ended by then.
+        life, span = step * worker.pending_output / worker.pending, max(delay_seconds, prefilled_seconds)
+        coming = min(life / span, 1.0) if span > 0 else 1.0
         pending = coming * worker.pending
         others += pending
         others_context += coming * worker.pending_context

@@ -77,7 +77,7 @@ class Search:
         worker = prefill.prefill
         transfer = worker.transfer_base + worker.transfer_per_token * self.incoming.prompt_tokens
         delay = prefill.wait_seconds + prefill.own_seconds + transfer
-        there = self._joins(decode)
+        there = self._joins(decode, delay)
         ttft = delay + there.slot_seconds + there.step_seconds
         if decode.running:
             # A busy engine begins to pull between two steps, and adds what it has pulled between two others.
@@ -89,14 +89,22 @@ class Search:
     def one_leg(self, prefill: Prefill) -> Route:
         """All on the worker of `prefill`."""
         worker = prefill.prefill
-        there = self._joins(worker, prefill.work_seconds)
-        return _route(prefill, worker, prefill.wait_seconds + prefill.own_seconds + there.slot_seconds, there)
+        prefilled = prefill.wait_seconds + prefill.own_seconds
+        there = self._joins(worker, prefilled, prefill.work_seconds)
+        return _route(prefill, worker, prefilled + there.slot_seconds, there)
 
-    def _joins(self, worker: WorkerView, work_seconds: float = 0.0) -> HandOver:
+    def _joins(self, worker: WorkerView, prefilled_seconds: float, work_seconds: float = 0.0) -> HandOver:
         """The request in the batch of `worker`, of which its own prefill takes `work_seconds`."""
-        incoming, after_seconds = self.incoming, self.view.usual_ttft_seconds
-        tokens, output_tokens = incoming.prompt_tokens, incoming.output_tokens
-        return hand_over(worker, self.now_seconds, after_seconds, tokens, output_tokens, work_seconds=work_seconds)
+        incoming = self.incoming
+        return hand_over(
+            worker,
+            self.now_seconds,
+            self.view.usual_ttft_seconds,
+            incoming.prompt_tokens,
+            incoming.output_tokens,
+            work_seconds=work_seconds,
+            prefilled_seconds=prefilled_seconds,
+        )
 
 
 def _route(prefill: Prefill, decode: WorkerView, ttft_seconds: float, there: HandOver) -> Route:
