@@ -71,6 +71,30 @@ def test_prompts_that_were_cached_after_all_took_no_time() -> None:
     assert view.workers["m0"].prefill_share(0.6) >= 0.0
 
 
+def prefilled(prompts: int, tokens: int, cached: int) -> WorkCounters:
+    return WorkCounters(
+        prompts=prompts,
+        prompt_tokens=prompts * tokens,
+        cached_tokens=prompts * cached,
+        prefill_seconds=0.0,
+        decode_tokens=0,
+        decode_seconds=0.0,
+    )
+
+
+@pytest.mark.parametrize("cached", [0, 900])
+def test_prompts_of_others_are_like_those_that_the_engine_prefilled(cached: int) -> None:
+    """Ten that wait take the time of ten: not that of one prompt of their sum, nor of prompts that no cache knows."""
+    view = cluster(1, 1)
+    worker = view.workers["p0"]
+    send(view, ask(8000), 0.0)
+    own = worker.backlog_seconds(0.0)
+    view.report("p0", report(running=0, waiting=1, work=prefilled(0, 1000, cached)), 0.0)
+    view.report("p0", report(running=0, waiting=11, work=prefilled(50, 1000, cached)), 0.0)
+    expected = 10 * worker.work_seconds(1000.0, float(cached))
+    assert worker.backlog_seconds(0.0) - own == pytest.approx(expected, rel=0.01)
+
+
 def test_what_others_decode_does_not_fade() -> None:
     """As answers of theirs end others begin; own ones are known to begin or not."""
     speeds = replace(SPEED, kv_capacity_tokens=0)

@@ -5,19 +5,52 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport
+from fulcrum.api.worker import LoadReport, WorkCounters
+from fulcrum.routing.tuning import TUNING
 
 if TYPE_CHECKING:
     from fulcrum.routing.worker import WorkerView
+
+
+class UsualPrompt:
+    """Mean of the prompts that a worker's engine prefilled lately, whichever gateway sent them; sums that fade."""
+
+    __slots__ = ("_counted", "_prompts", "_tokens", "_uncached")
+
+    def __init__(self) -> None:
+        self._counted: WorkCounters | None = None
+        self._prompts = self._tokens = self._uncached = 0.0
+
+    def learn(self, work: WorkCounters) -> None:
+        """Take the engine's counters, which begin again with it."""
+        before, self._counted = self._counted, work
+        prompts = work.prompts - before.prompts if before is not None else 0
+        if before is None or prompts <= 0:
+            return
+        tokens, cached = work.prompt_tokens - before.prompt_tokens, work.cached_tokens - before.cached_tokens
+        left = (1 - TUNING.mean_rate) ** prompts
+        self._prompts = left * self._prompts + prompts
+        self._tokens = left * self._tokens + tokens
+        self._uncached = left * self._uncached + max(tokens - cached, 0)
+
+    def tokens(self, else_tokens: float) -> tuple[float, float]:
+        """Return the mean length, at least 1, and what of it is computed; `else_tokens` of both while none came."""
+        if not self._tokens:
+            return max(else_tokens, 1.0), max(else_tokens, 1.0)
+        return self._tokens / self._prompts, max(self._uncached / self._prompts, 1.0)
 
 
 def take_report(
     worker: WorkerView, load: LoadReport, now_seconds: float, mean_prompt_tokens: float, tpot_seconds: float
 ) -> None:
     """Set what the report has beyond what was started here, as far as it says how much runs, waits and was computed."""
+    if load.work is not None:
+        worker.usual_prompt.learn(load.work)
+    prompt_tokens, new_tokens = worker.usual_prompt.tokens(mean_prompt_tokens)
+    # Attention grows with the length of each prompt, and not with the sum of all that wait.
+    prompt_seconds = worker.work_seconds(prompt_tokens, prompt_tokens - new_tokens)
     if load.work is not None and load.work.computed_tokens is not None:
-        seconds_per_token = worker.work_seconds(mean_prompt_tokens, 0.0) / max(mean_prompt_tokens, 1.0)
-        worker.set_computed(now_seconds, load.work.computed_tokens, seconds_per_token)
+        worker.set_computed(now_seconds, load.work.computed_tokens, prompt_seconds / new_tokens)
     if load.running is None or load.waiting is None:
         return
     beyond = max(load.running + load.waiting - worker.in_flight, 0)
@@ -27,16 +60,16 @@ def take_report(
     elif worker.role is Role.MIXED:
         # What waits has not been prefilled, whichever gateway sent it.
         decoding = float(min(beyond, max(load.running - worker.running, 0)))
-    tokens = (beyond - decoding) * mean_prompt_tokens
+    tokens = (beyond - decoding) * prompt_tokens
     if load.queued_prompt_tokens is not None and worker.role is not Role.DECODE:
-        tokens = max(load.queued_prompt_tokens - worker.queued_tokens, tokens if load.queued_prompt_tokens else 0.0)
-    mean = worker.context_tokens / worker.running if worker.running else mean_prompt_tokens
+        tokens = max(load.queued_prompt_tokens - worker.queued_tokens, 0.0)
+    mean = worker.context_tokens / worker.running if worker.running else prompt_tokens
     context = decoding * mean
     if decoding and load.kv_usage is not None and worker.kv_capacity:
         context = max(load.kv_usage * worker.kv_capacity - worker.context_tokens, 0.0)
     worker.set_foreign(
         now_seconds,
-        prefill_seconds=worker.work_seconds(tokens, 0.0) if tokens else 0.0,
+        prefill_seconds=tokens / prompt_tokens * prompt_seconds,
         running=decoding,
         context_tokens=context,
         share=decoding * worker.share_of(context / decoding, 0.0, tpot_seconds) if decoding else 0.0,

@@ -13,6 +13,7 @@ from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
 from fulcrum.routing.breaker import Breaker
+from fulcrum.routing.foreign import UsualPrompt
 from fulcrum.routing.outliers import Health
 from fulcrum.routing.prefill_queue import PrefillQueue
 from fulcrum.routing.tuning import TUNING
@@ -77,6 +78,7 @@ class WorkerView(PrefillQueue):
         """The tightest TPOT that a request here was promised beyond the cluster's."""
         self.foreign_running = self.foreign_context = self.foreign_share = 0.0
         self.reported_at = 0.0
+        self.usual_prompt = UsualPrompt()
         super().__init__(ranks)
 
     def set_speed(self, speed: WorkerSpeed | None) -> None:

@@ -19,7 +19,8 @@ def load_report(pod: Pod, worker: Worker) -> LoadReport:
         draining=pod.role is Role.DRAINING,
         running=worker.running,
         waiting=len(worker.waiting) + worker.loading,
-        queued_prompt_tokens=worker.queued_tokens,
+        # Engines tell how many wait, and not how long they are.
+        queued_prompt_tokens=None if worker.waiting else 0,
         kv_usage=worker.kv_usage,
         kv_held_for_peers=worker.held_blocks / worker.kv_capacity_blocks,
         kv_capacity_tokens=speed.kv_capacity_tokens,
