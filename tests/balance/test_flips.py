@@ -60,6 +60,18 @@ def test_to_do_both_costs_nothing_where_what_stands_is_seen_to_fail() -> None:
     assert gain(fails=False) < min(30.0 * more, 0.0)
 
 
+@pytest.mark.parametrize("prefill", [2, 7])
+def test_until_an_answer_has_ended_no_worker_leaves_decode(prefill: int) -> None:
+    """Answers may be ten times as long as those under way: more decode workers are right in any case, fewer are not."""
+    sure = inputs_of(10.0, 6000.0, 150.0, 1.0, expected=10.0)
+    load = replace(sure.load, answers_at_least=True)
+    standing = divided(prefill)
+    known = flipped(sure, standing).count(Role.PREFILL) - prefill
+    assert known * (prefill - 4) < 0
+    unknown = flipped(replace(sure, load=load), standing).count(Role.PREFILL) - prefill
+    assert unknown == min(known, 0)
+
+
 @pytest.mark.parametrize(("inside", "rejected", "fails"), [(0.95, 0.05, False), (0.75, 0.25, True), (0.75, 0.0, True)])
 def test_what_is_turned_away_counts_as_a_failure_of_what_stands(inside: float, rejected: float, *, fails: bool) -> None:
     known = measurements(60.0, 100.0, 800.0)

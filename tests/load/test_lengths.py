@@ -106,6 +106,13 @@ def test_those_of_whom_nothing_was_expected_do_not_count() -> None:
     assert of(came, outputs=(late, late)).osl_tokens == pytest.approx(20)
 
 
+def test_answers_are_at_least_as_long_as_those_under_way_until_one_has_ended() -> None:
+    came = steady(100, output=300)
+    assert of(came).osl_tokens == pytest.approx(300)
+    assert of(came).osl_at_least
+    assert not of(came, outputs=(ended(1, 300, 300), ended(1, 300, 300))).osl_at_least
+
+
 def test_without_estimates_those_that_ended_are_the_load() -> None:
     """Gateways of an earlier version."""
     old = Measured(requests=10, tokens=700)

@@ -51,6 +51,8 @@ class LoadEstimate:
     """The promise is kept, as far as it was measured."""
     fails: bool
     """Of all requests, those turned away included, fewer than promised were inside the SLO, by more than chance."""
+    answers_at_least: bool
+    """No answer has ended yet: they are at least as long as the load says."""
     forecast_leads: bool
     """The forecast expects clearly more than what is measured."""
 
@@ -104,6 +106,7 @@ def estimate(measurements: Measurements, slo: Slo) -> LoadEstimate | Unknown:
         promise_kept=served_share(traffic) + deviation(traffic, slo.attainment) >= slo.attainment,
         fails=traffic.attainment is not None
         and traffic.attainment + deviation(traffic, slo.attainment) < slo.attainment,
+        answers_at_least=traffic.osl_at_least,
         forecast_leads=soon > now.rate * (1 + TUNING.noise_sigmas * noise.rate),
     )
 

@@ -191,6 +191,8 @@ def _other_mix(current: Layout, moves: Sequence[Move], load: LoadEstimate) -> tu
     away = layout.count(Role.DECODE) - current.count(Role.DECODE)
     if towards * away >= 0:
         return ()
+    if towards > 0 and load.answers_at_least:
+        return (load.current.shifted(prefill=0.0, decode=1.0),)
     prefill, decode = _mix_doubt(load.noise)
     sign = 1 if towards > 0 else -1
     return (load.current.shifted(prefill=max(0.0, 1 - sign * prefill), decode=max(0.0, 1 + sign * decode)),)

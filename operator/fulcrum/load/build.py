@@ -85,6 +85,7 @@ def build_traffic(
         osl_tokens=seen.osl_tokens,
         isl_seen=seen.isl_seen,
         osl_seen=seen.osl_seen,
+        osl_at_least=seen.osl_at_least,
         ended=ended,
         isl_cv2=isl_cv2 if seen.isl_cv2 is None else seen.isl_cv2,
         osl_cv2=osl_cv2 if spread is None else spread,

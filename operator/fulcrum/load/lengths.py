@@ -74,7 +74,10 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Sums over requests that ended: their lengths, and what had been expected of them."""
+    """Sums over requests that ended: their lengths, and what was expected of them.
+
+    Of answers it is what was expected when they ended: what was believed when they came may be long given up.
+    """
 
     requests: float = 0.0
     tokens: float = 0.0
@@ -95,6 +98,8 @@ class Lengths:
     osl_tokens: float | None
     osl_seen: float
     """How many requests the mean is worth."""
+    osl_at_least: bool
+    """None has ended yet: the mean is of answers under way, which are at least so long."""
 
 
 def lengths(
@@ -112,6 +117,7 @@ def lengths(
     """
     came = _present(window, newest)
     isl = isl_cv2 = osl = None
+    at_least = False
     osl_seen = outputs[0].requests
     if came.requests > 0 and came.prompt_tokens > 0:
         isl = came.prompt_tokens / came.requests * _correction(*prompts)
@@ -125,14 +131,14 @@ def lengths(
     elif outputs[0].requests > 0:
         osl = outputs[0].tokens / outputs[0].requests
     elif came.outputs > 0:
-        # None has ended yet: what was expected rests on answers under way, which are at least so long.
-        osl, osl_seen = came.output_tokens / came.outputs, came.outputs
+        osl, osl_seen, at_least = came.output_tokens / came.outputs, came.outputs, True
     return Lengths(
         isl_tokens=isl,
         isl_cv2=isl_cv2,
         isl_seen=came.requests or prompts[0].requests,
         osl_tokens=osl,
         osl_seen=osl_seen,
+        osl_at_least=at_least,
     )
 
 

@@ -49,6 +49,8 @@ class Traffic:
     """How many requests `isl_tokens` is of; None: all of the window."""
     osl_seen: float | None = None
     """How many `osl_tokens` is worth; None: all that ended."""
+    osl_at_least: bool = False
+    """No answer has ended yet: `osl_tokens` is of answers under way, which are at least so long."""
     ended: float | None = None
     """How many requests ended within the window; None where it was not counted."""
     isl_cv2: float | None = None

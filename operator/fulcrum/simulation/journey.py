@@ -191,6 +191,7 @@ class Journeys:
         self._policy.on_end(request, self._view)
         first = request.first_token_seconds
         ttft = first - request.arrival_seconds if 0 <= first <= now else _NAN
+        self._ledger.expect_at_end(request.index, request.expected)
         self._ledger.close(request.index, outcome, now, ttft, request.computed)
 
     def engine_stopped(self, worker: Worker, now: float) -> None:

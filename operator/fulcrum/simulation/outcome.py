@@ -28,19 +28,22 @@ class Ledger:
     """Preallocated columns: written through `array` (quick one by one), read through numpy views of the same memory."""
 
     __slots__ = (
-        "_computed", "_end", "_expected", "_order", "_outcome", "_ttft", "computed_tokens", "end_seconds", "ended",
-        "expected_tokens", "order", "outcome", "rejections", "ttft_seconds",
+        "_computed", "_end", "_expected", "_expected_at_end", "_order", "_outcome", "_ttft", "computed_tokens",
+        "end_seconds", "ended", "expected_at_end", "expected_tokens", "order", "outcome", "rejections", "ttft_seconds",
     )  # fmt: skip
 
     def __init__(self, requests: int) -> None:
         unknown = array("d", [float("nan")]) * requests
-        self._ttft, self._end, self._expected = array("d", unknown), unknown, array("d", bytes(8 * requests))
+        self._ttft, self._end = array("d", unknown), unknown
+        self._expected, self._expected_at_end = array("d", bytes(8 * requests)), array("d", bytes(8 * requests))
         self._computed, self._order = array("q", bytes(8 * requests)), array("q", bytes(8 * requests))
         self._outcome = array("b", bytes(requests))
         self.ttft_seconds: NDArray[np.float64] = np.frombuffer(self._ttft, dtype=np.float64)
         self.end_seconds: NDArray[np.float64] = np.frombuffer(self._end, dtype=np.float64)
         self.expected_tokens: NDArray[np.float64] = np.frombuffer(self._expected, dtype=np.float64)
         """Output lengths that a gateway expected at arrival; 0 without a gateway."""
+        self.expected_at_end: NDArray[np.float64] = np.frombuffer(self._expected_at_end, dtype=np.float64)
+        """The same at the end, when more was known."""
         self.computed_tokens: NDArray[np.int64] = np.frombuffer(self._computed, dtype=np.int64)
         self.outcome: NDArray[np.int8] = np.frombuffer(self._outcome, dtype=np.int8)
         self.order: NDArray[np.int64] = np.frombuffer(self._order, dtype=np.int64)
@@ -51,6 +54,10 @@ class Ledger:
     def expect(self, index: int, output_tokens: float) -> None:
         """Write down what is expected of a request that came."""
         self._expected[index] = output_tokens
+
+    def expect_at_end(self, index: int, output_tokens: float) -> None:
+        """Write down what is expected of a request that ends."""
+        self._expected_at_end[index] = output_tokens
 
     def close(self, index: int, outcome: Outcome, end: float, ttft: float, computed: int) -> None:
         """Write down the end of a request; `ttft` is NaN without a first token."""

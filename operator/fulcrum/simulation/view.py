@@ -129,7 +129,7 @@ class View:
         }
 
     def _outputs(self, served: NDArray[np.int64]) -> Measured:
-        expected = self._ledger.expected_tokens[served]
+        expected = self._ledger.expected_at_end[served]
         return Measured(
             requests=len(served),
             tokens=float(self._workload.output_tokens[served].sum()),

@@ -164,6 +164,27 @@ async def test_who_comes_is_load_before_the_answer(make_site: MakeSite) -> None:
     assert await site.metric("fulcrum_gateway_arrived_prompt_tokens_squared_sum") == estimated**2 / 4
 
 
+async def test_an_answer_is_held_against_what_is_known_when_it_ends(make_site: MakeSite) -> None:
+    """A long one came before anything was known; that it was taken for unknown then says nothing about the next."""
+    begun, others = asyncio.Event(), asyncio.Event()
+
+    async def first_last(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        if not begun.is_set():
+            begun.set()
+            await others.wait()
+        return False
+
+    site = await make_site(Engine("m", Role.MIXED, behave=first_last))
+    long = asyncio.create_task(site.post(BODY))
+    await begun.wait()
+    for _ in range(3):
+        await site.post(BODY)
+    others.set()
+    await long
+    assert await site.metric("fulcrum_gateway_arrived_output_tokens_count") == 0
+    assert await site.metric("fulcrum_gateway_expected_output_tokens_sum") == 3
+
+
 async def test_a_whole_answer_of_one_leg_is_not_judged(make_site: MakeSite) -> None:
     site = await make_site(Engine("m", Role.MIXED), slo_seconds=SLO)
     await site.post(BODY)

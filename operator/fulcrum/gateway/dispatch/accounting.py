@@ -9,7 +9,7 @@ from typing import Final
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.exchange import Exchange
-from fulcrum.gateway.metrics.class_metrics import ClassMetrics
+from fulcrum.gateway.metrics.class_metrics import ClassMetrics, Sum
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.metrics.slo import judge_latency, judge_refusal
 from fulcrum.gateway.openai.errors import RequestError
@@ -54,9 +54,13 @@ class Accounts:
         counts.arrivals += 1
         counts.arrived_prompt_tokens.add(incoming.prompt_tokens)
         counts.arrived_prompt_tokens_squared.add(incoming.prompt_tokens * incoming.prompt_tokens)
-        exchange.expected_tokens = self._admission.core.outputs.mean(incoming.qos, incoming.prompt_tokens)
-        if exchange.expected_tokens > 0:
-            counts.arrived_output_tokens.add(exchange.expected_tokens)
+        self._expect(counts.arrived_output_tokens, incoming)
+
+    def _expect(self, tokens: Sum, incoming: Incoming) -> None:
+        """Count what is expected now of such an answer; nothing while nothing is known of any."""
+        expected_tokens = self._admission.core.outputs.mean(incoming.qos, incoming.prompt_tokens)
+        if expected_tokens > 0:
+            tokens.add(expected_tokens)
 
     def close(self, exchange: Exchange, error: RequestError | None) -> None:
         """The call is over, with `error` if that is how it was answered."""
@@ -108,8 +112,9 @@ class Accounts:
         ttft_seconds = tpot_seconds = None
         if output_tokens is not None:
             counts.output_tokens.observe(output_tokens)
-            if exchange.expected_tokens > 0:
-                counts.expected_output_tokens.add(exchange.expected_tokens)
+            # As of now, and not of its arrival: what comes now is expected by what is known now, too.
+            if exchange.incoming is not None:
+                self._expect(counts.expected_output_tokens, exchange.incoming)
         if exchange.first_token_at:
             ttft_seconds = exchange.first_token_at - exchange.started_at
             counts.ttft_seconds.observe(ttft_seconds)

@@ -21,7 +21,7 @@ class Exchange:
     """One request on its way, and what is known of it when it ends."""
 
     __slots__ = (
-        "accused", "attempts", "deadline", "expected_tokens", "first_token_at", "flight", "fruitless", "held",
+        "accused", "attempts", "deadline", "first_token_at", "flight", "fruitless", "held",
         "incoming", "key", "lost_at", "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class", "request",
         "response", "route", "sink", "started_at", "stream_log", "tokens_before",
     )  # fmt: skip
@@ -58,8 +58,6 @@ class Exchange:
         self.path = "-"
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
-        self.expected_tokens = 0.0
-        """Output tokens that were expected of it when it came; 0: not known."""
         self.first_token_at = 0.0
         """Loop time; 0 while unknown."""
 

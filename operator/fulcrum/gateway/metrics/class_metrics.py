@@ -55,7 +55,7 @@ class ClassMetrics:
         self.arrived_output_tokens = Sum()
         self.expected_prompt_tokens = Sum()
         self.expected_output_tokens = Sum()
-        """What had been expected of those in `prompt_tokens` and in `output_tokens`."""
+        """What was expected of those in `prompt_tokens` as they came, of those in `output_tokens` as they ended."""
         self.slo = dict.fromkeys(SloOutcome, 0)
         self.ttft_seconds = Histogram(_FIRST_TOKEN_SECONDS)
         self.tpot_seconds = Histogram(_TOKEN_SECONDS)

@@ -31,7 +31,7 @@ _SUMS: Final = (
     ("arrived_prompt_tokens_squared", "The same squared, for how much these lengths vary."),
     ("arrived_output_tokens", "Output length expected of them, by what others of their class and prompt length made."),
     ("expected_prompt_tokens", "What had been estimated of the requests that are in prompt_tokens."),
-    ("expected_output_tokens", "What had been expected of the requests that are in output_tokens."),
+    ("expected_output_tokens", "What was expected, when they ended, of the requests that are in output_tokens."),
 )
 
 
