@@ -32,9 +32,6 @@ LEFT = (
     "balance/steps.py DRAIN_SETTLE",
     "balance/transfers.py SETTLED",
     "balance/transfers.py SURE_FAILURES",
-    "performance/model.py USUAL_ADMITTED",
-    "performance/model.py _NEARLY_ALL",
-    "performance/queueing/prefill.py MOST_LOAD",
     "routing/prefill_queue.py _NOMINAL_SPEED",
     "routing/sharing.py SHARE_SECONDS",
     "routing/timing.py _MOST_ROWS",
@@ -49,16 +46,11 @@ DEFAULTS = (
 """Defaults of arguments and assumptions that the gateway's configuration replaces."""
 
 FITTED = (
-    "performance/model.py MIXED_CHOSEN",
-    "performance/queueing/batch.py normal: 0.070566",
-    "performance/queueing/batch.py normal: 1.5976",
+    "performance/queueing/batch.py normal: 0.044715",
     "performance/queueing/decode.py _of_one_token: 1.5",
     "performance/queueing/mixed.py _in_pace: 2.5",
-    "performance/queueing/prefill.py _SHORTEST_FIRST",
     "performance/queueing/prefill.py _held_up: 0.3",
     "performance/queueing/prefill.py _held_up: 1.5",
-    "performance/queueing/waiting.py _FOUND_PER_SHARING",
-    "performance/queueing/waiting.py _RESIDUAL_POWER",
 )
 """Coefficients of formulas, with their source or the benchmark that fitted them beside them."""
 
@@ -67,34 +59,9 @@ PRECISION = (
     "balance/cheapest.py HEADROOM_PRECISION",
     "balance/cheapest.py HEADROOM_STEP",
     "balance/cheapest.py MOST_HEADROOM",
-    "performance/division.py _LEAST_SHARE",
-    "performance/model.py ADMITTED_STEPS",
-    "performance/model.py STRETCH",
-    "performance/model.py STRETCH_STEPS",
-    "performance/queueing/batch.py OVERLOADED",
-    "performance/queueing/batch.py _CELLS",
-    "performance/queueing/batch.py _EVEN",
-    "performance/queueing/batch.py _LOSS_CELLS",
-    "performance/queueing/batch.py _REACH",
-    "performance/queueing/batch.py _STEEPEST",
-    "performance/queueing/batch.py batches: 8",
-    "performance/queueing/batch.py normal: 6",
-    "performance/queueing/decode.py _CLASSES",
-    "performance/queueing/decode.py _CLASS_WEIGHTS",
-    "performance/queueing/decode.py _WIDTH",
     "performance/queueing/decode.py _averaged: 0.0001",
-    "performance/queueing/lengths.py SPREAD",
-    "performance/queueing/lengths.py _KNOTS",
-    "performance/queueing/lengths.py _KNOT_WEIGHTS",
-    "performance/queueing/lengths.py _MASS",
-    "performance/queueing/mixed.py _ALL_IN",
-    "performance/queueing/mixed.py _HALVINGS",
-    "performance/queueing/mixed.py _LEAST_TOKENS",
     "performance/queueing/prefill.py _root: 4",
-    "performance/queueing/waiting.py _CELLS",
-    "performance/queueing/waiting.py _GROWTH",
     "performance/queueing/waiting.py _blocking_at: 0.001",
-    "performance/queueing/waiting.py waiting: 700",
 )
 """Precision, range and steps of a computation: finer ones give the same decisions."""
 

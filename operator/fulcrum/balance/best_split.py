@@ -10,7 +10,8 @@ from fulcrum.api.names import Role
 from fulcrum.balance.pools import PoolBounds
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
-from fulcrum.performance.model import USUAL_ADMITTED, PerformanceModel
+from fulcrum.performance.model import PerformanceModel
+from fulcrum.performance.tuning import TUNING
 
 FINENESS: Final = 128
 """Splits of many workers are searched in steps of one part in this many: finer ones change nothing measurable."""
@@ -128,7 +129,7 @@ def _worth(layout: Layout, model: PerformanceModel, load: Load) -> Callable[[Lay
     """
     if model.attainment(layout, load) < model.slo.attainment:
         return lambda split: model.goodput(split, load)
-    larger = load.scaled(max(1.0, USUAL_ADMITTED * model.cover(layout, load)))
+    larger = load.scaled(max(1.0, TUNING.usual_load * model.cover(layout, load)))
     return lambda split: model.attainment(split, larger)
 
 

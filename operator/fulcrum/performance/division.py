@@ -18,12 +18,11 @@ from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.load.demand import Demand
 from fulcrum.performance.layout import PoolCounts
 from fulcrum.performance.queueing.lengths import log_spread
+from fulcrum.performance.tuning import TUNING
 
 Capacity = Callable[[str, Demand], float]
 """Requests/s that one worker of a pool carries of a demand; 0 where it is too slow for the promise."""
 _NORMAL: Final = NormalDist()
-_LEAST_SHARE: Final = 1e-6
-"""Share of the requests below which a segment is left out: it changes no estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,7 @@ def divide(
             left[number] -= part
             taken.append((part, segments[number]))
         share = sum(part * each.share for part, each in taken)
-        if share > _LEAST_SHARE:
+        if share > TUNING.least_share:
             parts.append(Part(share=share, demand=_mixture(demand, taken), counts=tuple(groups[served])))
     return tuple(parts)
 
@@ -95,7 +94,7 @@ def eligible(demand: Demand, pool: str, admits: Mapping[str, PoolAdmits]) -> tup
         return 1.0, demand
     taken = [(1.0, each) for each in _segments(demand, admits, [pool]) if each.takers]
     share = sum(each.share for _, each in taken)
-    return (share, _mixture(demand, taken)) if share > _LEAST_SHARE else (0.0, demand)
+    return (share, _mixture(demand, taken)) if share > TUNING.least_share else (0.0, demand)
 
 
 def _level(
@@ -121,7 +120,7 @@ def _segments(demand: Demand, admits: Mapping[str, PoolAdmits], pools: Sequence[
         for low, high in pairwise(edges):
             takers = frozenset(p for p in pools if p not in rules or _takes(rules[p], name, low, high))
             part, tokens, squares = _between(mean, cv2, low, high)
-            if share * part > _LEAST_SHARE:
+            if share * part > TUNING.least_share:
                 found.setdefault(takers, []).append((share * part, share * tokens, share * squares))
     return [
         _Segment(

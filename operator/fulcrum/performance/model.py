@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from math import inf
-from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
@@ -23,21 +22,9 @@ from fulcrum.performance.queueing import (
 )
 from fulcrum.performance.queueing.prefill import Stations
 from fulcrum.performance.rates import UnitRates
+from fulcrum.performance.search import largest_share
 from fulcrum.performance.shares import Shares
-
-STRETCH: Final = 1.5
-"""Step by which a promise that not even an idle worker can keep is widened until one can."""
-STRETCH_STEPS: Final = 24
-USUAL_ADMITTED: Final = 0.7
-"""Workers keep the promise up to about this part of what they carry without any waiting: where the search begins."""
-MIXED_CHOSEN: Final = 0.6
-"""How far mixed workers are from letting requests in by chance (0) on the way to the most that keeps every step in time
-(1). Simulated random clusters say 0.65 to 0.75 (`benchmarks/layouts.py`, seeds 7301 and 8101); from 0.65 on layouts
-follow noise (`tests/balance/test_noise.py`)."""
-_NEARLY_ALL: Final = 0.95
-"""Share let in for one role above which the other one need not be looked at again."""
-ADMITTED_STEPS: Final = 4
-"""Halvings in the search for the share of an overload that can be served: 2 % before interpolation."""
+from fulcrum.performance.tuning import TUNING
 
 
 class PerformanceModel:
@@ -60,12 +47,11 @@ class PerformanceModel:
         self._turns_away = turns_away
         self._speeds = speeds
         self.slo = slo
-        self._summed: dict[tuple[object, ...], float] = {}
-        self._steps: dict[tuple[PoolCounts, Demand], float] = {}
-        self._patience: dict[tuple[float, float, float], float] = {}
+        self._summed = cache(self._shares.summed)
+        self._step = cache(self._shares.step)
+        self._rates = cache(self._shares.rates)
         self.known_splits: dict[tuple[PoolCounts, Load], tuple[Layout, ...]] = {}
         """Kept for `split`, by workers per pool and load."""
-        self._rates: dict[tuple[object, ...], UnitRates] = {}
 
     def knows(self, pool: str) -> bool:
         """Report whether the speed of the pool's workers is known."""
@@ -100,35 +86,23 @@ class PerformanceModel:
         elif whole < self.slo.attainment:
             cautious = self.admissible(layout, load) * self.slo.attainment
             if not layout.prefill and not layout.decode:
-                cautious += MIXED_CHOSEN * (self._mixed(mixed_admitted, layout, load) - cautious)
+                cautious += TUNING.mixed_chosen * (self._mixed(mixed_admitted, layout, load) - cautious)
             admitted = max(whole, cautious)
         return load.rate * (admitted if self._turns_away else (admitted + whole) / 2)
 
     def admissible(self, layout: Layout, load: Load) -> float:
         """Return the largest share of the load for which the promise is kept, 0 to 1."""
-        target = self.slo.attainment
-        high, above = 1.0, self.attainment(layout, load)
-        if above >= target:
-            return high
-        low, below = 0.0, 1.0
-        first = min(self.cover(layout, load), 1.0)
-        for step in range(2 + ADMITTED_STEPS):
-            middle = (first, first * USUAL_ADMITTED)[step] if step < 2 else (low + high) / 2
-            if not low < middle < high:
-                continue
-            value = self.attainment(layout, load.scaled(middle))
-            if value >= target:
-                low, below = middle, value
-            else:
-                high, above = middle, value
-        # Interpolated, so that layouts that are close differ by what they are and not by steps of the search.
-        return low + (high - low) * (below - target) / max(below - above, 1e-9) if low > 0 else 0.0
+        whole = self.attainment(layout, load)
+        if whole >= self.slo.attainment:
+            return 1.0
+        return largest_share(
+            lambda share: self.attainment(layout, load.scaled(share)) - self.slo.attainment,
+            most=min(self.cover(layout, load), 1.0),
+        )
 
     def cover(self, layout: Layout, load: Load) -> float:
         """Return how many times over the workers could carry the load without any waiting."""
-        both = sum(count * self.unit_rates(pool, load).mixed for pool, count in layout.mixed)
-        split = min(self.role_rate(layout, load, Role.PREFILL), self.role_rate(layout, load, Role.DECODE))
-        return (both + split) / max(load.rate, 1e-9)
+        return sum(self._carried(layout, load)) / max(load.rate, 1e-9)
 
     def role_rate(self, layout: Layout, load: Load, role: Role) -> float:
         """Return the requests/s that the workers of prefill or decode carry without any waiting."""
@@ -140,20 +114,7 @@ class PerformanceModel:
 
     def unit_rates(self, pool: str, load: Load) -> UnitRates:
         """Return what one worker of the pool carries at full load: the fluid limit, where searches start."""
-        prompt, answer = load.prefill, load.decode
-        key: tuple[object, ...] = (
-            pool,
-            prompt.isl_tokens,
-            prompt.isl_cv2,
-            prompt.prefix_hit,
-            answer.isl_tokens,
-            answer.osl_tokens,
-            answer.osl_cv2,
-            prompt.classes,
-        )
-        if key not in self._rates:
-            self._rates[key] = self._shares.rates(pool, load)
-        return self._rates[key]
+        return self._rates(pool, load.scaled(0.0))
 
     def residence_seconds(self, role: Role, layout: Layout, load: Load) -> float:
         """Return how long a worker of `role` still has its old work: the mean time of a request on it."""
@@ -175,71 +136,57 @@ class PerformanceModel:
         """
         decoded = self._decoded(decode_admitted, layout, load.decode, load)
         step = min(self._step(load.decode, layout.decode), self.slo.tpot_seconds)
-        demand = load.prefill if decoded > _NEARLY_ALL else replace(load.prefill, rate=load.prefill.rate * decoded)
-        prefilled = self._prefilled(layout, demand, step, early=True)
-        if decoded <= _NEARLY_ALL and prefilled <= _NEARLY_ALL:
-            fewer = replace(load.decode, rate=load.decode.rate * prefilled)
-            decoded = self._decoded(decode_admitted, layout, fewer, load)
-        return prefilled * decoded
+        prefilled = self._prefilled(layout, _fewer(load.prefill, decoded), step, early=True)
+        return prefilled * self._decoded(decode_admitted, layout, _fewer(load.decode, prefilled), load)
 
     def _prefilled(self, layout: Layout, demand: Demand, step_seconds: float, *, early: bool) -> float:
         """Return the share with its first token in time; `early` as for `prefill_attainment`."""
-        promise = {"ttft_seconds": self.slo.ttft_seconds, "extra_seconds": step_seconds, "early": early}
-        return self._sum(prefill_attainment, Role.PREFILL, demand, layout, promise)
+        return self._summed(
+            prefill_attainment,
+            Role.PREFILL,
+            demand,
+            layout.prefill,
+            ttft_seconds=self.slo.ttft_seconds,
+            extra_seconds=step_seconds,
+            early=early,
+        )
 
     def _decoded(self, estimate: Callable[..., float], layout: Layout, demand: Demand, load: Load) -> float:
         """Return the share that decode workers serve, or let in, of `demand`, which is the decode side of `load`."""
-        promise = {"tpot_seconds": self.slo.tpot_seconds, "wait_seconds": self._patience_seconds(load)}
-        return self._sum(estimate, Role.DECODE, demand, layout, promise)
+        return self._summed(
+            estimate,
+            Role.DECODE,
+            demand,
+            layout.decode,
+            tpot_seconds=self.slo.tpot_seconds,
+            wait_seconds=self._patience_seconds(load),
+        )
 
     def _mixed(self, estimate: Callable[..., float], layout: Layout, load: Load) -> float:
         """Return the share that mixed workers serve, or let in."""
-        promise = {
-            "ttft_seconds": self.slo.ttft_seconds,
-            "tpot_seconds": self.slo.tpot_seconds,
-            "wait_seconds": self._patience_seconds(load),
-        }
-        return self._sum(estimate, Role.MIXED, _heavier(load), layout, promise)
-
-    def _sum(
-        self,
-        estimate: Callable[..., float],
-        role: Role,
-        demand: Demand,
-        layout: Layout,
-        promise: Mapping[str, float],
-    ) -> float:
-        """Return an estimate over the pools of a role."""
-        pools = layout.of_role(role)
-        key = (estimate, pools, demand, *promise.values())
-        known = self._summed.get(key)
-        if known is None:
-            known = self._summed[key] = self._shares.summed(role, demand, pools, partial(estimate, **promise))
-        return known
-
-    def _step(self, demand: Demand, decode: PoolCounts) -> float:
-        known = self._steps.get((decode, demand))
-        if known is None:
-            known = self._steps[decode, demand] = self._shares.step(demand, decode)
-        return known
+        return self._summed(
+            estimate,
+            Role.MIXED,
+            _heavier(load),
+            layout.mixed,
+            ttft_seconds=self.slo.ttft_seconds,
+            tpot_seconds=self.slo.tpot_seconds,
+            wait_seconds=self._patience_seconds(load),
+        )
 
     def _patience_seconds(self, load: Load) -> float:
         """Return how long a request may wait for a place in a decode batch, which is a part of its TTFT.
 
         Half of what the promise leaves beyond the work itself on an idle worker; the other half is for the prefill.
         """
-        prompt, answer = load.prefill, load.decode
-        key = (prompt.isl_tokens, prompt.prefix_hit, answer.isl_tokens)
-        known = self._patience.get(key)
-        if known is None:
-            fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
-            squared = prompt.isl_tokens**2 * (1 - prompt.prefix_hit**2)
-            work = min(
-                speed.prefill_seconds(fresh, squared) + speed.decode_step_seconds(1.0, answer.isl_tokens)
-                for speed in self._speeds.values()
-            )
-            known = self._patience[key] = max(0.0, self.slo.ttft_seconds - work) / 2
-        return known
+        prompt = load.prefill
+        fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)
+        squared = prompt.isl_tokens**2 * (1 - prompt.prefix_hit**2)
+        work = min(
+            speed.prefill_seconds(fresh, squared) + speed.decode_step_seconds(1.0, load.decode.isl_tokens)
+            for speed in self._speeds.values()
+        )
+        return max(0.0, self.slo.ttft_seconds - work) / 2
 
     def _mixed_share(self, layout: Layout, load: Load) -> float:
         """Requests go where there is room: in proportion to what each side carries at most."""
@@ -247,14 +194,23 @@ class PerformanceModel:
             return 0.0
         if not (layout.prefill and layout.decode):
             return 1.0
-        both = sum(count * self.unit_rates(pool, load).mixed for pool, count in layout.mixed)
-        split = min(self.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
+        both, split = self._carried(layout, load)
         return both / (both + split)
+
+    def _carried(self, layout: Layout, load: Load) -> tuple[float, float]:
+        """Return the requests/s that mixed workers carry without any waiting, and those that prefill and decode do."""
+        both = sum(count * self.unit_rates(pool, load).mixed for pool, count in layout.mixed)
+        return both, min(self.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
 
 
 def _both_kept(demand: Demand, stations: Stations, **promise: float) -> float:
     """Return the share of requests that mixed workers serve inside both promises."""
     return mixed_attainment(demand, stations, **promise).joint
+
+
+def _fewer(demand: Demand, share: float) -> Demand:
+    """Return a share of the requests."""
+    return replace(demand, rate=demand.rate * share) if share < 1.0 else demand
 
 
 def _heavier(load: Load) -> Demand:
@@ -264,25 +220,32 @@ def _heavier(load: Load) -> Demand:
 
 
 def reachable(speeds: Mapping[str, WorkerSpeed], slo: Slo, load: Load) -> Slo:
-    """Return the promise, each part widened until an idle worker of the fastest pool keeps it.
+    """Return the promise, each part doubled until an idle worker of the fastest pool keeps it.
 
-    Beyond what the hardware can do every layout would look equally bad; with the nearest promise that can be kept, the
-    best layout is still the one that is least late.
+    Beyond what the hardware can do every layout would look equally bad; with a promise that can be kept, the best
+    layout is still the one that is least late. Requests that no worker can hold at any pace leave it as it is.
     """
-    ttft, tpot = slo.ttft_seconds, slo.tpot_seconds
     idle_prompt, idle_answer = replace(load.prefill, rate=0.0), replace(load.decode, rate=0.0)
     stations = [[(speed, 1)] for speed in speeds.values()]
     part = slo.attainment**0.5
-    for _ in range(STRETCH_STEPS):
-        if any(decode_attainment(idle_answer, station, tpot_seconds=tpot) >= part for station in stations):
-            break
-        tpot *= STRETCH
     step = min((decode_step(idle_answer, station) for station in stations), default=0.0)
-    for _ in range(STRETCH_STEPS):
-        if any(
-            prefill_attainment(idle_prompt, station, ttft_seconds=ttft, extra_seconds=step) >= part
+
+    def in_pace(seconds: float) -> bool:
+        return any(decode_attainment(idle_answer, station, tpot_seconds=seconds) >= part for station in stations)
+
+    def in_time(seconds: float) -> bool:
+        return any(
+            prefill_attainment(idle_prompt, station, ttft_seconds=seconds, extra_seconds=step) >= part
             for station in stations
-        ):
-            break
-        ttft *= STRETCH
-    return Slo(ttft_seconds=ttft, tpot_seconds=tpot, attainment=slo.attainment)
+        )
+
+    return replace(
+        slo, ttft_seconds=_widened(slo.ttft_seconds, in_time), tpot_seconds=_widened(slo.tpot_seconds, in_pace)
+    )
+
+
+def _widened(seconds: float, kept: Callable[[float], bool]) -> float:
+    possible = kept(seconds) or kept(inf)
+    while possible and not kept(seconds):
+        seconds *= 2.0
+    return seconds

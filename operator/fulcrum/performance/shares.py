@@ -17,8 +17,6 @@ from fulcrum.performance.queueing import decode_step
 from fulcrum.performance.queueing.prefill import Stations
 from fulcrum.performance.rates import UnitRates, unit_rates
 
-Estimate = Callable[[Demand, Stations], float]
-
 
 class Shares:
     """For one set of speeds, one promise, and what pools admit; remembers the divisions."""
@@ -29,10 +27,12 @@ class Shares:
         self._admits = admits
         self._known: dict[tuple[Role, PoolCounts, Demand], tuple[Part, ...]] = {}
 
-    def summed(self, role: Role, demand: Demand, counts: PoolCounts, estimate: Estimate) -> float:
+    def summed(
+        self, estimate: Callable[..., float], role: Role, demand: Demand, counts: PoolCounts, **promise: float
+    ) -> float:
         """Return a share of requests, estimated for each part of them on the pools that get it."""
         return sum(
-            part.share * estimate(part.demand, self.stations(part.counts))
+            part.share * estimate(part.demand, self.stations(part.counts), **promise)
             for part in self._divided(role, demand, counts)
         )
 

@@ -154,9 +154,8 @@ ABLATIONS: Final = (
     _one("balance.tuning", "TUNING.noise_sigmas", 0.0, "What is measured is taken for the truth."),
     _one("load.lengths", "_CLEARLY", inf, "A new mix of lengths is seen only when the window is full of it."),
     _one("load.bursts", "_SIGMAS", 0.0, "Bursts are what was measured of them."),
-    _one("performance.model", "MIXED_CHOSEN", 0.5, "Mixed workers in an overload are valued halfway."),
-    _one("performance.model", "_NEARLY_ALL", 1.0, "Each role always sees what the other turns away."),
-    _one("performance.queueing.prefill", "_SHORTEST_FIRST", 0.0, "Early rejection is estimated as if by chance."),
+    _one("performance.tuning", "TUNING.mixed_chosen", 0.5, "Mixed workers in an overload are valued halfway."),
+    _one("performance.tuning", "TUNING.shortest_first", 0.0, "Early rejection is estimated as if by chance."),
     _one("balance.tuning", "TUNING.spared_misses", 0.0, "Workers are given back as soon as the others suffice."),
     _one("balance.tuning", "TUNING.unhelped_misses", 0.0, "Queues may add nothing to misses that no worker can help."),
 )

@@ -5,7 +5,7 @@ the rate and the lengths, and rises with workers. `docs/concepts/sizing.md` says
 good.
 """
 
-from fulcrum.performance.queueing.decode import decode_admitted, decode_attainment, decode_step, decode_wait
+from fulcrum.performance.queueing.decode import decode_admitted, decode_attainment, decode_step
 from fulcrum.performance.queueing.mixed import MixedAttainment, mixed_admitted, mixed_attainment
 from fulcrum.performance.queueing.prefill import Stations, prefill_attainment
 
@@ -15,7 +15,6 @@ __all__ = [
     "decode_admitted",
     "decode_attainment",
     "decode_step",
-    "decode_wait",
     "mixed_admitted",
     "mixed_attainment",
     "prefill_attainment",

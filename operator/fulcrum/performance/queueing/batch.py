@@ -10,22 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, expm1, floor, inf, log, sqrt
+from math import exp, floor, inf, log, pi, sqrt
 
 import numpy as np
 
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing.lengths import Floats
-
-_CELLS = 160
-_LOSS_CELLS = 256
-_EVEN = 1e-6
-"""Growth of a logarithm that is none."""
-_STEEPEST = 600.0
-"""Largest exponent that is reckoned with: beyond it all but a few are turned away."""
-_REACH = 7.0
-"""States further than this many standard deviations from the middle are left out."""
+from fulcrum.performance.tuning import TUNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +99,11 @@ class Batches:
     spare_rate: float
     """Requests/s that the full pool could do beyond those that arrive: how fast a queue for room gets shorter."""
 
-
-OVERLOADED = Batches(
-    step=inf,
-    elasticity=1.0,
-    steps=np.zeros(1),
-    shares=np.zeros(1),
-    waiting=1.0,
-    spare_rate=0.0,
-)
+    @classmethod
+    def overloaded(cls) -> Batches:
+        """Return the state of a pool that cannot keep up."""
+        nothing = np.zeros(1)
+        return cls(step=inf, elasticity=1.0, steps=nothing, shares=nothing, waiting=1.0, spare_rate=0.0)
 
 
 def batches(
@@ -129,50 +117,42 @@ def batches(
     """
     groups = [group for group in groups if group.workers > 0 and group.room >= 1.0]
     if not groups:
-        return OVERLOADED
-    # A step takes as long as there are requests for: a line through these knots.
-    knots = sorted({group.idle for group in groups} | {group.idle + group.per_request * group.room for group in groups})
-    held = [sum(group.held(step) for group in groups) for step in knots]
-    offered, room = rate * tokens, sum(group.workers * group.room for group in groups)
-    held[-1] = room
+        return Batches.overloaded()
+    knots, held = _line(groups)
+    offered, room = rate * tokens, held[-1]
     if offered * knots[-1] >= room:
-        return OVERLOADED
+        return Batches.overloaded()
     least = max(min(group.idle + group.per_request * min(1.0, group.room) for group in groups), 1e-12)
     middle, slope = _middle(offered, knots, held)
     step = max(middle / offered if offered > 0.0 else 0.0, least)
     elasticity = min(max(slope * middle / step, 0.0), 1.0 - 1e-9)
-
-    def steps_at(states: Floats) -> Floats:
-        return np.maximum(np.interp(states, held, knots), least)
-
-    wider = (1.0 + max(dispersion, 1.0)) / 2
-    deviation = sqrt(wider * (middle + 1.0) / (1.0 - elasticity))
-    lowest = max(0.0, floor(middle - _REACH * deviation))
-    highest = min(middle + _REACH * deviation + 8.0, room)
-    width = max(1.0, (highest - lowest) / _CELLS)
+    wider = _wider(dispersion)
+    reach = TUNING.sigmas * sqrt(wider * (middle + 1.0) / (1.0 - elasticity))
+    lowest, highest = max(0.0, floor(middle - reach)), min(middle + reach, room)
+    width = max(1.0, (highest - lowest) / TUNING.cells)
     states: Floats = lowest + width * np.arange(int((highest - lowest) / width + 1e-9) + 1, dtype=np.float64)
     between: Floats = np.maximum(states - (width - 1.0) / 2, 1.0)
-    logs = np.cumsum(width * np.log(np.maximum(offered * steps_at(between) / between, 1e-300))) / wider
+    logs = width * np.cumsum(_odds(offered, np.maximum(np.interp(between, held, knots), least), between)) / wider
     mass = np.exp(logs - logs.max())
     # Beyond the last state they queue, and the pool gets no faster.
     full = offered * knots[-1] / room
-    beyond = float(mass[-1]) / max(1.0 - full ** (1.0 / wider), 1e-12) / width if highest >= room else 0.0
+    beyond = 0.0
     if highest >= room:
+        beyond = float(mass[-1]) / max(1.0 - full ** (1.0 / wider), 1e-12) / width
         mass, states = mass[:-1], states[:-1]
     if not states.size:
-        return OVERLOADED
-    steps = steps_at(states + 1.0)
+        return Batches.overloaded()
+    # Each pool holds the part of all requests that it holds in the middle of the distribution.
     parts = [max(group.held(step), 1e-9) for group in groups]
-    roomy = np.zeros_like(steps)
+    roomy = np.zeros_like(states)
     for group, part in zip(groups, parts, strict=True):
-        # Each pool holds the part of all requests that it holds in the middle of the distribution.
         share = part / sum(parts)
         roomy += share * group.roomy(states * (share / group.workers), context)
     shares = mass * roomy / (mass.sum() + beyond)
     return Batches(
         step=step,
         elasticity=elasticity,
-        steps=steps,
+        steps=np.maximum(np.interp(states + 1.0, held, knots), least),
         shares=shares,
         waiting=min(max(1.0 - float(shares.sum()), 0.0), 1.0),
         spare_rate=rate / full - rate if full > 0.0 else inf,
@@ -198,31 +178,52 @@ def blocked(
     capped = [replace(group, room=group.held(tpot_seconds) / group.workers) for group in groups]
     roomy = all(group.room < narrow.room * (1 + 1e-9) for group, narrow in zip(groups, capped, strict=True))
     capped = [group for group in capped if group.room > 0.0]
-    room = sum(group.workers * group.room for group in capped)
-    if room < 1.0:
+    if sum(group.workers * group.room for group in capped) < 1.0:
         return 1.0
-    wider = (1.0 + max(dispersion, 1.0)) / 2
-    knots = sorted({group.idle for group in capped} | {group.idle + group.per_request * group.room for group in capped})
-    held = [sum(group.held(step) for group in capped) for step in knots]
-    width = room / _LOSS_CELLS
-    states: Floats = width * (np.arange(_LOSS_CELLS, dtype=np.float64) + 1.0)
-    steps = np.maximum(np.interp(states - width / 2, held, knots), 1e-12)
-    logs = np.cumsum(width * np.log(np.maximum(rate * tokens * steps / np.maximum(states - width / 2, 0.5), 1e-300)))
-    logs = np.concatenate(([0.0], logs)) / wider
+    knots, held = _line(capped)
+    wider, room = _wider(dispersion), held[-1]
+    width = room / TUNING.cells
+    middles: Floats = width * (np.arange(TUNING.cells, dtype=np.float64) + 0.5)
+    growth = width * _odds(rate * tokens, np.interp(middles, held, knots), middles) / wider
+    logs = np.cumsum(np.append(0.0, growth))
     mass = np.exp(logs - logs.max())
     # Between two states the density grows evenly in its logarithm; deep in overload it does so by a lot.
-    growth = np.diff(logs)
-    even = np.abs(growth) < _EVEN
-    cells = np.where(even, (mass[1:] + mass[:-1]) / 2, np.diff(mass) / np.where(even, 1.0, growth))
-    inside, last, overflow = float(cells.sum()) * width, float(mass[-1]), 0.0
+    inside = width * float(np.maximum(mass[1:], mass[:-1]) @ _mean(growth))
+    last, overflow = float(mass[-1]), 0.0
     full = rate * tokens * knots[-1] / room
     if roomy and wait_seconds > 0.0 and full > 0.0:
         queue = wait_seconds * rate / full
-        exponent = min(queue * log(full) / wider, _STEEPEST)
-        inside += last * queue * (expm1(exponent) / exponent if abs(exponent) > _EVEN else 1.0)
-        last *= exp(exponent)
+        more = queue * log(full) / wider
+        # Both in units of the greater end of the queue.
+        inside = inside * exp(min(-more, 0.0)) + last * queue * float(_mean(np.array(more)))
+        last *= exp(min(more, 0.0))
         overflow = 1.0 - 1.0 / full  # no more come in than leave
     return max(1.0 - exp(-last * wider / inside), overflow)
+
+
+def _line(groups: Sequence[BatchGroup]) -> tuple[list[float], list[float]]:
+    """Return steps, and how many requests all workers hold when theirs take as long: knots of a line between them."""
+    knots = sorted({group.idle for group in groups} | {group.idle + group.per_request * group.room for group in groups})
+    held = [sum(group.held(step) for group in groups) for step in knots]
+    return knots, [*held[:-1], sum(group.workers * group.room for group in groups)]
+
+
+def _wider(dispersion: float) -> float:
+    """Return the requests of a burst, on average: the number in a pool varies by as much more."""
+    return (1.0 + max(dispersion, 1.0)) / 2
+
+
+def _odds(offered: float, steps: Floats, states: Floats) -> Floats:
+    """Return the logarithm of how much likelier each state is than the one before it."""
+    odds: Floats = np.log(np.maximum(offered * steps / states, 1e-300))
+    return odds
+
+
+def _mean(growth: Floats) -> Floats:
+    """Return the mean of an exponential that grows, or falls, by e^`growth`, as a share of its greater end."""
+    size = np.abs(growth) + 1e-12
+    mean: Floats = -np.expm1(-size) / size
+    return mean
 
 
 def _middle(offered: float, knots: Sequence[float], held: Sequence[float]) -> tuple[float, float]:
@@ -240,6 +241,5 @@ def _middle(offered: float, knots: Sequence[float], held: Sequence[float]) -> tu
 
 def normal(z: Floats) -> Floats:
     """Return the normal distribution function, to 0.0002 (Page 1977)."""
-    cut = np.clip(z, -6.0, 6.0)
-    values: Floats = 1.0 / (1.0 + np.exp(-1.5976 * cut - 0.070566 * cut**3))
+    values: Floats = 0.5 + 0.5 * np.tanh(sqrt(2 / pi) * z * (1.0 + 0.044715 * z * z))
     return values

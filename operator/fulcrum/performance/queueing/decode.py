@@ -15,13 +15,9 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing.batch import Batches, BatchGroup, Context, batch_group, batches, blocked, normal
 from fulcrum.performance.queueing.lengths import Floats, length_points, log_spread
-from fulcrum.performance.queueing.prefill import MOST_LOAD, Stations
+from fulcrum.performance.queueing.prefill import Stations
 from fulcrum.performance.queueing.waiting import Service, turned_away, waiting
-
-_CLASSES, _CLASS_WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
-_CLASS_WEIGHTS = _CLASS_WEIGHTS / _CLASS_WEIGHTS.sum()
-_WIDTH = 0.03
-"""How far, as a share of the target, steps that are too slow on average still leave some requests inside."""
+from fulcrum.performance.tuning import TUNING
 
 
 def decode_step(demand: Demand, stations: Stations) -> float:
@@ -55,12 +51,6 @@ def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float, 
     )
 
 
-def decode_wait(demand: Demand, stations: Stations, *, seconds: float = 0.0) -> float:
-    """Return the probability that a request waits longer than `seconds` for a place in a batch and its KV memory."""
-    pool, _ = _pool(demand, stations)
-    return pool.waiting * exp(-pool.spare_rate * seconds) if seconds > 0.0 else pool.waiting
-
-
 def pull_seconds(demand: Demand, speed: WorkerSpeed) -> float:
     """Return how long the KV of a mean prompt takes of a decode worker's link; what it has cached is not pulled."""
     return speed.transfer_seconds_per_token * demand.isl_tokens * (1.0 - min(max(demand.prefix_hit, 0.0), 1.0))
@@ -75,7 +65,7 @@ def _pulled(demand: Demand, stations: Stations, wait_seconds: float, *, early: b
     mean = sum(count * pull_seconds(demand, speed) for speed, count in stations) / max(workers, 1)
     if mean <= 0.0:
         return 1.0
-    let_in = min(1.0, MOST_LOAD * workers / max(demand.rate * mean, 1e-9)) if early else 1.0
+    let_in = min(1.0, TUNING.most_load * workers / max(demand.rate * mean, 1e-9)) if early else 1.0
     service = Service(constant=0.0, own=mean, cv2=max(demand.isl_cv2, 0.0), most_sharing=1.0, held_up=1.0)
     queue = waiting(demand.rate * let_in, workers, service)
     lengths, weights = length_points(mean, demand.isl_cv2)
@@ -134,7 +124,7 @@ def tpot_inside(
     single = _of_one_token(demand.osl_tokens, sigma)
     if tpot_seconds < min(group.idle for group in groups):
         return single * float(shares.sum())
-    relative = np.exp(sigma * _CLASSES - sigma * sigma / 2)
+    relative, weights = length_points(1.0, demand.osl_cv2)
     kept = np.sqrt(_averaged((1.0 - pool.elasticity) * relative))
     mean = float(pool.shares @ pool.steps) / (1.0 - pool.waiting)
     # Below the mean the threshold stays, so that the share falls with the load everywhere.
@@ -146,13 +136,13 @@ def tpot_inside(
     spread = others * _averaged(relative)
     distance = threshold[:, None] - steps
     # States that are too slow: a fixed width, or heavier demand would get more of them inside by chance.
-    steady = _WIDTH * tpot_seconds
+    steady = TUNING.precision * tpot_seconds
     # Long contexts make steps long, so that more requests gather: two relaxations in a row, shared by the pool.
     e = pool.elasticity
     gathered = 1.0 + (2.0 * e / (2.0 - e) + e * e / ((1.0 - e) * (2.0 - e))) / workers
     moved = np.sqrt(spread * gathered + jitter / np.maximum(relative * demand.osl_tokens, 1.0))[:, None] + 1e-9
     inside = normal(distance / np.where(distance < 0.0, steady, moved)) @ shares
-    return min(max((1.0 - single) * float(_CLASS_WEIGHTS @ inside) + single * float(shares.sum()), 0.0), 1.0)
+    return min(max((1.0 - single) * float(weights @ inside) + single * float(shares.sum()), 0.0), 1.0)
 
 
 def _of_one_token(osl_tokens: float, sigma: float) -> float:

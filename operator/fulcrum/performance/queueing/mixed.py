@@ -13,12 +13,7 @@ from fulcrum.performance.queueing.batch import Batches, Context, batch_group, ba
 from fulcrum.performance.queueing.decode import tpot_inside
 from fulcrum.performance.queueing.lengths import length_points
 from fulcrum.performance.queueing.prefill import PrefillGroup, PromptTime, Stations, groups_attainment, prompt_time
-
-_HALVINGS = 8
-_ALL_IN = 1e-3
-"""Share that may be missing where all are let in."""
-_LEAST_TOKENS = 0.05
-"""Of an answer beyond its first token, which the prefill makes."""
+from fulcrum.performance.search import largest_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +77,7 @@ def mixed_attainment(
 
 def _in_pace(own: Demand, pool: _Shared, *, tpot_seconds: float, wait_seconds: float) -> tuple[float, float] | None:
     """Return the mean step (s) of a pool and the share of its requests inside their TPOT; None: it cannot keep up."""
-    context, tokens = Context.of(own), max(own.osl_tokens - 1.0, _LEAST_TOKENS)
+    context, tokens = Context.of(own), max(own.osl_tokens - 1.0, 0.0)
     groups = [batch_group(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy))]
     state = batches(own.rate, tokens, groups, context, dispersion=own.dispersion)
     if state.waiting >= 1.0:
@@ -96,7 +91,7 @@ def _in_pace(own: Demand, pool: _Shared, *, tpot_seconds: float, wait_seconds: f
 def _in_time(own: Demand, pool: _Shared, step_seconds: float, *, ttft_seconds: float, extra_seconds: float) -> float:
     """Return the share of a pool's requests inside their TTFT."""
     k, workers = pool.speed.coefficients, pool.workers
-    each = own.rate * max(own.osl_tokens - 1.0, _LEAST_TOKENS) * step_seconds / workers
+    each = own.rate * max(own.osl_tokens - 1.0, 0.0) * step_seconds / workers
     step = step_seconds * (1.0 - pool.busy) * min(each, 1.0)
     group = PrefillGroup(
         time=replace(pool.time, constant=max(step + max(k.prefill_a - k.decode_a, 0.0), k.prefill_a)),
@@ -125,7 +120,7 @@ def mixed_admitted(
     share at which as many fit as are let in. What single prompts add to single steps is left out, so that it is an
     upper bound; to let requests in by chance (`mixed_attainment` of a smaller load) is a lower one.
     """
-    context, tokens = Context.of(demand), max(demand.osl_tokens - 1.0, _LEAST_TOKENS)
+    context, tokens = Context.of(demand), max(demand.osl_tokens - 1.0, 0.0)
 
     def fitting(share: float) -> tuple[float, list[_Shared]]:
         pools = _shared(replace(demand, rate=demand.rate * share), stations)
@@ -142,10 +137,7 @@ def mixed_admitted(
         )
         return 1.0 - lost, pools
 
-    low, high = (1.0, 1.0) if fitting(1.0)[0] >= 1.0 - _ALL_IN else (0.0, 1.0)
-    for _ in range(_HALVINGS if low < high else 0):
-        middle = (low + high) / 2
-        low, high = (middle, high) if fitting(middle)[0] >= middle else (low, middle)
+    low = largest_share(lambda share: fitting(share)[0] - share)
     _, pools = fitting(low)
     in_time = 0.0
     for pool in pools if low > 0.0 else ():

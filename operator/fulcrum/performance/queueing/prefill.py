@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
-from typing import Final
+from math import inf, sqrt
 
 import numpy as np
 
@@ -13,11 +12,7 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing.lengths import Floats, length_points
 from fulcrum.performance.queueing.waiting import Service, Waiting, inverse_erlang_b, turned_away, waiting
-
-MOST_LOAD = 0.98
-"""Share of its time that a role works when the queue is kept as short as a promise needs."""
-_SHORTEST_FIRST: Final = 0.8
-"""How far early rejection is from letting prompts in by chance (0) on the way to the shortest only (1). Fitted."""
+from fulcrum.performance.tuning import TUNING
 
 Stations = Sequence[tuple[WorkerSpeed, int]]
 """Pools of one role: (speed of one worker, number of workers)."""
@@ -164,9 +159,9 @@ def _attainment(
     if not early:
         return inside(wait)
     busy = 1.0
-    if wait.load > MOST_LOAD:
+    if wait.load > TUNING.most_load:
         # Of what is too much for all of them, as much is let in as keeps them busy.
-        busy = MOST_LOAD / wait.load
+        busy = TUNING.most_load / wait.load
         wait = _wait(replace(demand, rate=demand.rate * busy), groups, shares, times, (lengths, weights))
     even = inside(replace(wait, burst=0.0))
     if wait.burst > 0.0 and even > 0.0:
@@ -183,7 +178,7 @@ def _let_in(work: float, seconds: Floats, weights: Floats) -> float:
     prompts = np.concatenate(([0.0], np.cumsum(weights[shortest])))
     works = np.concatenate(([0.0], np.cumsum((weights * seconds)[shortest])))
     first = float(np.interp(work * works[-1], works, prompts))
-    return work + _SHORTEST_FIRST * (first - work)
+    return work + TUNING.shortest_first * (first - work)
 
 
 def _shares(rate: float, means: list[float], workers: list[int]) -> list[float]:
@@ -236,7 +231,7 @@ def _held_up(group: PrefillGroup, isl_tokens: float) -> float:
 
 
 def _root(square: float, linear: float, value: float) -> float:
-    """Return the x >= 0 with `square x^2 + linear x = value`; infinite when both are 0."""
-    if linear <= 0.0 and square <= 0.0:
-        return float("inf")
+    """Return the x >= 0 with `square x^2 + linear x = value`; infinite when both are 0, or `value` is."""
+    if value == inf or (linear <= 0.0 and square <= 0.0):
+        return inf
     return 2.0 * value / (linear + sqrt(linear * linear + 4.0 * square * value)) if value > 0.0 else 0.0

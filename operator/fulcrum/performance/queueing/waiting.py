@@ -23,16 +23,7 @@ from math import exp, inf, isfinite, sqrt
 import numpy as np
 
 from fulcrum.performance.queueing.lengths import Floats
-
-_CELLS = 192
-_GROWTH = 1.05
-_WIDTHS = _GROWTH ** np.arange(_CELLS)
-_STARTS = np.cumsum(_WIDTHS) - _WIDTHS
-
-_FOUND_PER_SHARING = 1.3
-"""Requests per server of the birth-death process for each one that shares a step. Fitted to simulated pools."""
-_RESIDUAL_POWER = 0.6
-"""Residual life against mean service, to this power: the least loaded worker is not a random one. Fitted likewise."""
+from fulcrum.performance.tuning import TUNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,20 +109,22 @@ def waiting(rate: float, servers: int, service: Service, *, dispersion: float = 
     best = service.constant / service.most_sharing + service.own
     if rate * best >= servers:
         return Waiting(chance=1.0, residual=1.0, backlog_chance=1.0, backlog=inf, load=rate * best / servers)
-    # Above one request per server, in cells that grow: within one, the odds of one more stay the same.
-    first = max(1.0, servers / 32)
-    widths, starts = first * _WIDTHS, first * _STARTS
+    # Above one request per server, in cells that grow; within one, the odds of one more stay the same. They do for ever
+    # in the last one, where as many share a step as can.
+    cell = np.arange(TUNING.cells)
+    most = TUNING.found_per_sharing * service.most_sharing
+    starts: Floats = np.maximum(cell, servers * (most ** (cell / cell[-1]) - 1.0))
+    widths = np.append(np.diff(starts), inf)
     found = (servers + starts + widths / 2) / servers
-    sharing = np.clip(found / _FOUND_PER_SHARING, 1.0, service.most_sharing)
+    sharing = np.clip(found / TUNING.found_per_sharing, 1.0, service.most_sharing)
     rates = servers * sharing / (service.constant + sharing * service.own)
     odds = rate / rates
     odds = np.where(np.abs(odds - 1.0) < 1e-9, 1.0 - 1e-9, odds)
-    steps = widths * np.log(odds)
-    logs = np.concatenate(([0.0], np.cumsum(steps)[:-1]))
-    top = max(float(logs.max()), 0.0)
-    mass = np.exp(logs - top) * np.expm1(np.minimum(steps, 700.0)) / (odds - 1.0)
+    logs = np.concatenate(([0.0], np.cumsum(widths * np.log(odds))))
+    peak = float(logs.max())
+    mass = np.diff(np.exp(logs - peak)) / (odds - 1.0)
     above = float(mass.sum())
-    below = (inverse_erlang_b(servers, load) - 1.0) * exp(-top)
+    below = (inverse_erlang_b(servers, load) - 1.0) * exp(-peak)
     if not isfinite(below):
         return Waiting(chance=0.0, residual=1.0, backlog_chance=0.0, backlog=0.0)
     common = above / (above + below)
@@ -149,7 +142,7 @@ def waiting(rate: float, servers: int, service: Service, *, dispersion: float = 
         burst_chance=(more / (1.0 + more)) ** max(servers - rate * alone, 1.0),
         burst=service.held_up * more * best / spare,
         chance=chance,
-        residual=spread ** (_RESIDUAL_POWER - 1.0),
+        residual=spread ** (TUNING.residual_power - 1.0),
         backlog_chance=busy,
         backlog=service.held_up * spread * min(chance / busy, 1.0) * queued / rate,
     )
