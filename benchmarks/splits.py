@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.balance import small_workers
 
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.load.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
+from fulcrum.load.bursts import dispersion
 from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.tuning import TUNING
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
@@ -52,7 +53,7 @@ def demand_of(load: Workload) -> Demand:
     """What production would measure of a load."""
     prompts, outputs = (each.astype(float) for each in (load.prompt_tokens, load.output_tokens))
     seconds = float(load.arrival_seconds[-1])
-    edges = np.arange(0.0, min(seconds, MEMORY_SECONDS), SPAN_SECONDS)
+    edges = np.arange(0.0, min(seconds, TUNING.memory_seconds), TUNING.span_seconds)
     return Demand(
         rate=len(load) / seconds,
         isl_tokens=float(prompts.mean()),

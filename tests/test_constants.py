@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CORE = Path(__file__).parents[1] / "operator/fulcrum"
-ROOMS = ("admission", "balance", "performance", "routing")
+ROOMS = ("admission", "balance", "load", "performance", "routing")
 PLAIN = (0.0, 0.5, 1.0, 2.0)
 GUARD = 1e-6
 

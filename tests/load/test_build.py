@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fulcrum.load.build import Latencies, Window, build_traffic
-from fulcrum.load.lengths import NEWEST_PARTS, Arrived, Measured
+from fulcrum.load.lengths import Arrived, Measured
 from fulcrum.load.traffic import Traffic
+from fulcrum.load.tuning import TUNING
 
 
 def came(requests: float, tokens: float = 100.0) -> Arrived:
@@ -26,8 +27,8 @@ def test_ratios_of_nothing_are_unknown() -> None:
 
 def test_a_load_that_begins_within_the_window_is_not_diluted_by_the_pause_before_it() -> None:
     """Arrivals are those of the newest part, attainment that of the whole window."""
-    found = built(newest=[came(60.0)] * len(NEWEST_PARTS), judged=20.0, inside=15.0)
-    assert found.window_seconds == NEWEST_PARTS[0] * 30.0
+    found = built(newest=[came(60.0)] * len(TUNING.newest_parts), judged=20.0, inside=15.0)
+    assert found.window_seconds == TUNING.newest_parts[0] * 30.0
     assert found.rate == pytest.approx(60.0 / found.window_seconds)
     assert found.attainment == 0.75
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fulcrum.load.lengths import (
-    NEWEST_PARTS,
     Arrived,
     Lengths,
     Measured,
@@ -19,6 +18,7 @@ from fulcrum.load.lengths import (
     lengths,
     standard_error,
 )
+from fulcrum.load.tuning import TUNING
 
 WINDOW = 10.0
 UNKNOWN = (Measured(), Measured())
@@ -46,7 +46,7 @@ def arrived(came: Sequence[Came], *, since: float) -> Arrived:
 
 def parts(came: Sequence[Came]) -> tuple[Arrived, list[Arrived]]:
     """The window from 0 to `WINDOW`, and its newest parts."""
-    return arrived(came, since=0), [arrived(came, since=WINDOW * (1 - part)) for part in NEWEST_PARTS]
+    return arrived(came, since=0), [arrived(came, since=WINDOW * (1 - part)) for part in TUNING.newest_parts]
 
 
 def ended(requests: float, length: float, expected: float) -> Measured:
@@ -116,7 +116,7 @@ def test_answers_are_at_least_as_long_as_those_under_way_until_one_has_ended() -
 def test_without_estimates_those_that_ended_are_the_load() -> None:
     """Gateways of an earlier version."""
     old = Measured(requests=10, tokens=700)
-    found = lengths(Arrived(), [Arrived()] * len(NEWEST_PARTS), prompts=(old, old), outputs=(old, old))
+    found = lengths(Arrived(), [Arrived()] * len(TUNING.newest_parts), prompts=(old, old), outputs=(old, old))
     assert (found.isl_tokens, found.isl_seen, found.osl_tokens, found.osl_seen) == (70, 10, 70, 10)
     assert found.isl_cv2 is None
 
@@ -138,7 +138,7 @@ def test_lengths_that_only_vary_are_seldom_taken_for_another_load(spread: float)
 
 
 def test_after_a_pause_the_load_began_within_the_window() -> None:
-    assert begun(*parts(steady(100, begin=6))) == NEWEST_PARTS.index(0.5)
+    assert begun(*parts(steady(100, begin=6))) == TUNING.newest_parts.index(0.5)
     assert begun(*parts(steady(100))) is None
 
 

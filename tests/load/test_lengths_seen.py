@@ -23,7 +23,7 @@ def loads(measured: Traffic, **measurements: object) -> LoadEstimate:
 def test_a_load_is_told_to_people() -> None:
     now = Demand(rate=2.0, isl_tokens=200.4, osl_tokens=30.0)
     assert str(Load.of(now)) == "2 requests/s of 200 + 30 tokens"
-    assert str(Load.of(replace(now, rate=1234.0))) == "1,234 requests/s of 200 + 30 tokens"
+    assert str(Load.of(replace(now, rate=1234.0))) == "1,230 requests/s of 200 + 30 tokens"
 
 
 def test_lengths_that_were_not_measured_are_as_good_as_guessed() -> None:

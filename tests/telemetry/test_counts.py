@@ -12,8 +12,8 @@ from fulcrum.api.reasons import REJECTIONS
 from fulcrum.gateway.metrics.counts import Metrics, gauge
 from fulcrum.gateway.metrics.slo import SloOutcome, judge_refusal
 from fulcrum.load.demand import ClassPart
-from fulcrum.load.lengths import NEWEST_PARTS
 from fulcrum.load.traffic import without_nonsense
+from fulcrum.load.tuning import TUNING
 from fulcrum.telemetry.counts import (
     BadPageError,
     Counts,
@@ -110,7 +110,7 @@ def test_after_a_pause_the_rate_is_that_of_the_time_since() -> None:
         Key("arrived_prompt_tokens_count"): 8.0,
         Key("arrived_prompt_tokens_squared_sum"): 80_000.0,
     }
-    traffic = make_traffic(came, 10.0, newest=[came] * len(NEWEST_PARTS))
+    traffic = make_traffic(came, 10.0, newest=[came] * len(TUNING.newest_parts))
     assert (traffic.window_seconds, traffic.rate, traffic.isl_tokens) == (2.0, 4.0, 100.0)
 
 

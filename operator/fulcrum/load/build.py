@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from fulcrum.api.reasons import Reason
 from fulcrum.load.demand import ClassPart
-from fulcrum.load.lengths import NEWEST_PARTS, Arrived, Measured, Moments, begun, common_spread, lengths
+from fulcrum.load.lengths import Arrived, Measured, Moments, begun, common_spread, lengths
 from fulcrum.load.traffic import Traffic
+from fulcrum.load.tuning import TUNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class Window:
     arrivals: float
     came: Arrived
     newest: Sequence[Arrived] = ()
-    """The last `NEWEST_PARTS` of the window."""
+    """The last `Tuning.newest_parts` of the window."""
     prompts: Measured = field(default_factory=Measured)
     """Prompts of requests that ended in the window; empty where prompts are known exactly when they come."""
     prompts_longer: Measured = field(default_factory=Measured)
@@ -27,7 +28,7 @@ class Window:
     outputs: Measured = field(default_factory=Measured)
     outputs_longer: Measured = field(default_factory=Measured)
     stretches: Sequence[Arrived] = ()
-    """What came in each `STRETCH_SECONDS` of the last minutes."""
+    """What came in each `Tuning.window_seconds` of the last minutes."""
     output_stretches: Sequence[Moments] = ()
     """Lengths of the answers that ended in each of them."""
     judged: float = 0.0
@@ -67,7 +68,7 @@ def build_traffic(
     passed on.
     """
     since = begun(window.came, window.newest)
-    window_seconds = window.seconds if since is None else window.seconds * NEWEST_PARTS[since]
+    window_seconds = window.seconds if since is None else window.seconds * TUNING.newest_parts[since]
     seen = lengths(
         window.came,
         window.newest,

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
-from typing import Final
 
 import numpy as np
 
-SPAN_SECONDS: Final = 2.0
-"""Length of the spans in which arrivals are counted: about a TTFT promise, and a turn of the control loop."""
-MEMORY_SECONDS: Final = 300.0
-"""How far back they are counted."""
-_FEWEST_SPANS: Final = 10
-_SIGMAS: Final = 2.0
+from fulcrum.load.tuning import TUNING
 
 
 def dispersion(counts: Sequence[float]) -> float | None:
@@ -25,8 +19,8 @@ def dispersion(counts: Sequence[float]) -> float | None:
     spans = len(counts)
     values = np.asarray(counts, dtype=np.float64)
     mean = float(values.mean()) if spans else 0.0
-    if spans < _FEWEST_SPANS or mean <= 0:
+    if spans < TUNING.least_seen or mean <= 0:
         return None
     steps = np.diff(values)
     index = min(float(values.var()), float((steps * steps).mean()) / 2) / mean
-    return index if index > 1 + _SIGMAS * sqrt(2 / spans) else 1.0
+    return index if index > 1 + TUNING.sigmas * sqrt(2 / spans) else 1.0

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 from fulcrum.api.durations import seconds
+from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import InferenceClusterSpec
-
-_TWO_DIGITS: Final = 99.5
-"""Rates below it are written with two digits, others as whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +56,9 @@ class Load:
         return cls(rate=demand.rate, prefill=demand, decode=demand)
 
     def __str__(self) -> str:
-        """For people: `2.1 requests/s of 177 + 10 tokens`."""
-        rate = f"{self.rate:.2g}" if self.rate < _TWO_DIGITS else f"{self.rate:,.0f}"
-        return f"{rate} requests/s of {self.prefill.isl_tokens:.0f} + {self.decode.osl_tokens:.0f} tokens"
+        """For people: `2.13 requests/s of 177 + 10 tokens`."""
+        rate = three_digits(self.rate)
+        return f"{rate:,g} requests/s of {self.prefill.isl_tokens:.0f} + {self.decode.osl_tokens:.0f} tokens"
 
     def scaled(self, factor: float) -> Load:
         """Return the load with `factor` times the requests."""

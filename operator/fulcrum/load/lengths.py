@@ -12,20 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Final
 
-NEWEST_PARTS: Final = (0.2, 0.35, 0.5, 0.65, 0.8)
-"""Newest parts of the window, as shares of it, that are compared with what came before them."""
-STRETCH_SECONDS: Final = 30.0
-"""Length of the stretches of the last minutes in which lengths are compared with their mean."""
-_CLEARLY: Final = 3.0
-"""Standard errors of the difference from which on two mean lengths differ: 1 in 400 by chance."""
-_FEWEST: Final = 3.0
-"""Least requests of each mean length that is compared."""
-_BEGUN: Final = 5.0
-"""Minimum arrivals before a new busy period counts as started."""
-_STEADY: Final = 8.0
-"""Weight, in requests, of the last minutes' correction of expected lengths beside that of the window."""
+from fulcrum.load.tuning import TUNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +101,8 @@ def lengths(
     """Return the lengths of what comes now.
 
     `newest` are the last parts of the `window`, the shortest first. `prompts` and `outputs` of those that ended are
-    those of the window, and those of the last minutes. `stretches` are what came in each `STRETCH_SECONDS` of them.
+    those of the window, and those of the last minutes. `stretches` are what came in each `Tuning.window_seconds` of
+    them.
     """
     came = _present(window, newest)
     isl = isl_cv2 = osl = None
@@ -127,7 +116,7 @@ def lengths(
         isl = prompts[0].tokens / prompts[0].requests
     if came.outputs > 0 and outputs[1].expected > 0:
         osl = came.output_tokens / came.outputs * _correction(*outputs)
-        osl_seen = 1 / (1 / came.outputs + 1 / (outputs[0].requests + _STEADY))
+        osl_seen = 1 / (1 / came.outputs + 1 / (outputs[0].requests + TUNING.steady_requests))
     elif outputs[0].requests > 0:
         osl = outputs[0].tokens / outputs[0].requests
     elif came.outputs > 0:
@@ -148,7 +137,7 @@ def begun(window: Arrived, newest: Sequence[Arrived]) -> int | None:
     After a pause the load is what came since, in the time since, and not in all of the window.
     """
     for place, part in enumerate(newest):
-        if part.requests >= max(_BEGUN, window.requests):
+        if part.requests >= max(TUNING.least_seen, window.requests):
             return place
     return None
 
@@ -177,10 +166,13 @@ def standard_error(cv2: float, seen: float) -> float:
 
 def _present(window: Arrived, newest: Sequence[Arrived]) -> Arrived:
     """Return the part of the window that is clearest unlike what came before it; without any, all of it."""
-    found, clearest = window, _CLEARLY
+    found, clearest = window, TUNING.sigmas
     for part in newest:
         before = window.before(part)
-        if min(part.requests, before.requests) < _FEWEST or min(part.prompt_tokens, before.prompt_tokens) <= 0:
+        if (
+            min(part.requests, before.requests) < TUNING.least_seen
+            or min(part.prompt_tokens, before.prompt_tokens) <= 0
+        ):
             continue
         means = [each.prompt_tokens / each.requests for each in (part, before)]
         spread = max(part.spread, before.spread)  # a few long ones may be missing in either
@@ -197,8 +189,8 @@ def _correction(ended: Measured, longer: Measured) -> float:
     """Return how many times longer lengths are than expected."""
     if longer.requests <= 0 or longer.expected_tokens <= 0:
         return 1.0
-    made = _STEADY * longer.tokens / longer.requests
-    expected = _STEADY * longer.expected_tokens / longer.expected
+    made = TUNING.steady_requests * longer.tokens / longer.requests
+    expected = TUNING.steady_requests * longer.expected_tokens / longer.expected
     if ended.expected > 0:
         made += ended.tokens
         expected += ended.requests * ended.expected_tokens / ended.expected

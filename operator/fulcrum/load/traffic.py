@@ -11,23 +11,19 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.load.demand import ClassPart
-
-SHORTEST_WINDOW_SECONDS: Final = 10.0
-LONGEST_WINDOW_SECONDS: Final = 30.0
-QUERY_WINDOW_SECONDS: Final = 60.0
-"""Prometheus scrapes every 15 to 30 s as a rule, and two scrapes must lie in the window."""
+from fulcrum.load.tuning import TUNING
 
 
 def traffic_window_seconds(spec: InferenceClusterSpec) -> float:
     """Return over how many seconds load is averaged before a decision.
 
     A flip must pay within its dwell, so what it is decided by need not be older than that: a shorter dwell asks for
-    quicker and noisier decisions.
+    quicker and noisier decisions. Two scrapes of a Prometheus must lie in the window.
     """
     if spec.metrics.prometheus is not None:
-        return QUERY_WINDOW_SECONDS
-    dwell_seconds = seconds(spec.balance.flip.min_dwell)
-    return min(max(dwell_seconds, SHORTEST_WINDOW_SECONDS), LONGEST_WINDOW_SECONDS)
+        return 2 * TUNING.window_seconds
+    shortest = TUNING.least_seen * TUNING.span_seconds
+    return min(max(seconds(spec.balance.flip.min_dwell), shortest), TUNING.window_seconds)
 
 
 _NO_FIGURES: Final = frozenset({"rejections", "classes"})

@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 from fulcrum.balance import Action
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.load.build import Latencies, Window, build_traffic
-from fulcrum.load.bursts import MEMORY_SECONDS, SPAN_SECONDS, dispersion
+from fulcrum.load.bursts import dispersion
 from fulcrum.load.demand import Slo
-from fulcrum.load.lengths import NEWEST_PARTS, STRETCH_SECONDS, Arrived, Measured, Moments
+from fulcrum.load.lengths import Arrived, Measured, Moments
 from fulcrum.load.traffic import Traffic
+from fulcrum.load.tuning import TUNING
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.outcome import Ledger, Outcome
 from fulcrum.simulation.worker import Worker
 from fulcrum.simulation.workload import Workload
 
-_STRETCHES: Final = int(MEMORY_SECONDS / STRETCH_SECONDS)
+_STRETCHES: Final = int(TUNING.memory_seconds / TUNING.window_seconds)
 
 
 class View:
@@ -56,7 +57,7 @@ class View:
         ended = self._ended_since(since)
         outcomes = ledger.outcome[ended]
         served = ended[outcomes == Outcome.SERVED]
-        longer = self._ended_since(self.now - MEMORY_SECONDS)
+        longer = self._ended_since(self.now - TUNING.memory_seconds)
         longer = longer[ledger.outcome[longer] == Outcome.SERVED]
         ttft = ledger.ttft_seconds[served]
         tpot = ledger.tpot_seconds(load.arrival_seconds, load.output_tokens, served)
@@ -65,12 +66,12 @@ class View:
         computed = int(ledger.computed_tokens[served].sum())
         measured = tpot[~np.isnan(tpot)]
         # Prompts are known exactly when they come, so nothing corrects them.
-        until = [self._arrived_since(self.now - STRETCH_SECONDS * part) for part in range(_STRETCHES + 1)]
+        until = [self._arrived_since(self.now - TUNING.window_seconds * part) for part in range(_STRETCHES + 1)]
         window = Window(
             seconds=window_seconds,
             arrivals=(came := self._arrived_since(since)).requests,
             came=came,
-            newest=[self._arrived_since(self.now - part * window_seconds) for part in NEWEST_PARTS],
+            newest=[self._arrived_since(self.now - part * window_seconds) for part in TUNING.newest_parts],
             outputs=self._outputs(served),
             outputs_longer=self._outputs(longer),
             stretches=[older.before(newer) for newer, older in pairwise(until)],
@@ -96,7 +97,7 @@ class View:
 
     def _output_stretches(self, served: NDArray[np.int64]) -> list[Moments]:
         """Lengths of the answers of the last minutes, by stretch."""
-        edges = self.now - STRETCH_SECONDS * np.arange(_STRETCHES, -1, -1)
+        edges = self.now - TUNING.window_seconds * np.arange(_STRETCHES, -1, -1)
         places = np.searchsorted(self._ledger.end_seconds[served], edges, side="right")
         outputs = self._workload.output_tokens[served].astype(np.float64)
         parts = [outputs[first:last] for first, last in pairwise(places)]
@@ -139,8 +140,8 @@ class View:
 
     def _dispersion(self) -> float | None:
         """How unevenly requests arrived of late."""
-        spans = int(min(self.now, MEMORY_SECONDS) / SPAN_SECONDS)
-        edges = self.now - SPAN_SECONDS * np.arange(spans, -1, -1)
+        spans = int(min(self.now, TUNING.memory_seconds) / TUNING.span_seconds)
+        edges = self.now - TUNING.span_seconds * np.arange(spans, -1, -1)
         arrivals = self._workload.arrival_seconds[: self.arrived]
         return dispersion(np.diff(np.searchsorted(arrivals, edges, side="right")).tolist())
 

@@ -168,8 +168,8 @@ def make_traffic(
 ) -> Traffic:
     """What `counts` of `window_seconds` amount to; ratios of nothing are None. `dispersion` is passed on.
 
-    `newest` (`NEWEST_PARTS` of the window) and `longer` (the last minutes) are for the lengths (`LENGTHS`), `stretches`
-    (each `STRETCH_SECONDS` of the last minutes) for how spread they are (`spread_of`).
+    `newest` (`Tuning.newest_parts` of the window) and `longer` (the last minutes) are for the lengths (`LENGTHS`),
+    `stretches` (each `Tuning.window_seconds` of the last minutes) for how spread they are (`spread_of`).
     """
     arrivals = counts.get(Key(ARRIVALS), 0.0)
     outcomes = {key.part: value for key, value in counts.items() if key.name == SLO}

@@ -13,9 +13,9 @@ import aiohttp
 
 from fulcrum.api.names import PORT_GATEWAY, PORT_GATEWAY_INSIDE
 from fulcrum.forecast.series import LoadSeries
-from fulcrum.load.bursts import MEMORY_SECONDS, dispersion
-from fulcrum.load.lengths import NEWEST_PARTS, STRETCH_SECONDS
+from fulcrum.load.bursts import dispersion
 from fulcrum.load.traffic import Traffic
+from fulcrum.load.tuning import TUNING
 from fulcrum.telemetry.counts import (
     LENGTHS,
     BadPageError,
@@ -193,13 +193,15 @@ class ScrapeSource:
         return make_traffic(
             counts,
             covered_seconds,
-            newest=[only_lengths(part * window_seconds) for part in NEWEST_PARTS],
-            longer=only_lengths(MEMORY_SECONDS),
+            newest=[only_lengths(part * window_seconds) for part in TUNING.newest_parts],
+            longer=only_lengths(TUNING.memory_seconds),
             stretches=[
-                known.ring.recent(window_seconds=STRETCH_SECONDS, now=now - part * STRETCH_SECONDS, keys=spread)[0]
-                for part in range(int(MEMORY_SECONDS / STRETCH_SECONDS))
+                known.ring.recent(
+                    window_seconds=TUNING.window_seconds, now=now - part * TUNING.window_seconds, keys=spread
+                )[0]
+                for part in range(int(TUNING.memory_seconds / TUNING.window_seconds))
             ],
-            dispersion=dispersion(known.ring.spans(MEMORY_SECONDS, now=now)),
+            dispersion=dispersion(known.ring.spans(TUNING.memory_seconds, now=now)),
         )
 
     def _unknown(self, cluster: ClusterRef, why: str) -> Unknown:

@@ -1,0 +1,31 @@
+"""Every number that shapes what is read from the traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Default, unit and reason of each."""
+
+    window_seconds: float = 30.0
+    """Longest window over which a load is averaged, and length of the stretches of the last minutes in which lengths
+    are compared with their mean. Prometheus scrapes as seldom as that, so that a query looks back over two."""
+    memory_seconds: float = 300.0
+    """How far back the spread of lengths and bursts are measured: one window holds too few requests for them."""
+    span_seconds: float = 2.0
+    """Length of the spans in which arrivals are counted: about a TTFT promise, and a tick of the control loop."""
+    newest_parts: tuple[float, ...] = (0.2, 0.35, 0.5, 0.65, 0.8)
+    """Newest parts of the window, as shares of it, that are compared with what came before them."""
+    sigmas: float = 3.0
+    """Standard errors beyond which a mean length or the number of arrivals has changed: 1 in 400 by chance. Five parts
+    of each window are compared, so that 2 would often be passed by chance."""
+    least_seen: int = 5
+    """Requests, or spans, below which nothing is said about them: neither a mean length nor the begin of a load."""
+    steady_requests: float = 8.0
+    """Weight, in requests, of the last minutes' correction of expected lengths beside that of the window."""
+
+
+TUNING: Final = Tuning()
