@@ -9,7 +9,7 @@ import numpy as np
 
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing.batch import Batches, Context, batch_group, batches, blocked
+from fulcrum.performance.queueing.batch import Batches, BatchGroup, Context, batch_group, batches, blocked
 from fulcrum.performance.queueing.decode import tpot_inside
 from fulcrum.performance.queueing.lengths import length_points
 from fulcrum.performance.queueing.prefill import PrefillGroup, PromptTime, Stations, groups_attainment, prompt_time
@@ -30,6 +30,8 @@ class MixedAttainment:
 class _Shared:
     """A pool and what prefill does to it."""
 
+    demand: Demand
+    """Its part of all requests, drawn by chance."""
     speed: WorkerSpeed
     workers: int
     share: float
@@ -41,15 +43,24 @@ class _Shared:
     busy: float
     """Share of a worker's time that goes into prompts."""
 
+    def decoding(self, context: Context) -> BatchGroup:
+        """Return the pool as answers see it: prompts between its steps make them longer."""
+        return batch_group(self.speed, self.workers, context, stretch=1.0 / (1.0 - self.busy))
+
+    def prefilling(self, step_seconds: float, *, transfer_base: float) -> PrefillGroup:
+        """Return the pool as a prompt sees it, that carries a decode step with each of its own."""
+        k = self.speed.coefficients
+        return PrefillGroup(
+            time=replace(self.time, constant=max(step_seconds + max(k.prefill_a - k.decode_a, 0.0), k.prefill_a)),
+            workers=self.workers,
+            most_sharing=self.speed.max_batch,
+            transfer_base=transfer_base,
+            transfer_per_token=0.0,
+        )
+
 
 def mixed_attainment(
-    demand: Demand,
-    stations: Stations,
-    *,
-    ttft_seconds: float,
-    tpot_seconds: float,
-    extra_seconds: float = 0.0,
-    wait_seconds: float = 0.0,
+    demand: Demand, stations: Stations, *, ttft_seconds: float, tpot_seconds: float, wait_seconds: float = 0.0
 ) -> MixedAttainment:
     """Return the shares of requests inside the SLO on workers that do both roles; no KV is transferred.
 
@@ -63,23 +74,22 @@ def mixed_attainment(
     pools = _shared(demand, stations)
     ttft = tpot = joint = 0.0
     for pool in pools if all(pool.busy < 1.0 for pool in pools) else ():
-        own = _part_of(demand, pool.share)
-        in_pace = _in_pace(own, pool, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds)
+        in_pace = _in_pace(pool, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds)
         if in_pace is None:
             return MixedAttainment(ttft=0.0, tpot=0.0, joint=0.0)
         step, inside = in_pace
-        in_time = _in_time(own, pool, step, ttft_seconds=ttft_seconds, extra_seconds=extra_seconds)
+        in_time = _in_time(pool, step, ttft_seconds=ttft_seconds)
         ttft += pool.share * in_time
         tpot += pool.share * inside
         joint += pool.share * in_time * inside
     return MixedAttainment(ttft=min(ttft, 1.0), tpot=min(tpot, 1.0), joint=min(joint, 1.0))
 
 
-def _in_pace(own: Demand, pool: _Shared, *, tpot_seconds: float, wait_seconds: float) -> tuple[float, float] | None:
+def _in_pace(pool: _Shared, *, tpot_seconds: float, wait_seconds: float) -> tuple[float, float] | None:
     """Return the mean step (s) of a pool and the share of its requests inside their TPOT; None: it cannot keep up."""
-    context, tokens = Context.of(own), max(own.osl_tokens - 1.0, 0.0)
-    groups = [batch_group(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy))]
-    state = batches(own.rate, tokens, groups, context, dispersion=own.dispersion)
+    own, context = pool.demand, Context.of(pool.demand)
+    groups = [pool.decoding(context)]
+    state = batches(own.rate, _later_tokens(own), groups, context, dispersion=own.dispersion)
     if state.waiting >= 1.0:
         return None
     jitter = own.rate / pool.workers * state.step * pool.square / (1.0 - pool.busy) ** 2
@@ -88,22 +98,18 @@ def _in_pace(own: Demand, pool: _Shared, *, tpot_seconds: float, wait_seconds: f
     return state.step, inside
 
 
-def _in_time(own: Demand, pool: _Shared, step_seconds: float, *, ttft_seconds: float, extra_seconds: float) -> float:
+def _in_time(pool: _Shared, step_seconds: float, *, ttft_seconds: float) -> float:
     """Return the share of a pool's requests inside their TTFT."""
-    k, workers = pool.speed.coefficients, pool.workers
-    each = own.rate * max(own.osl_tokens - 1.0, 0.0) * step_seconds / workers
-    step = step_seconds * (1.0 - pool.busy) * min(each, 1.0)
-    group = PrefillGroup(
-        time=replace(pool.time, constant=max(step + max(k.prefill_a - k.decode_a, 0.0), k.prefill_a)),
-        workers=1,
-        most_sharing=pool.speed.max_batch,
-        transfer_base=extra_seconds + step / 2,
-        transfer_per_token=0.0,
-    )
-    alone = groups_attainment(_part_of(own, 1.0 / workers), [group], seconds=ttft_seconds)
-    if workers == 1:
-        return alone
-    return (alone + groups_attainment(own, [replace(group, workers=workers)], seconds=ttft_seconds)) / 2
+    own, workers = pool.demand, pool.workers
+    step = step_seconds * (1.0 - pool.busy) * min(own.rate * _later_tokens(own) * step_seconds / workers, 1.0)
+    together = pool.prefilling(step, transfer_base=step / 2)
+    alone = groups_attainment(_part_of(own, 1.0 / workers), [replace(together, workers=1)], seconds=ttft_seconds)
+    return alone if workers == 1 else (alone + groups_attainment(own, [together], seconds=ttft_seconds)) / 2
+
+
+def _later_tokens(demand: Demand) -> float:
+    """Return the tokens of an answer beyond its first one, which the prefill makes."""
+    return max(demand.osl_tokens - 1.0, 0.0)
 
 
 def _part_of(demand: Demand, part: float) -> Demand:
@@ -120,38 +126,31 @@ def mixed_admitted(
     share at which as many fit as are let in. What single prompts add to single steps is left out, so that it is an
     upper bound; to let requests in by chance (`mixed_attainment` of a smaller load) is a lower one.
     """
-    context, tokens = Context.of(demand), max(demand.osl_tokens - 1.0, 0.0)
+    context = Context.of(demand)
 
-    def fitting(share: float) -> tuple[float, list[_Shared]]:
-        pools = _shared(replace(demand, rate=demand.rate * share), stations)
+    def pools_at(share: float) -> list[_Shared]:
+        return _shared(replace(demand, rate=demand.rate * share), stations)
+
+    def fitting(share: float) -> float:
+        pools = pools_at(share)
         if not pools or any(pool.busy >= 1.0 for pool in pools):
-            return 0.0, pools
-        groups = [batch_group(pool.speed, pool.workers, context, stretch=1.0 / (1.0 - pool.busy)) for pool in pools]
-        lost = blocked(
+            return 0.0
+        return 1.0 - blocked(
             demand.rate,
-            tokens,
-            groups,
+            _later_tokens(demand),
+            [pool.decoding(context) for pool in pools],
             tpot_seconds=tpot_seconds,
             wait_seconds=wait_seconds,
             dispersion=demand.dispersion,
         )
-        return 1.0 - lost, pools
 
-    low = largest_share(lambda share: fitting(share)[0] - share)
-    _, pools = fitting(low)
+    let_in = largest_share(lambda share: fitting(share) - share)
     in_time = 0.0
-    for pool in pools if low > 0.0 else ():
-        step = pool.speed.coefficients.decode_a
-        group = PrefillGroup(
-            time=replace(pool.time, constant=max(pool.speed.coefficients.prefill_a, step)),
-            workers=pool.workers,
-            most_sharing=pool.speed.max_batch,
-            transfer_base=tpot_seconds / 2,
-            transfer_per_token=0.0,
-        )
-        own = replace(demand, rate=demand.rate * low * pool.share)
+    for pool in pools_at(let_in) if let_in > 0.0 else ():
+        group = pool.prefilling(pool.speed.coefficients.decode_a, transfer_base=tpot_seconds / 2)
+        own = replace(pool.demand, dispersion=demand.dispersion)
         in_time += pool.share * groups_attainment(own, [group], seconds=ttft_seconds, early=True)
-    return low * min(in_time, 1.0)
+    return let_in * min(in_time, 1.0)
 
 
 def _jitter(state: Batches, *, jitter: float, tokens: float) -> float:
@@ -170,34 +169,31 @@ def _shared(demand: Demand, stations: Stations) -> list[_Shared]:
     """Return the pools, with requests shared out by what each could do if it never rested."""
     context = Context.of(demand)
     lengths, weights = length_points(max(demand.isl_tokens, 1.0), demand.isl_cv2)
-    able, times = [], []
     used = [(speed, workers) for speed, workers in stations if workers > 0]
+    times, able = [], []
     for speed, workers in used:
         k = speed.coefficients
-        time = prompt_time(
-            speed, constant=0.0, prefix_hit=demand.prefix_hit, budget_tokens=float(speed.max_batched_tokens)
+        times.append(
+            prompt_time(speed, constant=0.0, prefix_hit=demand.prefix_hit, budget_tokens=speed.max_batched_tokens)
         )
-        times.append(time)
         decoding = demand.osl_tokens * (k.decode_b + k.decode_c * context.mean)
-        able.append(workers / (float(weights @ time.seconds(lengths)) + decoding + 1e-12))
+        able.append(workers / (float(weights @ times[-1].seconds(lengths)) + decoding + 1e-12))
     pools = []
     for (speed, workers), time, part in zip(used, times, able, strict=True):
-        k = speed.coefficients
-        share = part / sum(able)
+        k, share, work = speed.coefficients, part / sum(able), time.seconds(lengths)
         rate = demand.rate * share / workers
-        work = time.seconds(lengths)
         # A step with a prompt has the greater of the two constants, which prompts that come meanwhile share.
         extra = max(k.prefill_a - k.decode_a, 0.0) / (1.0 + rate * float(weights @ work))
         work = work + extra * np.maximum(1.0, lengths * time.chunks)
-        mean = float(weights @ work)
         pools.append(
             _Shared(
+                demand=_part_of(demand, share),
                 speed=speed,
                 workers=workers,
                 share=share,
                 time=time,
                 square=float(weights @ np.square(work)),
-                busy=rate * mean,
+                busy=rate * float(weights @ work),
             )
         )
     return pools
