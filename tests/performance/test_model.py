@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.balance.small_workers import SLO, SPEED
 
@@ -9,7 +11,7 @@ from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.performance.layout import Layout
-from fulcrum.performance.model import PerformanceModel
+from fulcrum.performance.model import PerformanceModel, reachable
 
 SLOW_LINK = WorkerSpeed(
     coefficients=SpeedCoefficients(
@@ -75,3 +77,13 @@ def test_one_link_does_not_take_the_prompts_of_eleven_workers() -> None:
     assert model.goodput(split(11, 1), load) <= pulls_per_second
     assert model.goodput(split(9, 3), load) > 1.5 * pulls_per_second
     assert model.attainment(split(11, 1), load.scaled(0.8)) == 0.0
+
+
+def test_a_promise_that_no_worker_can_keep_at_any_pace_stays_as_it_is() -> None:
+    """A KV cache that holds no request: no pace helps; the first token is still promised as soon as it can come."""
+    tiny = replace(SPEED, kv_capacity_tokens=10)
+    slo = Slo(ttft_seconds=1e-3, tpot_seconds=1e-3, attainment=0.95)
+    found = reachable({"a": tiny}, slo, prompts(1.0))
+    assert found.tpot_seconds == slo.tpot_seconds
+    assert slo.ttft_seconds < found.ttft_seconds < 60
+    assert reachable({}, slo, prompts(1.0)) == slo

@@ -92,8 +92,7 @@ class PerformanceModel:
 
     def admissible(self, layout: Layout, load: Load) -> float:
         """Return the largest share of the load for which the promise is kept, 0 to 1."""
-        whole = self.attainment(layout, load)
-        if whole >= self.slo.attainment:
+        if self.attainment(layout, load) >= self.slo.attainment:
             return 1.0
         return largest_share(
             lambda share: self.attainment(layout, load.scaled(share)) - self.slo.attainment,
@@ -141,38 +140,19 @@ class PerformanceModel:
 
     def _prefilled(self, layout: Layout, demand: Demand, step_seconds: float, *, early: bool) -> float:
         """Return the share with its first token in time; `early` as for `prefill_attainment`."""
-        return self._summed(
-            prefill_attainment,
-            Role.PREFILL,
-            demand,
-            layout.prefill,
-            ttft_seconds=self.slo.ttft_seconds,
-            extra_seconds=step_seconds,
-            early=early,
-        )
+        promise = {"ttft_seconds": self.slo.ttft_seconds, "extra_seconds": step_seconds, "early": early}
+        return self._summed(prefill_attainment, Role.PREFILL, demand, layout.prefill, **promise)
 
     def _decoded(self, estimate: Callable[..., float], layout: Layout, demand: Demand, load: Load) -> float:
         """Return the share that decode workers serve, or let in, of `demand`, which is the decode side of `load`."""
-        return self._summed(
-            estimate,
-            Role.DECODE,
-            demand,
-            layout.decode,
-            tpot_seconds=self.slo.tpot_seconds,
-            wait_seconds=self._patience_seconds(load),
-        )
+        promise = {"tpot_seconds": self.slo.tpot_seconds, "wait_seconds": self._patience_seconds(load)}
+        return self._summed(estimate, Role.DECODE, demand, layout.decode, **promise)
 
     def _mixed(self, estimate: Callable[..., float], layout: Layout, load: Load) -> float:
         """Return the share that mixed workers serve, or let in."""
-        return self._summed(
-            estimate,
-            Role.MIXED,
-            _heavier(load),
-            layout.mixed,
-            ttft_seconds=self.slo.ttft_seconds,
-            tpot_seconds=self.slo.tpot_seconds,
-            wait_seconds=self._patience_seconds(load),
-        )
+        promise = {"ttft_seconds": self.slo.ttft_seconds, "tpot_seconds": self.slo.tpot_seconds}
+        wait_seconds = self._patience_seconds(load)
+        return self._summed(estimate, Role.MIXED, _heavier(load), layout.mixed, **promise, wait_seconds=wait_seconds)
 
     def _patience_seconds(self, load: Load) -> float:
         """Return how long a request may wait for a place in a decode batch, which is a part of its TTFT.
@@ -228,7 +208,8 @@ def reachable(speeds: Mapping[str, WorkerSpeed], slo: Slo, load: Load) -> Slo:
     idle_prompt, idle_answer = replace(load.prefill, rate=0.0), replace(load.decode, rate=0.0)
     stations = [[(speed, 1)] for speed in speeds.values()]
     part = slo.attainment**0.5
-    step = min((decode_step(idle_answer, station) for station in stations), default=0.0)
+    steps = [decode_step(idle_answer, station) for station in stations]
+    step = min((step for step in steps if step < inf), default=0.0)
 
     def in_pace(seconds: float) -> bool:
         return any(decode_attainment(idle_answer, station, tpot_seconds=seconds) >= part for station in stations)
@@ -245,7 +226,4 @@ def reachable(speeds: Mapping[str, WorkerSpeed], slo: Slo, load: Load) -> Slo:
 
 
 def _widened(seconds: float, kept: Callable[[float], bool]) -> float:
-    possible = kept(seconds) or kept(inf)
-    while possible and not kept(seconds):
-        seconds *= 2.0
-    return seconds
+    return seconds if kept(seconds) or not kept(inf) else _widened(2.0 * seconds, kept)

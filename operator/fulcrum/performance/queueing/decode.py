@@ -7,7 +7,9 @@ on its way takes KV memory already.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from math import exp, log
+from statistics import NormalDist
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from fulcrum.performance.tuning import TUNING
 
 def decode_step(demand: Demand, stations: Stations) -> float:
     """Return the seconds of an average decode step at this load; infinite when the workers cannot keep up."""
-    return _pool(demand, stations)[0].step
+    return _pool(demand, tuple(stations))[0].step
 
 
 def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float, wait_seconds: float = 0.0) -> float:
@@ -30,7 +32,7 @@ def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float
 
     Room (a turn on the link, a place in the batch, KV memory) must be there within `wait_seconds` of the hand-over.
     """
-    pool, groups = _pool(demand, stations)
+    pool, groups = _pool(demand, tuple(stations))
     inside = tpot_inside(demand, pool, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds)
     return inside * _pulled(demand, stations, wait_seconds, early=False)
 
@@ -73,7 +75,9 @@ def _pulled(demand: Demand, stations: Stations, wait_seconds: float, *, early: b
     return let_in * float(1.0 - (turned_away(missed, queue.load) if early else missed)[0])
 
 
-def _pool(demand: Demand, stations: Stations) -> tuple[Batches, list[BatchGroup]]:
+@lru_cache(maxsize=8)
+def _pool(demand: Demand, stations: tuple[tuple[WorkerSpeed, int], ...]) -> tuple[Batches, list[BatchGroup]]:
+    """Return the state of the workers: the step, the share in time and the wait are read from the same one."""
     context = Context.of(demand)
     groups = _groups(demand, stations, context)
     return batches(demand.rate, max(demand.osl_tokens, 1.0), groups, context, dispersion=demand.dispersion), groups
@@ -147,7 +151,7 @@ def tpot_inside(
 
 def _of_one_token(osl_tokens: float, sigma: float) -> float:
     """Return the share of answers of one token, which have no pace: they round to less than two."""
-    return float(normal(np.full(1, (log(1.5 / max(osl_tokens, 1.0)) + sigma * sigma / 2) / max(sigma, 1e-9)))[0])
+    return NormalDist().cdf((log(1.5 / max(osl_tokens, 1.0)) + sigma * sigma / 2) / max(sigma, 1e-9))
 
 
 def _averaged(spans: Floats) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import erf, exp, inf, log, log1p, sqrt
 
 import numpy as np
@@ -18,11 +19,12 @@ def log_spread(cv2: float) -> float:
     return sqrt(log1p(max(cv2, 0.0)))
 
 
+@lru_cache(maxsize=16)
 def length_points(mean: float, cv2: float, *, longest: float = inf) -> tuple[Floats, Floats]:
     """Return lengths and their probabilities: Gauss-Legendre on the logarithm, cut off at `Tuning.sigmas`.
 
     With `longest`, only lengths up to it are covered, and the probabilities sum up to the share that they are: a
-    threshold then falls between no two points, and an estimate is smooth in it.
+    threshold then falls between no two points, and an estimate is smooth in it. The arrays are shared: read them only.
     """
     sigma, bottom, top = log_spread(cv2), -TUNING.sigmas, TUNING.sigmas
     if longest < inf:
