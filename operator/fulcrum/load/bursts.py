@@ -19,7 +19,8 @@ def dispersion(counts: Sequence[float]) -> float | None:
     spans = len(counts)
     values = np.asarray(counts, dtype=np.float64)
     mean = float(values.mean()) if spans else 0.0
-    if spans < TUNING.least_seen or mean <= 0:
+    # A variance is as sure as a mean with twice as many of them.
+    if spans < 2 * TUNING.least_seen or mean <= 0:
         return None
     steps = np.diff(values)
     index = min(float(values.var()), float((steps * steps).mean()) / 2) / mean

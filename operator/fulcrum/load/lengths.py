@@ -10,7 +10,7 @@ one very long one counts for more than hundreds of others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import sqrt
 
 from fulcrum.load.tuning import TUNING
@@ -39,13 +39,8 @@ class Arrived:
 
     def before(self, newest: Arrived) -> Arrived:
         """Return what came before the `newest` of them."""
-        return Arrived(
-            requests=self.requests - newest.requests,
-            prompt_tokens=self.prompt_tokens - newest.prompt_tokens,
-            prompt_squares=self.prompt_squares - newest.prompt_squares,
-            outputs=self.outputs - newest.outputs,
-            output_tokens=self.output_tokens - newest.output_tokens,
-        )
+        sums = (each.name for each in fields(self))
+        return Arrived(**{name: getattr(self, name) - getattr(newest, name) for name in sums})
 
     @property
     def prompts(self) -> Moments:

@@ -23,7 +23,8 @@ class Tuning:
     """Standard errors beyond which a mean length or the number of arrivals has changed: 1 in 400 by chance. Five parts
     of each window are compared, so that 2 would often be passed by chance."""
     least_seen: int = 5
-    """Requests, or spans, below which nothing is said about them: neither a mean length nor the begin of a load."""
+    """Requests below which nothing is said about them: neither a mean length nor the begin of a load. Bursts take twice
+    as many spans, a window as many at least."""
     steady_requests: float = 8.0
     """Weight, in requests, of the last minutes' correction of expected lengths beside that of the window."""
 
