@@ -17,11 +17,6 @@ PLAIN = (0.0, 0.5, 1.0, 2.0)
 GUARD = 1e-6
 
 LEFT = (
-    "admission/decide.py _SOONEST_SECONDS",
-    "admission/margin.py __init__: 0.999",
-    "admission/outputs.py _MOST_ANSWERS",
-    "admission/shares.py _LEAST",
-    "admission/shares.py _SIZE_MEMORY",
     "balance/faults.py DEADLINE_MARGIN",
     "balance/initial.py _USUAL",
     "balance/kv_routes.py _LEAST_CHANGE",
@@ -33,7 +28,6 @@ LEFT = (
     "balance/transfers.py SETTLED",
     "balance/transfers.py SURE_FAILURES",
     "routing/prefill_queue.py _NOMINAL_SPEED",
-    "routing/sharing.py SHARE_SECONDS",
     "routing/timing.py _MOST_ROWS",
     "routing/worker_set.py _make_room: 1e+06",
 )
@@ -75,7 +69,6 @@ WORDS = (
     "balance/revision.py STORED_BLOCK_SIZE",
     "routing/affinity.py POOL",
     "routing/sharing.py MAX_BATCH_KEYS",
-    "routing/sharing.py MAX_PROMPT_KEYS",
 )
 """Formats, bounds of messages, and units."""
 

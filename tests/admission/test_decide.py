@@ -80,8 +80,9 @@ def test_nobody_is_rejected_by_idle_workers(policy: AdmissionPolicy, prompt: flo
     [(0, 9500, True), (0, 11_000, False), (1, 9500, False), (1, 8000, True)],
 )
 def test_where_nothing_is_queued_no_margin_is_asked_for(queued: int, prompt_tokens: int, let_in: bool) -> None:
-    """The promise is 1 s, 10,000 tokens; with the first margin 9,000. Nobody would serve it sooner later on."""
+    """The promise is 1 s, 10,000 tokens; with the margin 9,000. It would never be served sooner later on."""
     admission, view = make()
+    admission.ttft_margin.factor = 1.1
     fill(view, 5, admission.incoming(prompt_tokens=1, max_tokens=1000), decoding=True)
     on_pair(view, queued, admission.incoming(prompt_tokens=10, max_tokens=10))
     outcome = admission.decide(admission.incoming(prompt_tokens=prompt_tokens, max_tokens=10), view, 0.0)
@@ -116,6 +117,7 @@ def test_a_batch_that_will_be_smaller_at_hand_over() -> None:
     admission, view = make(prefills=1, decodes=1)
     fill(view, 40, admission.incoming(prompt_tokens=1, max_tokens=12), decoding=True)
     requests = [admission.incoming(prompt_tokens=length, max_tokens=10) for length in (1, 1000, 6000)]
+    view.usual_ttft_seconds = 0.0
     assert all(isinstance(admission.decide(one, view, 0.0), Reject) for one in requests)
     view.usual_ttft_seconds = 1.0
     assert all(isinstance(admission.decide(one, view, 0.0), Admit) for one in requests)
@@ -314,6 +316,7 @@ def test_a_higher_priority_is_never_worse(
 
 def test_who_would_be_overtaken_and_late_makes_way() -> None:
     admission, view = make(classes=CLASSES, speed=SHORT_STEPS)
+    admission.ttft_margin.factor = 1.1
     low = admission.incoming(prompt_tokens=2000, max_tokens=10, qos=1)
     for _ in range(4):
         assert queued(admission, low, view)
@@ -369,6 +372,7 @@ def test_what_has_begun_of_lower_classes_is_not_counted_against_the_share(ahead:
         QosClass(name="low", priority=1),
     )  # fmt: skip
     admission, view = make(classes=classes)
+    admission.ttft_margin.factor = 1.1
     middle = admission.incoming(prompt_tokens=2000, max_tokens=10, qos=1)
     for _ in range(3):
         admission.decide(middle, view, 0.0)

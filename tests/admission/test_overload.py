@@ -145,7 +145,7 @@ def test_a_reserve_that_nobody_uses_serves_the_others(qos: int) -> None:
     with_classes, view = make(classes=TIERS, speed=SHORT_STEPS)
     mine = World(with_classes, view)
     mine.run(steady(25, 30.0, qos=qos))
-    without, view = make()
+    without, view = make(speed=SHORT_STEPS)
     plain = World(without, view)
     plain.run(steady(25, 30.0))
     assert len(mine.served) == len(plain.served)

@@ -108,6 +108,6 @@ def test_ejections_get_longer_and_need_new_evidence() -> None:
     slow = fleet.workers[2]
     assert fleet.found() == {"w2": 10.0}
     assert fleet.found() == {}
-    for _ in range(20):
+    for _ in range(25):
         slow.health.learn(5.0, 1.0)
     assert fleet.found() == {"w2": 20.0}

@@ -12,7 +12,6 @@ from fulcrum.admission.neighbours import NeighbourSlowdown
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.outputs import OutputLengths
 from fulcrum.admission.shares import Shares
-from fulcrum.admission.tuning import TUNING
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
@@ -25,14 +24,13 @@ from fulcrum.routing import (
     Route,
     route,
 )
-from fulcrum.routing.tuning import TUNING as ROUTING
+from fulcrum.routing.tuning import TUNING
 
 # Looking up a member of an enum costs half a microsecond.
 _OFF: Final = AdmissionPolicy.OFF
 _THRESHOLD: Final = AdmissionPolicy.THRESHOLD
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
-_SOONEST_SECONDS: Final = 0.05
 _UNBOUNDED: Final = float("inf")
 
 
@@ -57,7 +55,8 @@ class Admission:
         self.tpot_seconds = tpot_seconds
         self.outputs = OutputLengths(len(self.classes))
         self.ttft_margin = Margin(attainment)
-        self.tpot_margin = Margin(max(attainment, TUNING.steps_level))
+        # A batch with too long steps is late for all requests in it, so it must be rarer: as if two came late at once.
+        self.tpot_margin = Margin(1 - (1 - attainment) ** 2)
         self.neighbours = NeighbourSlowdown()
         self.admitted = [0] * len(self.classes)
         """Admitted requests, by class."""
@@ -71,7 +70,7 @@ class Admission:
         self._shares.gateways = gateways
 
     def new_view(
-        self, affinity: AffinityMemory | None = None, units_per_token: float = ROUTING.bytes_per_token
+        self, affinity: AffinityMemory | None = None, units_per_token: float = TUNING.bytes_per_token
     ) -> ClusterView:
         """A view that speaks of the same classes and promises."""
         return ClusterView(
@@ -138,8 +137,9 @@ class Admission:
             self.tpot_margin.rejected()
         if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), slower):
             reason, promised_seconds = Reason.CLASS_SHARE, 0.0
-        after_seconds = max(worst.after_seconds, _SOONEST_SECONDS)
-        return self._turn_away(incoming, Reject(reason, after_seconds, found, promised_seconds))
+        return self._turn_away(
+            incoming, Reject(reason, _next_seconds(found, worst.after_seconds), found, promised_seconds)
+        )
 
     def learn(
         self,
@@ -163,7 +163,7 @@ class Admission:
             # Where it had to wait, requests before it may have been mispredicted, and not its worker.
             if found.wait_seconds <= 0 and found.hand_over.slot_seconds <= 0:
                 self.neighbours.learn(ttft_seconds / flight.ttft_seconds, flight.busy_neighbours, flight.started_at)
-            self.ttft_margin.learn(predicted_seconds, ttft_seconds, self.ttft_seconds, limit_seconds=predicted_seconds)
+            self.ttft_margin.learn(predicted_seconds, ttft_seconds, self.ttft_seconds)
         if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
             # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
             least_seconds = flight.decode.decode_a
@@ -184,7 +184,7 @@ class Admission:
         Turning it away helps no other request, unless it would keep the workers from others for long, for an answer
         that comes too late to be of use.
         """
-        hopeless = found.ttft_seconds > ROUTING.most_wrong * self.ttft_seconds
+        hopeless = found.ttft_seconds > TUNING.most_wrong * self.ttft_seconds
         return not (found.known and hopeless) or view.idle
 
     def _slower(self, found: Route, view: ClusterView, now_seconds: float) -> float:
@@ -213,7 +213,7 @@ class Admission:
         overtaken = self._overtaken(incoming, found, view)
         after_seconds = found.prefill.backlog_seconds(now_seconds)
         if overtaken is None:
-            return self._turn_away(incoming, Reject(Reason.CLASS_SHARE, max(after_seconds, _SOONEST_SECONDS), found))
+            return self._turn_away(incoming, Reject(Reason.CLASS_SHARE, _next_seconds(found, after_seconds), found))
         later, victims = overtaken
         for leg, ttft_seconds in later:
             leg.ttft_seconds = ttft_seconds
@@ -222,7 +222,7 @@ class Admission:
             return admitted
         for victim in victims:
             self._count(victim.qos, Reason.PREEMPTED, victim.prompt_tokens, victim.output_tokens)
-        return Preempt(found, tuple(victims), max(after_seconds + found.work_seconds, _SOONEST_SECONDS))
+        return Preempt(found, tuple(victims), _next_seconds(found, after_seconds + found.work_seconds))
 
     def _overtaken(
         self, incoming: Incoming, found: Route, view: ClusterView
@@ -272,3 +272,8 @@ class Admission:
         tally.requests += 1
         tally.prompt_tokens += prompt_tokens
         tally.output_tokens += output_tokens
+
+
+def _next_seconds(found: Route, after_seconds: float) -> float:
+    """Return when to try again: not before the step under way has ended, as nothing changes until then."""
+    return max(after_seconds, found.hand_over.step_seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, log
+from math import exp
 
 from fulcrum.admission.tuning import TUNING
 from fulcrum.routing.tuning import TUNING as ROUTING
@@ -14,24 +14,21 @@ class Margin:
     Stochastic approximation (Robbins and Monro, 1951), in the logarithm.
     """
 
-    __slots__ = ("_level", "_silence", "_spread", "error", "factor", "samples")
+    __slots__ = ("_level", "_silence", "error", "factor", "samples")
 
     def __init__(self, level: float) -> None:
         """`level`: share, 0 to 1, of the requests at the very limit that is to be in time."""
-        self._level = min(max(level, 0.5), 0.999)
-        self._spread = TUNING.margin_rate / TUNING.of_spread
-        """Mean distance of the last samples from the margin, in the logarithm."""
-        self.factor = TUNING.first_margin
+        self._level = level
+        self.factor = 1.0
         """Actual over predicted latency to plan with."""
         self._silence = 0
         self.samples = 0
         self.error = 0.0
-        """Mean of |actual - predicted| / actual over the last requests."""
+        """Mean of |actual - predicted| over the longer of both, of the last requests."""
 
     def allowed_seconds(self, promise_seconds: float) -> float:
         """The longest prediction with which a promise is still expected to be kept."""
-        small = TUNING.latency_floor * promise_seconds
-        return (promise_seconds + small) / self.factor - small
+        return promise_seconds / self.factor
 
     def learn(
         self,
@@ -43,29 +40,26 @@ class Margin:
     ) -> None:
         """A latency that was predicted has come out.
 
-        `limit_seconds`: what it may have become by requests that were let in later; then only those near the limit,
-        and broken promises, tell how wrong the limit was.
+        `limit_seconds`: what it may have become by requests that were let in later; by default what was predicted.
+        Only requests near the limit, and broken promises, tell how wrong the limit was.
         """
-        if not (predicted_seconds >= 0 and actual_seconds > 0 and promise_seconds > 0):
+        if not (predicted_seconds > 0 and actual_seconds > 0 and promise_seconds > 0):
             return
         self._silence = 0
         self.samples += 1
-        small = TUNING.latency_floor * promise_seconds
-        weight = 1 / min(self.samples, TUNING.recent_requests)
-        self.error += weight * (abs(actual_seconds - predicted_seconds) / max(actual_seconds, small) - self.error)
-        if limit_seconds is not None:
-            near = limit_seconds > ROUTING.early * self.allowed_seconds(promise_seconds)
-            if not near and actual_seconds <= promise_seconds:
-                return
-            predicted_seconds = limit_seconds
-        above = log((actual_seconds + small) / (predicted_seconds + small) / self.factor)
-        self._spread += TUNING.of_spread / 2 * (abs(above) - self._spread)
-        rate = min(TUNING.margin_rate, TUNING.of_spread * self._spread)
-        step = rate * (self._level if above > 0 else self._level - 1)
-        self.factor = min(max(self.factor * exp(step), 1.0), ROUTING.most_wrong)
+        weight = 1 / min(self.samples, ROUTING.recent_requests)
+        off = abs(actual_seconds - predicted_seconds) / max(actual_seconds, predicted_seconds)
+        self.error += weight * (off - self.error)
+        limit_seconds = predicted_seconds if limit_seconds is None else limit_seconds
+        near = limit_seconds > ROUTING.trusted * self.allowed_seconds(promise_seconds)
+        if near or actual_seconds > promise_seconds:
+            self._step(self._level if actual_seconds > self.factor * limit_seconds else self._level - 1)
 
     def rejected(self) -> None:
         """A request was turned away for this latency; after many in a row the margin narrows: it cannot learn more."""
         self._silence += 1
-        if self._silence > TUNING.recent_requests:
-            self.factor = max(self.factor * exp(-ROUTING.mean_rate), 1.0)
+        if self._silence > ROUTING.recent_requests:
+            self._step(-1.0)
+
+    def _step(self, share: float) -> None:
+        self.factor = min(max(self.factor * exp(share * TUNING.margin_rate), 1.0), ROUTING.most_wrong)

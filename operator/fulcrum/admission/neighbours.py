@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from fulcrum.admission.tuning import TUNING
-from fulcrum.routing.tuning import TUNING as ROUTING
+from fulcrum.routing.tuning import TUNING
 
 
 class NeighbourSlowdown:
-    """Learns from each first token; adapts to either side within the samples of a minute."""
+    """Learns from each first token.
+
+    What is older than the longest pause is forgotten, so that a cluster that turned all requests away tries again.
+    """
 
     __slots__ = ("_samples", "per_neighbour")
 
@@ -29,7 +31,7 @@ class NeighbourSlowdown:
         """How many times longer than predicted a first token takes beside `busy` workers; exactly 1 if not at all."""
         if not busy or not self._samples:
             return 1.0
-        if self._samples[0][0] < now_seconds - TUNING.neighbour_seconds:
+        if self._samples[0][0] < now_seconds - TUNING.longest_pause_seconds:
             self._forget(now_seconds)
         return 1.0 + busy * self.per_neighbour
 
@@ -38,13 +40,14 @@ class NeighbourSlowdown:
         if not busy or not ratio >= 0:
             return
         # A hang is no slow-down.
-        self._samples.append((now_seconds, min(ratio - 1.0, busy * (ROUTING.most_wrong - 1.0)), busy))
+        self._samples.append((now_seconds, min(ratio - 1.0, busy * (TUNING.most_wrong - 1.0)), busy))
         self._forget(now_seconds)
 
     def _forget(self, now_seconds: float) -> None:
-        while self._samples and self._samples[0][0] < now_seconds - TUNING.neighbour_seconds:
+        while self._samples and self._samples[0][0] < now_seconds - TUNING.longest_pause_seconds:
             self._samples.popleft()
         # Least squares for `ratio = 1 + per_neighbour * busy`.
         slower = sum(more * busy for _, more, busy in self._samples)
         found = slower / sum(busy * busy for _, _, busy in self._samples) if self._samples else 0.0
-        self.per_neighbour = found if found >= TUNING.least_slowdown else 0.0
+        # Less than estimates may be wrong by is no slow-down.
+        self.per_neighbour = found if TUNING.trusted * (1.0 + found) >= 1.0 else 0.0

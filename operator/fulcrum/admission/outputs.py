@@ -12,8 +12,6 @@ from fulcrum.routing.tuning import TUNING as ROUTING
 
 _BUCKETS: Final = MAX_PROMPT_TOKENS.bit_length()
 """Prompt lengths by powers of two."""
-_MOST_ANSWERS: Final = 64.0
-"""Beyond so many the older ones are forgotten."""
 
 
 class TokenRatio:
@@ -37,7 +35,7 @@ class TokenRatio:
         """A prompt of `prompt_bytes` had `prompt_tokens`."""
         if prompt_bytes <= 0 or prompt_tokens <= 0:
             return
-        faded = 1 - 1 / TUNING.recent_requests
+        faded = 1 - 1 / ROUTING.recent_requests
         self._bytes = faded * self._bytes + prompt_bytes
         self._tokens = faded * self._tokens + prompt_tokens
 
@@ -65,7 +63,7 @@ class OutputLengths:
         for away in range(_BUCKETS):
             for place in (own - away, own + away):
                 if 0 <= place < _BUCKETS and lengths[place].known:
-                    return lengths[place].mean()
+                    return lengths[place].mean_tokens
         longest = self._longest[qos]
         return longest if longest > TUNING.usual_output_tokens else 0.0
 
@@ -95,24 +93,18 @@ class OutputLengths:
 class _Lengths:
     """Of one class and prompt length."""
 
-    __slots__ = ("_tokens", "ended")
+    __slots__ = ("_ended", "mean_tokens")
 
     def __init__(self) -> None:
-        self.ended = self._tokens = 0.0
+        self._ended, self.mean_tokens = 0, 0.0
 
     @property
     def known(self) -> bool:
-        return self.ended > 2
-
-    def mean(self) -> float:
-        return self._tokens / self.ended
+        return self._ended > 2
 
     def learn(self, tokens: float) -> None:
-        if self.ended >= _MOST_ANSWERS:
-            self.ended /= 2
-            self._tokens /= 2
-        self.ended += 1
-        self._tokens += tokens
+        self._ended += 1
+        self.mean_tokens += (tokens - self.mean_tokens) / min(self._ended, ROUTING.recent_requests)
 
 
 def _bucket(prompt_tokens: float) -> int:

@@ -13,33 +13,27 @@ make way.
 
 from __future__ import annotations
 
-from math import exp, sqrt
-from typing import Final
+from math import exp, inf, sqrt
 
 from fulcrum.admission.classes import ClassTable
 from fulcrum.admission.tuning import TUNING
 from fulcrum.routing import ClusterView, Incoming, Route
 
-_LEAST: Final = 0.05
-"""Requests in its memory with which a class is in use, and the part of a resource that each class may always use."""
-_SIZE_MEMORY: Final = 0.1
-
 
 class _Demand:
     """Requests of one class that arrived, admitted or not; sums fade with `TUNING.demand_seconds`."""
 
-    __slots__ = ("decode", "prefill", "requests", "share", "work_seconds")
+    __slots__ = ("asked_at", "decode", "prefill", "requests", "shares")
 
     def __init__(self) -> None:
+        self.asked_at = -inf
         self.requests = 0.0
         self.prefill = 0.0
         """Seconds of prefill."""
+        self.shares = 0.0
+        """Shares of a decode worker."""
         self.decode = 0.0
         """Seconds of decode workers (share times life)."""
-        self.work_seconds = 0.0
-        """Usual prefill of a request."""
-        self.share = 0.0
-        """Usual share of a decode worker."""
 
 
 class Shares:
@@ -70,17 +64,17 @@ class Shares:
         demand = self._demands[incoming.qos]
         life_seconds = found.hand_over.step_seconds * incoming.output_tokens
         share = found.decode.step_share_of(incoming.prompt_tokens, incoming.output_tokens, view.tpot_seconds)
+        demand.asked_at = now_seconds
         demand.requests += 1
         demand.prefill += found.work_seconds
+        demand.shares += share
         demand.decode += share * life_seconds
-        rate = _SIZE_MEMORY if demand.work_seconds else 1.0
-        demand.work_seconds += rate * (found.work_seconds - demand.work_seconds)
-        demand.share += rate * (share - demand.share)
 
     def room(self, qos: int, found: Route, view: ClusterView, now_seconds: float) -> tuple[float, float]:
         """Parts of prefill and of decode, 0 to 1, that a request of class `qos` may see filled on its path; 1: all."""
         self._fade(now_seconds)
-        rivals = [rival for rival in self._rivals[qos] if rival[1].requests >= _LEAST]
+        since = now_seconds - TUNING.demand_seconds
+        rivals = [rival for rival in self._rivals[qos] if rival[1].asked_at > since]
         if not rivals:
             return 1.0, 1.0
         gateways = self.gateways
@@ -95,7 +89,7 @@ class Shares:
         for other, demand, theirs, above in rivals:
             most = 1.0 if above > 0 and not due else theirs
             used = view.decode_use[other] / capacity
-            decode_room -= _kept(demand.decode * rate / workers, used, demand.share, workers, most)
+            decode_room -= _kept(demand.decode * rate / workers, used, demand.shares / demand.requests, workers, most)
 
         prefill_room = 1.0
         if found.wait_seconds > 0:  # where nothing is queued, there is room
@@ -106,9 +100,9 @@ class Shares:
                 most = 1.0 if above > 0 and not due else theirs
                 # What will be overtaken is not in the wait.
                 used = 0.0 if above < 0 else view.prefill_use[other] / capacity
-                size = demand.work_seconds / view.ttft_seconds
+                size = demand.prefill / demand.requests / view.ttft_seconds
                 prefill_room -= _kept(demand.prefill * rate / workers, used, size, workers, most)
-        return max(prefill_room, _LEAST), max(decode_room, _LEAST)
+        return max(prefill_room, 0.0), max(decode_room, 0.0)
 
     def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
@@ -127,6 +121,7 @@ class Shares:
         for demand in self._demands:
             demand.requests *= left
             demand.prefill *= left
+            demand.shares *= left
             demand.decode *= left
 
 

@@ -91,7 +91,7 @@ def _admission(admission: AdmissionControl) -> Iterator[Metric]:
     )
     yield gauge(
         "prediction_error_ratio",
-        "Mean of |actual - predicted| / actual over the last requests.",
+        "Mean of |actual - predicted| over the longer of both, of the last requests.",
         ("latency",),
         [((latency,), margin.error) for latency, margin in margins if margin.samples],
     )

@@ -5,20 +5,20 @@
 name in a list there. Constants are entries of `tuning`. `view` is kept up to date event by event.
 """
 
-from fulcrum.routing.affinity import BYTE_ENDS, AffinityMemory, prefix_keys, token_ends
+from fulcrum.routing.affinity import AffinityMemory
 from fulcrum.routing.breaker import Breaker, BreakerState
 from fulcrum.routing.flight import Flight
 from fulcrum.routing.pairs import Pair, PairHealth
 from fulcrum.routing.path import HandOver, Incoming, NoPath, Route
+from fulcrum.routing.prefixes import BYTE_ENDS, prefix_keys, token_ends
 from fulcrum.routing.restoring import prefill_left_seconds
 from fulcrum.routing.route import decode_elsewhere, route
-from fulcrum.routing.sharing import SHARE_SECONDS, SentBatch, learn_batch, take_batch
+from fulcrum.routing.sharing import SentBatch, learn_batch, take_batch
 from fulcrum.routing.view import ClusterView
 from fulcrum.routing.worker import WorkerView
 
 __all__ = [
     "BYTE_ENDS",
-    "SHARE_SECONDS",
     "AffinityMemory",
     "Breaker",
     "BreakerState",

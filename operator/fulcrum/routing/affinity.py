@@ -7,52 +7,12 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
-from xxhash import xxh3_64_intdigest
-
-from fulcrum.routing.sharing import MAX_BATCH_KEYS, MAX_PROMPT_KEYS, Sent
+from fulcrum.routing.prefixes import BYTE_ENDS
+from fulcrum.routing.sharing import MAX_BATCH_KEYS, Sent
 from fulcrum.routing.tuning import TUNING
 
 POOL: Final = 0
 """Stands for the KV pool that all workers share among the numbers of workers, which are above it."""
-
-
-def _byte_ends() -> tuple[int, ...]:
-    # A long prompt has few keys.
-    count = TUNING.prefixes_per_doubling
-    ends = [TUNING.first_prefix_bytes * (number + 1) for number in range(count)]
-    while len(ends) <= MAX_PROMPT_KEYS - count:
-        base, step = ends[-1], ends[-1] // count
-        ends.extend(base + step * (number + 1) for number in range(count))
-    return tuple(ends)
-
-
-BYTE_ENDS: Final = _byte_ends()
-"""Prefix lengths in bytes at which prompts are compared: as many as a message between gateways can carry."""
-
-
-def token_ends(block_tokens: int, blocks: int) -> tuple[int, ...]:
-    """Prefix lengths in tokens for keys that come with a trace: one per block of `block_tokens`."""
-    return tuple(block_tokens * (number + 1) for number in range(blocks))
-
-
-def prefix_keys(prompt: bytes, seed: int, before: bytes = b"") -> tuple[int, ...]:
-    """Keys of `prompt`'s prefixes at `BYTE_ENDS`, shortest first.
-
-    Equal prefixes behind an equal `before` have equal keys under one `seed`, a secret of 64 bits. XXH3 takes a third of
-    the time of Python's own hash; it is no cryptographic one, and what a collision does is a wrong guess of what a
-    worker holds.
-    """
-    size = len(prompt)
-    keys = []
-    key = xxh3_64_intdigest(before, seed) if before else seed
-    begin = 0
-    for end in BYTE_ENDS:
-        if end > size:
-            break
-        key = xxh3_64_intdigest(prompt[begin:end], key)
-        keys.append(key)
-        begin = end
-    return tuple(keys)
 
 
 class _Segment:

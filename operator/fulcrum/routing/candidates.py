@@ -38,7 +38,7 @@ def prefill_for(search: Search, pools: Sequence[PoolGroup], which: Sequence[Filt
         if first.running and first.role is _PREFILL_ROLE:
             undisturbed = [worker for worker in workers if not worker.running]
             aside = search.prefill_on(min(undisturbed, key=_by_prefill)) if undisturbed else None
-            if aside is not None and aside.wait_seconds + aside.own_seconds <= TUNING.early * search.ttft_seconds:
+            if aside is not None and aside.wait_seconds + aside.own_seconds <= TUNING.trusted * search.ttft_seconds:
                 found.append(aside)
         found.extend(search.prefill_on(holder) for holder in _holders(search, pool, which) if holder is not first)
     return best_prefill(found)
@@ -74,7 +74,7 @@ def pair_for(search: Search, prefill: Prefill, pools: Sequence[PoolGroup]) -> Ro
             near = left(filters.DECODE, search, pool, pool.by_node[source.node], source)
             if near:
                 neighbour = min(near, key=_by_decode)
-                if neighbour.decode_load < worker.decode_load + TUNING.fuller:
+                if neighbour.decode_load < worker.decode_load + 1 - TUNING.trusted:
                     worker = neighbour
         found.append(search.two_legs(prefill, worker))
     return best_path(search, found)

@@ -21,7 +21,7 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     """Return the whole request on a decode worker, where that is sooner than `pair` and does others little harm."""
     late = pair.ttft_seconds > search.ttft_seconds
     worker = emptiest_of(search, revision.decode, holders=True)
-    if worker is None or (late and worker.decode_load > pair.decode.decode_load + TUNING.fuller):
+    if worker is None or (late and worker.decode_load > pair.decode.decode_load + 1 - TUNING.trusted):
         worker = pair.decode if late else None
     if worker is None:
         return None
@@ -32,7 +32,7 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     if path.hand_over.step_seconds > TUNING.trusted * tpot_seconds:
         return None
     stall_seconds = path.wait_seconds + path.work_seconds
-    return path if harmed(worker, stall_seconds, tpot_seconds) <= TUNING.most_harmed else None
+    return path if harmed(worker, stall_seconds, tpot_seconds) < 1.0 else None
 
 
 def harmed(worker: WorkerView, stall_seconds: float, tpot_seconds: float) -> float:
@@ -53,5 +53,5 @@ def harmed(worker: WorkerView, stall_seconds: float, tpot_seconds: float) -> flo
 def staying(search: Search, prefill: Prefill) -> Route | None:
     """Return the whole request on its prefill worker, where it is in time and keeps its pace between the prompts."""
     path = search.one_leg(prefill)
-    slow = path.slowest_seconds > TUNING.staying * search.tpot_seconds
+    slow = path.slowest_seconds > TUNING.trusted * search.tpot_seconds
     return None if slow or path.ttft_seconds > search.ttft_seconds else path

@@ -42,9 +42,10 @@ class KvRoutes:
         shares = self._sent.get(prefill)
         if shares is None:
             return
+        rate = 1 / TUNING.recent_requests
         for pool in shares:
-            shares[pool] *= 1 - TUNING.mean_rate
-        shares[decode] = shares.get(decode, 0.0) + TUNING.mean_rate
+            shares[pool] *= 1 - rate
+        shares[decode] = shares.get(decode, 0.0) + rate
 
     def excess(self, prefill: str, decode: str) -> float:
         """Return by which share, 0 to 1, more than wanted went this way lately; 0 where no share is published."""

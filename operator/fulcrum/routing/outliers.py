@@ -28,21 +28,21 @@ class Health:
     def learn(self, actual_seconds: float, predicted_seconds: float) -> None:
         """One latency of a request on the worker. A sample of all will do."""
         self.samples += 1
-        rate = 1 / min(self.samples, TUNING.outlier_requests)
+        rate = 1 / min(self.samples, TUNING.recent_requests)
         self.ratio += rate * (actual_seconds / predicted_seconds - self.ratio)
 
     def answered(self, count: int, failures: int = 0) -> None:
         """The worker answered `count` requests, of which it failed `failures`."""
         self.answers += count
         self.failures += failures
-        if self.answers > 2 * TUNING.outlier_requests:
-            self.failures *= TUNING.outlier_requests / self.answers
-            self.answers = float(TUNING.outlier_requests)
+        if self.answers > TUNING.recent_requests:
+            self.failures /= 2
+            self.answers /= 2
 
     @property
     def failing(self) -> bool:
         """Whether it failed too many of its requests, whatever its peers did."""
-        return self.answers >= TUNING.outlier_requests and self.failures > TUNING.outlier_share * self.answers
+        return _enough(self.answers) and self.failures > TUNING.outlier_share * self.answers
 
 
 def eject_outliers(workers: Iterable[WorkerView], now_seconds: float) -> list[WorkerView]:
@@ -57,6 +57,11 @@ def eject_outliers(workers: Iterable[WorkerView], now_seconds: float) -> list[Wo
     return found
 
 
+def _enough(requests: float) -> bool:
+    """Report whether so many requests can show an outlier: half of those that are remembered."""
+    return 2 * requests >= TUNING.recent_requests
+
+
 def _outliers_of(peers: Sequence[WorkerView]) -> list[WorkerView]:
     """Return the outliers of one pool and role, worst first, and no more than may be missed."""
     in_use = [worker for worker in peers if worker.breaker.available]
@@ -64,7 +69,7 @@ def _outliers_of(peers: Sequence[WorkerView]) -> list[WorkerView]:
     allowed = min(int(TUNING.outlier_share * len(peers)) - ejected, len(in_use) - 1)
     if allowed <= 0:
         return []
-    known = [worker for worker in in_use if worker.health.samples >= TUNING.outlier_requests]
+    known = [worker for worker in in_use if _enough(worker.health.samples)]
     slow = TUNING.most_wrong * median(worker.health.ratio for worker in known) if len(known) > 1 else inf
     found = [worker for worker in in_use if worker.health.failing or (worker in known and worker.health.ratio > slow)]
     return sorted(found, key=lambda worker: (not worker.health.failing, -worker.health.ratio))[:allowed]

@@ -11,16 +11,13 @@ import msgspec
 from msgspec import Meta
 
 from fulcrum.api.base import MAX_WORKERS
+from fulcrum.routing.prefixes import BYTE_ENDS
 
 if TYPE_CHECKING:
     from fulcrum.routing.view import ClusterView
 
-SHARE_SECONDS: Final = 0.25
-"""How long a gateway gathers before it tells the others: each message costs some 0.1 ms of CPU."""
 MAX_BATCH_KEYS: Final = 16_384
 """Most keys and prompts of a batch, in all. Bounds a message (150 KB) and what it takes to learn it (some 10 ms)."""
-MAX_PROMPT_KEYS: Final = 128
-"""Prefixes of one prompt that are compared, at most."""
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):
@@ -34,7 +31,7 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     """What of that it computes; the rest it loads."""
     known: bool
     """The first key was told before: it stands for itself and those of the shorter prefixes."""
-    keys: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1, max_length=MAX_PROMPT_KEYS)]
+    keys: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1, max_length=len(BYTE_ENDS))]
     """Prefix keys of 64 bits, shortest first."""
 
 

@@ -14,7 +14,6 @@ import msgspec
 
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.routing.tuning import TUNING
 
 
 class CompiledError(RuntimeError):
@@ -113,41 +112,13 @@ ABLATIONS: Final = (
     Ablation(
         name="margins",
         says="Predictions are believed as they are.",
-        constants=(
-            Constant(module="routing.tuning", name="TUNING.most_wrong", neutral=1.0),
-            Constant(module="admission.tuning", name="TUNING.first_margin", neutral=1.0),
-        ),
+        constants=(Constant(module="routing.tuning", name="TUNING.most_wrong", neutral=1.0),),
     ),
-    _one("admission.tuning", "TUNING.first_margin", 1.0, "Predictions are believed until one has failed."),
-    _one("admission.tuning", "TUNING.steps_level", 0.95, "TPOT is kept as often as TTFT."),
     _one("admission.tuning", "TUNING.overflow", inf, "Answers may be expected to outgrow the KV cache."),
     _one("admission.tuning", "TUNING.demand_sigmas", 0.0, "Classes keep what they ask for on average."),
-    _one("admission.tuning", "TUNING.least_slowdown", inf, "Workers that share hardware are taken to have their own."),
     _one("routing.tuning", "TUNING.miss_weight", 0.0, "A promise that is missed weighs no more than one that is kept."),
-    Ablation(
-        name="aside",
-        says="No prompt waits longer, or goes elsewhere, to spare an answer on a prefill worker.",
-        constants=(
-            Constant(module="routing.tuning", name="TUNING.disturbing", neutral=0.0),
-            Constant(module="routing.tuning", name="TUNING.early", neutral=1.0),
-        ),
-    ),
     _one("routing.tuning", "TUNING.disturbing", 0.0, "A prompt never waits to spare an answer on a prefill worker."),
-    _one("routing.tuning", "TUNING.most_harmed", 1.0, "A deflected request may make one other late."),
-    Ablation(
-        name="harmless",
-        says="A deflected request may make none late.",
-        constants=(Constant(module="routing.tuning", name="TUNING.most_harmed", neutral=0.0),),
-    ),
-    Ablation(
-        name="staying",
-        says="Decoding on prefill workers up to the pace of decode workers that take prompts.",
-        constants=(Constant(module="routing.tuning", name="TUNING.staying", neutral=TUNING.trusted),),
-    ),
-    _one("routing.tuning", "TUNING.early", 1.0, "It waits up to its TTFT promise itself."),
     _one("routing.tuning", "TUNING.trusted", 0.99, "Estimates may fill all of a limit."),
-    _one("routing.tuning", "TUNING.staying", 1.0, "Decoding on prefill workers up to the TPOT promise itself."),
-    _one("routing.tuning", "TUNING.fuller", 0.0, "The emptiest decode worker is taken wherever KV and prefix are."),
     _one("routing.tuning", "TUNING.least_left", 0.001, "Answers end when they are expected to."),
     _one("balance.tuning", "TUNING.immediate_cost", 0.0, "A flip costs nothing."),
     _one("balance.tuning", "TUNING.estimate_error", 0.0, "Estimates of layouts are believed as they are."),

@@ -90,8 +90,8 @@ class ClusterModel:
     gateways: int = 1
     """Replicas of the gateway. Each sees its own requests, and the others' in the workers' load reports."""
     poll_seconds: float = 1.0
-    """How often several gateways read the load of every worker. `gateway.workers.load_poll` does it every 0.25 s where
-    there are up to 50 workers."""
+    """How often several gateways read the load of every worker, and tell each other which prefixes they sent where. A
+    gateway does both every 0.25 s where there are up to 50 workers."""
     flip_seconds: float = 0.1
     """From the write of a role label until gateways route by it."""
     stop_seconds: float = 1.0

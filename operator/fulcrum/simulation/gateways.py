@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from fulcrum.api.reasons import Reason
-from fulcrum.routing import SHARE_SECONDS, learn_batch, take_batch
+from fulcrum.routing import learn_batch, take_batch
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.load_report import load_report
 from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
@@ -22,7 +22,6 @@ class Gateways:
     def __init__(self, gateways: Sequence[SimulatedGateway]) -> None:
         """At least one gateway."""
         self._gateways = tuple(gateways)
-        self._shared_at = 0.0
         for gateway in self._gateways:
             gateway.view.affinity.share(others=self.several)
 
@@ -37,12 +36,17 @@ class Gateways:
             gateway.changed(pod)
 
     def report(self, pods: Iterable[Pod], now: float) -> None:
-        """Tell every gateway the load of every ready worker."""
+        """Tell every gateway the load of every ready worker, and which prefixes the others sent where."""
         for pod in pods:
             if pod.worker is not None and not pod.deleting:
                 load = load_report(pod, pod.worker)
                 for gateway in self._gateways:
                     gateway.view.report(pod.name, load, now)
+        for gateway in self._gateways:
+            batch = take_batch(gateway.view)
+            for other in self._gateways:
+                if batch is not None and other is not gateway:
+                    learn_batch(other.view, batch)
 
     def ranks(self, names: Iterable[str | None]) -> dict[str | None, int] | None:
         """Return in which order engines serve requests of each of these classes; None when all of them are alike."""
@@ -50,10 +54,6 @@ class Gateways:
 
     def choose(self, request: SimulatedRequest, now: float) -> Chosen | Reason:
         """Decide about a request, and take it for started."""
-        if self.several and now >= self._shared_at + SHARE_SECONDS:
-            # Nothing reads what is shared before the next request, so it is early enough now.
-            self._share()
-            self._shared_at = now
         return self._of(request).choose(request, now)
 
     def prefilled(self, request: SimulatedRequest, now: float) -> None:
@@ -63,13 +63,6 @@ class Gateways:
     def ended(self, request: SimulatedRequest, now: float, *, served: bool) -> None:
         """An attempt is over."""
         self._of(request).ended(request, now, served=served)
-
-    def _share(self) -> None:
-        for gateway in self._gateways:
-            batch = take_batch(gateway.view)
-            for other in self._gateways:
-                if batch is not None and other is not gateway:
-                    learn_batch(other.view, batch)
 
     def _of(self, request: SimulatedRequest) -> SimulatedGateway:
         return self._gateways[(request.index * _KNUTH >> 16) % len(self._gateways)]

@@ -17,9 +17,11 @@ from fulcrum.gateway.http.pool import Pool
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.upstream_answer import UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.routing import SHARE_SECONDS, ClusterView, SentBatch, learn_batch, take_batch
+from fulcrum.routing import ClusterView, SentBatch, learn_batch, take_batch
 
 SENT_PATH: Final = "/sent-prefixes"
+_PERIOD_SECONDS: Final = 0.25
+"""How long a gateway gathers before it tells the others: each message costs some 0.1 ms of CPU."""
 _TIMEOUT_SECONDS: Final = 1.0
 _NO_CONTENT: Final = 204
 _BAD_REQUEST: Final = 400
@@ -62,7 +64,7 @@ class PrefixSharing:
     async def run(self) -> None:
         """Tell the others now and then, until cancelled."""
         while True:
-            await asyncio.sleep(SHARE_SECONDS)
+            await asyncio.sleep(_PERIOD_SECONDS)
             self._tell()
             now = asyncio.get_running_loop().time()
             for pool in self._pools.values():
