@@ -241,17 +241,6 @@ def test_it_does_not_stay_where_prompts_would_hold_up_its_answer(prompt_tokens: 
     assert find(view, ask(9700.0), 60.0).whole is stays
 
 
-@pytest.mark.parametrize(("asked_at", "worker"), [(1.02, "p0"), (1.09, "p1")])
-def test_a_prompt_waits_a_little_rather_than_hold_up_who_stays(asked_at: float, worker: str) -> None:
-    """Somebody decodes on p0; p1 is done at 1.1 s with the prompt before it, which takes 0.1 s."""
-    view = busy_decoding()
-    stays = send(view, ask(9700.0))
-    view.put("p1", Role.PREFILL, pool="pool")
-    view.prefill_done(stays, 0.97)
-    assert send(view, now_seconds=1.0).prefill.name == "p1"
-    assert find(view, now_seconds=asked_at).prefill.name == worker
-
-
 def test_prompts_leave_the_worker_alone_on_which_one_stays() -> None:
     view = busy_decoding()
     stays = send(view, ask(9700.0))

@@ -128,11 +128,11 @@ class Shares:
 def _kept(asked: float, used: float, size: float, workers: float, most: float) -> float:
     """Part of a resource that a class asks for and does not have, at most `most` with what it has.
 
-    What is asked for varies: some standard deviations (of the number of requests in service, a Poisson variable) are
-    kept on top, and never less than one request of the usual `size`.
+    What is asked for varies: a standard deviation (of the number of requests in service, a Poisson variable) is kept on
+    top, and never less than one request of the usual `size`.
     """
     if used >= most:
         return 0.0
     asked = max(asked, used)
-    asked += TUNING.demand_sigmas * sqrt(asked * size / workers)
+    asked += sqrt(asked * size / workers)
     return max(size, min(most, asked) - used)

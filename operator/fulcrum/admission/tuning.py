@@ -18,8 +18,6 @@ class AdmissionTuning:
     """Share of a KV cache by which answers may be expected to outgrow it: what does not fit is computed twice."""
     demand_seconds: float = 20.0
     """Memory of what each class asks for: long enough for a rate of a few requests a second."""
-    demand_sigmas: float = 2.0
-    """Standard deviations of a class's Poisson demand that are kept for it above the mean."""
 
 
 TUNING: Final = AdmissionTuning()

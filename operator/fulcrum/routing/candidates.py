@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Final
 
-from fulcrum.api.names import Role
 from fulcrum.routing import filters
 from fulcrum.routing.filters import Filter, Workers, left
 from fulcrum.routing.path import Prefill, Route
@@ -23,7 +22,6 @@ from fulcrum.routing.worker import WorkerView
 
 _by_prefill: Final[Callable[[WorkerView], tuple[float, ...]]] = attrgetter("prefill_key")
 _by_decode: Final[Callable[[WorkerView], tuple[float, ...]]] = attrgetter("decode_key")
-_PREFILL_ROLE: Final = Role.PREFILL
 
 
 def prefill_for(search: Search, pools: Sequence[PoolGroup], which: Sequence[Filter]) -> Prefill | None:
@@ -35,11 +33,6 @@ def prefill_for(search: Search, pools: Sequence[PoolGroup], which: Sequence[Filt
             continue
         first = _soonest(search, workers)
         found.append(search.prefill_on(first))
-        if first.running and first.role is _PREFILL_ROLE:
-            undisturbed = [worker for worker in workers if not worker.running]
-            aside = search.prefill_on(min(undisturbed, key=_by_prefill)) if undisturbed else None
-            if aside is not None and aside.wait_seconds + aside.own_seconds <= TUNING.trusted * search.ttft_seconds:
-                found.append(aside)
         found.extend(search.prefill_on(holder) for holder in _holders(search, pool, which) if holder is not first)
     return best_prefill(found)
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from fulcrum.api.names import Role
 from fulcrum.routing.path import Prefill, Route
 from fulcrum.routing.search import Search
 from fulcrum.routing.tuning import TUNING
 
 PathScorer = Callable[[Search, Route], float]
-_PREFILL_ROLE: Final = Role.PREFILL
 
 
 def first_token(_search: Search, path: Route) -> float:
@@ -59,16 +57,6 @@ PATH: Final[tuple[PathScorer, ...]] = (
 """Scorers of paths."""
 
 
-def prefill_cost(prefill: Prefill) -> float:
-    """Return what a prefill worker adds to the cost of a path, in seconds: of the first token, and for others."""
-    seconds = prefill.wait_seconds + prefill.own_seconds + prefill.work_seconds
-    worker = prefill.prefill
-    if worker.running and worker.role is _PREFILL_ROLE:
-        # An answer that decodes there stands still meanwhile.
-        seconds += TUNING.disturbing * prefill.work_seconds
-    return seconds
-
-
 def path_cost(search: Search, path: Route) -> float:
     """Return what the scorers of paths sum up to, in seconds."""
     seconds = 0.0
@@ -78,10 +66,10 @@ def path_cost(search: Search, path: Route) -> float:
 
 
 def best_prefill(prefills: Sequence[Prefill]) -> Prefill | None:
-    """Pick the prefill of the lowest cost, of equals the first."""
+    """Pick the prefill that is done first, where its work counts once more for others; of equals the first."""
     if len(prefills) < 2:
         return prefills[0] if prefills else None
-    return min(prefills, key=prefill_cost)
+    return min(prefills, key=lambda one: one.wait_seconds + one.own_seconds + one.work_seconds)
 
 
 def best_path(search: Search, paths: Sequence[Route]) -> Route | None:

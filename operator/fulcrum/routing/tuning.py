@@ -13,15 +13,12 @@ class RoutingTuning:
     # Scores.
     miss_weight: float = 10.0
     """Seconds that a second beyond a promise counts for: a path that keeps it is taken if there is one."""
-    disturbing: float = 0.2
-    """Share of its prefill time that a prompt rather waits longer than hold up an answer on a prefill worker."""
 
     # Estimates.
     trusted: float = 0.8
-    """Share of a limit that an estimate may fill, as it may be wrong by the rest: a promise where a request steps aside
-    or is served by one worker of a pair, a worker's time with prompts, a KV cache with prefixes or with one prompt. A
-    prediction beyond it is near the limit, and tells how good the limit is. Workers that differ by less than the rest
-    are equally full."""
+    """Share of a limit that an estimate may fill, as it may be wrong by the rest: a promise that one worker of a pair
+    is to keep alone, a worker's time with prompts, a KV cache with prefixes or with one prompt. A prediction beyond it
+    is near the limit, and tells how good the limit is. Workers that differ by less than the rest are equally full."""
     most_wrong: float = 3.0
     """Actual over predicted latency beyond which it is no error of a prediction: a worker that is so much later than
     its like is an outlier, no margin is wider, and idle workers serve a request that is predicted so late."""
