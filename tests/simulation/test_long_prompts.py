@@ -29,7 +29,7 @@ def workload(*, rate: float, seed: int) -> Workload:
 
 
 def test_long_prompts_are_served_in_time_on_busy_workers() -> None:
-    """Prefill workers are used two thirds of their time: unless others step aside, steps there would take too long."""
+    """Prefill workers are used two thirds of their time."""
     load = workload(rate=60.0, seed=3)
     result = simulate(load, make_cluster(SPEED), StaticSplit(pool="p", prefill=5, decode=4), slo=SLO)
     inside = result.within(SLO)

@@ -18,7 +18,10 @@ from fulcrum.routing.worker import WorkerView
 
 
 def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | None:
-    """Return the whole request on a decode worker, where that is sooner than `pair` and does others little harm."""
+    """Return the whole request on a decode worker, where that is sooner than `pair` and makes less than one other late.
+
+    It saves one request itself.
+    """
     late = pair.ttft_seconds > search.ttft_seconds
     worker = emptiest_of(search, revision.decode, holders=True)
     if worker is None or (late and worker.decode_load > pair.decode.decode_load + 1 - TUNING.trusted):
@@ -53,5 +56,5 @@ def harmed(worker: WorkerView, stall_seconds: float, tpot_seconds: float) -> flo
 def staying(search: Search, prefill: Prefill) -> Route | None:
     """Return the whole request on its prefill worker, where it is in time and keeps its pace between the prompts."""
     path = search.one_leg(prefill)
-    slow = path.slowest_seconds > TUNING.trusted * search.tpot_seconds
-    return None if slow or path.ttft_seconds > search.ttft_seconds else path
+    in_time = path.ttft_seconds <= search.ttft_seconds and path.slowest_seconds <= search.tpot_seconds
+    return path if in_time else None
