@@ -18,6 +18,8 @@ GUARD = 1e-6
 
 LEFT = (
     "balance/faults.py DEADLINE_MARGIN",
+    "balance/faults.py SETTLED",
+    "balance/faults.py SURE_FAILURES",
     "balance/initial.py _USUAL",
     "balance/kv_routes.py _LEAST_CHANGE",
     "balance/plan.py DRAIN_POLL_SECONDS",
@@ -25,8 +27,6 @@ LEFT = (
     "balance/plan.py TICK_SECONDS",
     "balance/snapshot.py CLOCK_SKEW",
     "balance/steps.py DRAIN_SETTLE",
-    "balance/transfers.py SETTLED",
-    "balance/transfers.py SURE_FAILURES",
     "routing/prefill_queue.py _NOMINAL_SPEED",
     "routing/timing.py _MOST_ROWS",
     "routing/worker_set.py _make_room: 1e+06",
@@ -62,11 +62,8 @@ PRECISION = (
 WORDS = (
     "admission/outcome.py numbers: 1000",
     "balance/explanation.py explain: 0.05",
-    "balance/faults.py NAMED_WORKERS",
-    "balance/faults.py SAID_BYTES",
     "balance/kv_routes.py MOST_ROUTES",
-    "balance/rejecting.py _SHARES",
-    "balance/revision.py STORED_BLOCK_SIZE",
+    "balance/conditions.py _SHARES",
     "routing/affinity.py POOL",
     "routing/sharing.py MAX_BATCH_KEYS",
 )

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tests.balance.loads import measurements, speed, traffic
 from tests.balance.world import World, make_spec, pool
 
+from fulcrum.api.engine_types import STORED_IMAGE
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterSpec
 from fulcrum.balance import Action, CreateWorker, DeleteWorker, Plan, StartDrain, TellRole, plan
 from fulcrum.balance.measurements import Measurements
-from fulcrum.balance.revision import STORED_IMAGE
 
 STEP_SECONDS = 3
 START_STEPS = 10

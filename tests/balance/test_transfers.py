@@ -12,9 +12,9 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType
 from fulcrum.balance import DeleteWorker, Plan, SetRole, StartDrain, TellRole, plan
+from fulcrum.balance.faults import transfer_faults
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.snapshot import served_roles
-from fulcrum.balance.transfers import transfer_faults
 
 BOTH = {Role.PREFILL, Role.DECODE}
 

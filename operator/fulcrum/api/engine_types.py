@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 
 from fulcrum.api import engine_args
 from fulcrum.api.base import ApiStruct, Image, ObjectName, PositiveDuration, Quantity, Rules, rule
+from fulcrum.api.durations import seconds
+
+STORED_BLOCK_SIZE: Final = 16
+"""Tokens; the default of `engine.kvCache.blockSize` in release 0.1.0, stored in every object of that time."""
+STORED_IMAGE: Final = "ghcr.io/fulcrum/worker:0.1.0"
+"""The default of `engine.image` in release 0.1.0, stored in every object of that time."""
 
 
 class OffloadPolicy(StrEnum):
@@ -86,6 +92,11 @@ class KvCache(ApiStruct, frozen=True, kw_only=True):
     ] = None
     offload: Annotated[KvOffload | None, Meta(description="KV offload to host memory; absent: none.")] = None
 
+    @property
+    def pool_claim(self) -> str | None:
+        """The claim of the KV pool; None without one."""
+        return self.offload.pool.persistent_volume_claim if self.offload is not None and self.offload.pool else None
+
 
 class LoadFailurePolicy(StrEnum):
     RECOMPUTE = "recompute"
@@ -153,6 +164,11 @@ class Engine(ApiStruct, frozen=True, kw_only=True):
             "pools of unlike NVIDIA GPUs exchange KV, one that all of them have (FLASHINFER)."
         ),
     ] = None
+
+    @property
+    def start_timeout_seconds(self) -> float:
+        """`start_timeout` in seconds."""
+        return seconds(self.start_timeout)
 
     rules: ClassVar[Rules] = (
         rule("duration(self.startTimeout) <= duration('24h')", "startTimeout must not be longer than 24h"),

@@ -277,3 +277,9 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
             "are none that are better by balance.recommend.threshold."
         ),
     ] = None
+
+    @property
+    def fault(self) -> Condition | None:
+        """The condition Degraded while it is true."""
+        degraded = next((c for c in self.conditions if c.type is ConditionType.DEGRADED), None)
+        return degraded if degraded is not None and degraded.status is ConditionStatus.TRUE else None

@@ -3,7 +3,7 @@
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, changes_cluster
 from fulcrum.balance.decision import RoleScale
 from fulcrum.balance.plan import Plan, plan
-from fulcrum.balance.revision import kv_pool_claim, worker_config, worker_image, worker_revision
+from fulcrum.balance.revision import worker_config, worker_image, worker_revision
 from fulcrum.balance.snapshot import GatewayState, Refusal, Snapshot, Termination, Worker, WorkerPhase
 from fulcrum.balance.status import PlanEvent, stopped_status
 from fulcrum.balance.target import make_target
@@ -25,7 +25,6 @@ __all__ = [
     "Worker",
     "WorkerPhase",
     "changes_cluster",
-    "kv_pool_claim",
     "make_target",
     "plan",
     "stopped_status",

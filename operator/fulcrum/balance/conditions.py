@@ -8,10 +8,12 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from fulcrum.api.messages import names_of, shortened
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import (
     AdmissionPolicy,
+    BalanceMode,
     Condition,
     ConditionStatus,
     ConditionType,
@@ -21,11 +23,10 @@ from fulcrum.api.types import (
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decision import Decision
-from fulcrum.balance.faults import names_of, pool_fault, pool_maxima, shortened, worker_fault
-from fulcrum.balance.rejecting import rejecting
-from fulcrum.balance.snapshot import GatewayState, Snapshot, Worker, served_roles
+from fulcrum.balance.faults import Faults
+from fulcrum.balance.snapshot import GatewayState, Snapshot, Worker, roles_served
 from fulcrum.balance.target import ratio_text
-from fulcrum.balance.transfers import TransferFaults, transfer_fault
+from fulcrum.balance.tuning import TUNING
 
 
 class Finding(NamedTuple):
@@ -38,6 +39,26 @@ class Finding(NamedTuple):
 
 PAUSED: Final = Finding(False, Reason.PAUSED, "Paused by the annotation fulcrum.dev/paused; nothing is changed.")
 HEALTHY: Final = Finding(False, Reason.HEALTHY, "No worker reports a fault.")
+_SHARES: Final = ((0.5, "More than half"), (0.25, "More than a quarter"), (0.1, "More than a tenth"), (0.0, "Some"))
+_SHORT_OF: Final[Mapping[Reason, str]] = {
+    Reason.TTFT_UNREACHABLE: "first tokens would come too late: prefill is short",
+    Reason.TPOT_UNREACHABLE: "tokens would come too slowly: decode is short",
+    Reason.KV_EXHAUSTED: "the KV cache is full: decode is short",
+    Reason.QUEUE_FULL: "a queue or a batch is full",
+    Reason.CLASS_SHARE: "the room that is left is kept for other classes",
+    Reason.PREEMPTED: "they made way for higher classes",
+}
+"""What is short, for each reason of a rejection for want of capacity."""
+_ADVICE: Final[Mapping[BalanceMode, tuple[str, str]]] = {
+    BalanceMode.AUTO: ("; the balance adds more where they help", ""),
+    BalanceMode.MANUAL: (": look at the others, or at spec.balance.ratio", "change spec.balance.ratio, "),
+    BalanceMode.OBSERVE: (": look at the others", "set spec.balance.mode to Auto, "),
+    BalanceMode.EXTERNAL: (
+        ": raise the replicas of its InferenceScales",
+        "change how many of them the InferenceScales ask for in each role, ",
+    ),
+}
+"""By mode: what to do while fewer workers serve than there may be, and what to try before there may be more."""
 
 
 def timestamp(moment: datetime) -> str:
@@ -75,35 +96,36 @@ def with_findings(
     return replace(status, conditions=settled, observed_generation=generation)
 
 
-def findings_of(
+def with_conditions(
+    status: InferenceClusterStatus,
     snapshot: Snapshot,
     decision: Decision,
     actions: tuple[Action, ...],
-    now: datetime,
+    faults: Faults,
     *,
-    transfers: TransferFaults,
+    now: datetime,
     least_available: int,
-) -> dict[ConditionType, Finding]:
-    """Return what all three conditions say of a plan."""
+) -> InferenceClusterStatus:
+    """Return the status of a plan with what all three conditions say of it."""
     halted = ""
     if decision.assignment.rollout.halted:
         halted = _rollout_halted(decision.assignment.rollout.halted, snapshot.name, snapshot.generation)
-    degraded = _worst(snapshot, decision, transfers, now, halted=halted)
-    return {
-        ConditionType.AVAILABLE: _available(snapshot.workers, snapshot.gateway),
+    ready = {role: counts.ready for role, counts in status.roles.items() if counts.ready}
+    degraded = _worst(snapshot, decision, faults, halted=halted, serving=sum(ready.values()))
+    moving = _progress(snapshot.workers, decision.assignment, actions, halted=halted)
+    findings = {
+        ConditionType.AVAILABLE: _available(ready, snapshot.gateway),
         ConditionType.PROGRESSING: _progressing(
-            snapshot.workers,
-            decision,
-            PAUSED if snapshot.paused else _progress(snapshot.workers, decision.assignment, actions, halted=halted),
-            least_available=least_available,
+            snapshot.workers, decision, PAUSED if snapshot.paused else moving, least_available=least_available
         ),
         ConditionType.DEGRADED: Finding(True, *degraded) if degraded is not None else HEALTHY,
     }
+    return with_findings(status, findings, last=snapshot.status, generation=snapshot.generation, now=now)
 
 
-def _available(workers: Iterable[Worker], gateway: GatewayState) -> Finding:
-    """Say whether a gateway is ready, and every kind of work has a ready worker."""
-    served = served_roles(workers)
+def _available(roles: Iterable[Role], gateway: GatewayState) -> Finding:
+    """Say whether a gateway is ready, and every kind of work has a worker; `roles` are those of workers that serve."""
+    served = frozenset[Role]().union(*map(roles_served, roles))
     missing = [role.value for role in (Role.PREFILL, Role.DECODE) if role not in served]
     # Workers first: a gateway without workers is not ready either, and that would hide the cause.
     if len(missing) == 2:
@@ -166,24 +188,57 @@ def _progress(
 
 
 def _worst(
-    snapshot: Snapshot, decision: Decision, transfers: TransferFaults, now: datetime, *, halted: str
+    snapshot: Snapshot, decision: Decision, faults: Faults, *, halted: str, serving: int
 ) -> tuple[Reason, str] | None:
     """Return what most needs a human: which Pod, what it said, and what to do; None while nothing does."""
     if snapshot.refused:
         said = (f"No worker of pool {pool} is made: {why.message}" for pool, why in snapshot.refused.items())
         return next(iter(snapshot.refused.values())).reason, " ".join(said)
-    spec, workers = snapshot.spec, snapshot.workers
-    fault = worker_fault(workers, spec, now) or transfer_fault(transfers) or pool_fault(workers, spec)
-    if fault is not None:
-        return fault
+    if faults.worst is not None:
+        return faults.worst
     if decision.trace.failure is not None:
         return Reason.PLAN_FAILED, _plan_failed(decision.trace.failure)
     if halted:
         return Reason.ROLLOUT_HALTED, halted
-    rejected = rejecting(snapshot.measurements.traffic, spec, workers, snapshot.status)
+    rejected = _rejecting(snapshot, serving=serving)
     if decision.trace.over_capacity:
-        return Reason.OVER_CAPACITY, _over_capacity(spec, rejected)
+        return Reason.OVER_CAPACITY, _over_capacity(snapshot.spec, rejected)
     return None if rejected is None else (Reason.REQUESTS_REJECTED, rejected)
+
+
+def _rejecting(snapshot: Snapshot, *, serving: int) -> str | None:
+    """Return what to say about requests that are turned away for want of capacity; None while they are few.
+
+    Without exact figures, which never stand still: the share is in the status.
+    """
+    traffic, spec, fault = snapshot.measurements.traffic, snapshot.spec, snapshot.status.fault
+    if traffic is None:
+        return None
+    rejected = {reason: share for reason, share in traffic.rejections.items() if reason in _SHORT_OF}
+    total, allowed = sum(rejected.values()), 1 - spec.slo.attainment
+    if fault is not None and fault.reason is Reason.REQUESTS_REJECTED:
+        worth_saying = total > TUNING.rejections_end * allowed
+    else:
+        worth_saying = total > allowed and traffic.rate * traffic.window_seconds >= TUNING.rejections_least
+    if not worth_saying:
+        return None
+    much = next(words for least, words in _SHARES if total >= least)
+    reason = max(rejected, key=lambda each: rejected[each])
+    advice = _advice(spec, serving=serving)
+    return f"{much} of all requests are turned away, most of them for {reason}: {_SHORT_OF[reason]}. {advice}"
+
+
+def _advice(spec: InferenceClusterSpec, *, serving: int) -> str:
+    most = sum(pool.workers.max for pool in spec.pools)
+    others, first = _ADVICE[spec.balance.mode]
+    if serving < most:
+        return f"{serving} of at most {most} workers serve{others}."
+    return f"All {most} workers serve: {first}raise workers.max of a pool: {_pool_maxima(spec)}; or widen spec.slo."
+
+
+def _pool_maxima(spec: InferenceClusterSpec) -> str:
+    """Return the pools for a message, each with the workers that it may have at most."""
+    return ", ".join(f"{pool.name} ({pool.workers.max})" for pool in spec.pools)
 
 
 def _over_capacity(spec: InferenceClusterSpec, rejected: str | None) -> str:
@@ -192,7 +247,7 @@ def _over_capacity(spec: InferenceClusterSpec, rejected: str | None) -> str:
     if rejected is not None:
         return f"{said} {rejected}"
     shed = ", or turn requests away with spec.admission" if spec.admission.policy is AdmissionPolicy.OFF else ""
-    return f"{said} Raise workers.max of a pool: {pool_maxima(spec)}; or widen spec.slo{shed}."
+    return f"{said} Raise workers.max of a pool: {_pool_maxima(spec)}; or widen spec.slo{shed}."
 
 
 def _plan_failed(error: Exception) -> str:

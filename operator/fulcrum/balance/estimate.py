@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import sqrt
 
-from fulcrum.balance.measurements import Measurements
+from fulcrum.balance.measurements import Measurements, deviation, served_share
 from fulcrum.balance.peak import Peak
 from fulcrum.balance.tuning import TUNING
 from fulcrum.forecast.result import Forecast
@@ -142,23 +142,6 @@ def _lower(arrivals: Demand, measured_rate: float, noise: Noise) -> Load:
             osl_tokens=max(arrivals.osl_tokens * osl, 1.0),
         )
     )
-
-
-def served_share(traffic: Traffic) -> float:
-    """Return the share of admitted requests inside the SLO; 1 where it was not measured.
-
-    That some were turned away is no fault of the roles.
-    """
-    admitted = 1 - (traffic.rejected or 0.0)
-    if traffic.attainment is None or admitted <= 0:
-        return 1.0
-    return min(traffic.attainment / admitted, 1.0)
-
-
-def deviation(traffic: Traffic, share: float) -> float:
-    """Return by how much a measured share may differ from `share` by chance."""
-    seen = traffic.rate * traffic.window_seconds * (1 - (traffic.rejected or 0.0))
-    return TUNING.noise_sigmas * sqrt(share * (1 - share) / max(seen, 1.0))
 
 
 def _lengths(traffic: Traffic, forecast: Forecast | None) -> Demand | None:

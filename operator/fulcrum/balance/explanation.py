@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import Candidate, DecidedLoad, Explanation
-from fulcrum.balance.estimate import served_share
 from fulcrum.balance.inputs import Inputs, payback_seconds
+from fulcrum.balance.measurements import served_share
 from fulcrum.balance.roles import RoleChanges
 from fulcrum.balance.size import Sizing
 from fulcrum.balance.split import Considered, after

@@ -1,48 +1,175 @@
-"""What keeps a worker or the KV pool from serving: which Pod, what was said about it, and what to do."""
+"""All that keeps workers from serving, found once for each plan: which Pod, what was said about it, and what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from fulcrum.api.durations import seconds
+from fulcrum.api.gateway import PairsReport
+from fulcrum.api.messages import last_lines, names_of, shortened
+from fulcrum.api.names import PORT_NIXL, Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import Condition, ConditionStatus, ConditionType, InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import EXIT_ENGINE_STALLED
-from fulcrum.balance.revision import kv_pool_claim
+from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.snapshot import EXIT_MEANINGS, Worker
-
-SAID_BYTES: Final = 1024
-"""How much a condition repeats of what an engine, the kubelet or the API server said."""
-NAMED_WORKERS: Final = 8
-"""How many workers a message lists by name."""
+from fulcrum.balance.tuning import TUNING
 
 IMAGE_PULL_REASONS: Final = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 CONTAINER_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 """Why the kubelet could not make the container: a Secret or a key that is absent, a volume, a command."""
 DEADLINE_MARGIN: Final = timedelta(seconds=180)
 """Beyond `engine.startTimeout`: the agent and the kubelet give up first, and what they say is more precise."""
+SURE_FAILURES: Final = 3
+"""Canaries in a row that must have failed before a worker is restarted for it: a lost packet fails one."""
+SETTLED: Final = timedelta(seconds=30)
+"""A younger worker is not restarted: its handshakes may not be over. One that was restarted has been cured once it has
+been ready for this long without a failing pair."""
 
 
-def standing_fault(status: InferenceClusterStatus) -> Condition | None:
-    """Return the condition Degraded of a status while it is true."""
-    degraded = next((c for c in status.conditions if c.type is ConditionType.DEGRADED), None)
-    return degraded if degraded is not None and degraded.status is ConditionStatus.TRUE else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What keeps workers from serving."""
+
+    worst: tuple[Reason, str] | None
+    """What most needs a human, with a message; None while nothing does."""
+    unable: frozenset[str]
+    """Uids of workers that will not serve before something is done about them."""
+    restarts: tuple[Worker, ...]
+    """Workers that no KV can be moved to or from, and that may be made anew now; the oldest comes first."""
 
 
-def worker_fault(workers: Iterable[Worker], spec: InferenceClusterSpec, now: datetime) -> tuple[Reason, str] | None:
-    """Return the fault of workers that most needs a human, with a message; None where there is none."""
-    found: dict[Reason | None, list[Worker]] = {}
-    for worker in sorted(workers, key=lambda worker: worker.name):
-        found.setdefault(fault_of(worker, spec, now), []).append(worker)
-    return next(((reason, _message(reason, found[reason], spec)) for reason in _MESSAGES if reason in found), None)
+def faults_of(
+    workers: Sequence[Worker],
+    spec: InferenceClusterSpec,
+    measurements: Measurements,
+    status: InferenceClusterStatus,
+    now: datetime,
+) -> Faults:
+    """Find what keeps workers from serving. `status` is the one that stands."""
+    usual = timedelta(seconds=measurements.start_seconds or TUNING.start_seconds)
+    longest = timedelta(seconds=spec.engine.start_timeout_seconds) + DEADLINE_MARGIN
+    found: dict[Reason, list[Worker]] = {}
+    unable: set[str] = set()
+    for worker in workers:
+        reason = _fault_of(worker, now, longest)
+        if reason is not None:
+            found.setdefault(reason, []).append(worker)
+            # While Pods usually still start, a node may come for one that has none.
+            young = worker.created is not None and now - worker.created < usual
+            if worker.unschedulable is None or not young:
+                unable.add(worker.uid)
+    transfers = transfer_faults(workers, measurements.pairs, status, now)
+    return Faults(
+        worst=_worker_fault(found, spec) or _transfer_fault(transfers) or _pool_fault(workers, spec),
+        unable=frozenset(unable),
+        restarts=transfers.due,
+    )
 
 
-def fault_of(worker: Worker, spec: InferenceClusterSpec, now: datetime) -> Reason | None:
-    """Return why the worker will not serve before an operator does something about it; None where it may."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferFaults:
+    """Pairs between which no KV moves."""
+
+    pairs: tuple[tuple[str, str], ...] = ()
+    """Names of prefill and decode worker; requests are routed around them."""
+    culprits: tuple[Worker, ...] = ()
+    """Workers that fail with several peers, or with their only one: a restart may cure them. The oldest comes first."""
+    due: tuple[Worker, ...] = ()
+    """Culprits that may be restarted now."""
+    recovering: tuple[str, ...] = ()
+    """Workers on their way through a restart; the fault may come back with them."""
+
+
+def transfer_faults(
+    workers: Sequence[Worker], reports: Sequence[PairsReport], status: InferenceClusterStatus, now: datetime
+) -> TransferFaults:
+    """Return what is known of failing pairs; workers that do not serve are left out. `status` is the last one."""
+    serving = {worker.name: worker for worker in workers if worker.serving}
+    pairs = {
+        (pair.prefill, pair.decode)
+        for report in reports
+        for pair in report.failing
+        if pair.prefill in serving and pair.decode in serving
+    }
+    # Each gateway that answered must see the same: one that is cut off itself would restart all workers.
+    blamed = frozenset.intersection(*(_blamed(report, pairs) for report in reports)) if reports else frozenset()
+    ages = {name: now - (worker.created or now) for name, worker in serving.items()}
+    culprits = sorted(blamed, key=lambda name: (-ages[name], name))
+    fault = status.fault
+    known = fault is not None and fault.reason is Reason.KV_TRANSFER_FAILING
+    stood = now - datetime.fromisoformat(fault.last_transition_time) if fault is not None and known else timedelta()
+    return TransferFaults(
+        pairs=tuple(sorted(pairs)),
+        culprits=tuple(serving[name] for name in culprits),
+        # Each must have lived for half of the time for which the fault has stood: pauses double while restarts do not
+        # help. These times are in the cluster, nothing else is remembered.
+        due=tuple(serving[name] for name in culprits if ages[name] >= max(SETTLED, stood / 2)),
+        recovering=_recovering(workers, status, now) if known else (),
+    )
+
+
+def _transfer_fault(faults: TransferFaults) -> tuple[Reason, str] | None:
+    """Return the fault as a condition says it; None while KV moves. Without figures: each change would be a write."""
+    if faults.pairs:
+        pairs = names_of([f"{prefill} -> {decode}" for prefill, decode in faults.pairs])
+        names = names_of([worker.name for worker in faults.culprits])
+        restarts = f" Restarted, one at a time and where its role stays served: {names}." if names else ""
+        return Reason.KV_TRANSFER_FAILING, (
+            f"No KV moves between {pairs} (prefill -> decode). Requests go around them.{restarts} See whether the "
+            f"decode Pods reach port {PORT_NIXL} of the prefill Pods (NetworkPolicy, RDMA devices, UCX_TLS, attention "
+            "backend), and fulcrum_worker_kv_failed_transfers_total."
+        )
+    if faults.recovering:
+        return Reason.KV_TRANSFER_FAILING, (
+            f"KV did not move between workers. It is watched whether it does now with {names_of([*faults.recovering])}."
+        )
+    return None
+
+
+def _recovering(workers: Sequence[Worker], status: InferenceClusterStatus, now: datetime) -> tuple[str, ...]:
+    """Return workers that are new, or drain for a restart: the fault is over when they have settled."""
+    unsettled = sorted(
+        worker.name
+        for worker in workers
+        if worker.restart_asked or worker.ready_since is None or now - worker.ready_since < SETTLED
+    )
+    missing = sum(role.desired for role in status.roles.values()) > len(workers)
+    return (*unsettled, "a new worker") if missing else tuple(unsettled)
+
+
+def _blamed(report: PairsReport, pairs: set[tuple[str, str]]) -> frozenset[str]:
+    """Return the workers that work with no peer, and fail with several or with their only one."""
+    sure = [pair for pair in report.failing if pair.failures >= SURE_FAILURES and (pair.prefill, pair.decode) in pairs]
+    # Both sides of each pair: a worker in its role, and with how many other peers it works.
+    pulls = [
+        (((Role.PREFILL, pair.prefill), pair.prefill_works), ((Role.DECODE, pair.decode), pair.decode_works))
+        for pair in sure
+    ]
+    failing = Counter(side for pull in pulls for side, _ in pull)
+    return frozenset(
+        side[1]
+        for pull in pulls
+        for (side, works), (peer, peer_works) in (pull, pull[::-1])
+        if not works and (failing[side] > 1 or peer_works or failing[peer] == 1)
+    )
+
+
+def _worker_fault(found: Mapping[Reason, list[Worker]], spec: InferenceClusterSpec) -> tuple[Reason, str] | None:
+    reason = next((reason for reason in _MESSAGES if reason in found), None)
+    if reason is None:
+        return None
+    return reason, _message(reason, sorted(found[reason], key=lambda worker: worker.name), spec)
+
+
+def _fault_of(worker: Worker, now: datetime, longest: timedelta) -> Reason | None:
+    """Return why the worker will not serve before something is done about it; None where it can yet."""
+    if worker.ready and not worker.lost and worker.waiting_reason is None and worker.unschedulable is None:
+        return None  # most workers, of thousands
     stalled = worker.termination is not None and worker.termination.exit_code == EXIT_ENGINE_STALLED
-    longest = timedelta(seconds=seconds(spec.engine.start_timeout)) + DEADLINE_MARGIN
     late = not worker.ready and worker.unready_since is not None and now - worker.unready_since > longest
     holds = {
         Reason.ENGINE_FAILED: worker.engine_failed and not stalled,
@@ -118,14 +245,14 @@ _POOL_PROBLEMS: Final[Mapping[str, str]] = {
 }
 
 
-def pool_fault(workers: Iterable[Worker], spec: InferenceClusterSpec) -> tuple[Reason, str] | None:
+def _pool_fault(workers: Iterable[Worker], spec: InferenceClusterSpec) -> tuple[Reason, str] | None:
     """Return what is wrong with the KV pool; None while it works. Without figures: each change would be a write."""
     failing: dict[str, list[str]] = {}
     for worker in workers:
         offload = worker.load.offload if worker.load is not None else None
         if offload is not None and offload.pool is not None and offload.pool.problem is not None:
             failing.setdefault(offload.pool.problem, []).append(worker.name)
-    claim = kv_pool_claim(spec)
+    claim = spec.engine.kv_cache.pool_claim
     if claim is None or not failing:
         return None
     said = "; ".join(
@@ -136,25 +263,3 @@ def pool_fault(workers: Iterable[Worker], spec: InferenceClusterSpec) -> tuple[R
         f"The KV pool on claim {claim} does not work: {said}. Requests are served; prompts are computed where "
         "their KV would have been loaded."
     )
-
-
-def last_lines(text: str) -> str:
-    """Return the end of `text` in at most `SAID_BYTES` of UTF-8, from the beginning of a line where there is one."""
-    tail = text.encode()[-SAID_BYTES:].decode(errors="ignore")
-    return tail if tail == text else tail.partition("\n")[2] or tail
-
-
-def shortened(text: str) -> str:
-    """Return the beginning of `text` in at most `SAID_BYTES` of UTF-8."""
-    return text.encode()[:SAID_BYTES].decode(errors="ignore")
-
-
-def names_of(names: list[str]) -> str:
-    """Return names for a message, at most `NAMED_WORKERS` of them."""
-    listed = ", ".join(names[:NAMED_WORKERS])
-    return listed if len(names) <= NAMED_WORKERS else f"{listed} and {len(names) - NAMED_WORKERS} more"
-
-
-def pool_maxima(spec: InferenceClusterSpec) -> str:
-    """Return the pools for a message, each with the workers that it may have at most."""
-    return ", ".join(f"{pool.name} ({pool.workers.max})" for pool in spec.pools)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import sqrt
 
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.status import KvTierStatus
 from fulcrum.api.types import Recommendation
 from fulcrum.balance.peak import Peak
+from fulcrum.balance.tuning import TUNING
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.traffic import Traffic
@@ -43,3 +45,20 @@ class Measurements:
     """Whether other pools would carry more; None: not known, and what the status says of it stands."""
     unknown: str | None = None
     """Why traffic is unknown, for people: names the source and what to look at."""
+
+
+def served_share(traffic: Traffic) -> float:
+    """Return the share of admitted requests inside the SLO; 1 where it was not measured.
+
+    That some were turned away is no fault of the roles.
+    """
+    admitted = 1 - (traffic.rejected or 0.0)
+    if traffic.attainment is None or admitted <= 0:
+        return 1.0
+    return min(traffic.attainment / admitted, 1.0)
+
+
+def deviation(traffic: Traffic, share: float) -> float:
+    """Return by how much a measured share may differ from `share` by chance."""
+    seen = traffic.rate * traffic.window_seconds * (1 - (traffic.rejected or 0.0))
+    return TUNING.noise_sigmas * sqrt(share * (1 - share) / max(seen, 1.0))

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import BalanceMode, Condition, InferenceClusterStatus
-from fulcrum.balance.actions import Action, CreateWorker, changes_cluster
+from fulcrum.balance.actions import Action, changes_cluster
+from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decide import decide, hold, manual
 from fulcrum.balance.decision import Decision, RoleScale, Trace
 from fulcrum.balance.external import follow_scales
-from fulcrum.balance.faults import fault_of
-from fulcrum.balance.guard import RoleGuard
+from fulcrum.balance.faults import Faults, faults_of
 from fulcrum.balance.last_applied import last_applied
 from fulcrum.balance.measurements import Measurements
-from fulcrum.balance.rollout import rollout_of, with_revisions
+from fulcrum.balance.revision import with_revisions
+from fulcrum.balance.rollout import rollout_of
 from fulcrum.balance.snapshot import Snapshot
 from fulcrum.balance.status import PlanEvent, events_of, status_of
-from fulcrum.balance.step_context import StepContext
+from fulcrum.balance.step_context import next_actions, step_context
 from fulcrum.balance.steps import STEPS
-from fulcrum.balance.transfers import TransferFaults, transfer_faults
-from fulcrum.balance.tuning import TUNING
 
 RESYNC_SECONDS: Final = 300.0
 """Watches can lose an event; a cluster is looked at this often even when nothing happens."""
@@ -64,15 +63,16 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     """Decide what to do next about one InferenceCluster. `now` is an aware time."""
     snapshot = with_revisions(snapshot.as_of(now))
     rollout = rollout_of(snapshot)
+    faults = faults_of(snapshot.workers, snapshot.spec, snapshot.measurements, snapshot.status, now)
     # A worker that is to replace another one and that other one are one place.
     single = replace(snapshot, workers=tuple(w for w in snapshot.workers if w.uid not in rollout.uids))
     decision = _choose(single, now)
     surplus = (*decision.assignment.surplus, *rollout.leaving)
     decision = replace(decision, assignment=replace(decision.assignment, surplus=surplus, rollout=rollout))
-    transfers = transfer_faults(snapshot.workers, snapshot.measurements.pairs, snapshot.status, now)
-    actions = () if snapshot.paused else _actions(snapshot, decision, transfers, now)
-    least_available = _least_available(snapshot, decision, now)
-    status = status_of(snapshot, decision, actions, now, transfers=transfers, least_available=least_available)
+    least_available = _least_available(decision.assignment, faults)
+    context = step_context(snapshot, decision, faults, now)
+    actions = () if snapshot.paused else next_actions(context, STEPS)
+    status = status_of(snapshot, decision, actions, faults, now, least_available=least_available)
     return Plan(
         actions=actions,
         status=status,
@@ -101,49 +101,14 @@ def _choose(snapshot: Snapshot, now: datetime) -> Decision:
         return replace(decision, trace=Trace(failure=error, routes=None))
 
 
-def _actions(snapshot: Snapshot, decision: Decision, transfers: TransferFaults, now: datetime) -> tuple[Action, ...]:
-    context = StepContext(
-        now=now,
-        cluster=snapshot.name,
-        spec=snapshot.spec,
-        workers=snapshot.workers,
-        taken_names=snapshot.taken_names,
-        transfers=transfers,
-        assignment=decision.assignment,
-        reasons=decision.reasons,
-        guard=RoleGuard(snapshot.workers, decision.assignment.needed),
-        touched=set(),
-    )
-    actions: list[Action] = []
-    for step in STEPS:
-        for action in step(context):
-            refused = isinstance(action, CreateWorker) and action.pool in snapshot.refused
-            if action.name not in context.touched and not refused:
-                context.touched.add(action.name)
-                actions.append(action)
-    return tuple(actions)
-
-
-def _least_available(snapshot: Snapshot, decision: Decision, now: datetime) -> int:
+def _least_available(assignment: Assignment, faults: Faults) -> int:
     """Return how many ready workers an eviction must leave, so that nodes drain one worker at a time.
 
     Workers that are wanted and still start count: the next eviction waits for them. Workers that cannot start do not:
     else no node would ever drain. Of several workers the last that serves stays.
     """
-    usual = timedelta(seconds=snapshot.measurements.start_seconds or TUNING.start_seconds)
-    slots = decision.assignment.slots
-    able = sum(
-        slot.worker is None
-        or fault_of(slot.worker, snapshot.spec, now) is None
-        # A node may still come.
-        or (
-            slot.worker.unschedulable is not None
-            and slot.worker.created is not None
-            and now - slot.worker.created < usual
-        )
-        for slot in slots
-    )
-    return max(able - 1, min(able, 1) if len(slots) > 1 else 0)
+    able = sum(slot.worker is None or slot.worker.uid not in faults.unable for slot in assignment.slots)
+    return max(able - 1, min(able, 1) if len(assignment.slots) > 1 else 0)
 
 
 def _requeue_seconds(snapshot: Snapshot, actions: tuple[Action, ...], status: InferenceClusterStatus) -> float:

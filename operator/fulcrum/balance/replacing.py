@@ -47,7 +47,7 @@ def stale_workers(context: StepContext, pool: str) -> list[Worker]:
 def restart_cut_off(context: StepContext) -> Iterator[Action]:
     """Make a worker anew that cannot move KV to or from any peer: one at a time, with ever longer pauses."""
     kept = {worker.uid for worker, _ in context.assignment.kept}
-    due = [worker for worker in context.transfers.due if worker.uid in kept and not worker.stale]
+    due = [worker for worker in context.faults.restarts if worker.uid in kept and not worker.stale]
     if not due or _one_is_away(context):
         return
     for worker in due:

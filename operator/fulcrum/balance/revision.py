@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 
 from fulcrum.api.attention import attention_backend
 from fulcrum.api.durations import seconds
+from fulcrum.api.engine_types import STORED_BLOCK_SIZE, STORED_IMAGE
 from fulcrum.api.names import KV_POOL_PATH, Role
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig, TransferConfig, WorkerConfig
+from fulcrum.balance.snapshot import Snapshot, Worker
 
-STORED_BLOCK_SIZE: Final = 16
-"""Tokens; the default of `engine.kvCache.blockSize` in release 0.1.0, stored in every object of that time."""
-STORED_IMAGE: Final = "ghcr.io/fulcrum/worker:0.1.0"
-"""The default of `engine.image` in release 0.1.0, stored in every object of that time."""
 _POD_FIELDS = ("gpu", "rdma", "resources", "shared_memory", "priority_class_name", "topology")
 _REQUIRED: dict[str, Any] = {"cluster": "", "pool": "", "model": "", "served_name": "", "accelerator": ""}
+
+
+def with_revisions(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with `stale` set on workers that were made from another spec, and may be made anew."""
+    spec = snapshot.spec
+    revisions = {pool.name: worker_revision(cluster=snapshot.name, spec=spec, pool=pool) for pool in spec.pools}
+    images = {pool.name: worker_image(spec, pool) for pool in spec.pools}
+
+    def seen(worker: Worker) -> Worker:
+        image = images.get(worker.pool)
+        renewed = image is not None and worker.release_image not in (None, image)
+        stale = worker.pool not in snapshot.refused and (renewed or worker.spec_hash != revisions.get(worker.pool))
+        # Of thousands of workers few change: a copy of each would take a tenth of a plan.
+        return worker if stale == worker.stale else replace(worker, stale=stale)
+
+    return replace(snapshot, workers=tuple(map(seen, snapshot.workers)))
 
 
 def worker_config(
@@ -63,15 +78,9 @@ def worker_config(
         engine_args=(*spec.engine.args, *(pool.engine.args if pool.engine is not None else ())),
         role=role,
         role_epoch=role_epoch,
-        start_timeout_seconds=seconds(spec.engine.start_timeout),
+        start_timeout_seconds=spec.engine.start_timeout_seconds,
         drain_timeout_seconds=seconds(spec.balance.flip.drain_timeout),
     )
-
-
-def kv_pool_claim(spec: InferenceClusterSpec) -> str | None:
-    """Return the claim of the KV pool; None without one."""
-    offload = spec.engine.kv_cache.offload
-    return offload.pool.persistent_volume_claim if offload is not None and offload.pool is not None else None
 
 
 def worker_image(spec: InferenceClusterSpec, pool: Pool) -> str | None:
@@ -106,7 +115,7 @@ def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> 
         "cache": model.cache.persistent_volume_claim if model.cache else None,
         "template": pool.template,
     }
-    if (claim := kv_pool_claim(spec)) is not None:
+    if (claim := spec.engine.kv_cache.pool_claim) is not None:
         made_from["kv_pool"] = claim
     pod = {name: without_defaults(getattr(pool, name)) for name in _POD_FIELDS}
     made_from |= {name: value for name, value in pod.items() if value not in (None, {})}

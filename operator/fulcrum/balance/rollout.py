@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import Pool
-from fulcrum.balance.estimate import deviation, served_share
-from fulcrum.balance.revision import worker_image, worker_revision
+from fulcrum.balance.measurements import deviation, served_share
 from fulcrum.balance.snapshot import Snapshot, Worker
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -33,22 +32,6 @@ class Rollout:
     def awaited(self) -> frozenset[str | None]:
         """Uids of the workers whose replacement is on its way."""
         return frozenset(worker.replaces for worker in self.coming)
-
-
-def with_revisions(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with `stale` set on workers that were made from another spec, and may be made anew."""
-    spec = snapshot.spec
-    revisions = {pool.name: worker_revision(cluster=snapshot.name, spec=spec, pool=pool) for pool in spec.pools}
-    images = {pool.name: worker_image(spec, pool) for pool in spec.pools}
-
-    def seen(worker: Worker) -> Worker:
-        image = images.get(worker.pool)
-        renewed = image is not None and worker.release_image not in (None, image)
-        stale = worker.pool not in snapshot.refused and (renewed or worker.spec_hash != revisions.get(worker.pool))
-        # Of thousands of workers few change: a copy of each would take a tenth of a plan.
-        return worker if stale == worker.stale else replace(worker, stale=stale)
-
-    return replace(snapshot, workers=tuple(map(seen, snapshot.workers)))
 
 
 def rollout_of(snapshot: Snapshot) -> Rollout:
@@ -117,10 +100,10 @@ def _halted_pools(snapshot: Snapshot) -> frozenset[str]:
     traffic, promised = snapshot.measurements.traffic, snapshot.spec.slo.attainment
     if snapshot.continues_rollout or traffic is None or traffic.attainment is None:
         return frozenset()
-    if served_share(traffic) + deviation(traffic, promised) >= promised:
-        return frozenset()
     live = [worker for worker in snapshot.workers if worker.live]
-    return frozenset(pool.name for pool in snapshot.spec.pools if _new_one_serves(live, pool.name))
+    changing = frozenset(pool.name for pool in snapshot.spec.pools if _new_one_serves(live, pool.name))
+    kept = served_share(traffic) + deviation(traffic, promised) >= promised
+    return frozenset() if kept else changing
 
 
 def _new_one_serves(workers: Iterable[Worker], pool: str) -> bool:

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from fulcrum.api.messages import shortened
 from fulcrum.api.names import PORT_GATEWAY, Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType, InferenceClusterStatus, RoleCounts
 from fulcrum.api.types import Decision as LastDecision
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
-from fulcrum.balance.conditions import Finding, findings_of, timestamp, with_findings
+from fulcrum.balance.conditions import Finding, timestamp, with_conditions, with_findings
 from fulcrum.balance.decision import Decision
-from fulcrum.balance.faults import shortened, standing_fault
+from fulcrum.balance.faults import Faults
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.target import ratio_text
-from fulcrum.balance.transfers import TransferFaults
 from fulcrum.performance.layout import ROLES
 
 
@@ -36,13 +36,12 @@ def status_of(
     snapshot: Snapshot,
     decision: Decision,
     actions: tuple[Action, ...],
+    faults: Faults,
     now: datetime,
     *,
-    transfers: TransferFaults,
     least_available: int,
 ) -> InferenceClusterStatus:
     """Return the status that a plan leads to."""
-    findings = findings_of(snapshot, decision, actions, now, transfers=transfers, least_available=least_available)
     before, workers, slots = snapshot.status, snapshot.workers, decision.assignment.slots
     address, drift, recommendation = snapshot.gateway.cluster_ip, snapshot.measurements.drift, before.recommendation
     if drift is not None:
@@ -62,7 +61,7 @@ def status_of(
         routes=(before.routes if decision.trace.routes is None else decision.trace.routes) or None,
         recommendation=recommendation,
     )
-    return with_findings(status, findings, last=before, generation=snapshot.generation, now=now)
+    return with_conditions(status, snapshot, decision, actions, faults, now=now, least_available=least_available)
 
 
 def _counts(workers: Iterable[Worker]) -> Counter[Role]:
@@ -114,7 +113,7 @@ def _proposed(last: LastDecision | None, decision: Decision, now: datetime) -> L
 def events_of(last: InferenceClusterStatus, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
     """Return the events of a change from one status to the next: a fault, a recommendation."""
     events = []
-    fault, stood = standing_fault(status), standing_fault(last)
+    fault, stood = status.fault, last.fault
     if fault is not None and (stood is None or stood.reason is not fault.reason):
         since = fault.last_transition_time
         events.append(PlanEvent(reason=fault.reason, message=fault.message, warning=True, subject=since))

@@ -1,19 +1,50 @@
-"""What every step of a plan reads, and the actions that several of them make."""
+"""What every step of a plan reads, how the steps are run, and the actions that several of them make."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.actions import DeleteWorker, SetRole, StartDrain
+from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.assign import Assignment, Slot
-from fulcrum.balance.decision import Reasons
-from fulcrum.balance.guard import RoleGuard
-from fulcrum.balance.snapshot import Worker
-from fulcrum.balance.transfers import TransferFaults
+from fulcrum.balance.decision import Decision, Reasons
+from fulcrum.balance.faults import Faults
+from fulcrum.balance.snapshot import Refusal, Snapshot, Worker, roles_served, served_roles
+
+
+class RoleGuard:
+    """Admits changes of workers one after another.
+
+    The actions of a plan complete in any order, and some may fail, so a worker under change counts only for what it
+    serves both before and after. A role that no worker serves now cannot be lost, and a role that the target does not
+    have needs no guard.
+    """
+
+    def __init__(self, workers: Iterable[Worker], needed: frozenset[Role]) -> None:
+        known = tuple(workers)
+        self._guarded = served_roles(known) & needed
+        self._sure = {worker.uid: worker.serves for worker in known}
+        self._counts = Counter(role for sure in self._sure.values() for role in sure)
+
+    def allow(self, worker: Worker, role: Role) -> bool:
+        """Admit the change of `worker` to `role` (`DRAINING` also stands for deletion) unless it empties a role."""
+        if self.lost(worker, role):
+            return False
+        left = worker.serves & roles_served(role)
+        self._counts.subtract(self._sure[worker.uid] - left)
+        self._sure[worker.uid] = left
+        return True
+
+    def lost(self, worker: Worker, role: Role) -> frozenset[Role]:
+        """Return the roles that no worker would be sure to serve after the change."""
+        sure = self._sure[worker.uid]
+        leaving = (worker.serves - roles_served(role)) & self._guarded
+        return frozenset(kind for kind in leaving if self._counts[kind] <= (kind in sure))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +57,9 @@ class StepContext:
     workers: tuple[Worker, ...]
     taken_names: frozenset[str]
     """Names of Pods that are not of this cluster."""
-    transfers: TransferFaults
+    refused: Mapping[str, Refusal]
+    """Pools whose workers may not be made."""
+    faults: Faults
     assignment: Assignment
     reasons: Reasons
     """Why the target asks for flips, new workers and drains."""
@@ -37,6 +70,38 @@ class StepContext:
     def places(self, pool: str) -> list[Slot]:
         """Return the places of a pool in the target."""
         return [slot for slot in self.assignment.slots if slot.pool == pool]
+
+
+def step_context(snapshot: Snapshot, decision: Decision, faults: Faults, now: datetime) -> StepContext:
+    """Return what the steps read, before the first of them."""
+    return StepContext(
+        now=now,
+        cluster=snapshot.name,
+        spec=snapshot.spec,
+        workers=snapshot.workers,
+        taken_names=snapshot.taken_names,
+        refused=snapshot.refused,
+        faults=faults,
+        assignment=decision.assignment,
+        reasons=decision.reasons,
+        guard=RoleGuard(snapshot.workers, decision.assignment.needed),
+        touched=set(),
+    )
+
+
+Step = Callable[[StepContext], Iterator[Action]]
+
+
+def next_actions(context: StepContext, steps: Iterable[Step]) -> tuple[Action, ...]:
+    """Return what the steps do now: at most one action for each worker, that of the first step which has one."""
+    actions: list[Action] = []
+    for step in steps:
+        for action in step(context):
+            refused = isinstance(action, CreateWorker) and action.pool in context.refused
+            if action.name not in context.touched and not refused:
+                context.touched.add(action.name)
+                actions.append(action)
+    return tuple(actions)
 
 
 def flip(worker: Worker, role: Role, reason: Reason, load: str = "") -> SetRole:

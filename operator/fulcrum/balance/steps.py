@@ -7,7 +7,7 @@ steps in `STEPS` is the order of their claims on the guard, not the order in whi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
@@ -20,7 +20,7 @@ from fulcrum.balance.pools import flippable
 from fulcrum.balance.replacing import replace_stale, restart_cut_off, stale_workers
 from fulcrum.balance.rollout import surge_limit
 from fulcrum.balance.snapshot import Worker, WorkerPhase, roles_served, served_roles
-from fulcrum.balance.step_context import StepContext, delete, drain, flip
+from fulcrum.balance.step_context import Step, StepContext, delete, drain, flip
 
 DRAIN_SETTLE: Final = timedelta(seconds=2)
 """Gateways see a new label within 100 ms; before that an idle worker may still be given a request."""
@@ -167,7 +167,7 @@ def tell_roles(context: StepContext) -> Iterator[Action]:
             )
 
 
-STEPS: tuple[Callable[[StepContext], Iterator[Action]], ...] = (
+STEPS: tuple[Step, ...] = (
     remove_ended,
     finish_drains,
     replace_stale,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import kv_pool_claim
 from fulcrum.controller.kube import CLAIM, ApiFailure, Kube
 
 _SHARED: Final = "ReadWriteMany"
@@ -36,7 +35,7 @@ class KvClaims:
         A claim that is not there, or that the operator may not read, keeps no worker from being made: the scheduler
         says what is wrong with it.
         """
-        claim = kv_pool_claim(spec)
+        claim = spec.engine.kv_cache.pool_claim
         if claim is None or may_share_node(spec):
             return None
         modes = await self._modes(namespace, claim)

@@ -28,7 +28,7 @@ class UsualPrompt:
         if before is None or prompts <= 0:
             return
         tokens, cached = work.prompt_tokens - before.prompt_tokens, work.cached_tokens - before.cached_tokens
-        left = (1 - TUNING.mean_rate) ** prompts
+        left = (1 - 1 / TUNING.recent_requests) ** prompts
         self._prompts = left * self._prompts + prompts
         self._tokens = left * self._tokens + tokens
         self._uncached = left * self._uncached + max(tokens - cached, 0)

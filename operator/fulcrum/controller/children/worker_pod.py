@@ -27,7 +27,7 @@ from fulcrum.api.names import (
 )
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.balance import Refusal, kv_pool_claim, worker_config, worker_image, worker_revision
+from fulcrum.balance import Refusal, worker_config, worker_image, worker_revision
 from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.overlay import overlay
 from fulcrum.controller.children.owner import (
@@ -111,7 +111,7 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role, 
     if (shm := shared_memory(spec, pool)) is not None:
         volumes.append(shm)
         mounts.append({"name": shm["name"], "mountPath": "/dev/shm"})  # noqa: S108 (a mount)
-    if (claim := kv_pool_claim(spec)) is not None:
+    if (claim := spec.engine.kv_cache.pool_claim) is not None:
         volumes.append({"name": KV_POOL, "persistentVolumeClaim": {"claimName": claim}})
         mounts.append({"name": KV_POOL, "mountPath": KV_POOL_PATH})
     container["volumeMounts"] = mounts
