@@ -182,14 +182,26 @@ def _let_in(work: float, seconds: Floats, weights: Floats) -> float:
 
 
 def _shares(rate: float, means: list[float], workers: list[int]) -> list[float]:
-    """Return which share of the requests each pool serves: what finds the faster ones full goes on (Erlang's B)."""
+    """Return which share of the requests each pool serves: what finds the faster ones full goes on (Erlang's B).
+
+    Where more comes than they can do, so many would go on that a slower pool is busier than a faster one; but requests
+    go where they are through first, and so these pools are equally busy.
+    """
     left, shares = 1.0, []
     for mean, count in zip(means[:-1], workers[:-1], strict=True):
         load = left * rate * mean
         overflow = 1.0 / inverse_erlang_b(count, load) if load > 0.0 else 0.0
         shares.append(left * (1.0 - overflow))
         left *= overflow
-    return [*shares, left]
+    alike: list[tuple[float, float, int]] = []
+    for share, mean, count in zip([*shares, left], means, workers, strict=True):
+        served, capacity, pools = share, count / max(mean, 1e-12), 1
+        while alike and served * alike[-1][1] > alike[-1][0] * capacity:
+            before = alike.pop()
+            served, capacity, pools = served + before[0], capacity + before[1], pools + before[2]
+        alike.append((served, capacity, pools))
+    busy = [served / capacity for served, capacity, pools in alike for _ in range(pools)]
+    return [each * count / max(mean, 1e-12) for each, mean, count in zip(busy, means, workers, strict=True)]
 
 
 def _wait(
