@@ -22,11 +22,7 @@ LEFT = (
     "balance/faults.py SURE_FAILURES",
     "balance/initial.py _USUAL",
     "balance/kv_routes.py _LEAST_CHANGE",
-    "balance/plan.py DRAIN_POLL_SECONDS",
-    "balance/plan.py RESYNC_SECONDS",
-    "balance/plan.py TICK_SECONDS",
     "balance/snapshot.py CLOCK_SKEW",
-    "balance/steps.py DRAIN_SETTLE",
     "routing/prefill_queue.py _NOMINAL_SPEED",
     "routing/timing.py _MOST_ROWS",
     "routing/worker_set.py _make_room: 1e+06",
@@ -50,9 +46,6 @@ FITTED = (
 
 PRECISION = (
     "balance/best_split.py FINENESS",
-    "balance/cheapest.py HEADROOM_PRECISION",
-    "balance/cheapest.py HEADROOM_STEP",
-    "balance/cheapest.py MOST_HEADROOM",
     "performance/queueing/decode.py _averaged: 0.0001",
     "performance/queueing/prefill.py _root: 4",
     "performance/queueing/waiting.py _blocking_at: 0.001",
@@ -62,7 +55,6 @@ PRECISION = (
 WORDS = (
     "admission/outcome.py numbers: 1000",
     "balance/explanation.py explain: 0.05",
-    "balance/kv_routes.py MOST_ROUTES",
     "balance/conditions.py _SHARES",
     "routing/affinity.py POOL",
     "routing/sharing.py MAX_BATCH_KEYS",

@@ -19,7 +19,7 @@ from fulcrum.api.types import Condition, ConditionStatus, ConditionType, Inferen
 from fulcrum.balance import CreateWorker, Plan, SetRole, StartDrain, TellRole, plan
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Busiest, peak_of
-from fulcrum.balance.plan import TICK_SECONDS
+from fulcrum.balance.tuning import TUNING
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.lengths import standard_error
 
@@ -428,7 +428,7 @@ def test_a_quiet_turn_is_looked_at_again_in_seconds_and_says_the_same() -> None:
     first = world.plan()
     world.pass_time(2)
     second = world.plan()
-    assert first.requeue_after_seconds == TICK_SECONDS
+    assert first.requeue_after_seconds == TUNING.tick_seconds
     assert second.status == first.status
     world.measurements = measurements(30.3, 3010.0, 50.0)
     assert world.plan().status == first.status  # noise is no news

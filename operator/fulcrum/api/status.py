@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +25,8 @@ ReasonWord = Annotated[
         },
     ),
 ]
+MAX_ROUTES: Final = 64
+"""Bound of `status.routes`."""
 Time = Annotated[str, Meta(max_length=64, extra_json_schema={"format": "date-time"})]
 Message = Annotated[str, Meta(max_length=32768)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
@@ -264,7 +266,7 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
     ] = None
     last_decision: Annotated[Decision | None, Meta(description="The last decision that changed something.")] = None
     routes: Annotated[
-        Annotated[tuple[KvRoute, ...], Meta(max_length=64)] | None,
+        Annotated[tuple[KvRoute, ...], Meta(max_length=MAX_ROUTES)] | None,
         Meta(
             description="Weights by which gateways choose among unlike decode pools; absent where there is one kind.",
             extra_json_schema={"x-kubernetes-list-type": "atomic"},

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, inf
-from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.balance.pools import PoolBounds
@@ -14,13 +13,6 @@ from fulcrum.load.demand import Load
 from fulcrum.performance.layout import ROLES, Layout
 from fulcrum.performance.model import PerformanceModel
 from fulcrum.performance.rates import UnitRates
-
-MOST_HEADROOM: Final = 64.0
-"""Most workers that are tried, in multiples of what the work itself needs: beyond it no number serves the load in
-time."""
-HEADROOM_STEP: Final = 1.2
-HEADROOM_PRECISION: Final = 0.005
-"""Where the search for the headroom ends; `_trim` gives back what is left over by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +66,11 @@ def cheapest_as_is(
     promised.
     """
     target = model.slo.attainment if attainment is None else attainment
-    rates = {pool.name: model.unit_rates(pool.name, load) for pool in pools}
+    ways = _ways(pools, {pool.name: model.unit_rates(pool.name, load) for pool in pools})
 
     def layout_at(headroom: float) -> tuple[float, Layout]:
         wanted = {Role.PREFILL: load.prefill.rate * headroom, Role.DECODE: load.decode.rate * headroom}
-        return _cover(pools, rates, wanted)
+        return _cover(pools, ways, wanted)
 
     def holds(layout: Layout) -> bool:
         return layout.complete and (load.rate <= 0 or model.attainment(layout, load) >= target)
@@ -87,21 +79,26 @@ def cheapest_as_is(
         return below is not None and _cost(pools, layout) >= below
 
     low, high = 0.0, 1.0
+    grows = load.prefill.rate > 0 or load.decode.rate > 0
     missing, best = layout_at(high)
-    while not holds(best) and not missing and not too_dear(best) and high < MOST_HEADROOM:
-        low, high = high, high * HEADROOM_STEP
+    while grows and not holds(best) and not missing and not too_dear(best):
+        low, high = high, 2 * high
         missing, best = layout_at(high)
-    if too_dear(best):
-        # The dearest that is allowed may do: to find it takes no estimate, to rule all below it out takes one.
-        dear = high
-        high = low
-        while dear - high > HEADROOM_PRECISION * dear:
-            middle = (high + dear) / 2
-            high, dear = (high, middle) if too_dear(layout_at(middle)[1]) else (middle, dear)
-        _, best = layout_at(high)
+    most = best
+    if too_dear(most) or (missing and low and not holds(most)):
+        # The most that there may be can do: to find it takes no estimate, to rule all below it out takes one.
+        beyond, high, (_, best) = high, low, layout_at(low)
+        while most.total * (beyond - high) > beyond:
+            middle = (high + beyond) / 2
+            missing, layout = layout_at(middle)
+            if missing or too_dear(layout):
+                beyond, most = middle, layout
+            else:
+                high, best = middle, layout
     if too_dear(best) or not holds(best):
-        return Size(layout=best, cost=_cost(pools, best), enough=False)
-    while high - low > HEADROOM_PRECISION * max(high, 1.0):
+        return Size(layout=most, cost=_cost(pools, most), enough=False)
+    # Until the workers at both ends differ by less than one.
+    while best.total * (high - low) > high:
         middle = (low + high) / 2
         _, layout = layout_at(middle)
         if layout == best or holds(layout):
@@ -120,17 +117,12 @@ def _used(layout: Layout, pool: str) -> int:
     return sum(layout.in_pool(pool).values())
 
 
-def _cover(
-    pools: Sequence[PoolBounds], rates: Mapping[str, UnitRates], wanted: dict[Role, float]
-) -> tuple[float, Layout]:
+def _cover(pools: Sequence[PoolBounds], ways: Sequence[_Way], wanted: dict[Role, float]) -> tuple[float, Layout]:
     """Return (requests/s left over, cheapest layout) for workers that carry `wanted` at their plain rates.
 
-    A linear program with two constraints and few pools: the best of a few greedy orders solves it.
+    A linear program with two constraints and few pools: the best of a few greedy ways solves it.
     """
-    tried = (
-        _fill(pools, rates, wanted, mixed_first=mixed_first, decode_first=decode_first, by_advantage=by_advantage)
-        for mixed_first, decode_first, by_advantage in product((False, True) if len(pools) > 1 else (False,), repeat=3)
-    )
+    tried = (_fill(pools, way, wanted) for way in ways)
     missing, _, layout = min(tried, key=lambda each: (each[0], each[1]))
     return missing, layout
 
@@ -150,14 +142,23 @@ class _Tranche:
     """What the role gains against what the other one loses (Ricardo); infinite for pools that cannot flip."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One greedy order in which workers are taken."""
+
+    tranches: Mapping[Role, Sequence[_Tranche]]
+    mixed_first: bool
+    decode_first: bool
+
+
 class _Basket:
     """Workers that were taken, and workers that are left."""
 
-    def __init__(self, pools: Sequence[PoolBounds], rates: Mapping[str, UnitRates], *, by_price: bool) -> None:
+    def __init__(self, pools: Sequence[PoolBounds], tranches: Mapping[Role, Sequence[_Tranche]]) -> None:
         self._pools = pools
         self._left = {(r.name, kept): r.low if kept else r.high - r.low for r in pools for kept in (True, False)}
         self._taken: dict[Role, dict[str, int]] = {role: {} for role in ROLES}
-        self._tranches = {role: _tranches(pools, rates, role, by_price=by_price) for role in ROLES}
+        self._tranches = tranches
 
     def take(self, role: Role, rate: float, *, extra: bool = True, least: int = 0) -> float:
         """Take workers for `rate` requests/s, and at least `least`; returns the requests/s that they carry."""
@@ -189,30 +190,35 @@ class _Basket:
         return Layout.of_roles(self._taken)
 
 
-def _fill(
-    pools: Sequence[PoolBounds],
-    rates: Mapping[str, UnitRates],
-    wanted: dict[Role, float],
-    *,
-    mixed_first: bool,
-    decode_first: bool,
-    by_advantage: bool,
-) -> tuple[float, float, Layout]:
-    """Return (requests/s left over, cost, layout) of one greedy order."""
-    basket = _Basket(pools, rates, by_price=not by_advantage)
+def _fill(pools: Sequence[PoolBounds], way: _Way, wanted: dict[Role, float]) -> tuple[float, float, Layout]:
+    """Return (requests/s left over, cost, layout) of one way."""
+    basket = _Basket(pools, way.tranches)
     divided = basket.can(Role.PREFILL) and basket.can(Role.DECODE)
     together = basket.take(
-        Role.MIXED, max(wanted.values()), extra=mixed_first or not divided, least=0 if divided else 1
+        Role.MIXED, max(wanted.values()), extra=way.mixed_first or not divided, least=0 if divided else 1
     )
     rest = {role: max(rate - together, 0.0) for role, rate in wanted.items()}
     if divided and (max(rest.values()) > 0 or not basket.layout.complete):
-        for role in (Role.DECODE, Role.PREFILL) if decode_first else (Role.PREFILL, Role.DECODE):
+        for role in (Role.DECODE, Role.PREFILL) if way.decode_first else (Role.PREFILL, Role.DECODE):
             rest[role] -= basket.take(role, rest[role], least=1)
     missing = max(rest.values())
     if missing > 0:
         missing -= basket.take(Role.MIXED, missing)
-    complete = basket.layout.complete
-    return (max(missing, 0.0) if complete else inf), basket.cost, basket.layout
+    layout = basket.layout
+    return (max(missing, 0.0) if layout.complete else inf), basket.cost, layout
+
+
+def _ways(pools: Sequence[PoolBounds], rates: Mapping[str, UnitRates]) -> list[_Way]:
+    """Return the ways that can differ: of one pool there is one, and without mixed workers they cannot come first."""
+    either = (False, True) if len(pools) > 1 else (False,)
+    by_price, by_advantage = (
+        {role: _tranches(pools, rates, role, by_price=each) for role in ROLES} for each in (True, False)
+    )
+    mixed = either if by_price[Role.MIXED] else (False,)
+    orders = (by_price, by_advantage)[: len(either)]
+    return [
+        _Way(order, mixed_first, decode_first) for mixed_first, decode_first, order in product(mixed, either, orders)
+    ]
 
 
 def _tranches(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from fulcrum.api.pool_types import overlap
+from fulcrum.api.status import MAX_ROUTES
 from fulcrum.api.types import KvRoute
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
@@ -13,8 +14,6 @@ from fulcrum.performance.model import PerformanceModel
 
 _LEAST_CHANGE: Final = 0.05
 """Share, 0 to 1, by which a route must change to be written: each change is a write, and gateways average over more."""
-MOST_ROUTES: Final = 64
-"""Bound of `status.routes`."""
 
 
 def kv_routes(layout: Layout, model: PerformanceModel, load: Load, last: Iterable[KvRoute]) -> tuple[KvRoute, ...]:
@@ -28,7 +27,7 @@ def kv_routes(layout: Layout, model: PerformanceModel, load: Load, last: Iterabl
         rates = {to: rate for to, rate in carried.items() if overlap(model.admits.get(source), model.admits.get(to))}
         if len(rates) > 1:
             shares |= {(source, to): round(rate / sum(rates.values()), 3) for to, rate in rates.items()}
-    now = dict(list(shares.items())[:MOST_ROUTES])
+    now = dict(list(shares.items())[:MAX_ROUTES])
     before = {(route.prefill, route.decode): route.share for route in last}
     if before.keys() == now.keys() and all(abs(now[pair] - before[pair]) < _LEAST_CHANGE for pair in now):
         return tuple(last)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
@@ -24,14 +23,7 @@ from fulcrum.balance.snapshot import Snapshot
 from fulcrum.balance.status import PlanEvent, events_of, status_of
 from fulcrum.balance.step_context import next_actions, step_context
 from fulcrum.balance.steps import STEPS
-
-RESYNC_SECONDS: Final = 300.0
-"""Watches can lose an event; a cluster is looked at this often even when nothing happens."""
-TICK_SECONDS: Final = 2.0
-"""How often a cluster is looked at while something moves: the load, a worker that starts, an action whose event may be
-lost, KV that did not move between workers."""
-DRAIN_POLL_SECONDS: Final = 0.5
-"""How often a draining worker is asked whether it is idle: its GPUs wait for that."""
+from fulcrum.balance.tuning import TUNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +105,12 @@ def _least_available(assignment: Assignment, faults: Faults) -> int:
 
 def _requeue_seconds(snapshot: Snapshot, actions: tuple[Action, ...], status: InferenceClusterStatus) -> float:
     if snapshot.paused:
-        return RESYNC_SECONDS
+        return TUNING.resync_seconds
     if any(worker.role is Role.DRAINING and not worker.deleting for worker in snapshot.workers):
-        return DRAIN_POLL_SECONDS
+        return TUNING.drain_poll_seconds
     decides = snapshot.spec.balance.mode is not BalanceMode.MANUAL
     faulty = any(condition.reason is Reason.KV_TRANSFER_FAILING for condition in status.conditions)
     moves = any(w.stale or w.deleting or not w.ready or not w.role_acknowledged for w in snapshot.workers)
     if decides or faulty or moves or any(changes_cluster(action) for action in actions):
-        return TICK_SECONDS
-    return RESYNC_SECONDS
+        return TUNING.tick_seconds
+    return TUNING.resync_seconds

@@ -82,6 +82,9 @@ def split(
     for goal in splits(pools, workers, model, load.current):
         wanted = _moves(pools, current, goal)
         possible = _possible(wanted, movable)
+        if load.answers_at_least:
+            # Decode may get far more work than answers under way tell.
+            possible = tuple(move for move in possible if move.role is not Role.PREFILL)
         counts = {len(possible), (len(possible) + 1) // 2, min(1, len(possible))} - {0}
         if current.mixed != goal.mixed:
             # Beside mixed workers, single roles say little about what all of them in one role would do.
@@ -191,8 +194,6 @@ def _other_mix(current: Layout, moves: Sequence[Move], load: LoadEstimate) -> tu
     away = layout.count(Role.DECODE) - current.count(Role.DECODE)
     if towards * away >= 0:
         return ()
-    if towards > 0 and load.answers_at_least:
-        return (load.current.shifted(prefill=0.0, decode=1.0),)
     prefill, decode = _mix_doubt(load.noise)
     sign = 1 if towards > 0 else -1
     return (load.current.shifted(prefill=max(0.0, 1 - sign * prefill), decode=max(0.0, 1 + sign * decode)),)

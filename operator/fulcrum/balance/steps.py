@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Final
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role, worker_name
@@ -21,9 +20,7 @@ from fulcrum.balance.replacing import replace_stale, restart_cut_off, stale_work
 from fulcrum.balance.rollout import surge_limit
 from fulcrum.balance.snapshot import Worker, WorkerPhase, roles_served, served_roles
 from fulcrum.balance.step_context import Step, StepContext, delete, drain, flip
-
-DRAIN_SETTLE: Final = timedelta(seconds=2)
-"""Gateways see a new label within 100 ms; before that an idle worker may still be given a request."""
+from fulcrum.balance.tuning import TUNING
 
 
 def remove_ended(context: StepContext) -> Iterator[Action]:
@@ -62,7 +59,9 @@ def _drain_end(context: StepContext, worker: Worker, drained_for: timedelta) -> 
     if drained_for.total_seconds() >= seconds(context.spec.balance.flip.drain_timeout):
         return Reason.DRAIN_TIMED_OUT
     idle = worker.load is not None and worker.load.idle
-    return Reason.WORKER_DRAINED if idle and drained_for >= DRAIN_SETTLE else None
+    # Gateways see a new label within 100 ms; before that an idle worker may still be given a request.
+    settled = drained_for.total_seconds() >= TUNING.tick_seconds
+    return Reason.WORKER_DRAINED if idle and settled else None
 
 
 def flip_roles(context: StepContext) -> Iterator[Action]:

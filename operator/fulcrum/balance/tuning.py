@@ -10,6 +10,13 @@ from typing import Final
 class Tuning:
     """Default, unit and reason of each; `benchmarks/ablation.py` prints what they buy."""
 
+    resync_seconds: float = 300.0
+    """Watches can lose an event; a cluster is looked at this often even when nothing happens."""
+    tick_seconds: float = 2.0
+    """How often a cluster is looked at while something moves: the load, a worker that starts, an action whose event may
+    be lost, KV that did not move between workers. An idle worker drains for so long before it is deleted."""
+    drain_poll_seconds: float = 0.5
+    """How often a draining worker is asked whether it is idle: its GPUs wait for that."""
     noise_sigmas: float = 2.0
     """Standard errors beyond which a difference of what was measured counts as one: 1 in 40 by chance."""
     start_seconds: float = 120.0

@@ -27,7 +27,7 @@ from fulcrum.balance import (
     Worker,
     plan,
 )
-from fulcrum.balance.plan import RESYNC_SECONDS
+from fulcrum.balance.tuning import TUNING
 from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import NameTakenError
@@ -87,8 +87,8 @@ class Reconciler:
         self._installation = installation
         self._children = TickChildren(kube, caches, installation)
         self._nodes = Nodes(kube)
-        self._kv_claims = KvClaims(kube, resync_seconds=RESYNC_SECONDS)
-        self._internal_secrets = InternalSecrets(kube, resync_seconds=RESYNC_SECONDS)
+        self._kv_claims = KvClaims(kube, resync_seconds=TUNING.resync_seconds)
+        self._internal_secrets = InternalSecrets(kube, resync_seconds=TUNING.resync_seconds)
         self._memories: dict[ClusterKey, Memory] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -117,10 +117,10 @@ class Reconciler:
         except InvalidValueError as error:
             message = f"The spec cannot be used: {error}"
             await self._say_stopped(key, observed, Reason.INVALID_SPEC, message)
-            return RESYNC_SECONDS
+            return TUNING.resync_seconds
         if (refusal := await self._kv_claims.refusal(key[0], cluster.spec)) is not None:
             await self._say_stopped(key, observed, Reason.INVALID_SPEC, f"The spec cannot be used: {refusal}.")
-            return RESYNC_SECONDS
+            return TUNING.resync_seconds
         lost = await self._nodes.lost((*observed.pods, *observed.followers), self._now())
         lost = with_leaders(lost, observed.pods, observed.followers)
         token = await self._token(Owner(name=key[1], namespace=key[0], uid=memory.uid), cluster)

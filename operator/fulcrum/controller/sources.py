@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from fulcrum.api.types import BalanceMode, InferenceClusterSpec
+from fulcrum.balance.tuning import TUNING
 from fulcrum.controller.kube import ApiFailure
 from fulcrum.load.traffic import traffic_window_seconds
 from fulcrum.telemetry.prometheus_access import PrometheusAccess
@@ -21,7 +22,7 @@ from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown
 
 SECRET_SECONDS: Final = 60.0
 """How long what a Secret held is used before it is read again."""
-TICK_SECONDS: Final = 2.0
+TICK_SECONDS: Final = TUNING.tick_seconds
 """How often a cluster is looked at whose ratio is decided here."""
 FORECASTS_AT_ONCE: Final = 1
 """Forecasts that are fitted at a time: a fit takes a whole core, and Python's warning filters hold for all threads."""

@@ -8,7 +8,7 @@ import time
 from fulcrum.api.names import gateway_name
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import BalanceMode
-from fulcrum.balance.plan import RESYNC_SECONDS
+from fulcrum.balance.tuning import TUNING
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import ChildSync, NameTakenError
 from fulcrum.controller.children import children
@@ -50,7 +50,7 @@ class TickChildren:
         # Before a missing one is made it is read: what has its name may be without our label, and so not be watched.
         live = {key: child for key, child in watched.items() if child is not None}
         version = (cluster.metadata.uid, cluster.metadata.generation, tick.plan.least_available)
-        due = memory.verified != version or time.monotonic() - memory.verified_at >= RESYNC_SECONDS
+        due = memory.verified != version or time.monotonic() - memory.verified_at >= TUNING.resync_seconds
         if not due:
             wanted = tuple(child for child in wanted if (child["kind"], child["metadata"]["name"]) in watched)
         try:

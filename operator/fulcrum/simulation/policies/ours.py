@@ -16,7 +16,7 @@ from fulcrum.balance import CreateWorker, GatewayState, Snapshot, WorkerPhase, p
 from fulcrum.balance import Worker as PlannedWorker
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Peak, peak_of
-from fulcrum.balance.plan import TICK_SECONDS
+from fulcrum.balance.tuning import TUNING
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.result import Forecast
@@ -155,7 +155,7 @@ class Ours(Policy):
         """Forecast once per interval, as the controller does."""
         series = self._series(view)
         horizon = self._spec.balance.forecast.horizon
-        horizon_seconds = start_seconds + TICK_SECONDS if horizon == "auto" else seconds(horizon)
+        horizon_seconds = start_seconds + TUNING.tick_seconds if horizon == "auto" else seconds(horizon)
         self._forecast = self._forecaster.update(series, horizon_seconds=horizon_seconds)
         if self._forecast is not None:
             self.forecasts.append((view.now, self._forecast))
