@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 
 import msgspec
 
@@ -27,24 +28,32 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     worker: Worker | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """The target, worker by worker."""
+    """The target, worker by worker. What several steps read of thousands of places is found once."""
 
     slots: tuple[Slot, ...]
     surplus: tuple[Worker, ...]
     """Workers that the target has no place for and that are not yet going."""
     rollout: Rollout = field(default_factory=Rollout)
 
-    @property
+    @cached_property
     def kept(self) -> tuple[tuple[Worker, Role], ...]:
         """Workers that stay, each with the role it is to have."""
         return tuple((slot.worker, slot.role) for slot in self.slots if slot.worker is not None)
 
-    @property
+    @cached_property
     def counts(self) -> Counter[Role]:
         """Places by role."""
         return Counter(slot.role for slot in self.slots)
+
+    @cached_property
+    def places(self) -> Mapping[str, Sequence[Slot]]:
+        """Places by pool."""
+        found: dict[str, list[Slot]] = {}
+        for slot in self.slots:
+            found.setdefault(slot.pool, []).append(slot)
+        return found
 
     @property
     def needed(self) -> frozenset[Role]:

@@ -22,13 +22,15 @@ def last_applied(
     Pods alone do not say it: one that died is to be replaced, one that drains is not, and either may be half-way. The
     sum is in the status (`roles[].desired`); the pools are those of the Pods.
     """
-    counts = {pool.name: len(live(workers, pool.name)) for pool in spec.pools}
+    there = {pool.name: live(workers, pool.name) for pool in spec.pools}
+    counts = {name: len(found) for name, found in there.items()}
     desired = sum(counts.desired for counts in roles.values())
     if desired:
-        leaving = [w for p in reversed(spec.pools) for w in live(workers, p.name) if w.role is Role.DRAINING]
+        leaving = [w for p in reversed(spec.pools) for w in there[p.name] if w.role is Role.DRAINING]
         for worker in leaving[: max(0, sum(counts.values()) - desired)]:
             counts[worker.pool] -= 1
-        for pool in _lost(spec, workers, roles, desired - sum(counts.values())):
+        missing = desired - sum(counts.values())
+        for pool in _lost(spec, workers, roles, missing) if missing > 0 else ():
             counts[pool.name] += 1
     for pool in spec.pools:
         counts[pool.name] = max(pool.workers.min, min(counts[pool.name], pool.workers.max))
@@ -41,7 +43,7 @@ def _lost(
     """Return the pools of workers that died, one entry each: where Pods still end, else where a role lacks workers."""
     pools = {pool.name: pool for pool in spec.pools}
     dead = [w.pool for w in workers if not w.live and w.role is not Role.DRAINING and w.pool in pools]
-    lost = [pools[name] for name in dead[: max(missing, 0)]]
+    lost = [pools[name] for name in dead[:missing]]
     free = {pool.name: pool.workers.max - len(live(workers, pool.name)) - lost.count(pool) for pool in spec.pools}
     there = Counter(worker.role for worker in workers if not worker.deleting)
     gaps = Counter({role: counts.desired - there[role] for role, counts in roles.items()})

@@ -39,7 +39,10 @@ def stale_workers(context: StepContext, pool: str) -> list[Worker]:
     rollout = context.assignment.rollout
     if pool in rollout.halted:
         return []
-    serving = [slot.worker for slot in context.places(pool) if slot.worker is not None and slot.worker.serving]
+    workers = [slot.worker for slot in context.places(pool) if slot.worker is not None]
+    if not any(worker.stale for worker in workers):
+        return []
+    serving = [worker for worker in workers if worker.serving]
     stale = [w for w in serving if w.stale and w.uid not in rollout.awaited and w.name not in context.touched]
     return next_to_replace(stale, serving)
 

@@ -144,9 +144,11 @@ class Worker:
 
     def as_of(self, now: datetime) -> Worker:
         """Return the worker without times from the future, see `Snapshot.as_of`."""
-        times = {name: getattr(self, name) for name in _TIMES}
-        late = {name: moment for name, moment in times.items() if moment is not None and moment > now}
-        known: dict[str, Any] = {name: now if at - now <= CLOCK_SKEW else None for name, at in late.items()}
+        known: dict[str, Any] = {}
+        for name in _TIMES:
+            at = getattr(self, name)
+            if at is not None and at > now:
+                known[name] = now if at - now <= CLOCK_SKEW else None
         return replace(self, **known) if known else self
 
 

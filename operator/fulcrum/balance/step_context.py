@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -67,9 +67,9 @@ class StepContext:
     touched: set[str]
     """Names of workers that have an action already."""
 
-    def places(self, pool: str) -> list[Slot]:
+    def places(self, pool: str) -> Sequence[Slot]:
         """Return the places of a pool in the target."""
-        return [slot for slot in self.assignment.slots if slot.pool == pool]
+        return self.assignment.places.get(pool, ())
 
 
 def step_context(snapshot: Snapshot, decision: Decision, faults: Faults, now: datetime) -> StepContext:

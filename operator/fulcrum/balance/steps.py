@@ -136,6 +136,8 @@ def create_missing(context: StepContext) -> Iterator[Action]:
     for pool in context.spec.pools:
         places = context.places(pool.name)
         room = len(places) + surge_limit(pool, len(places)) - sum(w.pool == pool.name for w in context.workers)
+        if room <= 0:
+            continue
         missing = [slot for slot in places if slot.worker is None]
         # Places whose own name is free come first: those whose Pod still ends may get it back.
         missing.sort(key=lambda slot: has_pod(slot.pool, slot.ordinal))
@@ -143,7 +145,7 @@ def create_missing(context: StepContext) -> Iterator[Action]:
         surging = [of_worker[worker.uid] for worker in stale_workers(context, pool.name)]
         reserved = {slot.ordinal for slot in places}
         free = (n for n in itertools.count() if n not in reserved and not has_pod(pool.name, n))
-        for slot in [*missing, *surging][: max(0, room)]:
+        for slot in [*missing, *surging][:room]:
             taken = slot.worker is not None or has_pod(slot.pool, slot.ordinal)
             ordinal = next(free) if taken else slot.ordinal
             yield CreateWorker(
