@@ -122,14 +122,14 @@ def test_small_errors_of_small_latencies_do_not_count() -> None:
     margin = Margin(0.95)
     for _ in range(200):
         margin.learn(0.001, 0.004, 1.0)
-    assert margin.factor == pytest.approx(1.1)
+    assert margin.factor < 1.1
 
 
 def test_only_requests_near_the_limit_or_late_tell_about_it() -> None:
     margin = Margin(0.95)
     for _ in range(200):
         margin.learn(0.2, 0.6, 1.0, limit_seconds=0.2)
-    assert margin.factor == pytest.approx(1.1)
+    assert margin.factor == 1.0
     for _ in range(200):
         margin.learn(0.2, 1.5, 1.0, limit_seconds=0.9)
     assert margin.factor == pytest.approx(1.5 / 0.9, abs=0.1)

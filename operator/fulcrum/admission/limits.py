@@ -108,8 +108,7 @@ def _until(found: Route, total: float, own: float, allowed: float) -> float:
     others = worker.running + worker.pending + worker.foreign_running
     if allowed <= own or total <= own or not others:
         return _until_idle(found)
-    # Other requests come back then, too. This estimate may be wrong, and so may be the one that it meets.
-    aim = ROUTING.trusted**2 * (allowed - own)
+    aim = ROUTING.trusted * (allowed - own)  # other requests come back then, too
     coming = min((worker.join_rate * there.life_seconds + worker.foreign_running) / others, 1.0) * (total - own)
     if aim <= coming:
         return _until_idle(found)

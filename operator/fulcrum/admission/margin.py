@@ -19,7 +19,7 @@ class Margin:
     def __init__(self, level: float) -> None:
         """`level`: share, 0 to 1, of the requests at the very limit that is to be in time."""
         self._level = level
-        self.factor = TUNING.first_margin
+        self.factor = 1.0
         """Actual over predicted latency to plan with."""
         self._silence = 0
         self.samples = 0

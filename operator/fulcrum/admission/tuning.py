@@ -10,9 +10,6 @@ from typing import Final
 class AdmissionTuning:
     """Entries of the room. A neutral value for each is in `simulation.ablations`."""
 
-    first_margin: float = 1.1
-    """Actual over predicted latency before any request near its limit has told. Without it two of 48 random scenarios,
-    overloads of long answers, lose 4 and 8 points (`robust.py --seed 9303 --only 20`, `--seed 9404 --only 29`)."""
     margin_rate: float = 0.05
     """Step of a margin for one late request, in the logarithm: smaller ones find a margin of 1.5 too late."""
     usual_output_tokens: float = 256.0

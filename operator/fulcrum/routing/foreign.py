@@ -60,8 +60,14 @@ def take_report(
     elif worker.role is Role.MIXED:
         # What waits has not been prefilled, whichever gateway sent it.
         decoding = float(min(beyond, max(load.running - worker.running, 0)))
-    tokens = (beyond - decoding) * prompt_tokens
-    if load.queued_prompt_tokens is not None and worker.role is not Role.DECODE:
+    prompts = beyond - decoding
+    if worker.role is Role.PREFILL:
+        # Those in the step under way are half done on average.
+        prompts -= min(prompts, load.running) / 2
+    elif load.queued_prompt_tokens == 0:
+        prompts = 0.0
+    tokens = prompts * prompt_tokens
+    if load.queued_prompt_tokens and worker.role is not Role.DECODE:
         tokens = max(load.queued_prompt_tokens - worker.queued_tokens, 0.0)
     mean = worker.context_tokens / worker.running if worker.running else prompt_tokens
     context = decoding * mean

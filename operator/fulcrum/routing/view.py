@@ -82,7 +82,7 @@ class ClusterView(WorkerSet):
         decode.take_turn(self._started)
         self.prefill_use[flight.qos] += flight.work_seconds
         self.decode_use[flight.qos] += flight.step_share
-        rate = 1 / TUNING.recent_requests if self._started > 1 else 1.0
+        rate = 1 / min(self._started, TUNING.recent_requests)
         self.mean_prompt_tokens += rate * (incoming.prompt_tokens - self.mean_prompt_tokens)
         self.usual_ttft_seconds += rate * (min(route.ttft_seconds, self.ttft_seconds) - self.usual_ttft_seconds)
         if self.trials:

@@ -112,12 +112,8 @@ ABLATIONS: Final = (
     Ablation(
         name="margins",
         says="Predictions are believed as they are.",
-        constants=(
-            Constant(module="routing.tuning", name="TUNING.most_wrong", neutral=1.0),
-            Constant(module="admission.tuning", name="TUNING.first_margin", neutral=1.0),
-        ),
+        constants=(Constant(module="routing.tuning", name="TUNING.most_wrong", neutral=1.0),),
     ),
-    _one("admission.tuning", "TUNING.first_margin", 1.0, "Predictions are believed until one has failed."),
     _one("admission.tuning", "TUNING.overflow", inf, "Answers may be expected to outgrow the KV cache."),
     _one("routing.tuning", "TUNING.miss_weight", 0.0, "A promise that is missed weighs no more than one that is kept."),
     _one("routing.tuning", "TUNING.trusted", 0.99, "Estimates may fill all of a limit."),

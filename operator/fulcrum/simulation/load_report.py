@@ -19,8 +19,7 @@ def load_report(pod: Pod, worker: Worker) -> LoadReport:
         draining=pod.role is Role.DRAINING,
         running=worker.running,
         waiting=len(worker.waiting) + worker.loading,
-        # Engines tell how many wait, and not how long they are.
-        queued_prompt_tokens=None if worker.waiting else 0,
+        queued_prompt_tokens=worker.queued_tokens,
         kv_usage=worker.kv_usage,
         kv_held_for_peers=worker.held_blocks / worker.kv_capacity_blocks,
         kv_capacity_tokens=speed.kv_capacity_tokens,
