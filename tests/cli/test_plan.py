@@ -66,10 +66,10 @@ def test_emitted_to_standard_output_is_nothing_else() -> None:
 
 @pytest.fixture
 def conversations(tmp_path: Path) -> Path:
-    """Forty conversations of 20,000 tokens that take turns, so that each comes back after the others."""
+    """Eighty conversations of 20,000 tokens that take turns, so that each comes back after the others."""
     path = tmp_path / "conversations.jsonl"
     lengths = {"input_length": 20_000, "output_length": 200}
-    starts = [100 * (number % 40) for number in range(160)]
+    starts = [100 * (number % 80) for number in range(320)]
     lines = [
         {"timestamp": 1000 * turn, **lengths, "hash_ids": list(range(start, start + 39))}
         for turn, start in enumerate(starts)
