@@ -17,12 +17,7 @@ PLAIN = (0.0, 0.5, 1.0, 2.0)
 GUARD = 1e-6
 
 LEFT = (
-    "balance/faults.py DEADLINE_MARGIN",
-    "balance/faults.py SETTLED",
-    "balance/faults.py SURE_FAILURES",
     "balance/initial.py _USUAL",
-    "balance/kv_routes.py _LEAST_CHANGE",
-    "balance/snapshot.py CLOCK_SKEW",
     "routing/prefill_queue.py _NOMINAL_SPEED",
     "routing/timing.py _MOST_ROWS",
     "routing/worker_set.py _make_room: 1e+06",

@@ -15,7 +15,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType
 from fulcrum.balance import CreateWorker, DeleteWorker, SetRole, StartDrain, decide
 from fulcrum.balance.measurements import Measurements
-from fulcrum.balance.snapshot import CLOCK_SKEW
+from fulcrum.balance.tuning import TUNING
 from fulcrum.load.traffic import without_nonsense
 
 SLO = {"ttft": "500ms", "tpot": "25ms", "attainment": 0.95}
@@ -111,7 +111,9 @@ def test_figures_that_are_no_numbers_are_dropped(number: float) -> None:
     assert without_nonsense(traffic) == (traffic, ())
 
 
-@pytest.mark.parametrize("ahead", [timedelta(seconds=5), CLOCK_SKEW, timedelta(days=400)])
+@pytest.mark.parametrize(
+    "ahead", [timedelta(seconds=5), timedelta(seconds=TUNING.clock_skew_seconds), timedelta(days=400)]
+)
 @pytest.mark.parametrize("field", ["draining_since", "role_since", "created", "ready_since"])
 def test_a_time_from_the_future_blocks_nothing(field: str, ahead: timedelta) -> None:
     world = World(make_spec(pool("a", low=4, high=4), mode="Manual"))

@@ -21,13 +21,6 @@ from fulcrum.balance.tuning import TUNING
 IMAGE_PULL_REASONS: Final = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 CONTAINER_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 """Why the kubelet could not make the container: a Secret or a key that is absent, a volume, a command."""
-DEADLINE_MARGIN: Final = timedelta(seconds=180)
-"""Beyond `engine.startTimeout`: the agent and the kubelet give up first, and what they say is more precise."""
-SURE_FAILURES: Final = 3
-"""Canaries in a row that must have failed before a worker is restarted for it: a lost packet fails one."""
-SETTLED: Final = timedelta(seconds=30)
-"""A younger worker is not restarted: its handshakes may not be over. One that was restarted has been cured once it has
-been ready for this long without a failing pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +44,7 @@ def faults_of(
 ) -> Faults:
     """Find what keeps workers from serving. `status` is the one that stands."""
     usual = timedelta(seconds=measurements.start_seconds or TUNING.start_seconds)
-    longest = timedelta(seconds=spec.engine.start_timeout_seconds) + DEADLINE_MARGIN
+    longest = timedelta(seconds=spec.engine.start_timeout_seconds + TUNING.deadline_margin_seconds)
     found: dict[Reason, list[Worker]] = {}
     unable: set[str] = set()
     for worker in workers:
@@ -107,7 +100,11 @@ def transfer_faults(
         culprits=tuple(serving[name] for name in culprits),
         # Each must have lived for half of the time for which the fault has stood: pauses double while restarts do not
         # help. These times are in the cluster, nothing else is remembered.
-        due=tuple(serving[name] for name in culprits if ages[name] >= max(SETTLED, stood / 2)),
+        due=tuple(
+            serving[name]
+            for name in culprits
+            if ages[name] >= max(timedelta(seconds=TUNING.settled_seconds), stood / 2)
+        ),
         recovering=_recovering(workers, status, now) if known else (),
     )
 
@@ -135,7 +132,9 @@ def _recovering(workers: Sequence[Worker], status: InferenceClusterStatus, now: 
     unsettled = sorted(
         worker.name
         for worker in workers
-        if worker.restart_asked or worker.ready_since is None or now - worker.ready_since < SETTLED
+        if worker.restart_asked
+        or worker.ready_since is None
+        or now - worker.ready_since < timedelta(seconds=TUNING.settled_seconds)
     )
     missing = sum(role.desired for role in status.roles.values()) > len(workers)
     return (*unsettled, "a new worker") if missing else tuple(unsettled)
@@ -143,7 +142,11 @@ def _recovering(workers: Sequence[Worker], status: InferenceClusterStatus, now: 
 
 def _blamed(report: PairsReport, pairs: set[tuple[str, str]]) -> frozenset[str]:
     """Return the workers that work with no peer, and fail with several or with their only one."""
-    sure = [pair for pair in report.failing if pair.failures >= SURE_FAILURES and (pair.prefill, pair.decode) in pairs]
+    sure = [
+        pair
+        for pair in report.failing
+        if pair.failures >= TUNING.sure_failures and (pair.prefill, pair.decode) in pairs
+    ]
     # Both sides of each pair: a worker in its role, and with how many other peers it works.
     pulls = [
         (((Role.PREFILL, pair.prefill), pair.prefill_works), ((Role.DECODE, pair.decode), pair.decode_works))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from fulcrum.api.pool_types import overlap
 from fulcrum.api.status import MAX_ROUTES
 from fulcrum.api.types import KvRoute
+from fulcrum.balance.tuning import TUNING
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
-
-_LEAST_CHANGE: Final = 0.05
-"""Share, 0 to 1, by which a route must change to be written: each change is a write, and gateways average over more."""
 
 
 def kv_routes(layout: Layout, model: PerformanceModel, load: Load, last: Iterable[KvRoute]) -> tuple[KvRoute, ...]:
@@ -29,6 +26,6 @@ def kv_routes(layout: Layout, model: PerformanceModel, load: Load, last: Iterabl
             shares |= {(source, to): round(rate / sum(rates.values()), 3) for to, rate in rates.items()}
     now = dict(list(shares.items())[:MAX_ROUTES])
     before = {(route.prefill, route.decode): route.share for route in last}
-    if before.keys() == now.keys() and all(abs(now[pair] - before[pair]) < _LEAST_CHANGE for pair in now):
+    if before.keys() == now.keys() and all(abs(now[pair] - before[pair]) < TUNING.route_change for pair in now):
         return tuple(last)
     return tuple(KvRoute(prefill=source, decode=to, share=share) for (source, to), share in now.items())

@@ -19,9 +19,8 @@ from fulcrum.api.worker import (
     LoadReport,
 )
 from fulcrum.balance.measurements import Measurements
+from fulcrum.balance.tuning import TUNING
 
-CLOCK_SKEW: Final = timedelta(seconds=60)
-"""Most that the clocks of two machines are taken to differ; a time further ahead is unknown."""
 EXIT_MEANINGS: Final = {
     EXIT_BAD_CONFIG: "its configuration cannot be used",
     EXIT_ENGINE_NOT_STARTED: "vLLM did not come up",
@@ -148,7 +147,7 @@ class Worker:
         for name in _TIMES:
             at = getattr(self, name)
             if at is not None and at > now:
-                known[name] = now if at - now <= CLOCK_SKEW else None
+                known[name] = now if at - now <= timedelta(seconds=TUNING.clock_skew_seconds) else None
         return replace(self, **known) if known else self
 
 
@@ -195,7 +194,7 @@ class Snapshot:
     def as_of(self, now: datetime) -> Snapshot:
         """Return the snapshot without times from the future: a clock was set back, or another machine's is ahead.
 
-        Up to `CLOCK_SKEW` they count as now, else as unknown: waiting for the clock to catch up could take years.
+        Up to the clock skew of `Tuning` they count as now, else as unknown: to wait for the clock could take years.
         """
         return replace(self, workers=tuple(worker.as_of(now) for worker in self.workers))
 

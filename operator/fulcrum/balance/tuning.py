@@ -17,6 +17,17 @@ class Tuning:
     be lost, KV that did not move between workers. An idle worker drains for so long before it is deleted."""
     drain_poll_seconds: float = 0.5
     """How often a draining worker is asked whether it is idle: its GPUs wait for that."""
+    clock_skew_seconds: float = 60.0
+    """Most that the clocks of two machines are taken to differ; a time further ahead is unknown."""
+    deadline_margin_seconds: float = 180.0
+    """Beyond `engine.startTimeout`: the agent and the kubelet give up first, and what they say is more precise."""
+    sure_failures: int = 3
+    """Canaries in a row that must have failed before a worker is restarted for it: a lost packet fails one."""
+    settled_seconds: float = 30.0
+    """A younger worker is not restarted: its handshakes may not be over. One that was restarted has been cured once it
+    has been ready for this long without a failing pair."""
+    route_change: float = 0.05
+    """Share by which a KV route must change to be written: each is a write, and gateways average over more."""
     noise_sigmas: float = 2.0
     """Standard errors beyond which a difference of what was measured counts as one: 1 in 40 by chance."""
     start_seconds: float = 120.0
