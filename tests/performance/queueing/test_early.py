@@ -11,6 +11,7 @@ from tests.performance.queueing.test_bursts import SPEED
 from tests.performance.queueing.test_properties import demands, speeds, targets, workers
 from tests.performance.queueing.throughput import decode_throughput
 
+from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.performance.layout import Layout
@@ -93,3 +94,24 @@ def test_heavier_overload_never_leaves_a_larger_share(
         prefill_attainment(each, [(speed, count)], ttft_seconds=target, early=True) for each in (demand, heavier)
     )
     assert 0.0 <= heavy <= light + SEAM
+
+
+def test_a_slow_worker_beside_fast_ones_helps_in_an_overload() -> None:
+    """It does a quarter of what two fast ones do; what these cannot do, which is more, would not all be sent to it."""
+    k = SPEED.coefficients
+    slow = replace(
+        SPEED,
+        coefficients=SpeedCoefficients(
+            prefill_a=2 * k.prefill_a,
+            prefill_b=2 * k.prefill_b,
+            prefill_c=2 * k.prefill_c,
+            decode_a=k.decode_a,
+            decode_b=k.decode_b,
+            decode_c=k.decode_c,
+        ),
+    )
+    demand = Demand(rate=45.0, isl_tokens=1150, osl_tokens=210, isl_cv2=1.25)
+    alone = prefill_attainment(demand, [(SPEED, 2)], ttft_seconds=5.0, early=True)
+    both = prefill_attainment(demand, [(SPEED, 2), (slow, 1)], ttft_seconds=5.0, early=True)
+    assert 0.3 < alone < 0.9
+    assert both > 1.1 * alone
