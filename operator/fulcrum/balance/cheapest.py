@@ -79,6 +79,7 @@ def cheapest_as_is(
         return below is not None and _cost(pools, layout) >= below
 
     low, high = 0.0, 1.0
+    # Without work no headroom asks for more workers.
     grows = load.prefill.rate > 0 or load.decode.rate > 0
     missing, best = layout_at(high)
     while grows and not holds(best) and not missing and not too_dear(best):

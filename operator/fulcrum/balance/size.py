@@ -10,7 +10,7 @@ from itertools import product
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance.best_split import splits
 from fulcrum.balance.cheapest import Size, cheapest, cheapest_as_is
 from fulcrum.balance.inputs import Inputs
@@ -185,10 +185,7 @@ def _just_asked(inputs: Inputs) -> bool:
 
 
 def _said_over(status: InferenceClusterStatus) -> bool:
-    return any(
-        c.type is ConditionType.DEGRADED and c.status is ConditionStatus.TRUE and c.reason is Reason.OVER_CAPACITY
-        for c in status.conditions
-    )
+    return status.fault is not None and status.fault.reason is Reason.OVER_CAPACITY
 
 
 def _broken(workers: Iterable[Worker], since: datetime) -> int:

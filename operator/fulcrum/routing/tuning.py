@@ -29,8 +29,8 @@ class RoutingTuning:
     least_left: float = 0.5
     """Share of the expected output that is left of a running request at least: the long ones still run."""
     recent_requests: int = 50
-    """Requests that means, estimates and margins are learned from; without as many no worker is an outlier, and after
-    as many rejections in a row a margin narrows, as no request tells it that it is too wide."""
+    """Requests that means, estimates and margins are learned from. Below half of them no worker is an outlier; after as
+    many rejections in a row a margin narrows, as no request tells it that it is too wide."""
     bytes_per_token: float = 4.0
     """Bytes of a prompt for each of its tokens, before any prompt was counted."""
 
