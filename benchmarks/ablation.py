@@ -4,10 +4,10 @@ Each is switched off, or set to the value at which it does nothing, and ours is 
 attainment that are lost without it (above 0: it pays): the mean over the scenarios, the mean of the tenth that loses
 most and of the tenth that gains most, and in how many anything changes at all.
 
-    python benchmarks/ablation.py [--seed N] [--count N] [--entry NAME,NAME] [--processes N]
+    python benchmarks/ablation.py [--seed N] [--count N] [--kind fixed|phases|moving|all] [--entry NAME,NAME]
+                                  [--processes N]
 
-Exits with 1 when an entry buys neither 0.5 points in the tenth that loses most nor 0.3 of the mean. Needs the sources
-as they are: constants of a compiled copy cannot be changed.
+Exits with 1 when an entry buys neither 0.5 points in the tenth that loses most nor 0.3 of the mean.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from fulcrum.simulation.ablations import ABLATIONS, Ablation
 from fulcrum.simulation.judge import run_ours
-from fulcrum.simulation.scenarios import Scenario, draw
+from fulcrum.simulation.scenarios import KINDS, Scenario, draw_kind
 
 BUYS_MEAN, BUYS_TENTH = 0.3, 0.5
 """Points of attainment."""
@@ -34,6 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=60, help="scenarios")
+    parser.add_argument("--kind", choices=KINDS, default="all")
     parser.add_argument("--entry", help="entries by name, with commas; a room such as admission stands for all of its")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
@@ -42,7 +43,7 @@ def main() -> int:
     entries = [one for one in ABLATIONS if arguments.entry is None or named(one, arguments.entry.split(","))]
     if not entries:
         parser.error(f"--entry: there is none of that name; there are {', '.join(one.name for one in ABLATIONS)}")
-    scenarios = [draw(arguments.seed, number) for number in range(arguments.count)]
+    scenarios = draw_kind(arguments.seed, arguments.count, arguments.kind)
     began = time.monotonic()
     paid = 0
     with ProcessPoolExecutor(arguments.processes) as pool:

@@ -27,7 +27,7 @@ from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.judge import TURN_SECONDS, Judged, judged, run_ours
 from fulcrum.simulation.policies import Ours
 from fulcrum.simulation.result import Summary
-from fulcrum.simulation.scenarios import Scenario, draw
+from fulcrum.simulation.scenarios import KINDS, Scenario, draw, draw_kind
 
 LEAST, LEAST_TENTH, LEAST_MEDIAN = 0.90, 0.97, 1.00
 LEAST_PHASES_MEAN = 1.03
@@ -43,14 +43,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=60, help="scenarios of the kind")
     parser.add_argument("--only", help="numbers of scenarios, with commas")
-    parser.add_argument("--kind", choices=("fixed", "phases", "moving", "all"), default="all")
+    parser.add_argument("--kind", choices=KINDS, default="all")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--ours", action="store_true", help="run ours alone")
     parser.add_argument("--explain", action="store_true", help="say over time what ours did (with --only)")
     arguments = parser.parse_args()
     if arguments.count < 1:
         parser.error("--count must be at least 1")
-    scenarios = chosen(arguments.seed, arguments.count, arguments.kind, arguments.only)
+    if arguments.only is None:
+        scenarios = draw_kind(arguments.seed, arguments.count, arguments.kind)
+    else:
+        scenarios = [draw(arguments.seed, int(number)) for number in arguments.only.split(",")]
     print(f"seed {arguments.seed}, {len(scenarios)} scenarios: {covered(scenarios)}", flush=True)
     if arguments.explain:
         for scenario in scenarios:
@@ -73,21 +76,6 @@ def main() -> int:
     met = summarised(results)
     print(f"{time.monotonic() - began:.0f} s with {arguments.processes} processes")
     return 0 if met else 1
-
-
-def chosen(seed: int, count: int, kind: str, only: str | None) -> list[Scenario]:
-    """Return the scenarios to run: some by number, or the first of a kind."""
-    if only is not None:
-        return [draw(seed, int(number)) for number in only.split(",")]
-    found: list[Scenario] = []
-    number = 0
-    while len(found) < count:
-        scenario = draw(seed, number)
-        number += 1
-        phases = not scenario.moving and len(scenario.phases) >= 3
-        if {"all": True, "fixed": not scenario.moving, "phases": phases, "moving": scenario.moving}[kind]:
-            found.append(scenario)
-    return found
 
 
 def covered(scenarios: Sequence[Scenario]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from importlib import import_module
 
 import pytest
@@ -55,6 +56,15 @@ def test_every_constant_that_is_switched_off_is_there_and_comes_back() -> None:
             for constant, value in zip(entry.constants, before, strict=True):
                 assert value_of(constant) == constant.neutral != value
         assert [value_of(each) for each in entry.constants] == before
+
+
+def test_every_entry_of_every_tuning_is_ablated() -> None:
+    switched = {(constant.module, constant.name) for entry in ABLATIONS for constant in entry.constants}
+    rooms = [f"{room}.tuning" for room in ("admission", "balance", "load", "performance", "routing")]
+    entries = {
+        (room, f"TUNING.{entry.name}") for room in rooms for entry in fields(import_module(f"fulcrum.{room}").TUNING)
+    }
+    assert switched == entries
 
 
 def test_what_others_have_imported_is_switched_off_too() -> None:

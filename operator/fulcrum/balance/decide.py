@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
@@ -95,7 +96,7 @@ def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assi
         over_capacity=sized.over_capacity,
         unreachable=inputs.model.slo != inputs.promise,
         routes=kv_routes(result, inputs.model, load, inputs.status.routes or ()) if known else None,
-        explanation=explain(inputs, sized, changes) if known else None,
+        explain=partial(explain, inputs, sized, changes) if known else None,
     )
 
 

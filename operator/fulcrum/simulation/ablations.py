@@ -16,10 +16,6 @@ from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
 
 
-class CompiledError(RuntimeError):
-    """The core is compiled, so that its constants are built in. Says what to do."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
     """A module's constant and its neutral value."""
@@ -57,15 +53,12 @@ def switched_off(ablation: Ablation) -> Iterator[None]:
     """Switch a rule off in this process.
 
     Raises:
-        CompiledError: the core is compiled.
         LookupError: there is no such constant any more.
     """
     changed: list[tuple[Any, str, Any]] = []
     try:
         for constant in ablation.constants:
             home = import_module(f"fulcrum.{constant.module}")
-            if not str(home.__file__).endswith(".py"):
-                raise CompiledError(f"{home.__name__} is compiled: run the ablation from a checkout without libraries")
             name, _, entry = constant.name.partition(".")
             old = getattr(home, name, None)
             if old is None or (entry and not hasattr(old, entry)):
@@ -109,22 +102,61 @@ def _one(room: str, name: str, neutral: Any, says: str) -> Ablation:
 ABLATIONS: Final = (
     Ablation(name="planner", says="The layout that a new cluster begins with stays.", observe=True),
     Ablation(name="admission", says="No request is turned away.", admits_all=True),
-    Ablation(
-        name="margins",
-        says="Predictions are believed as they are.",
-        constants=(Constant(module="routing.tuning", name="TUNING.most_wrong", neutral=1.0),),
-    ),
+    # Rules: the value at which they do nothing.
+    _one("admission.tuning", "TUNING.margin_rate", 0.0, "Predictions are believed as they are."),
     _one("admission.tuning", "TUNING.overflow", inf, "Answers may be expected to outgrow the KV cache."),
     _one("routing.tuning", "TUNING.miss_weight", 0.0, "A promise that is missed weighs no more than one that is kept."),
     _one("routing.tuning", "TUNING.trusted", 0.99, "Estimates may fill all of a limit."),
     _one("routing.tuning", "TUNING.least_left", 0.001, "Answers end when they are expected to."),
+    _one("routing.tuning", "TUNING.most_holders", 1, "Only the latest holder of a prefix is known."),
+    _one("routing.tuning", "TUNING.outlier_share", 1.0, "No worker is an outlier by failures alone."),
+    _one("routing.tuning", "TUNING.first_pause_seconds", 0.0, "A worker that failed is tried again at once."),
     _one("balance.tuning", "TUNING.immediate_cost", 0.0, "A flip costs nothing."),
     _one("balance.tuning", "TUNING.estimate_error", 0.0, "Estimates of layouts are believed as they are."),
     _one("balance.tuning", "TUNING.noise_sigmas", 0.0, "What is measured is taken for the truth."),
-    _one("load.tuning", "TUNING.sigmas", 0.0, "What is measured of lengths and bursts is taken for the truth."),
-    _one("performance.tuning", "TUNING.mixed_chosen", 0.5, "Mixed workers in an overload are valued halfway."),
-    _one("performance.tuning", "TUNING.shortest_first", 0.0, "Early rejection is estimated as if by chance."),
     _one("balance.tuning", "TUNING.spared_misses", 0.0, "Workers are given back as soon as the others suffice."),
     _one("balance.tuning", "TUNING.unhelped_misses", 0.0, "Queues may add nothing to misses that no worker can help."),
+    _one("balance.tuning", "TUNING.route_change", 0.0, "Each change of a KV route is written."),
+    _one("balance.tuning", "TUNING.clock_skew_seconds", 0.0, "All clocks are taken for the same."),
+    _one("balance.tuning", "TUNING.deadline_margin_seconds", 0.0, "A start is given up as soon as it may be."),
+    _one("balance.tuning", "TUNING.sure_failures", 1, "A worker is restarted after one failed canary."),
+    _one("balance.tuning", "TUNING.settled_seconds", 0.0, "A worker may be restarted at once."),
+    _one("balance.tuning", "TUNING.rejections_end", 1.0, "A condition for rejections ends where it begins."),
+    _one("balance.tuning", "TUNING.rejections_least", 0.0, "One rejection of one request is a condition."),
+    _one("load.tuning", "TUNING.sigmas", 0.0, "What is measured of lengths and bursts is taken for the truth."),
+    _one("load.tuning", "TUNING.least_seen", 1, "One request is enough to speak of a mean."),
+    _one("load.tuning", "TUNING.newest_parts", (0.5,), "Changes are looked for in one part of the window."),
+    _one("load.tuning", "TUNING.steady_requests", 0.0, "Expected lengths are corrected by the window alone."),
+    _one("performance.tuning", "TUNING.mixed_chosen", 0.5, "Mixed workers in an overload are valued halfway."),
+    _one("performance.tuning", "TUNING.shortest_first", 0.0, "Early rejection is estimated as if by chance."),
+    _one("performance.tuning", "TUNING.found_per_sharing", 1.0, "A step is shared by as many as a queue has in it."),
+    _one("performance.tuning", "TUNING.residual_power", 1.0, "Of a step, as much is left as of a random one."),
+    _one("performance.tuning", "TUNING.least_share", 0.0, "No part of the requests is too small to be computed."),
+    _one("performance.tuning", "TUNING.most_load", 0.999, "A role may work all of its time."),
+    # Sizes, which must have a value: half of it, or twice as coarse.
+    _one("admission.tuning", "TUNING.usual_output_tokens", 128.0, "First answers are guessed half as long."),
+    _one("admission.tuning", "TUNING.demand_seconds", 10.0, "Demand of classes is remembered half as long."),
+    _one("routing.tuning", "TUNING.most_wrong", 1.5, "Half as much is an error of a prediction."),
+    _one("routing.tuning", "TUNING.memory_seconds", 5.0, "Workers are remembered half as long."),
+    _one("routing.tuning", "TUNING.recent_requests", 25, "Means and margins are learned from half as many."),
+    _one("routing.tuning", "TUNING.bytes_per_token", 2.0, "First prompts are guessed twice as long."),
+    _one("routing.tuning", "TUNING.first_prefix_bytes", 256, "Shorter prefixes are compared."),
+    _one("routing.tuning", "TUNING.prefixes_per_doubling", 4, "Half as many prefixes are compared."),
+    _one("routing.tuning", "TUNING.longest_pause_seconds", 15.0, "What failed is tried again twice as soon."),
+    _one("balance.tuning", "TUNING.tick_seconds", 4.0, "A cluster is looked at half as often."),
+    _one("balance.tuning", "TUNING.resync_seconds", 600.0, "A quiet cluster is looked at half as often."),
+    _one("balance.tuning", "TUNING.drain_poll_seconds", 1.0, "A draining worker is asked half as often."),
+    _one("balance.tuning", "TUNING.start_seconds", 60.0, "Pods are taken to start twice as fast."),
+    _one("load.tuning", "TUNING.window_seconds", 15.0, "Loads are averaged over half of the time."),
+    _one("load.tuning", "TUNING.memory_seconds", 150.0, "Spread and bursts are measured over half of the time."),
+    _one("load.tuning", "TUNING.span_seconds", 4.0, "Arrivals are counted in spans twice as long."),
+    _one("performance.tuning", "TUNING.cells", 48, "Distributions have half of the cells."),
+    _one("performance.tuning", "TUNING.points", 16, "Lengths have half of the points."),
+    _one("performance.tuning", "TUNING.sigmas", 2.0, "Distributions are cut off at half of their width."),
+    _one("performance.tuning", "TUNING.precision", 0.06, "Shares are searched half as finely."),
+    _one("performance.tuning", "TUNING.usual_load", 0.35, "Usual splits are compared at half of the load."),
 )
-"""Every entry has to buy something over random scenarios (`benchmarks/ablation.py`)."""
+"""Every entry of every Tuning (`benchmarks/ablation.py`).
+
+What the scenarios have nothing of (failures, clocks that differ, lost events) changes nothing there.
+"""

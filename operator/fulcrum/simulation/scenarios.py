@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import count as count_from
+from itertools import islice, product
 from math import ceil
 from typing import Any, Final
 
@@ -51,6 +52,7 @@ FEWEST_REQUESTS: Final = 150
 MOST_SLOWDOWN: Final = 16.0
 START_SECONDS: Final = 45.0
 """From the creation of a Pod to its readiness, where Pods come and go."""
+KINDS: Final = ("fixed", "phases", "moving", "all")
 _DRAWN: Final = 2_000
 """Lengths that the capacity for a phase is estimated with."""
 _MOST_LAYOUTS: Final = 12
@@ -358,6 +360,17 @@ def draw(seed: int, number: int) -> Scenario:
             requests = scenario.expected_requests()
         if FEWEST_REQUESTS <= requests <= MOST_REQUESTS * 1.2:
             return scenario
+
+
+def draw_kind(seed: int, count: int, kind: str) -> list[Scenario]:
+    """Return the first scenarios of a seed with `fixed` or `moving` workers, fixed ones of many `phases`, or `all`."""
+    return list(islice((one for number in count_from() if _is_of(one := draw(seed, number), kind)), count))
+
+
+def _is_of(scenario: Scenario, kind: str) -> bool:
+    if kind == "phases":
+        return not scenario.moving and len(scenario.phases) >= 3
+    return kind == "all" or scenario.moving is (kind == "moving")
 
 
 def layouts(scenario: Scenario) -> list[list[tuple[str, Role]]]:
