@@ -17,6 +17,7 @@ from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.routing import ClusterView, Incoming, Route, route
+from fulcrum.routing.search import Search
 
 CLASSES = (QosClass(name="high", priority=10), QosClass(name="low", priority=1))
 
@@ -82,7 +83,7 @@ def test_nobody_is_rejected_by_idle_workers(policy: AdmissionPolicy, prompt: flo
 def test_where_nothing_is_queued_no_margin_is_asked_for(queued: int, prompt_tokens: int, let_in: bool) -> None:
     """The promise is 1 s, 10,000 tokens; with the margin 9,000. It would never be served sooner later on."""
     admission, view = make()
-    admission.ttft_margin.factor = 1.1
+    admission.ttft_margins[0].factor = 1.1
     fill(view, 5, admission.incoming(prompt_tokens=1, max_tokens=1000), decoding=True)
     on_pair(view, queued, admission.incoming(prompt_tokens=10, max_tokens=10))
     outcome = admission.decide(admission.incoming(prompt_tokens=prompt_tokens, max_tokens=10), view, 0.0)
@@ -316,7 +317,7 @@ def test_a_higher_priority_is_never_worse(
 
 def test_who_would_be_overtaken_and_late_makes_way() -> None:
     admission, view = make(classes=CLASSES, speed=SHORT_STEPS)
-    admission.ttft_margin.factor = 1.1
+    admission.ttft_margins[1].factor = 1.1
     low = admission.incoming(prompt_tokens=2000, max_tokens=10, qos=1)
     for _ in range(4):
         assert queued(admission, low, view)
@@ -372,7 +373,7 @@ def test_what_has_begun_of_lower_classes_is_not_counted_against_the_share(ahead:
         QosClass(name="low", priority=1),
     )  # fmt: skip
     admission, view = make(classes=classes)
-    admission.ttft_margin.factor = 1.1
+    admission.ttft_margins[0].factor = 1.1
     middle = admission.incoming(prompt_tokens=2000, max_tokens=10, qos=1)
     for _ in range(3):
         admission.decide(middle, view, 0.0)
@@ -405,7 +406,39 @@ def test_nothing_is_learned_from_a_worker_that_flipped_meanwhile(name: str, role
                 admission.learn(flight, **{late: 100.0})
         view.put(name, Role.DECODE if role is Role.PREFILL else Role.PREFILL, pool="pool")
         view.finish(flight, 0.0)
-    assert admission.ttft_margin.samples == admission.tpot_margin.samples == 0
+    assert admission.ttft_margins[0].samples == admission.tpot_margin.samples == 0
+
+
+def test_late_requests_of_one_class_turn_no_other_away() -> None:
+    """The lower class is overtaken, so what is said of its first tokens says nothing of the higher one's."""
+    admission, view = make(classes=CLASSES, prefills=2)
+    low = admission.incoming(prompt_tokens=9000, qos=1)
+    for _ in range(60):
+        outcome = admission.decide(low, view, 0.0)
+        assert isinstance(outcome, Admit)
+        flight = view.start(low, outcome.route, 0.0)
+        view.finish(flight, 0.0)
+        admission.learn(flight, ttft_seconds=1.5 * TTFT_SECONDS)
+    assert admission.ttft_margins[0].factor == 1.0 < admission.ttft_margins[1].factor
+    on_pair(view, 1, admission.incoming(prompt_tokens=10, qos=0))
+    assert isinstance(admission.decide(admission.incoming(prompt_tokens=9000, qos=0), view, 0.0), Admit)
+
+
+@pytest.mark.parametrize(("ahead", "let_in"), [(0, False), (9, True)])
+def test_a_prompt_on_a_decode_worker_is_over_before_a_later_request_decodes_there(ahead: int, let_in: bool) -> None:
+    """It takes 0.5 s of the steps of an answer of four tokens, which has 0.2 s for them; the queue takes 0.9 s."""
+    _, view = make()
+    whole = Incoming(prompt_tokens=5000, output_tokens=1, whole=True)
+    prefill, decode = view.workers["p0"], view.workers["d0"]
+    search = Search(whole, view, 0.0)
+    view.start(whole, search.one_leg(search.prefill_on(decode)), 0.0)
+    for _ in range(ahead):
+        view.start(
+            Incoming(prompt_tokens=1000, output_tokens=1), search.two_legs(search.prefill_on(prefill), decode), 0.0
+        )
+    search = Search(Incoming(prompt_tokens=100, output_tokens=4), view, 0.0)
+    pair = search.two_legs(search.prefill_on(prefill), decode)
+    assert (pair.slowest_seconds <= TPOT_SECONDS) is let_in
 
 
 @pytest.mark.parametrize(("measured", "learned"), [(0.0105, 1), (0.045, 0)])

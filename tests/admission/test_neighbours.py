@@ -105,7 +105,7 @@ def test_what_busy_neighbours_explain_does_not_widen_the_margin_too() -> None:
             view.finish(flight, now + took + 0.2)
             admission.learn(flight, ttft_seconds=took, output_tokens=20)
     assert admission.neighbours.factor(2, now) == pytest.approx(3.0, rel=0.05)
-    assert admission.ttft_margin.factor < 1.1, "so late was to be expected beside the other one"
+    assert admission.ttft_margins[0].factor < 1.1, "so late was to be expected beside the other one"
 
 
 def test_an_ordinary_error_of_predictions_is_not_put_down_to_neighbours() -> None:

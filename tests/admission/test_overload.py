@@ -88,16 +88,21 @@ def test_below_capacity_nobody_is_turned_away() -> None:
 
 @pytest.mark.parametrize(("prompt", "output", "capacity"), [(1000, 50, 40.0), (100, 200, 16.0)])
 def test_a_flood_of_free_traffic_does_not_harm_premium(prompt: int, output: int, capacity: float) -> None:
-    admission, view = make(classes=TIERS, speed=SHORT_STEPS, prefills=4, decodes=4)
-    world = World(admission, view)
-    premium = poisson(0.2 * capacity, 60.0, prompt, output, qos=PREMIUM)
-    world.run(premium + poisson(2 * capacity, 60.0, prompt, output, qos=FREE))
-    served = ran(world, qos=PREMIUM)
+    served: list[Served] = []
+    free: list[Served] = []
+    turned, seeds = 0, (1, 2, 3, 4)
+    for seed in seeds:
+        admission, view = make(classes=TIERS, speed=SHORT_STEPS, prefills=4, decodes=4)
+        world = World(admission, view)
+        premium = poisson(0.2 * capacity, 60.0, prompt, output, qos=PREMIUM, seed=seed)
+        world.run(premium + poisson(2 * capacity, 60.0, prompt, output, qos=FREE, seed=seed))
+        served += ran(world, qos=PREMIUM)
+        free += ran(world, qos=FREE)
+        turned += turned_away(world, PREMIUM)
     assert good_share(served) > 0.97
-    assert turned_away(world, PREMIUM) < 0.04 * len(served)
-    free = ran(world, qos=FREE)
+    assert turned < 0.03 * len(served)
     assert good_share(free) > 0.95
-    assert len(free) > 0.5 * capacity * 45, "what premium leaves is used"
+    assert len(free) > 0.5 * capacity * 45 * len(seeds), "what premium leaves is used"
 
 
 def test_a_flood_harms_nobody_on_a_single_pair_of_workers() -> None:

@@ -54,7 +54,8 @@ class Admission:
         self.ttft_seconds = ttft_seconds
         self.tpot_seconds = tpot_seconds
         self.outputs = OutputLengths(len(self.classes))
-        self.ttft_margin = Margin(attainment)
+        self.ttft_margins = [Margin(attainment) for _ in self.classes.names]
+        """By class: engines prefill them in order, so that what comes later makes the lower ones later alone."""
         # A batch with too long steps is late for all requests in it, so it must be rarer: as if two came late at once.
         self.tpot_margin = Margin(1 - (1 - attainment) ** 2)
         self.neighbours = NeighbourSlowdown()
@@ -132,7 +133,7 @@ class Admission:
         worst = max(over, key=lambda one: one.after_seconds)
         reason, promised_seconds = worst.reason, worst.promised_seconds
         if reason is Reason.TTFT_UNREACHABLE:
-            self.ttft_margin.rejected()
+            self.ttft_margins[incoming.qos].rejected()
         elif reason is Reason.TPOT_UNREACHABLE:
             self.tpot_margin.rejected()
         if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), slower):
@@ -163,7 +164,7 @@ class Admission:
             # Where it had to wait, requests before it may have been mispredicted, and not its worker.
             if found.wait_seconds <= 0 and found.hand_over.slot_seconds <= 0:
                 self.neighbours.learn(ttft_seconds / flight.ttft_seconds, flight.busy_neighbours, flight.started_at)
-            self.ttft_margin.learn(predicted_seconds, ttft_seconds, self.ttft_seconds)
+            self.ttft_margins[flight.qos].learn(predicted_seconds, ttft_seconds, self.ttft_seconds)
         if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
             # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
             least_seconds = flight.decode.decode_a
@@ -200,7 +201,7 @@ class Admission:
         if self.policy is _THRESHOLD or not found.known:
             return over_threshold(incoming, found, view, self._limits, rooms)
         checks = (
-            over_ttft(incoming, found, view, self.ttft_margin, rooms[0], slower=slower),
+            over_ttft(incoming, found, view, self.ttft_margins[incoming.qos], rooms[0], slower=slower),
             over_tpot(incoming, found, view, self.tpot_margin, rooms[1]),
             over_memory(incoming, found),
         )
@@ -239,13 +240,13 @@ class Admission:
         if self.policy is _THRESHOLD or not found.known or worker.lower_seconds(rank) <= 0:
             return later, victims
         promise = self.ttft_seconds
-        allowed = self.ttft_margin.allowed_seconds(promise)
         more_seconds = found.work_seconds
         less_seconds = [0.0] * len(self.classes)
         for leg in worker.overtaken(rank):
             qos = leg.qos
             ttft_seconds = leg.ttft_seconds + more_seconds
             less = less_seconds[qos] + leg.work_seconds
+            allowed = self.ttft_margins[qos].allowed_seconds(promise)
             if leg.ttft_seconds <= allowed < ttft_seconds and self._shares.above_reserve(qos, view, less):
                 less_seconds[qos] = less
                 more_seconds = max(more_seconds - leg.work_seconds, 0.0)

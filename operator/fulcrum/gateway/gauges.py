@@ -82,16 +82,18 @@ def _admission(admission: AdmissionControl) -> Iterator[Metric]:
         ("class",),
         [((name,), count) for name, count in zip(names, admission.unpredicted, strict=True)],
     )
-    margins = (("ttft", core.ttft_margin), ("tpot", core.tpot_margin))
+    # Without a class: one batch serves all of them.
+    margins = [(("tpot", ""), core.tpot_margin)]
+    margins += ((("ttft", name), margin) for name, margin in zip(names, core.ttft_margins, strict=True))
     yield gauge(
         "prediction_margin",
         "How many times longer than predicted a latency is expected to be.",
-        ("latency",),
-        [((latency,), margin.factor) for latency, margin in margins],
+        ("latency", "class"),
+        [(key, margin.factor) for key, margin in margins],
     )
     yield gauge(
         "prediction_error_ratio",
         "Mean of |actual - predicted| over the longer of both, of the last requests.",
-        ("latency",),
-        [((latency,), margin.error) for latency, margin in margins if margin.samples],
+        ("latency", "class"),
+        [(key, margin.error) for key, margin in margins if margin.samples],
     )

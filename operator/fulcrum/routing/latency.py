@@ -67,7 +67,7 @@ def hand_over(
     each = others_context / others if others > 0 else prompt_tokens
     tpot = own + c * output_tokens / 2 + mean * (b + c * each)
     if worker.legs or worker.foreign_seconds or worker.prefill_rate:
-        slower, queued = _beside_prefill(worker, now_seconds, prefilled_seconds, output_tokens)
+        slower, queued = _beside_prefill(worker, now_seconds, 0.0 if work_seconds else prefilled_seconds, output_tokens)
         step, tpot = max(step * slower, step + queued), max(tpot * slower, tpot + queued)
     if worker.running:
         # Its prefill stands between the steps of the requests that decode here.
@@ -100,14 +100,14 @@ def _mean_batch(worker: WorkerView, now_seconds: float, others: float, life: flo
 
 
 def _beside_prefill(
-    worker: WorkerView, now_seconds: float, prefilled_seconds: float, output_tokens: float
+    worker: WorkerView, now_seconds: float, over_seconds: float, output_tokens: float
 ) -> tuple[float, float]:
     """How many times longer decode steps take between prompts, and by how many seconds what is queued makes them so."""
-    # What is queued now stands between its steps as far as it is still there when its own prefill is over. An answer of
-    # one token has no pace: what is queued delays that token.
+    # Of what is queued now, `over_seconds` are over before its first step. An answer of one token has no pace: what is
+    # queued delays that token.
     queued = 0.0
     if output_tokens > 1:
-        queued = max(worker.backlog_seconds(now_seconds) - prefilled_seconds, 0.0) / output_tokens
+        queued = max(worker.backlog_seconds(now_seconds) - over_seconds, 0.0) / output_tokens
     return 1 / (1 - min(worker.prefill_share(now_seconds), TUNING.trusted)), queued
 
 

@@ -126,7 +126,7 @@ ABLATIONS: Final = (
     _one("load.tuning", "TUNING.sigmas", 0.0, "What is measured of lengths and bursts is taken for the truth."),
     _one("load.tuning", "TUNING.least_seen", 1, "One request is enough to speak of a mean."),
     _one("load.tuning", "TUNING.newest_parts", (0.5,), "Changes are looked for in one part of the window."),
-    _one("load.tuning", "TUNING.steady_requests", 0.0, "Expected lengths are corrected by the window alone."),
+    _one("load.tuning", "TUNING.steady_requests", 1e-3, "Expected lengths are corrected by the window alone."),
     _one("performance.tuning", "TUNING.mixed_chosen", 0.5, "Mixed workers in an overload are valued halfway."),
     _one("performance.tuning", "TUNING.shortest_first", 0.0, "Early rejection is estimated as if by chance."),
     _one("performance.tuning", "TUNING.found_per_sharing", 1.0, "A step is shared by as many as a queue has in it."),
