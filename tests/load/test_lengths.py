@@ -54,7 +54,7 @@ def ended(requests: float, length: float, expected: float) -> Measured:
 
 
 def of(came: Sequence[Came], *, outputs: tuple[Measured, Measured] = UNKNOWN) -> Lengths:
-    return lengths(*parts(came), prompts=UNKNOWN, outputs=outputs)
+    return lengths(arrived(came, since=0), prompts=UNKNOWN, outputs=outputs)
 
 
 def steady(prompt: float, *, begin: float = 0.0, end: float = WINDOW, output: float = 0.0) -> list[Came]:
@@ -68,23 +68,6 @@ def test_a_steady_load_is_taken_as_a_whole() -> None:
     assert 10 < found.osl_seen < 20
 
 
-def test_prompts_that_are_clearly_unlike_those_before_are_the_load() -> None:
-    found = of(steady(20, end=6.5) + steady(300, begin=6.5))
-    assert (found.isl_tokens, found.isl_cv2, found.isl_seen) == (300, 0, 7)
-
-
-def test_two_requests_are_no_other_load() -> None:
-    came = steady(20, end=9) + steady(300, begin=9)
-    assert of(came).isl_seen == len(came)
-
-
-def test_outputs_follow_prompts_before_any_ended() -> None:
-    """Long prompts are answered shortly here: that is known as soon as they come."""
-    came = steady(20, end=6.5, output=200) + steady(300, begin=6.5, output=5)
-    found = of(came, outputs=(ended(10, 200, 200), ended(200, 100, 100)))
-    assert found.osl_tokens == pytest.approx(5)
-
-
 def test_expectations_are_corrected_by_what_ended() -> None:
     """Everybody makes twice what was expected, of late."""
     few = of(steady(100, output=20), outputs=(ended(2, 40, 20), ended(300, 20, 20)))
@@ -96,7 +79,7 @@ def test_expectations_are_corrected_by_what_ended() -> None:
 
 def test_prompts_are_corrected_where_all_estimates_are_wrong() -> None:
     half = ended(50, 100, 50)
-    assert lengths(*parts(steady(50)), prompts=(half, half), outputs=UNKNOWN).isl_tokens == pytest.approx(100)
+    assert lengths(arrived(steady(50), since=0), prompts=(half, half), outputs=UNKNOWN).isl_tokens == pytest.approx(100)
 
 
 def test_those_of_whom_nothing_was_expected_do_not_count() -> None:
@@ -116,7 +99,7 @@ def test_answers_are_at_least_as_long_as_those_under_way_until_one_has_ended() -
 def test_without_estimates_those_that_ended_are_the_load() -> None:
     """Gateways of an earlier version."""
     old = Measured(requests=10, tokens=700)
-    found = lengths(Arrived(), [Arrived()] * len(TUNING.newest_parts), prompts=(old, old), outputs=(old, old))
+    found = lengths(Arrived(), prompts=(old, old), outputs=(old, old))
     assert (found.isl_tokens, found.isl_seen, found.osl_tokens, found.osl_seen) == (70, 10, 70, 10)
     assert found.isl_cv2 is None
 
@@ -124,17 +107,6 @@ def test_without_estimates_those_that_ended_are_the_load() -> None:
 def test_nothing_at_all_is_unknown() -> None:
     found = of([])
     assert (found.isl_tokens, found.osl_tokens) == (None, None)
-
-
-@pytest.mark.parametrize("spread", [0.3, 1.0])
-def test_lengths_that_only_vary_are_seldom_taken_for_another_load(spread: float) -> None:
-    random = np.random.default_rng(1)
-    trimmed = 0
-    for _ in range(2000):
-        prompts = random.lognormal(5, spread, random.poisson(40))
-        came = [Came(at, prompt) for at, prompt in zip(random.uniform(0, WINDOW, len(prompts)), prompts, strict=True)]
-        trimmed += of(came).isl_seen < len(came)
-    assert trimmed < 0.03 * 2000
 
 
 def test_after_a_pause_the_load_began_within_the_window() -> None:
@@ -154,9 +126,9 @@ def test_few_that_are_alike_say_little() -> None:
 
 def test_the_spread_is_that_of_minutes_around_the_mean_of_their_stretch() -> None:
     """Whether one very long prompt came in the window says little; and lengths that change over time are no spread."""
-    window, newest = parts(steady(100))
     stretches = [arrived([Came(0, 50.0), Came(0, 150.0)], since=0), arrived([Came(0, 500.0), Came(0, 1500.0)], since=0)]
-    found = lengths(window, newest, prompts=UNKNOWN, outputs=UNKNOWN, stretches=[Arrived(), *stretches])
+    came = arrived(steady(100), since=0)
+    found = lengths(came, prompts=UNKNOWN, outputs=UNKNOWN, stretches=[Arrived(), *stretches])
     assert found.isl_tokens == 100
     assert found.isl_cv2 == pytest.approx(0.5)
 
@@ -171,8 +143,8 @@ def test_lengths_that_change_from_stretch_to_stretch_are_no_spread() -> None:
 
 def test_prompts_that_came_alone_say_nothing_of_their_spread() -> None:
     alone = [arrived([Came(0, 100.0)], since=0), arrived([Came(0, 900.0)], since=0)]
-    window, newest = parts([Came(float(at), 50.0 + 100 * (at % 2)) for at in range(10)])
-    found = lengths(window, newest, prompts=UNKNOWN, outputs=UNKNOWN, stretches=alone)
+    came = arrived([Came(float(at), 50.0 + 100 * (at % 2)) for at in range(10)], since=0)
+    found = lengths(came, prompts=UNKNOWN, outputs=UNKNOWN, stretches=alone)
     assert found.isl_cv2 == pytest.approx(0.25)
 
 

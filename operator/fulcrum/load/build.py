@@ -71,7 +71,6 @@ def build_traffic(
     window_seconds = window.seconds if since is None else window.seconds * TUNING.newest_parts[since]
     seen = lengths(
         window.came,
-        window.newest,
         prompts=(window.prompts, window.prompts_longer),
         outputs=(window.outputs, window.outputs_longer),
         stretches=window.stretches,

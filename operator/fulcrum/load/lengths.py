@@ -2,9 +2,8 @@
 
 Prompts are known, nearly, when they come; answers only when they end, and by then the load may be another one. So what
 came is taken by what was expected of it at its arrival, and these expectations are corrected by what ended: an error
-that all of them have in common cancels out (a ratio estimate). Where the prompts of the last seconds are clearly unlike
-those before them, the load has changed, and only the last seconds count. How spread lengths are takes minutes to know:
-one very long one counts for more than hundreds of others.
+that all of them have in common cancels out (a ratio estimate). How spread lengths are takes minutes to know: one very
+long one counts for more than hundreds of others.
 """
 
 from __future__ import annotations
@@ -86,20 +85,17 @@ class Lengths:
 
 
 def lengths(
-    window: Arrived,
-    newest: Sequence[Arrived],
+    came: Arrived,
     *,
     prompts: Sequence[Measured],
     outputs: Sequence[Measured],
     stretches: Sequence[Arrived] = (),
 ) -> Lengths:
-    """Return the lengths of what comes now.
+    """Return the lengths of what comes now, of which some `came` in the window.
 
-    `newest` are the last parts of the `window`, the shortest first. `prompts` and `outputs` of those that ended are
-    those of the window, and those of the last minutes. `stretches` are what came in each `Tuning.window_seconds` of
-    them.
+    `prompts` and `outputs` of those that ended are those of the window, and those of the last minutes. `stretches` are
+    what came in each `Tuning.window_seconds` of them.
     """
-    came = _present(window, newest)
     isl = isl_cv2 = osl = None
     at_least = False
     osl_seen = outputs[0].requests
@@ -127,7 +123,7 @@ def lengths(
 
 
 def begun(window: Arrived, newest: Sequence[Arrived]) -> int | None:
-    """Return which of the `newest` parts of the window is the shortest that holds all of its requests; None: no part.
+    """Return which of the `newest` parts of the window, the shortest first, holds all of its requests; None: no part.
 
     After a pause the load is what came since, in the time since, and not in all of the window.
     """
@@ -157,27 +153,6 @@ def standard_error(cv2: float, seen: float) -> float:
     A few may be alike by chance: to what was seen of their spread, one of which nothing is known is added.
     """
     return sqrt((seen * cv2 + 1) / (seen + 1) / max(seen, 1e-9))
-
-
-def _present(window: Arrived, newest: Sequence[Arrived]) -> Arrived:
-    """Return the part of the window that is clearest unlike what came before it; without any, all of it."""
-    found, clearest = window, TUNING.sigmas
-    for part in newest:
-        before = window.before(part)
-        if (
-            min(part.requests, before.requests) < TUNING.least_seen
-            or min(part.prompt_tokens, before.prompt_tokens) <= 0
-        ):
-            continue
-        means = [each.prompt_tokens / each.requests for each in (part, before)]
-        spread = max(part.spread, before.spread)  # a few long ones may be missing in either
-        errors = [
-            mean * standard_error(spread, each.requests) for mean, each in zip(means, (part, before), strict=True)
-        ]
-        unlike = abs(means[0] - means[1]) / sqrt(errors[0] ** 2 + errors[1] ** 2)
-        if unlike > clearest:
-            found, clearest = part, unlike
-    return found
 
 
 def _correction(ended: Measured, longer: Measured) -> float:

@@ -34,7 +34,7 @@ class Traffic:
     """What arrived at all gateways over the last seconds, and how it was served."""
 
     window_seconds: float
-    """Window of arrivals: shorter than what was asked for where the newest prompts are unlike those before."""
+    """Window of arrivals: shorter than what was asked for where all came in its last part."""
     rate: float
     """Requests per second that arrived, also the ones that were turned away."""
     isl_tokens: float | None = None

@@ -18,13 +18,12 @@ class Tuning:
     span_seconds: float = 2.0
     """Length of the spans in which arrivals are counted: about a TTFT promise, and a tick of the control loop."""
     newest_parts: tuple[float, ...] = (0.2, 0.35, 0.5, 0.65, 0.8)
-    """Newest parts of the window, as shares of it, that are compared with what came before them."""
+    """Newest parts of the window, as shares of it, in one of which the load may have begun after a pause."""
     sigmas: float = 3.0
-    """Standard errors beyond which a mean length or the number of arrivals has changed: 1 in 400 by chance. Five parts
-    of each window are compared, so that 2 would often be passed by chance."""
+    """Standard errors beyond which arrivals come in bursts: 1 in 400 by chance."""
     least_seen: int = 5
-    """Requests below which nothing is said about them: neither a mean length nor the begin of a load. Bursts take twice
-    as many spans, a window as many at least."""
+    """Requests below which nothing is said of the begin of a load. Bursts take twice as many spans, a window as many at
+    least."""
     steady_requests: float = 8.0
     """Weight, in requests, of the last minutes' correction of expected lengths beside that of the window."""
 

@@ -123,9 +123,11 @@ ABLATIONS: Final = (
     _one("balance.tuning", "TUNING.settled_seconds", 0.0, "A worker may be restarted at once."),
     _one("balance.tuning", "TUNING.rejections_end", 1.0, "A condition for rejections ends where it begins."),
     _one("balance.tuning", "TUNING.rejections_least", 0.0, "One rejection of one request is a condition."),
-    _one("load.tuning", "TUNING.sigmas", 0.0, "What is measured of lengths and bursts is taken for the truth."),
-    _one("load.tuning", "TUNING.least_seen", 1, "One request is enough to speak of a mean."),
-    _one("load.tuning", "TUNING.newest_parts", (0.5,), "Changes are looked for in one part of the window."),
+    _one("load.tuning", "TUNING.sigmas", 0.0, "What is measured of bursts is taken for the truth."),
+    _one("load.tuning", "TUNING.least_seen", 1, "One request is enough to speak of a load."),
+    _one(
+        "load.tuning", "TUNING.newest_parts", (0.5,), "After a pause, a load is looked for in one part of the window."
+    ),
     _one("load.tuning", "TUNING.steady_requests", 1e-3, "Expected lengths are corrected by the window alone."),
     _one("performance.tuning", "TUNING.mixed_chosen", 0.5, "Mixed workers in an overload are valued halfway."),
     _one("performance.tuning", "TUNING.shortest_first", 0.0, "Early rejection is estimated as if by chance."),

@@ -168,7 +168,7 @@ def make_traffic(
 ) -> Traffic:
     """What `counts` of `window_seconds` amount to; ratios of nothing are None. `dispersion` is passed on.
 
-    `newest` (`Tuning.newest_parts` of the window) and `longer` (the last minutes) are for the lengths (`LENGTHS`),
+    `newest` (`Tuning.newest_parts` of the window) are for its beginning, `longer` (the last minutes) for the lengths,
     `stretches` (each `Tuning.window_seconds` of the last minutes) for how spread they are (`spread_of`).
     """
     arrivals = counts.get(Key(ARRIVALS), 0.0)
