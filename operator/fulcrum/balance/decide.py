@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
@@ -90,13 +89,16 @@ def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assi
     serving = [(s.pool, s.role) for s in assignment.slots if s.worker is not None and s.worker.serving]
     result = layout_of_places(serving) if serving else goal
     known = load.rate > 0 and all(expected.knows(pool) for pool in result.pools)
+    reason = changes.reason or sized.reason
+    # It takes as long as the decision itself, so it is made only for what the status says.
+    said = reason is not None or inputs.spec.balance.mode is BalanceMode.OBSERVE
     return Trace(
         attainment=expected.attainment(result, load) if known else None,
-        reason=changes.reason or sized.reason,
+        reason=reason,
         over_capacity=sized.over_capacity,
         unreachable=inputs.model.slo != inputs.promise,
         routes=kv_routes(result, inputs.model, load, inputs.status.routes or ()) if known else None,
-        explain=partial(explain, inputs, sized, changes) if known else None,
+        explanation=explain(inputs, sized, changes) if known and said else None,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fulcrum.api.names import Role
@@ -39,14 +38,8 @@ class Trace:
     """What a defect raised; what stands is held."""
     routes: tuple[KvRoute, ...] | None = ()
     """Where KV flows; none outside of mode Auto. None: not known, and what the status says of it stands."""
-    explain: Callable[[], Explanation] | None = field(default=None, compare=False)
-    """Says what the decision rests on, for people, which takes as long as the decision; None where the load was not the
-    reason."""
-
-    @property
-    def explanation(self) -> Explanation | None:
-        """What the decision rests on, as far as the load was the reason."""
-        return self.explain() if self.explain is not None else None
+    explanation: Explanation | None = None
+    """What the decision rests on, for people; None where nothing changes, or the load was not the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
