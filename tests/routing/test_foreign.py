@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from tests.routing.cluster import SPEED, ask, cluster, find, report, send
 
@@ -71,7 +72,7 @@ def test_prompts_that_were_cached_after_all_took_no_time() -> None:
     assert view.workers["m0"].prefill_share(0.6) >= 0.0
 
 
-def prefilled(prompts: int, tokens: int, cached: int) -> WorkCounters:
+def prefilled(prompts: int, tokens: int, cached: int, *, computed: bool = False) -> WorkCounters:
     return WorkCounters(
         prompts=prompts,
         prompt_tokens=prompts * tokens,
@@ -79,6 +80,7 @@ def prefilled(prompts: int, tokens: int, cached: int) -> WorkCounters:
         prefill_seconds=0.0,
         decode_tokens=0,
         decode_seconds=0.0,
+        computed_tokens=prompts * (tokens - cached) if computed else None,
     )
 
 
@@ -93,6 +95,35 @@ def test_prompts_of_others_are_like_those_that_the_engine_prefilled(cached: int)
     view.report("p0", report(running=0, waiting=11, work=prefilled(50, 1000, cached)), 0.0)
     expected = 10 * worker.work_seconds(1000.0, float(cached))
     assert worker.backlog_seconds(0.0) - own == pytest.approx(expected, rel=0.01)
+
+
+def test_uneven_prompts_of_others_take_longer_than_even_ones() -> None:
+    """An engine counts tokens alone; how uneven prompts are is seen on the own ones."""
+    view = cluster(1, 1)
+    worker = view.workers["p0"]
+    speed = replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, prefill_c=1e-8))
+    view.set_speed("pool", speed)
+    for number in range(200):
+        view.finish(send(view, ask((1000, 9000)[number % 2]), 0.0), 0.0)
+    view.report("p0", report(running=0, waiting=0, work=prefilled(0, 5000, 0)), 0.0)
+    view.report("p0", report(running=0, waiting=10, work=prefilled(50, 5000, 0)), 0.0)
+    expected = 5 * worker.work_seconds(1000.0, 0.0) + 5 * worker.work_seconds(9000.0, 0.0)
+    assert expected > 11 * worker.work_seconds(5000.0, 0.0)
+    assert worker.foreign_seconds == pytest.approx(expected, rel=0.03)
+
+
+def test_time_that_went_to_prompts_of_others_brought_own_ones_no_nearer() -> None:
+    """What the engine has left is reported; the time since the last own answer is not taken off that once more."""
+    view = cluster(1, 1)
+    worker = view.workers["p0"]
+    view.report("p0", report(running=0, waiting=0, work=prefilled(0, 1000, 0, computed=True)), 0.0)
+    send(view, ask(8000), 0.0)
+    view.report("p0", report(running=0, waiting=6, work=prefilled(50, 1000, 0, computed=True)), 0.0)
+    each = worker.work_seconds(1000.0, 0.0)
+    now = 3 * each
+    view.report("p0", report(running=0, waiting=3, work=prefilled(53, 1000, 0, computed=True)), now)
+    left = worker.work_seconds(8000.0, 0.0) + 2 * each + SPEED.coefficients.prefill_a
+    assert worker.backlog_seconds(now) == pytest.approx(left, rel=0.01)
 
 
 def test_what_others_decode_does_not_fade() -> None:

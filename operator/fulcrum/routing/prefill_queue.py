@@ -77,10 +77,10 @@ class PrefillQueue:
 
     # What can be asked.
 
-    def work_seconds(self, prompt_tokens: float, cached_tokens: float) -> float:
-        """Time that a prompt takes of a busy worker."""
+    def work_seconds(self, prompt_tokens: float, cached_tokens: float, uneven: float = 1.0) -> float:
+        """Time that a prompt takes of a busy worker; the mean of many, whose squares have `uneven` times its square."""
         new_tokens = prompt_tokens - cached_tokens
-        return new_tokens * (self.work_per_token + self.prefill_c * (prompt_tokens + cached_tokens))
+        return new_tokens * (self.work_per_token + self.prefill_c * uneven * (prompt_tokens + cached_tokens))
 
     def backlog_seconds(self, now_seconds: float, overtaken_seconds: float = 0.0) -> float:
         """Time until a prompt that is queued now gets its turn.
@@ -200,8 +200,12 @@ class PrefillQueue:
     def set_computed(self, now_seconds: float, computed_tokens: int, seconds_per_token: float) -> None:
         """Its engine has computed so many prompt tokens since its start: those of other gateways take its time, too."""
         if self.computed_tokens is not None and computed_tokens >= self.computed_tokens:
-            foreign_tokens = computed_tokens - self.computed_tokens - self.answered_tokens
-            self._takes(foreign_tokens * seconds_per_token, now_seconds)
+            seconds = (computed_tokens - self.computed_tokens - self.answered_tokens) * seconds_per_token
+            self._takes(seconds, now_seconds)
+            if seconds > 0:
+                # Time that went to prompts which are no longer there brought those that are no nearer.
+                self.anchor = min(self.anchor + seconds, now_seconds)
+                self.step_work_seconds = -1.0
         self.computed_tokens, self.answered_tokens = computed_tokens, 0.0
 
     def _takes(self, seconds: float, now_seconds: float) -> None:

@@ -45,7 +45,7 @@ class ClusterView(WorkerSet):
         """Seconds of queued prefill, by class."""
         self.decode_use = [0.0] * len(self.class_names)
         """Shares of the longest decode steps that are promised or in use, by class."""
-        self.mean_prompt_tokens = 0.0
+        self.mean_prompt_tokens = self.mean_prompt_square = 0.0
         self.usual_ttft_seconds = 0.0
         """Predicted, the mean of those started lately, at most as promised. All hand-overs are predicted for so long
         after the arrival: if each were for its own time, long prompts would get the room that others leave until then,
@@ -60,7 +60,9 @@ class ClusterView(WorkerSet):
         """A worker's own report: what it has beyond what was started here came from other gateways."""
         worker = self.workers.get(name)
         if worker is not None:
-            take_report(worker, load, now_seconds, self.mean_prompt_tokens, self.tpot_seconds)
+            mean = self.mean_prompt_tokens
+            uneven = self.mean_prompt_square / mean**2 if mean else 1.0
+            take_report(worker, load, now_seconds, mean, uneven, self.tpot_seconds)
 
     def start(self, incoming: Incoming, route: Route, now_seconds: float) -> Flight:
         """The request is sent on its way."""
@@ -84,6 +86,7 @@ class ClusterView(WorkerSet):
         self.decode_use[flight.qos] += flight.step_share
         rate = 1 / min(self._started, TUNING.recent_requests)
         self.mean_prompt_tokens += rate * (incoming.prompt_tokens - self.mean_prompt_tokens)
+        self.mean_prompt_square += rate * (incoming.prompt_tokens**2 - self.mean_prompt_square)
         self.usual_ttft_seconds += rate * (min(route.ttft_seconds, self.ttft_seconds) - self.usual_ttft_seconds)
         if self.trials:
             prefill.breaker.taken(now_seconds)
