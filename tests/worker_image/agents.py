@@ -94,7 +94,7 @@ def worker_config(**changes: Any) -> WorkerConfig:
     return msgspec.structs.replace(base, **changes)
 
 
-def post_json(url: str, body: object, *, seconds: float = 60.0, headers: dict[str, str] | None = None) -> Any:
+def post_json(url: str, body: object, *, seconds: float = 300.0, headers: dict[str, str] | None = None) -> Any:
     """Sends JSON and returns the decoded answer; raises urllib.error.HTTPError for 4xx and 5xx."""
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})}
