@@ -44,6 +44,7 @@ def take_report(
     worker: WorkerView,
     load: LoadReport,
     now_seconds: float,
+    *,
     mean_prompt_tokens: float,
     uneven: float,
     tpot_seconds: float,
