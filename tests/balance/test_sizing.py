@@ -55,6 +55,25 @@ def test_the_split_serves_the_most_or_nearly(wanted: Load) -> None:
     assert service.goodput(best, wanted) >= 0.98 * most
 
 
+@pytest.mark.parametrize("workers", [{"slow": 1, "fast": 1}, {"slow": 2, "fast": 1}, {"slow": 2, "fast": 3}])
+@pytest.mark.parametrize("wanted", [load(6, 4000, 20), load(20, 1000, 10), load(3, 3000, 400)])
+def test_the_split_of_unlike_workers_serves_the_most_or_nearly(workers: dict[str, int], wanted: Load) -> None:
+    """Slow ones give up less decoding for a prompt, with little KV, and yet must decode where that is enough."""
+    service = PerformanceModel({"slow": speed(prefill=0.3, kv_capacity_tokens=20_000), "fast": speed()}, SLO)
+    pools = [PoolBounds(name=name, role=None, low=0, high=count) for name, count in workers.items()]
+    best = next(found for found in splits(pools, workers, service, wanted) if not found.mixed)
+    layouts = [
+        Layout.of(
+            prefill={"slow": slow, "fast": fast},
+            decode={"slow": workers["slow"] - slow, "fast": workers["fast"] - fast},
+        )
+        for slow in range(workers["slow"] + 1)
+        for fast in range(workers["fast"] + 1)
+    ]
+    most = max(service.goodput(layout, wanted) for layout in layouts if layout.complete)
+    assert service.goodput(best, wanted) >= 0.95 * most
+
+
 def test_two_kinds_of_hardware_cost_no_more_than_the_best_combination() -> None:
     service = PerformanceModel({"a": speed(), "b": speed(prefill=0.3, decode=0.8)}, SLO)
     rooms = [

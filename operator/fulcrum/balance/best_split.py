@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Final
 
 from fulcrum.api.names import Role
@@ -71,7 +72,8 @@ def splits(
 def _splits(line: _Line, model: PerformanceModel, load: Load) -> tuple[Layout, ...]:
     found: list[Layout] = []
     if line.lowest <= line.highest:
-        found.append(line.at(_best_on(line, model, load)))
+        best = line.at(_best_on(line, model, load))
+        found.append(_swapped(best, [pool for pool, _ in line.flexible], _worth(best, model, load)))
     together = line.all_mixed()
     if line.mixes and together.complete and together not in found:
         found.append(together)
@@ -120,6 +122,28 @@ def _best_on(line: _Line, model: PerformanceModel, load: Load) -> int:
         else:
             step //= 2
     return best
+
+
+def _swapped(layout: Layout, flexible: Sequence[str], worth: Callable[[Layout], float]) -> Layout:
+    """Return the layout with workers of two pools exchanged as long as that is worth more.
+
+    Comparative advantage tells which pool gives up less, not whether one whole worker is enough: a slow GPU that
+    decodes badly may still decode all that a fast one prefills.
+    """
+    pairs = list(permutations(flexible, 2))
+    while True:
+        prefill, decode = dict(layout.prefill), dict(layout.decode)
+        swaps = [
+            layout.plus(
+                ((giver, Role.PREFILL, -1), (giver, Role.DECODE, 1), (taker, Role.DECODE, -1), (taker, Role.PREFILL, 1))
+            )
+            for giver, taker in pairs
+            if prefill.get(giver) and decode.get(taker)
+        ]
+        better = max(swaps, key=worth, default=layout)
+        if worth(better) <= worth(layout):
+            return layout
+        layout = better
 
 
 def _worth(layout: Layout, model: PerformanceModel, load: Load) -> Callable[[Layout], float]:
