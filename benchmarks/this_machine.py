@@ -11,8 +11,8 @@ from fulcrum.capacity.cpu import CPUINFO, NO_FP8_KV, refuses_fp8_kv
 FP8 = not refuses_fp8_kv(CPUINFO.read_text(errors="replace"))
 """Whether the CPU has the kernels for the KV cache that the examples ask for."""
 _FLOAT32 = {"dtype": "auto", "memory": "512Mi"}
-"""Room for half as many tokens as in the 256Mi of FP8 that the examples have: with as many, the eight engines of
-`make e2e` fill 24 GB, and a machine that has no memory left answers in minutes."""
+"""Room for half as many tokens as in the 256Mi of FP8 that the examples have: with room for as many, the eight engines
+of `make e2e` fill 24 GB."""
 
 
 def suited(manifest: Path, folder: Path) -> Path:

@@ -40,7 +40,7 @@ class Answered:
 
 
 MOST_UNDER_WAY = 24
-"""More than are under way where engines keep up. Where they do not, questions wait here, and none of them for long."""
+"""Where engines keep up, fewer are under way. Where they do not, the next question is sent when one is answered."""
 
 
 class SteadyLoad:

@@ -152,7 +152,7 @@ class Pressure:
             request = urllib.request.Request(
                 f"{self._url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
             )
-            with urllib.request.urlopen(request, timeout=300) as response:  # hangs; slow is no failure
+            with urllib.request.urlopen(request, timeout=300) as response:  # ends one that hangs
                 response.read()
             if not self._stop.is_set():
                 self._ended.append(time.monotonic())

@@ -46,19 +46,19 @@ def take_report(
     now_seconds: float,
     *,
     mean_prompt_tokens: float,
-    uneven: float,
+    cv2: float,
     tpot_seconds: float,
 ) -> None:
     """Set what the report has beyond what was started here, as far as it says how much runs, waits and was computed.
 
-    `mean_prompt_tokens`: of prompts that were started here. `uneven`: the mean of their squares over its square, which
-    is taken for that of all prompts: an engine counts tokens alone.
+    `mean_prompt_tokens` and `cv2`: mean and squared coefficient of variation of the prompts that were started here. All
+    prompts are taken to vary as much, as an engine only counts tokens.
     """
     if load.work is not None:
         worker.usual_prompt.learn(load.work)
     prompt_tokens, new_tokens = worker.usual_prompt.tokens(mean_prompt_tokens)
     # Attention grows with the square of each length: more than that of the mean, less than that of the sum.
-    prompt_seconds = worker.work_seconds(prompt_tokens, prompt_tokens - new_tokens, uneven)
+    prompt_seconds = worker.work_seconds(prompt_tokens, prompt_tokens - new_tokens, cv2)
     if load.work is not None and load.work.computed_tokens is not None:
         worker.set_computed(now_seconds, load.work.computed_tokens, prompt_seconds / new_tokens)
     if load.running is None or load.waiting is None:

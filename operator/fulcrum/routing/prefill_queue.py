@@ -77,10 +77,13 @@ class PrefillQueue:
 
     # What can be asked.
 
-    def work_seconds(self, prompt_tokens: float, cached_tokens: float, uneven: float = 1.0) -> float:
-        """Time that a prompt takes of a busy worker; the mean of many, whose squares have `uneven` times its square."""
+    def work_seconds(self, prompt_tokens: float, cached_tokens: float, cv2: float = 0.0) -> float:
+        """Time that a prompt takes of a busy worker.
+
+        With `cv2`, the squared coefficient of variation of lengths, it is the mean over prompts of that mean length.
+        """
         new_tokens = prompt_tokens - cached_tokens
-        return new_tokens * (self.work_per_token + self.prefill_c * uneven * (prompt_tokens + cached_tokens))
+        return new_tokens * (self.work_per_token + self.prefill_c * (1 + cv2) * (prompt_tokens + cached_tokens))
 
     def backlog_seconds(self, now_seconds: float, overtaken_seconds: float = 0.0) -> float:
         """Time until a prompt that is queued now gets its turn.
@@ -203,7 +206,7 @@ class PrefillQueue:
             seconds = (computed_tokens - self.computed_tokens - self.answered_tokens) * seconds_per_token
             self._takes(seconds, now_seconds)
             if seconds > 0:
-                # Time that went to prompts which are no longer there brought those that are no nearer.
+                # Time spent on prompts of others that are done by now brought none of the waiting ones nearer.
                 self.anchor = min(self.anchor + seconds, now_seconds)
                 self.step_work_seconds = -1.0
         self.computed_tokens, self.answered_tokens = computed_tokens, 0.0

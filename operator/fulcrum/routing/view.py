@@ -61,10 +61,8 @@ class ClusterView(WorkerSet):
         worker = self.workers.get(name)
         if worker is not None:
             mean = self.mean_prompt_tokens
-            uneven = self.mean_prompt_square / mean**2 if mean else 1.0
-            take_report(
-                worker, load, now_seconds, mean_prompt_tokens=mean, uneven=uneven, tpot_seconds=self.tpot_seconds
-            )
+            cv2 = self.mean_prompt_square / mean**2 - 1 if mean else 0.0
+            take_report(worker, load, now_seconds, mean_prompt_tokens=mean, cv2=cv2, tpot_seconds=self.tpot_seconds)
 
     def start(self, incoming: Incoming, route: Route, now_seconds: float) -> Flight:
         """The request is sent on its way."""
