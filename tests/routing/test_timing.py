@@ -146,3 +146,27 @@ def test_a_wrong_measurement_is_corrected_by_a_few_steps() -> None:
     assert errors[0] > 1
     assert max(errors[8:]) < 0.25
     assert all(later <= earlier + 0.25 for earlier, later in pairwise(errors[3:]))
+
+
+def test_a_prompt_that_is_given_up_on_takes_at_least_so_long() -> None:
+    view = world()
+    slow = start(view, 100, 1.0)
+    waits = start(view, 50, 1.1)
+    view.given_up(waits, 9.0)  # it is not known when its step will begin
+    view.finish(waits, 9.0)
+    assert rows(view) == []
+    view = world()
+    slow = start(view, 100, 1.0)
+    view.given_up(slow, 5.0)
+    view.finish(slow, 5.0)
+    assert rows(view) == [PrefillRow(prompts=1, tokens=100, squared_tokens=10_000, seconds=pytest.approx(4.0))]
+    quick = start(view, 100, 6.0)  # it may still take as long as is predicted
+    view.given_up(quick, 6.1)
+    view.finish(quick, 6.1)
+    assert rows(view) == []
+
+
+def test_a_first_token_that_nobody_saw_says_nothing() -> None:
+    view = world()
+    view.prefill_done(start(view, 100, 1.0), 1.3, seen=False)
+    assert rows(view) == []

@@ -47,24 +47,46 @@ class StepTimes:
             return
         if flight.started_at <= before:
             return  # the same step as another one that was answered a moment ago
+        step = _step(worker)
         worker.step_before, worker.step_began = began, now_seconds
-        if worker.foreign or worker.running:
-            return  # work that is not known in prompts was in it
-        prompts, tokens, squares = 0, 0.0, 0.0
-        for leg in worker.legs:
-            if leg.started_at > began:
-                break
-            if leg.started_at > before:
-                if leg.route.loaded_tokens:
-                    return  # it also waited for its load
-                prompts += 1
-                tokens += leg.new_tokens
-                squares += leg.new_tokens * (leg.prompt_tokens + leg.route.cached_tokens)
+        if step is not None:
+            self._keep(worker, step, now_seconds - began)
+
+    def overdue(self, flight: Flight, now_seconds: float) -> None:
+        """A prompt was given up on: its step takes this long at least. Call it before the queue forgets it.
+
+        Were nothing learnt of it, a worker that is much slower than thought would be given up on again and again.
+        """
+        worker = flight.prefill
+        in_step = worker.step_before < flight.started_at <= worker.step_began
+        step = _step(worker) if in_step else None
+        seconds = now_seconds - worker.step_began
+        if step is not None and seconds > sum(leg.work_seconds for leg in step):
+            self._keep(worker, step, seconds)
+
+    def _keep(self, worker: WorkerView, step: list[Flight], seconds: float) -> None:
+        tokens = sum(leg.new_tokens for leg in step)
         steps = ceil(tokens / worker.chunk_tokens)
-        if prompts > worker.max_batch or (steps > 1 and prompts > 1):
+        if len(step) > worker.max_batch or (steps > 1 and len(step) > 1):
             return  # more than one step takes: the first answer came before the last prompt was read
-        row = PrefillRow(prompts=steps, tokens=tokens, squared_tokens=squares, seconds=now_seconds - began)
+        squares = sum(leg.new_tokens * (leg.prompt_tokens + leg.route.cached_tokens) for leg in step)
+        row = PrefillRow(prompts=steps, tokens=tokens, squared_tokens=squares, seconds=seconds)
         rows = self._rows.setdefault(worker.pool, [])
         rows.append(row)
         if len(rows) > _MOST_ROWS:
             del rows[0]
+
+
+def _step(worker: WorkerView) -> list[Flight] | None:
+    """Prompts of the step under way; None where more was in it than prompts that are known."""
+    if worker.foreign or worker.running:
+        return None
+    step = []
+    for leg in worker.legs:
+        if leg.started_at > worker.step_began:
+            break
+        if leg.started_at > worker.step_before:
+            if leg.route.loaded_tokens:
+                return None  # it also waited for its load
+            step.append(leg)
+    return step

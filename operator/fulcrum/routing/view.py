@@ -98,13 +98,21 @@ class ClusterView(WorkerSet):
             self.affinity.record(flight.prefix, prefill.index, new, computed)
         return flight
 
-    def prefill_done(self, flight: Flight, now_seconds: float, *, prompt_tokens: float | None = None) -> None:
-        """The prefill leg was answered, or the first token of a whole request came; with `prompt_tokens` if known."""
+    def prefill_done(
+        self, flight: Flight, now_seconds: float, *, prompt_tokens: float | None = None, seen: bool = True
+    ) -> None:
+        """The prefill leg was answered, or the first token of a whole request came; with `prompt_tokens` if known.
+
+        Not `seen`: that is only what is predicted, and says nothing about speeds.
+        """
         if flight.phase != PREFILLING:
             return
         flight.phase = DECODING
         decode = flight.decode
-        self.steps.answered(flight, now_seconds)
+        if seen:
+            self.steps.answered(flight, now_seconds)
+        else:
+            self.steps.broken_off(flight.prefill, now_seconds)
         self._prefill_ended(flight, now_seconds, done=True)
         if prompt_tokens is not None:
             flight.prompt_tokens = prompt_tokens
@@ -115,6 +123,11 @@ class ClusterView(WorkerSet):
             held = self.affinity.on_device(flight.prefix, decode.index)
             new = max(flight.prompt_tokens * self.units_per_token - held, 0.0)
             self.affinity.record(flight.prefix, decode.index, new, 0.0)
+
+    def given_up(self, flight: Flight, now_seconds: float) -> None:
+        """Its prefill took so long that another worker is asked; `finish` comes next."""
+        if flight.phase == PREFILLING:
+            self.steps.overdue(flight, now_seconds)
 
     def finish(self, flight: Flight, now_seconds: float) -> None:
         """The request is over, for whatever cause and from any stage; a second time does nothing."""

@@ -103,6 +103,40 @@ async def test_an_only_worker_that_was_late_is_asked_again(make_site: MakeSite, 
     assert await site.metric('fulcrum_gateway_legs_total{leg="whole",outcome="stall"}') == 1
 
 
+async def test_prompts_that_take_longer_than_thought_are_not_given_up_for_ever(
+    make_site: MakeSite, agent: Agent
+) -> None:
+    """Of what is given up on it is learnt that it takes long."""
+    engines = [Model("p", Role.PREFILL), Model("d", Role.DECODE)]
+    usual = engines[0].behave
+
+    async def slowly(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        await asyncio.sleep(1.0)
+        return await usual(engine, seen, writer)
+
+    for engine in engines:
+        engine.behave = slowly
+        engine.facts |= {"agent_port": agent.port, "pool": "x"}
+    site = await make_site(*engines, slo_seconds=(1.2, 1.0))
+    await eventually(lambda: all(worker.state.known for worker in site.gateway.registry.workers))
+    async with asyncio.timeout(60):
+        while not await site.metric('fulcrum_gateway_legs_total{leg="prefill",outcome="answered"}'):
+            assert (await site.post(WHOLE)).status == 200
+    assert await site.metric('fulcrum_gateway_legs_total{leg="prefill",outcome="stall"}') >= 1
+
+
+async def test_an_answer_that_is_all_there_before_its_first_token_was_expected_teaches(
+    make_site: MakeSite, agent: Agent
+) -> None:
+    site = await known_site(make_site, agent, Model("m", Role.MIXED))
+    worker = site.gateway.registry.workers[0].state
+    prompt = {**WHOLE, "prompt": "x" * 800}
+    thought_seconds = worker.prefill_b
+    async with asyncio.timeout(60):
+        while worker.prefill_b > 0.7 * thought_seconds:
+            assert (await site.post(prompt)).status == 200
+
+
 async def test_patience_is_lost_for_few_requests_only(make_site: MakeSite, agent: Agent) -> None:
     site = await known_site(make_site, agent, Model("m1", Role.MIXED), Model("m2", Role.MIXED))
     waiting = site.gateway._inference._attempts._leg_deadlines

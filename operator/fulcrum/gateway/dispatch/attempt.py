@@ -97,6 +97,9 @@ class Attempts:
                 tried |= {failed.worker.name}
                 if failed.failure is Failure.STALL:
                     slow |= {failed.worker.name}
+                    now = self._loop.time()
+                    self.first_tokens.pass_time(now)
+                    self._cluster.given_up(flight, now)
             else:
                 return
             finally:
@@ -175,7 +178,7 @@ class Attempts:
         if held is not None and held.worker is prefill and held.usable(self._loop.time()):
             if not request.stream:
                 exchange.first_token_at = held.done_at
-            self._cluster.prefill_done(flight, self._loop.time(), prompt_tokens=exchange.prompt_tokens)
+            self._cluster.prefill_done(flight, self._loop.time(), prompt_tokens=exchange.prompt_tokens, seen=False)
             self._metrics.legs["prefill", "held"] += 1
             await self._last_leg(exchange, request, decode, "decode", request.decode_body(held.kv))
             return
@@ -215,6 +218,13 @@ class Attempts:
             self.first_tokens.expect(flight, self._loop.time() + flight.route.ttft_seconds)
         body = request.whole_body(self._prefill_left_seconds(exchange, worker))
         await self._last_leg(exchange, request, worker, "whole", body)
+        if exchange.output_tokens and not request.stream and flight.route.known:
+            # Is all of it here before its first token was expected, both were expected too late, alike as far as known.
+            now, expected = self._loop.time(), flight.route
+            self.first_tokens.pass_time(now)
+            later_seconds = (exchange.output_tokens - 1) * expected.tpot_seconds if not request.whole else 0.0
+            share = expected.ttft_seconds / (expected.ttft_seconds + later_seconds)
+            self._cluster.prefill_done(flight, flight.started_at + share * (now - flight.started_at))
 
     def _prefill_left_seconds(self, exchange: Exchange, worker: Worker) -> float | None:
         """What is left for the prefill, for an engine that chooses how to restore a prefix; None: it does not."""

@@ -31,4 +31,4 @@ class FirstTokens:
         due = self._due
         while due and due[0][0] <= now_seconds:
             at_seconds, _, flight = heappop(due)
-            self._cluster.prefill_done(flight, at_seconds)
+            self._cluster.prefill_done(flight, at_seconds, seen=False)
