@@ -48,7 +48,7 @@ from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.load.demand import promised
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
-from fulcrum.simulation.contest import NAMES, Arena, Contest, Entry, checked
+from fulcrum.simulation.contest import NAMES, Arena, Contest, Entry, UnknownPolicyError, checked
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.explain import lost
 from fulcrum.simulation.generate import WORKLOADS
@@ -159,7 +159,10 @@ def main() -> int:
         load = case.load()
         load = load.between(300, 1200) if arguments.quick else load
         with redirect_stdout(Tee(sys.stdout)) as printed:
-            found = run(case, load, names, explain=arguments.explain)
+            try:
+                found = run(case, load, names, explain=arguments.explain)
+            except UnknownPolicyError as error:
+                parser.error(str(error))
             if case.hardware is SMALL:
                 published(case, load, found)
         kept.add(Done(case=case.name, of=kept.of, text=printed.getvalue(), verdicts=found))
