@@ -18,7 +18,6 @@ from fulcrum.capacity.kv import (
     Link,
     kv_bytes_per_token,
     kv_capacity_tokens,
-    transfer_buffer_bytes,
     transfer_cost,
 )
 from fulcrum.capacity.model import ModelConfig
@@ -155,13 +154,6 @@ def test_collated_pages_cost_what_the_book_says() -> None:
     plain = transfer_cost(shape, block_tokens=BLOCK_TOKENS).seconds(7500)
     collated = transfer_cost(shape, block_tokens=COLLATED_TOKENS).seconds(7500)
     assert plain - collated == pytest.approx(0.012)
-
-
-def test_buffers_are_whole_units_of_256_mebibytes() -> None:
-    unit = 256 * 2**20
-    assert transfer_buffer_bytes(LLAMA_8B, Precision.BF16, 1) == unit
-    assert transfer_buffer_bytes(LLAMA_8B, Precision.BF16, 2048) == unit
-    assert transfer_buffer_bytes(LLAMA_8B, Precision.BF16, 2049) == 2 * unit
 
 
 def test_faster_links_move_faster() -> None:

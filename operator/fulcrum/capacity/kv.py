@@ -18,8 +18,6 @@ COLLATED_TOKENS: Final = 128
 """Tokens that one transfer descriptor should cover (AI Systems Performance Engineering, ch. 18)."""
 DESCRIPTOR_SECONDS: Final = (0.020 - 0.008) / (7500 / BLOCK_TOKENS - 7500 / COLLATED_TOKENS)
 """Cost of one descriptor: the book's 7,500 tokens take 20 ms in blocks of 16 and 8 ms in blocks of 128."""
-TRANSFER_BUFFER_BYTES: Final = 256 * 2**20
-"""Transfer buffers come in multiples of this (same chapter)."""
 TRANSFER_BASE_SECONDS: Final = 2e-3
 """Handing over one request: answer of the prefill leg, block look-up, notification. A guess; the first handshake of a
 pair of engines is extra."""
@@ -114,11 +112,6 @@ def kv_capacity_tokens(shape: EngineShape, *, kv_memory_bytes: int | None = None
             "Use more GPUs (tensor or pipeline parallelism), smaller weights, or another accelerator."
         )
     return blocks * BLOCK_TOKENS
-
-
-def transfer_buffer_bytes(model: ModelConfig, kv: Precision, tokens: int) -> int:
-    """Bytes of the buffer that the KV of `tokens` is staged in: whole units of 256 MiB."""
-    return math.ceil(tokens * kv_bytes_per_token(model, kv) / TRANSFER_BUFFER_BYTES) * TRANSFER_BUFFER_BYTES
 
 
 def transfer_cost(
