@@ -150,7 +150,7 @@ def test_a_wrong_measurement_is_corrected_by_a_few_steps() -> None:
 
 def test_a_prompt_that_is_given_up_on_takes_at_least_so_long() -> None:
     view = world()
-    slow = start(view, 100, 1.0)
+    start(view, 100, 1.0)
     waits = start(view, 50, 1.1)
     view.given_up(waits, 9.0)  # it is not known when its step will begin
     view.finish(waits, 9.0)

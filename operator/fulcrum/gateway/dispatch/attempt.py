@@ -28,6 +28,7 @@ from fulcrum.gateway.openai.inference_request import InferenceRequest, ask_for_u
 from fulcrum.gateway.openai.stream_log import StreamLogBudget
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 from fulcrum.routing import Flight, Incoming, Route, prefill_left_seconds
+from fulcrum.routing.flight import PREFILLING
 
 logger = logging.getLogger(__name__)
 
@@ -218,10 +219,10 @@ class Attempts:
             self.first_tokens.expect(flight, self._loop.time() + flight.route.ttft_seconds)
         body = request.whole_body(self._prefill_left_seconds(exchange, worker))
         await self._last_leg(exchange, request, worker, "whole", body)
-        if exchange.output_tokens and not request.stream and flight.route.known:
-            # Is all of it here before its first token was expected, both were expected too late, alike as far as known.
-            now, expected = self._loop.time(), flight.route
-            self.first_tokens.pass_time(now)
+        now, expected = self._loop.time(), flight.route
+        self.first_tokens.pass_time(now)
+        if flight.phase == PREFILLING and expected.known and exchange.output_tokens:
+            # All of it is here before its first token was expected: both were expected too late, alike as far as known.
             later_seconds = (exchange.output_tokens - 1) * expected.tpot_seconds if not request.whole else 0.0
             share = expected.ttft_seconds / (expected.ttft_seconds + later_seconds)
             self._cluster.prefill_done(flight, flight.started_at + share * (now - flight.started_at))
