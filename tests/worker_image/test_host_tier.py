@@ -21,7 +21,7 @@ SHARE_OF_COLD = 0.15
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TieredEngine]]:
     """By type of the KV cache; started at the same time, as most of a start is one core's."""
     dtypes = ["bf16"] if refuses_fp8_kv(CPUINFO.read_text(errors="replace")) else ["bf16", "fp8"]
-    folders = {dtype: tmp_path_factory.mktemp(dtype) for dtype in dtypes}  # pytest's are not for several threads
+    folders = {dtype: tmp_path_factory.mktemp(dtype) for dtype in dtypes}  # mktemp is not thread-safe
     with ExitStack() as stack, ThreadPoolExecutor(len(dtypes)) as threads:
 
         def start(dtype: str) -> TieredEngine:

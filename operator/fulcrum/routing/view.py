@@ -103,7 +103,7 @@ class ClusterView(WorkerSet):
     ) -> None:
         """The prefill leg was answered, or the first token of a whole request came; with `prompt_tokens` if known.
 
-        Not `seen`: that is only what is predicted, and says nothing about speeds.
+        `seen` is false where that time is only predicted: nothing is learnt about speeds then.
         """
         if flight.phase != PREFILLING:
             return

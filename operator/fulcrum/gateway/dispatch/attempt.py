@@ -222,7 +222,8 @@ class Attempts:
         now, expected = self._loop.time(), flight.route
         self.first_tokens.pass_time(now)
         if flight.phase == PREFILLING and expected.known and exchange.output_tokens:
-            # All of it is here before its first token was expected: both were expected too late, alike as far as known.
+            # The whole answer came before its first token was predicted. How wrong prefill and decode were each is not
+            # known, so the time that it took is divided between them as predicted.
             later_seconds = (exchange.output_tokens - 1) * expected.tpot_seconds if not request.whole else 0.0
             share = expected.ttft_seconds / (expected.ttft_seconds + later_seconds)
             self._cluster.prefill_done(flight, flight.started_at + share * (now - flight.started_at))
