@@ -24,7 +24,11 @@ install:  ## Make .venv and install everything from the lock files
 demo: install  ## Local cluster with real vLLM workers: ask, replay, flip, report
 	@$(BIN)/python benchmarks/demo.py
 
-test: check unit integration e2e  ## Every check
+test: install  ## Every check, and the seconds of each stage
+	@set -e; table=; trap 'printf "$$table"' EXIT; for stage in check unit integration e2e; do \
+	  began=$$(date +%s); ended=passed; $(MAKE) --no-print-directory $$stage || ended=failed; \
+	  table="$$table[test] $$(printf "%-12s %5d s  %s" $$stage $$(($$(date +%s) - began)) $$ended)\n"; \
+	  [ $$ended = passed ]; done
 
 check: install  ## Format, lint, types, import contracts, Dockerfiles, generated files, documentation
 	@$(MAKE) --no-print-directory --jobs=2 types documentation contracts generated dockerfiles lint

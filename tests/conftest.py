@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.image_build import CONTROL_PLANE, build, build_stage
 
+pytest_plugins = ("tests.run_report",)
+
 # Started in the background of a script, tests and what they start would ignore Ctrl-C; some try what it does.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
