@@ -21,8 +21,8 @@ install:  ## Make .venv and install everything from the lock files
 	@sh requirements/promtool.sh
 	@sh requirements/chromium.sh
 
-demo: install  ## Local cluster with real vLLM workers: ask, replay, flip, report
-	@$(BIN)/python benchmarks/demo.py
+demo: install  ## Local cluster with real vLLM workers: ask, replay, flip, report (CPU=350m: what each worker may use)
+	@$(BIN)/python benchmarks/demo.py $(if $(CPU),--cpu $(CPU))
 
 test: install  ## Every check, and the seconds of each stage
 	@set -e; table=; trap 'printf "$$table"' EXIT; for stage in check unit integration e2e; do \

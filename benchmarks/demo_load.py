@@ -1,58 +1,58 @@
-"""The demo's traffic, scaled to what its engines measured, and what came of it before and after the flips."""
+"""The demo's promises, lengths, rates and phase lengths, all of them made from what its engines measured. No I/O."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from math import ceil
+from typing import Any, Final
 
-import aiohttp
-import msgspec
-from calibration import quickest, reports
-from local_cluster import Cluster
-
-from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport, SpeedCoefficients
+from fulcrum.api.durations import seconds
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.replay import Client, Progress, Record, Slo, discover, replay
+from fulcrum.replay import Slo
 from fulcrum.simulation.traffic import Phase, Request, generate
-from fulcrum_worker.engine_access import headers_of
-from fulcrum_worker.measure import LONGEST_BUDGET_SECONDS, measure_engine
 
-PROMPTS_SECONDS: Final = 40.0
-ANSWERS_SECONDS: Final = 90.0
-"""Length of either phase: the second is long enough to see what came after its flips."""
-WARM_UP_SECONDS: Final = 10.0
-"""Of either phase, at `WARM_UP_SHARE` of its load, before what counts: the gateway learns how fast the engines are now
-that none is starting any more."""
-WARM_UP_SHARE: Final = 0.5
+PROMPTS_SPLIT: Final = 3, 1
+ANSWERS_SPLIT: Final = 1, 3
+"""The split (prefill, decode) of the four workers that is right for either phase, and wrong for the other one."""
+PROMPTS_SHARE: Final = 0.45
+ANSWERS_SHARE: Final = 0.6
+"""Load of either phase, as a share of what its split serves at most. The split of the first phase serves a third of
+what that of the second does: at 0.6 it is clearly too little for it (1.8 times what it can), at 0.4 hardly."""
 OBSERVE_SECONDS: Final = 20.0
 """Start of the second phase in which the operator only observes: what a ratio that nothing changes would serve."""
+PROMPT_SECONDS: Final = 1.2
+ANSWER_SECONDS: Final = 3.0
+"""An engine takes about so long for a long prompt and for a long answer, so that on any machine a phase has about a
+request per second: more would make the gateway the matter on quick machines, fewer tell the operator little."""
+PROMPT_TOKENS: Final = range(64, 1201, 8)
+OUTPUT_TOKENS: Final = range(12, 257)
+"""Lengths of long prompts and of long answers. The shortest ones are for slow engines: shorter ones are neither."""
+SHORT_PROMPT_TOKENS: Final = 32
+SHORT_OUTPUT_TOKENS: Final = 3
+TTFT_PREFILLS: Final = 3.0
+"""Promised TTFT, as a multiple of what an engine that has nothing else to do takes to prefill a long prompt."""
+TPOT_STEPS: Final = 2.5
+"""Promised TPOT, as a multiple of a full batch's decode step."""
+LONGEST_ANSWER_SECONDS: Final = 15.0
+"""Engines that take longer for the shortest long answer are too slow for promises of latency: the operator decides by
+answers that have ended, and would have to watch for minutes."""
+PROMPTS_REACTIONS: Final = 1.5
+ANSWERS_REACTIONS: Final = 4.0
+"""Length of either phase, in times of what the operator needs to see a load and act on it. Requests that come before it
+has acted are late: four times as many keep the promise before they are less than a tenth."""
+ANSWERS_SEEN: Final = 2.0
+"""Answers that must end, one after the other, before their length is known."""
 SEED: Final = 4
 """Of arrivals and lengths."""
 SPREAD: Final = 0.2
 """Sigma of the log-normal lengths."""
 ARRIVALS_CV: Final = 0.5
 """Steadier than Poisson arrivals: what a few seconds show is the ratio's work, not the luck of the draw."""
-PROMPTS_SPLIT: Final = 3, 1
-ANSWERS_SPLIT: Final = 1, 3
-"""The split (prefill, decode) of the four workers that is right for either phase, and wrong for the other one."""
-PROMPTS_SHARE: Final = 0.4
-ANSWERS_SHARE: Final = 0.6
-"""Load of either phase, as a share of what its split serves at most: the other split serves a third of that."""
-PROMPT_TOKENS: Final = 600
-PROMPT_OF_TTFT: Final = 0.3
-"""A long prompt is as long as can be prefilled in this share of the promised TTFT, and at most `PROMPT_TOKENS`."""
-LONG_PROMPT_OUTPUT_TOKENS: Final = 3
-SHORT_PROMPT_TOKENS: Final = 32
-OUTPUT_TOKENS: Final = 24
-STEP_OF_TPOT: Final = 0.6
-"""A full decode batch takes at most this share of the promised TPOT: a slower machine promises a longer one."""
-_POLL_SECONDS: Final = 0.5
-_decoder: Final = msgspec.json.Decoder(LoadReport)
+WARM_UP_SECONDS: Final = 20.0
+"""Of either phase, at `WARM_UP_SHARE` of its load, before what counts: the gateway learns how fast the engines are now
+that none is starting any more."""
+WARM_UP_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,51 +64,76 @@ class Load:
     prompts: Phase
     answers: Phase
 
+    @property
+    def act_seconds(self) -> float:
+        """When the operator may act, in seconds from the start of the first phase."""
+        return self.prompts.seconds + OBSERVE_SECONDS
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """A replay as its clients saw it, with seconds since its start."""
+    @property
+    def seconds(self) -> float:
+        return self.prompts.seconds + self.answers.seconds
 
-    records: tuple[Record, ...]
-    """In the order in which they were due."""
-    start_seconds: float
-    ratios: tuple[tuple[float, str], ...]
-    """Every ratio that the workers had, and since when."""
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Both phases; the same every time."""
+        return generate((self.prompts, self.answers), seed=SEED, cv=ARRIVALS_CV)
 
-    def due(self, record: Record) -> float:
-        return record.due_seconds - self.start_seconds
+    @property
+    def warm_up(self) -> tuple[Request, ...]:
+        """A lighter load of both kinds, the first phase's last: its lengths are what the operator then expects."""
+        phases = [
+            replace(phase, seconds=WARM_UP_SECONDS, requests_per_second=WARM_UP_SHARE * phase.requests_per_second)
+            for phase in (self.answers, self.prompts)
+        ]
+        return generate(phases, seed=SEED + 1, cv=ARRIVALS_CV)
 
-    def between(self, first: float, last: float) -> list[Record]:
-        return [record for record in self.records if first <= self.due(record) < last]
 
+def load_for(speed: WorkerSpeed, *, operator_seconds: float) -> Load:
+    """Return the traffic for four engines of this speed, and what such engines can promise.
 
-def load_for(speed: WorkerSpeed, slo: Slo) -> Load:
-    """Return the traffic for four engines of this speed, and the promise that such engines can keep."""
-    batch = float(speed.max_batch)
-    context = SHORT_PROMPT_TOKENS + OUTPUT_TOKENS / 2
-    step_seconds = speed.decode_step_seconds(batch, batch * context)
-    slo = replace(slo, tpot_seconds=max(slo.tpot_seconds, round(step_seconds / STEP_OF_TPOT, 2)))
-    long_prompt = PROMPT_TOKENS
-    while (
-        long_prompt > 2 * SHORT_PROMPT_TOKENS
-        and prefill_seconds(speed, long_prompt) > PROMPT_OF_TTFT * slo.ttft_seconds
-    ):
-        long_prompt -= 8
+    `operator_seconds` is what the operator takes to act on a load that it knows (`operator_seconds_of`).
+    """
+    output_tokens = _most(OUTPUT_TOKENS, lambda tokens: tokens * full_step_seconds(speed, tokens), ANSWER_SECONDS)
+    prompt_tokens = _most(PROMPT_TOKENS, lambda tokens: prefill_seconds(speed, tokens), PROMPT_SECONDS)
+    reaction_seconds = operator_seconds + ANSWERS_SEEN * answer_seconds(speed, output_tokens)
     return Load(
         speed=speed,
-        slo=slo,
-        prompts=_phase(
-            PROMPTS_SECONDS,
-            PROMPTS_SHARE * served(speed, PROMPTS_SPLIT, long_prompt, LONG_PROMPT_OUTPUT_TOKENS),
-            long_prompt,
-            LONG_PROMPT_OUTPUT_TOKENS,
+        slo=Slo(
+            ttft_seconds=_milliseconds(TTFT_PREFILLS * prefill_seconds(speed, prompt_tokens)),
+            tpot_seconds=_milliseconds(TPOT_STEPS * full_step_seconds(speed, output_tokens)),
         ),
-        answers=_phase(
-            ANSWERS_SECONDS,
-            ANSWERS_SHARE * served(speed, ANSWERS_SPLIT, SHORT_PROMPT_TOKENS, OUTPUT_TOKENS),
-            SHORT_PROMPT_TOKENS,
-            OUTPUT_TOKENS,
+        prompts=Phase(
+            seconds=_fives(PROMPTS_REACTIONS * reaction_seconds),
+            requests_per_second=PROMPTS_SHARE * served(speed, PROMPTS_SPLIT, prompt_tokens, SHORT_OUTPUT_TOKENS),
+            prompt_tokens_mean=prompt_tokens,
+            output_tokens_mean=SHORT_OUTPUT_TOKENS,
+            spread=SPREAD,
         ),
+        answers=Phase(
+            seconds=_fives(OBSERVE_SECONDS + ANSWERS_REACTIONS * reaction_seconds),
+            requests_per_second=ANSWERS_SHARE * served(speed, ANSWERS_SPLIT, SHORT_PROMPT_TOKENS, output_tokens),
+            prompt_tokens_mean=SHORT_PROMPT_TOKENS,
+            output_tokens_mean=output_tokens,
+            spread=SPREAD,
+        ),
+    )
+
+
+def operator_seconds_of(spec: Mapping[str, Any]) -> float:
+    """Return what the operator takes to act on a load that it knows: one sample of its history, and the dwell time."""
+    balance = spec["balance"]
+    return seconds(balance["forecast"]["interval"]) + seconds(balance["flip"]["minDwell"])
+
+
+def too_slow(speed: WorkerSpeed) -> str | None:
+    """Return why such engines are too slow for promises of latency, with the limit; None when they are not."""
+    tokens = OUTPUT_TOKENS[0]
+    found = answer_seconds(speed, tokens)
+    if found <= LONGEST_ANSWER_SECONDS:
+        return None
+    return (
+        f"an engine takes {found:.1f} s for {SHORT_PROMPT_TOKENS} prompt and {tokens} output tokens "
+        f"({full_step_seconds(speed, tokens):.2f} s a step), the limit is {LONGEST_ANSWER_SECONDS:.0f} s"
     )
 
 
@@ -116,123 +141,36 @@ def prefill_seconds(speed: WorkerSpeed, tokens: float) -> float:
     return speed.prefill_seconds(tokens, tokens**2)
 
 
+def full_step_seconds(speed: WorkerSpeed, output_tokens: int, prompt_tokens: int = SHORT_PROMPT_TOKENS) -> float:
+    """Return the decode step of a full batch of requests that are half done."""
+    batch = float(speed.max_batch)
+    return speed.decode_step_seconds(batch, batch * (prompt_tokens + output_tokens / 2))
+
+
+def answer_seconds(speed: WorkerSpeed, output_tokens: int) -> float:
+    """Return what a long answer takes, on workers that serve as many as they can."""
+    return prefill_seconds(speed, SHORT_PROMPT_TOKENS) + output_tokens * full_step_seconds(speed, output_tokens)
+
+
 def served(speed: WorkerSpeed, split: tuple[int, int], prompt_tokens: int, output_tokens: int) -> float:
     """Return the most requests/s that a split (prefill, decode) serves."""
     prefill, decode = split
-    batch = float(speed.max_batch)
-    step_seconds = speed.decode_step_seconds(batch, batch * (prompt_tokens + output_tokens / 2))
-    return min(prefill / prefill_seconds(speed, prompt_tokens), decode * batch / (output_tokens * step_seconds))
-
-
-def _phase(seconds: float, requests_per_second: float, prompt_tokens: int, output_tokens: int) -> Phase:
-    return Phase(
-        seconds=seconds,
-        requests_per_second=requests_per_second,
-        prompt_tokens_mean=prompt_tokens,
-        output_tokens_mean=output_tokens,
-        spread=SPREAD,
+    step_seconds = full_step_seconds(speed, output_tokens, prompt_tokens)
+    return min(
+        prefill / prefill_seconds(speed, prompt_tokens), decode * speed.max_batch / (output_tokens * step_seconds)
     )
 
 
-def measured(cluster: Cluster) -> WorkerSpeed:
-    """Return the speed of a worker while all of them work. Raises LookupError.
-
-    Measured now: at their start other engines were starting, too.
-    """
-    found = {}
-    for (name, report), speed in zip(reports(cluster).items(), asyncio.run(_measured(cluster)), strict=True):
-        found[name] = msgspec.structs.replace(report, speed=speed or report.speed)
-    if all(report.speed is None for report in found.values()):
-        raise LookupError("no engine could be measured: see the log of a worker Pod")
-    return quickest(found).speed
+def _most(lengths: range, cost_seconds: Callable[[int], float], limit_seconds: float) -> int:
+    """Return the longest length that costs at most so much; the shortest one where none does."""
+    return max((each for each in lengths if cost_seconds(each) <= limit_seconds), default=lengths[0])
 
 
-async def _measured(cluster: Cluster) -> list[SpeedCoefficients | None]:
-    async with aiohttp.ClientSession(headers=headers_of(cluster.token())) as session:
-        return await asyncio.gather(
-            *(
-                measure_engine(
-                    session,
-                    f"http://{worker.ip}:8000",
-                    cluster.name,
-                    max_model_len=None,
-                    budget_seconds=LONGEST_BUDGET_SECONDS,
-                )
-                for worker in cluster.workers()
-            )
-        )
+def _milliseconds(exact_seconds: float) -> float:
+    """Round down to what a spec can say, so that a promise is never above its multiple."""
+    return int(exact_seconds * 1000) / 1000
 
 
-def send(
-    cluster: Cluster, load: Load, let_act: Callable[[], None], tell: Callable[[float, Progress, str], None]
-) -> tuple[Sequence[Request], Seen]:
-    """Replay both phases, after a warm-up. `let_act` is called once, `OBSERVE_SECONDS` into the second; `tell` hears
-    (seconds, progress, ratio) all the while.
-    """
-    phases = load.prompts, load.answers
-    requests = generate(phases, seed=SEED, cv=ARRIVALS_CV)
-    warm_up = [
-        replace(phase, seconds=WARM_UP_SECONDS, requests_per_second=WARM_UP_SHARE * phase.requests_per_second)
-        for phase in phases
-    ]
-    return requests, asyncio.run(_send(cluster, warm_up, requests, let_act, tell))
-
-
-async def _send(
-    cluster: Cluster,
-    warm_up: Sequence[Phase],
-    requests: Sequence[Request],
-    let_act: Callable[[], None],
-    tell: Callable[[float, Progress, str], None],
-) -> Seen:
-    addresses = [worker.ip for worker in cluster.workers()]
-    ratios: list[tuple[float, str]] = []
-    now = Progress(sent=0, ended=0, lost=0, of=len(requests))
-
-    def noted(progress: Progress) -> None:
-        nonlocal now
-        now = progress
-
-    async with Client(cluster.endpoint(), timeout_seconds=120) as client:
-        endpoint = await discover(client)
-        await replay(client, endpoint, generate(warm_up, seed=SEED + 1), seed=SEED + 1)
-        start_seconds = time.perf_counter()
-
-        async def watch() -> None:
-            while True:
-                ratio = await asyncio.to_thread(_ratio, addresses)
-                seconds = time.perf_counter() - start_seconds
-                if ratio is not None and (not ratios or ratios[-1][1] != ratio):
-                    ratios.append((seconds if ratios else 0.0, ratio))
-                if ratios:
-                    tell(seconds, now, ratios[-1][1])
-                await asyncio.sleep(_POLL_SECONDS)
-
-        async def act() -> None:
-            await asyncio.sleep(PROMPTS_SECONDS + OBSERVE_SECONDS)
-            await asyncio.to_thread(let_act)
-
-        async with asyncio.TaskGroup() as group:
-            watching, acting = group.create_task(watch()), group.create_task(act())
-            records = await replay(client, endpoint, requests, seed=SEED, on_progress=noted)
-            await acting
-            watching.cancel()
-    in_order = tuple(sorted(records, key=lambda record: record.due_seconds))
-    return Seen(records=in_order, start_seconds=start_seconds, ratios=tuple(ratios))
-
-
-def _ratio(addresses: Sequence[str]) -> str | None:
-    """The ratio by what the agents say; None when one of them does not answer."""
-    roles = []
-    for address in addresses:
-        try:
-            with urllib.request.urlopen(f"http://{address}:8001/load", timeout=2) as response:
-                roles.append(_decoder.decode(response.read()).role)
-        except OSError:
-            return None
-    return f"{roles.count(Role.PREFILL)}P:{roles.count(Role.DECODE)}D"
-
-
-def attainment(records: Sequence[Record], slo: Slo) -> float | None:
-    """Share of the records inside the SLO; None without any."""
-    return sum(slo.met_by(record) for record in records) / len(records) if records else None
+def _fives(exact_seconds: float) -> float:
+    """Round up to 5 s, the time of one bar of the plot."""
+    return 5.0 * ceil(exact_seconds / 5)
