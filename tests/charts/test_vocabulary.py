@@ -27,6 +27,7 @@ from fulcrum.api.worker import (
 )
 from fulcrum.controller.metrics import Metrics
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
+from fulcrum_worker.engine_steps import LONGEST_STEP, STEPPED_AT
 from fulcrum_worker.kv.pool import names as pool
 from fulcrum_worker.kv.registration import HOST_TOKENS, HOST_USED
 from fulcrum_worker.metrics_page import metrics_page
@@ -55,7 +56,16 @@ async def exported(make: MakeSite) -> dict[str, str]:
     """Every metric of gateway, operator and worker, with its type; a family without a sample counts, too."""
     site = await make(slo_seconds=(1.0, 1.0))
     everything = {**families((await site.page()).encode()), **families(Metrics().page()), **families(worker_page())}
-    gauges = (MAX_BATCH, MAX_BATCHED_TOKENS, HOST_TOKENS, HOST_USED, pool.USED_BYTES, pool.PROBLEM)
+    gauges = (
+        MAX_BATCH,
+        MAX_BATCHED_TOKENS,
+        STEPPED_AT,
+        LONGEST_STEP,
+        HOST_TOKENS,
+        HOST_USED,
+        pool.USED_BYTES,
+        pool.PROBLEM,
+    )
     counters = (pool.BAD_BLOCKS, pool.DROPPED_BLOCKS)
     of_engine = dict.fromkeys(gauges, "gauge") | {f"{name}_total": "counter" for name in counters}
     return {**everything, **of_engine}

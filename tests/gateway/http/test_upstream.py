@@ -36,7 +36,11 @@ class Sink:
 
 async def test_a_stream_is_not_taken_for_the_one_before_that_was_as_long() -> None:
     connection = UpstreamConnection(
-        asyncio.get_running_loop(), released=lambda _: None, lost=lambda _: None, response_budget=ResponseBudget()
+        asyncio.get_running_loop(),
+        released=lambda _: None,
+        lost=lambda _: None,
+        still=lambda *_: True,
+        response_budget=ResponseBudget(),
     )
     connection.connection_made(Wire())
     first = connection.exchange(b"", Sink(), deadline=1e9)

@@ -12,7 +12,7 @@ from tests.gateway.agents import Agent, report
 from tests.gateway.conftest import Engine, MakeSite, Seen, Site, eventually
 
 from fulcrum.api.names import Role
-from fulcrum.api.worker import TransferCounters
+from fulcrum.api.worker import EngineProgress, TransferCounters
 from fulcrum.routing.tuning import RoutingTuning
 
 
@@ -255,26 +255,36 @@ async def test_a_decode_worker_that_can_pull_from_nobody_still_leaves_nobody_wit
     assert await cluster.used(12) <= {("d0", ""), ("d1", ""), ("d0", "d0"), ("d1", "d1")}
 
 
-async def test_a_busy_decode_worker_is_not_taken_for_one_that_cannot_pull(
-    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("computes", ["decode", "prefill"])
+async def test_a_pair_of_which_one_computes_is_slow_and_one_that_stands_still_is_failing(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch, computes: str
 ) -> None:
-    """Its canary waits for its turn: it times out, but others are pulled meanwhile, or run."""
-    monkeypatch.setattr("fulcrum.gateway.workers.canary._LEG_TIMEOUT_SECONDS", 0.3)
+    """A canary waits for its turn in a busy engine; a pull also waits for a busy peer."""
+    monkeypatch.setattr("fulcrum.gateway.workers.canary._SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr("fulcrum.gateway.workers.canary._LEG_SECONDS", 2.0)
     transfers = TransferCounters(
         pulled_tokens=0, computed_tokens=0, failed_transfers=0, failed_notifications=0, expired_requests=0
     )
-    agent = await Agent(report(role=Role.DECODE, running=4, waiting=9, transfers=transfers)).start()
+
+    def load(role: Role, *, still_seconds: float) -> bytes:
+        progress = EngineProgress(steps=1, tokens=1, still_seconds=still_seconds)
+        return msgspec.json.encode(report(role=role, running=0, waiting=1, transfers=transfers, progress=progress))
+
+    agents = {role: await Agent(load(role, still_seconds=1000.0)).start() for role in (Role.PREFILL, Role.DECODE)}
+    busy = Role(computes)
+    agents[busy].body = load(busy, still_seconds=0.0)
 
     async def hang(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         if seen.leg == "decode":
             await asyncio.Event().wait()
         return False
 
-    busy = Engine("d", Role.DECODE, behave=hang, facts={"agent_port": agent.port})
-    site = await make_site(Engine("p", Role.PREFILL), busy, prewarm=True)
-    await eventually(lambda: site.gateway.metrics.prewarms["timeout"] >= 1)
+    engines = [Engine(role.value, role, behave=hang, facts={"agent_port": agents[role].port}) for role in agents]
+    site = await make_site(*engines, prewarm=True)
+    await eventually(lambda: site.gateway.metrics.prewarms["slow"] >= 1)
     assert not site.gateway.prewarmer.report().failing
-    agent.body = msgspec.json.encode(report(role=Role.DECODE, running=0, waiting=1, transfers=transfers))
+    agents[busy].body = load(busy, still_seconds=1000.0)
     await eventually(lambda: site.gateway.metrics.prewarms["decode_timeout"] >= 1)
-    assert [pair.why for pair in site.gateway.prewarmer.report().failing] == ["decode_timeout"]
-    await agent.stop()
+    assert "decode_timeout" in [pair.why for pair in site.gateway.prewarmer.report().failing]
+    for agent in agents.values():
+        await agent.stop()

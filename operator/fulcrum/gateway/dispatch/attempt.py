@@ -38,8 +38,6 @@ _MOST_ATTEMPTS: Final = 6
 _OK: Final = 200
 _READ_USAGE_BYTES: Final = 256 * 1024
 _LONGEST_GUESS_SECONDS: Final = 600.0
-_LONGEST_PREFILL_SECONDS: Final = 600.0
-"""A million tokens take minutes on one GPU node. A prefill worker of unknown speed that takes longer hangs."""
 
 
 class Attempts:
@@ -54,8 +52,6 @@ class Attempts:
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        # A third, so that a prefill worker that hangs leaves time for two more attempts.
-        self._prefill_timeout_seconds = min(config.limits.request_timeout_seconds / 3, _LONGEST_PREFILL_SECONDS)
         self._admission = admission
         self._cluster = admission.cluster
         self._registry = registry
@@ -65,7 +61,11 @@ class Attempts:
         self._recovery = Recovery(legs=self._legs, admission=admission, registry=registry, metrics=metrics, loop=loop)
         self.first_tokens = FirstTokens(admission.cluster)
         self._budget = StreamLogBudget()
-        self._leg_deadlines = LegDeadlines(config.slo_ttft_seconds, admission.core.neighbours)
+        self._leg_deadlines = LegDeadlines(
+            config.slo_ttft_seconds,
+            admission.core.neighbours,
+            request_timeout_seconds=config.limits.request_timeout_seconds,
+        )
         self._preempts = len(admission.classes) > 1
         self._under_way: dict[Flight, tuple[asyncio.Task[None], Response]] = {}
         """Tasks to cancel when their request makes way for another; empty where there is one class only."""
@@ -184,11 +184,10 @@ class Attempts:
             await self._last_leg(exchange, request, decode, "decode", request.decode_body(held.kv))
             return
         started_at = self._loop.time()
-        deadline = min(exchange.deadline, started_at + self._prefill_timeout_seconds)
         body = request.prefill_body(self._prefill_left_seconds(exchange, prefill))
         answer = await self._legs.run(
-            "prefill", prefill, request.path, response.request_id, body, deadline=deadline,
-            failover_deadline=started_at + self._leg_deadlines.first_answer_seconds(exchange),
+            "prefill", prefill, request.path, response.request_id, body, deadline=exchange.deadline,
+            silence_seconds=self._leg_deadlines.first_answer_seconds(exchange, prefill),
         )  # fmt: skip
         if answer.status != _OK:
             _pass_on(exchange, answer)
@@ -251,10 +250,9 @@ class Attempts:
             response.path_headers = b"x-fulcrum-path: %b\r\n" % exchange.path.encode()
         if exchange.accused and sink is not None:
             response.on_begin = partial(self._begun, exchange, response.on_begin)
-        now = self._loop.time()
         answer = await self._legs.run(
             leg, worker, request.path, response.request_id, body, deadline=exchange.deadline, sink=sink,
-            failover_deadline=now + self._leg_deadlines.last_leg_seconds(exchange, request),
+            silence_seconds=self._leg_deadlines.last_leg_seconds(exchange, request, worker),
         )  # fmt: skip
         if exchange.accused and answer.status == _OK:
             self._convict(exchange)

@@ -1,4 +1,4 @@
-"""How long a worker may keep a request waiting before another one tries."""
+"""How long a worker may keep a request waiting, and compute nothing, before another one tries."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Final
 from fulcrum.admission import NeighbourSlowdown
 from fulcrum.gateway.dispatch.exchange import MAX_ATTEMPTS, Exchange
 from fulcrum.gateway.openai.inference_request import InferenceRequest
-from fulcrum.routing import Flight
+from fulcrum.gateway.workers.registry import Worker
+from fulcrum.routing import Flight, WorkerView
 from fulcrum.routing.view import DEFAULT_TTFT_SECONDS
 
-FACTOR: Final = 3.0
-"""Deadline of a prefill leg, in predicted TTFTs."""
+FACTOR: Final = 5.0
+"""Longest silence before a first token, in predicted TTFTs, or in steps of an engine whose progress is known. A machine
+that is busy with other things makes a step four times as long as it was measured."""
 SHARE_OF_PROMISE: Final = 0.5
-"""Least deadline of a prefill leg, in promised TTFTs: an earlier one gains nothing, a later one makes the next attempt
-late."""
+"""Least such silence, in promised TTFTs: an earlier end gains nothing, a later one makes the next attempt late."""
 LEAST_SECONDS: Final = 0.25
 WHOLE_FACTOR: Final = 5.0
-"""Deadline of an answer that comes as one, in predicted times of the most tokens that it may have."""
+"""Longest silence before an answer that comes as one, in predicted times of the most tokens that it may have, where the
+engine's progress is unknown."""
 STREAM_STEPS: Final = 50.0
-"""Longest gap between two pieces of a stream, in predicted TPOTs: preemptions and long prompts hold up a healthy
-worker."""
+"""Longest gap between two pieces of a stream, in predicted TPOTs: preemptions hold up a healthy worker."""
 LEAST_STREAM_SECONDS: Final = 15.0
-"""Least deadline between two pieces of a stream, and of an answer that comes as one."""
+"""Least silence between two pieces of a stream, and before an answer that comes as one."""
 LOST_SECONDS: Final = 60.0
-"""Least deadline of a later attempt, or where the early failovers are used up: such a silence is a lost request and
-no queue. Also the most that a prediction may be exceeded by. The last attempt has the request's own deadline."""
+"""Least silence of a later attempt, or where the early failovers are used up: after it the request counts as lost. Also
+the most that a prediction may be exceeded by. The last attempt has the request's own deadline."""
 _PER_REQUEST: Final = 0.05
 _MOST: Final = 10.0
 
@@ -34,9 +35,13 @@ _MOST: Final = 10.0
 class LegDeadlines:
     """Early failovers are allowed for one request in twenty at most: an overloaded cluster is not asked all twice."""
 
-    def __init__(self, ttft_seconds: float | None, neighbours: NeighbourSlowdown) -> None:
+    def __init__(
+        self, ttft_seconds: float | None, neighbours: NeighbourSlowdown, *, request_timeout_seconds: float
+    ) -> None:
         self._ttft_seconds = ttft_seconds or DEFAULT_TTFT_SECONDS
         self._neighbours = neighbours
+        # A third, so that a worker that hangs leaves time for two more attempts.
+        self._lost_seconds = min(LOST_SECONDS, request_timeout_seconds / MAX_ATTEMPTS)
         self._left = _MOST
 
     def arrived(self) -> None:
@@ -48,13 +53,16 @@ class LegDeadlines:
         """Another worker was asked."""
         self._left -= 1
 
-    def first_answer_seconds(self, exchange: Exchange) -> float:
+    def first_answer_seconds(self, exchange: Exchange, worker: Worker) -> float:
         """For a prefill, or a stream's first token; infinite where nothing better is to be had."""
         flight = exchange.flight
         if flight is None:
             return inf
+        predicted_seconds = flight.route.ttft_seconds
+        if worker.progress.known and worker.state is flight.route.prefill:
+            predicted_seconds = min(predicted_seconds, step_seconds(worker.state))
         if exchange.response.started:
-            return max(late_seconds(flight.route.ttft_seconds), LEAST_STREAM_SECONDS)
+            return max(late_seconds(predicted_seconds), LEAST_STREAM_SECONDS)
         promise_seconds = min(
             self._ttft_seconds, exchange.incoming.ttft_seconds if exchange.incoming is not None else inf
         )
@@ -63,18 +71,23 @@ class LegDeadlines:
         return self._allowed(
             exchange,
             flight,
-            max(late_seconds(slower * flight.route.ttft_seconds), SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS),
+            max(late_seconds(slower * predicted_seconds), SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS),
         )
 
-    def last_leg_seconds(self, exchange: Exchange, request: InferenceRequest) -> float:
+    def last_leg_seconds(self, exchange: Exchange, request: InferenceRequest, worker: Worker) -> float:
         """For a stream's first token, or an answer that comes as one."""
         if request.stream:
-            return self.first_answer_seconds(exchange)
+            return self.first_answer_seconds(exchange, worker)
         flight = exchange.flight
-        if flight is None or request.max_tokens is None or request.whole or not flight.route.known:
+        if flight is None or not flight.route.known:
             return inf
-        predicted_seconds = flight.route.ttft_seconds + request.max_tokens * flight.route.tpot_seconds
-        return self._allowed(exchange, flight, max(WHOLE_FACTOR * predicted_seconds, LEAST_STREAM_SECONDS))
+        if worker.progress.known:
+            seconds = FACTOR * step_seconds(worker.state)
+        elif request.max_tokens is None or request.whole:
+            return inf
+        else:
+            seconds = WHOLE_FACTOR * (flight.route.ttft_seconds + request.max_tokens * flight.route.tpot_seconds)
+        return self._allowed(exchange, flight, max(seconds, LEAST_STREAM_SECONDS))
 
     def _allowed(self, exchange: Exchange, flight: Flight, seconds: float) -> float:
         """`seconds` where an early failover is allowed, else `LOST_SECONDS` at least; infinite on the last attempt.
@@ -84,7 +97,7 @@ class LegDeadlines:
         if exchange.fruitless + 1 >= MAX_ATTEMPTS:
             return inf
         if exchange.attempts > 1 or self._left < 1 or not flight.route.known:
-            return max(seconds, LOST_SECONDS)
+            return max(seconds, self._lost_seconds)
         return seconds
 
 
@@ -93,6 +106,13 @@ def late_seconds(predicted_seconds: float) -> float:
     return min(FACTOR * predicted_seconds, predicted_seconds + LOST_SECONDS)
 
 
+def step_seconds(worker: WorkerView) -> float:
+    """Return the predicted seconds of the longest step: its budget full of one prompt, beside all that decodes now."""
+    budget = worker.speed.max_batched_tokens
+    return worker.speed.prefill_seconds(budget, budget**2) + worker.step_seconds()
+
+
 def between_pieces_seconds(flight: Flight, event_tokens: int = 1) -> float:
     """For the next piece of a stream, whose events may have `event_tokens` each."""
-    return max((STREAM_STEPS + event_tokens) * flight.route.tpot_seconds, LEAST_STREAM_SECONDS)
+    decode, steps = flight.route.decode, STREAM_STEPS + event_tokens
+    return max(steps * flight.route.tpot_seconds, FACTOR * step_seconds(decode), LEAST_STREAM_SECONDS)

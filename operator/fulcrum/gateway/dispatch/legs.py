@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from math import inf
 
-from fulcrum.gateway.http.upstream_answer import Answer, Failure, StreamSink, UpstreamError
+from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 
@@ -44,27 +44,33 @@ class Legs:
         body: bytes,
         *,
         deadline: float,
-        failover_deadline: float = inf,
+        silence_seconds: float = inf,
         sink: StreamSink | None = None,
     ) -> Answer:
         """The answer of `worker`, which may be an error of the client's. Raises LegFailedError.
 
-        `deadline`: loop time by which it must be complete; `failover_deadline`: by which it, or a stream's first byte,
-        must be there, or another worker is to try.
+        `deadline`: loop time by which it must be complete. Another worker is to try when it, or a stream's first byte,
+        has not come for `silence_seconds`, in which the worker has computed nothing either.
         """
         if worker.changed_at is not None:
             self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
             worker.changed_at = None
         request = worker.pool.request(path, request_id, body)
-        answers = worker.answers
+        began_at, answers = self._loop.time(), worker.answers
+        if sink is None:
+            excuse = Excuse.IN_TURN if leg == "prefill" else Excuse.ALWAYS  # short answers may overtake long ones
+        else:
+            # The first token of a decode leg waits for KV from a peer: what the engine does for others says nothing.
+            excuse = Excuse.NEVER if leg == "decode" else Excuse.IN_TURN
         try:
-            answer = await worker.pool.exchange(request, sink=sink, deadline=min(deadline, failover_deadline))
+            answer = await worker.pool.exchange(
+                request, sink=sink, deadline=deadline, silence_seconds=silence_seconds, excuse=excuse
+            )
         except UpstreamError as error:
             failure = error.failure
-            if failure is Failure.TIMEOUT and self._loop.time() < deadline:
-                failure = Failure.STALL
-            # One that answers others meanwhile is late, and no more than that.
-            late = failure in (Failure.STALL, Failure.TIMEOUT) and worker.answers != answers
+            # One that computes, or answers others, is late, and no more than that.
+            computes = worker.progress.moved_at > max(began_at, self._loop.time() - silence_seconds)
+            late = failure in (Failure.STALL, Failure.TIMEOUT) and (computes or worker.answers != answers)
             raise self._failed(worker, leg, failure, blame=not late) from error
         if answer.status == _UNAUTHORIZED:  # the client's own key was looked at here, and not sent on
             raise self._failed(worker, leg, Failure.REFUSED)

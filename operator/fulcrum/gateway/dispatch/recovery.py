@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 WAIT_SECONDS: Final = 30.0
 """Longest wait of a begun stream for a worker that can take it over: its client has a part of the answer already."""
 PROBE_SECONDS: Final = 30.0
-"""Least time that a worker gets to return a prompt's token ids, which costs a prefill, before another worker is
+"""Least silence of a worker that is to return a prompt's token ids, which costs a prefill, before another worker is
 asked."""
 _MANY_DOUBTS: Final = 10
 """Failures in a row from which on the worker is at fault, not the requests."""
@@ -227,7 +227,7 @@ class Recovery:
         predicted_seconds = exchange.flight.route.ttft_seconds if exchange.flight is not None else 0.0
         answer = await self._legs.run(
             "resume", worker, path, response.request_id, body, deadline=exchange.deadline,
-            failover_deadline=self._loop.time() + max(late_seconds(predicted_seconds), PROBE_SECONDS),
+            silence_seconds=max(late_seconds(predicted_seconds), PROBE_SECONDS),
         )  # fmt: skip
         if answer.status != _OK:
             raise self._impossible(f"a worker answered {answer.status} when asked for the prompt's tokens")

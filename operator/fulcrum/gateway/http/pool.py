@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from fulcrum.api.internal_token import HEADER as AUTHORIZATION
 from fulcrum.api.internal_token import authorization
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.upstream import UpstreamConnection
-from fulcrum.gateway.http.upstream_answer import Answer, Failure, StreamSink, UpstreamError
+from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, StreamSink, UpstreamError
 
 # uvicorn, in front of vLLM, closes a connection that was idle for 5 s; being earlier avoids the race.
 _IDLE_SECONDS: Final = 4.0
@@ -30,10 +32,20 @@ _OPTIONS: Final = (
 class Pool:
     """Connections to `host:port`, used last in, first out, so that surplus ones idle out."""
 
-    def __init__(self, host: str, port: int, response_budget: ResponseBudget, token: str | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        response_budget: ResponseBudget,
+        token: str | None = None,
+        *,
+        still: Callable[[float, float, float], bool] = lambda _since, _limit_seconds, _now: True,
+    ) -> None:
+        """`still`: whether the engine has computed nothing for so many seconds since a time, as of now (loop time)."""
         self.host = host
         self.port = port
         self._response_budget = response_budget
+        self._engine_is_still = still
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._closed = False
@@ -63,8 +75,20 @@ class Pool:
             )
         )
 
-    async def exchange(self, request: bytes, *, sink: StreamSink | None, deadline: float) -> Answer:
-        """Send a request on an idle or a new connection. Raises UpstreamError; cancelling closes the connection."""
+    async def exchange(
+        self,
+        request: bytes,
+        *,
+        sink: StreamSink | None,
+        deadline: float,
+        silence_seconds: float = inf,
+        excuse: Excuse = Excuse.NEVER,
+    ) -> Answer:
+        """Send a request on an idle or a new connection. Raises UpstreamError; cancelling closes the connection.
+
+        It fails at `deadline` (loop time), and before it (STALL) when nothing comes for `silence_seconds`, unless the
+        engine computes meanwhile and `excuse` lets that count.
+        """
         sent = False
         while True:
             reused = bool(self._idle)
@@ -75,7 +99,7 @@ class Pool:
                     raise UpstreamError(Failure.RESET, str(error)) from error
                 raise
             try:
-                return await connection.exchange(request, sink, deadline)
+                return await connection.exchange(request, sink, deadline, silence_seconds, excuse)
             except UpstreamError as error:
                 # STALE: the engine closed it while it was idle, and has not seen the request.
                 if not reused or error.failure is not Failure.STALE:
@@ -109,7 +133,11 @@ class Pool:
             async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
                 transport, connection = await loop.create_connection(
                     lambda: UpstreamConnection(
-                        loop, released=self._release, lost=self._forget, response_budget=self._response_budget
+                        loop,
+                        released=self._release,
+                        lost=self._forget,
+                        still=self._still,
+                        response_budget=self._response_budget,
                     ),
                     self.host,
                     self.port,
@@ -121,6 +149,17 @@ class Pool:
             raise UpstreamError(Failure.CONNECT, f"cannot connect: {error!r}") from error
         self._open.add(connection)
         return connection
+
+    def _still(self, connection: UpstreamConnection, since: float, limit_seconds: float, now: float) -> bool:
+        if connection.first_byte_at == 0.0 and (
+            connection.excuse is Excuse.NEVER or (connection.excuse is Excuse.IN_TURN and self._overtaken(connection))
+        ):
+            return True
+        return self._engine_is_still(since, limit_seconds, now)
+
+    def _overtaken(self, connection: UpstreamConnection) -> bool:
+        """A later request was answered before it: the engine has lost it, or it waits for something else."""
+        return any(other.answered and other.began_at > connection.began_at for other in self._open)
 
     def _release(self, connection: UpstreamConnection) -> None:
         if self._closed:

@@ -11,7 +11,7 @@ from fulcrum.gateway.http.framing import ChunkedBody, FramingError, payload
 from fulcrum.gateway.http.kept_body import KeptBody
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.response_head import Head, HeadReader
-from fulcrum.gateway.http.upstream_answer import Answer, Failure, StreamSink, UpstreamError
+from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.openai.events import WholeEvents, begins_with_failure
 
 # States of a connection; plain numbers, because they are compared several times per request.
@@ -28,8 +28,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         "_body", "_chunks", "_events", "_head", "_head_reader", "_keep_alive", "_loop", "_lost", "_moved_at",
-        "_moved_chunks", "_paused", "_released", "_reused", "_sink", "_state", "_streaming", "_transport",
-        "_unread_since", "_waiter", "deadline", "first_byte_at", "idle_since", "stall_seconds",
+        "_moved_chunks", "_paused", "_released", "_reused", "_sink", "_state", "_still", "_streaming", "_transport",
+        "_unread_since", "_waiter", "began_at", "deadline", "excuse", "first_byte_at", "idle_since",
+        "silence_seconds", "stall_seconds",
     )  # fmt: skip
 
     def __init__(
@@ -38,12 +39,14 @@ class UpstreamConnection(asyncio.Protocol):
         *,
         released: Callable[[UpstreamConnection], None],
         lost: Callable[[UpstreamConnection], None],
+        still: Callable[[UpstreamConnection, float, float, float], bool],
         response_budget: ResponseBudget,
     ) -> None:
         self._loop = loop
         self._body = KeptBody(response_budget, self)
         self._released = released
         self._lost = lost
+        self._still = still
         self._transport: asyncio.Transport | None = None
         self._state = _IDLE
         self._waiter: asyncio.Future[Answer] | None = None
@@ -62,13 +65,24 @@ class UpstreamConnection(asyncio.Protocol):
         self._paused = False
         self._moved_chunks = 0
         self._moved_at = 0.0
+        self.began_at = 0.0
         self.first_byte_at = 0.0
         self.deadline = math.inf
+        self.silence_seconds = math.inf
+        """Longest time until the first piece of a stream, or a whole answer, in which `still` is true."""
         self.stall_seconds = math.inf
-        """Longest time between two pieces of a stream."""
+        """The same between two pieces of a stream."""
+        self.excuse = Excuse.NEVER
         self.idle_since = 0.0
 
-    def exchange(self, request: bytes, sink: StreamSink | None, deadline: float) -> asyncio.Future[Answer]:
+    def exchange(
+        self,
+        request: bytes,
+        sink: StreamSink | None,
+        deadline: float,
+        silence_seconds: float = math.inf,
+        excuse: Excuse = Excuse.NEVER,
+    ) -> asyncio.Future[Answer]:
         """Send a request; the future holds its whole answer, or an UpstreamError.
 
         An event stream is handed to `sink` as it arrives; any other answer is kept. `abort` gives up waiting.
@@ -81,8 +95,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._waiter = waiter
         self._sink = sink
         self._state = _HEAD
+        self.began_at = self._moved_at = self._loop.time()
         self.first_byte_at = 0.0
         self.deadline = deadline
+        self.silence_seconds = silence_seconds
+        self.excuse = excuse
         self.stall_seconds = math.inf
         self._paused = False
         self._moved_chunks = -1
@@ -107,6 +124,12 @@ class UpstreamConnection(asyncio.Protocol):
         """Events of the stream so far."""
         return self._chunks.chunks if self._events is None else self._events.events
 
+    @property
+    def answered(self) -> bool:
+        """A good answer to its last request has begun, if it is a stream, or is complete."""
+        done = self._state == _IDLE and self._head is not None and self._head.status == 200
+        return done or self.first_byte_at > 0
+
     def abort(self) -> None:
         """Close at once; the engine aborts what it was doing for us."""
         self._state = _CLOSED
@@ -117,23 +140,28 @@ class UpstreamConnection(asyncio.Protocol):
 
     def budget_granted(self) -> None:
         """There is room for its answer: read on."""
-        self.deadline += self._loop.time() - self._unread_since  # it was not the engine that took so long
+        # It was not the engine that took so long.
+        self.deadline += self._loop.time() - self._unread_since
+        self._moved_at = self._loop.time()
         self._unread_since = 0.0
         if self._transport is not None:
             self._transport.resume_reading()
 
     def check(self, now: float) -> None:
-        """Fail what is past its deadline, and a stream that stands still (loop time). To be called now and then."""
+        """Fail what is past its deadline, and what stands still (loop time). To be called now and then."""
         if self._unread_since:
             return
         if self.deadline < now:
             self.fail(Failure.TIMEOUT, "no answer in time")
-        elif self.first_byte_at and self._waiter is not None and not self._paused:
-            if self._chunks.chunks != self._moved_chunks:
-                self._moved_chunks = self._chunks.chunks
-                self._moved_at = now
-            elif now - self._moved_at > self.stall_seconds:
-                self.fail(Failure.STALL, "the stream stands still")
+        elif self._waiter is not None and not self._paused:
+            limit_seconds = self.silence_seconds
+            if self.first_byte_at:
+                limit_seconds = self.stall_seconds
+                if self._chunks.chunks != self._moved_chunks:
+                    self._moved_chunks = self._chunks.chunks
+                    self._moved_at = now
+            if now - self._moved_at > limit_seconds and self._still(self, self._moved_at, limit_seconds, now):
+                self.fail(Failure.STALL, "nothing comes")
 
     def fail(self, failure: Failure, message: str) -> None:
         """Give up: what came is not what was asked for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Protocol
 
 import msgspec
@@ -24,6 +24,15 @@ class Failure(StrEnum):
     """A stream ended without its end mark."""
     DIVERGED = "diverged"
     """Another worker did not go on with a stream as the first one did."""
+
+
+class Excuse(Enum):
+    """When a request may wait for its first byte because its worker computes other things."""
+
+    NEVER = "never"
+    IN_TURN = "in turn"
+    """As long as no later one was answered: engines take requests in the order of their arrival."""
+    ALWAYS = "always"
 
 
 class UpstreamError(Exception):
@@ -63,7 +72,7 @@ class StreamSource(Protocol):
     deadline: float
     """Loop time by which it must be complete."""
     stall_seconds: float
-    """Longest time between two pieces of it."""
+    """Longest time between two pieces of it in which its worker computes nothing either."""
 
     @property
     def events(self) -> int:

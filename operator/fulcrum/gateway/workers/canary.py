@@ -18,11 +18,15 @@ from fulcrum.gateway.http.request import new_request_id
 from fulcrum.gateway.http.upstream_answer import Answer, Failure, UpstreamError
 from fulcrum.gateway.openai.bodies import read_answer, read_request
 from fulcrum.gateway.openai.inference_request import COMPLETIONS_PATH, InferenceRequest
-from fulcrum.gateway.workers.load_poll import ask_load
+from fulcrum.gateway.workers.progress import ask_load
 from fulcrum.gateway.workers.registry import Worker
 from fulcrum.routing import Pair
 
-_LEG_TIMEOUT_SECONDS: Final = 20.0
+_SILENCE_SECONDS: Final = 40.0
+"""Longest time without an answer in which neither worker of the pair computes. Above vLLM's own time-outs of a pull (up
+to 35 s, 0.32, measured): after these it computes the prompt itself, and its counters say why."""
+_LEG_SECONDS: Final = 120.0
+"""Longest time without an answer of a pair that computes: it is slow, and tried again later."""
 _BOOKED_SECONDS: Final = 3.0
 """Longest time in which vLLM and its agent count an answered canary."""
 _POLL_SECONDS: Final = 0.3
@@ -71,18 +75,19 @@ class CanaryRunner:
 
     async def run(self, canary: Canary) -> str:
         request, request_id = self._canary_request(), b"prewarm-" + new_request_id()
-        answer = await self._leg(canary.prefill, request_id, request.prefill_body())
+        answer = await self._leg(canary.prefill, request_id, request.prefill_body(), canary.prefill)
         read = read_answer(answer.body)
         kv = read.usable_kv if read is not None else None
         if kv is None:
             return "no_kv"
         before = await self._load(canary.decode)
         try:
-            await self._leg(canary.decode, request_id, request.decode_body(kv))
+            # A pull takes both: a prefill engine in a long step answers a handshake late.
+            await self._leg(canary.decode, request_id, request.decode_body(kv), canary.decode, canary.prefill)
         except UpstreamError as error:
             if error.failure is Failure.ERROR_STATUS:
                 return "decode_error"
-            if error.failure is Failure.TIMEOUT and await self._pulls_nothing(canary.decode, before):
+            if error.failure is Failure.STALL and await self._pulls_nothing(canary.decode, before):
                 return "decode_timeout"
             raise
         if canary.decode.agent is None:
@@ -123,14 +128,23 @@ class CanaryRunner:
 
     async def _load(self, worker: Worker) -> LoadReport | None:
         try:
-            return await ask_load(worker)
+            return await ask_load(worker.agent)
         except (UpstreamError, TimeoutError, msgspec.DecodeError):
             return None
 
-    async def _leg(self, worker: Worker, request_id: bytes, body: bytes) -> Answer:
+    async def _leg(self, worker: Worker, request_id: bytes, body: bytes, *computing: Worker) -> Answer:
+        """The answer of `worker`, which is waited for as long as one of `computing` does. Raises UpstreamError."""
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
         request = worker.pool.request(COMPLETIONS_PATH, request_id, body)
-        deadline = asyncio.get_running_loop().time() + _LEG_TIMEOUT_SECONDS
-        answer = await worker.pool.exchange(request, sink=None, deadline=deadline)
+        asked = loop.create_task(worker.pool.exchange(request, sink=None, deadline=began_at + _LEG_SECONDS))
+        try:
+            while not (await asyncio.wait((asked,), timeout=_POLL_SECONDS))[0]:
+                if all(each.progress.still(began_at, _SILENCE_SECONDS, loop.time()) for each in computing):
+                    raise UpstreamError(Failure.STALL, "the pair stands still")
+        finally:
+            asked.cancel()
+        answer = asked.result()
         if answer.status != _OK:
             failure = Failure.ERROR_STATUS if answer.status >= _SERVER_ERRORS else Failure.PROTOCOL
             raise UpstreamError(failure, f"status {answer.status}")

@@ -9,12 +9,13 @@ from typing import Final
 
 import msgspec
 
-from fulcrum.api.worker import LoadReport, TransferCounters
+from fulcrum.api.worker import TransferCounters
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed, pool_speed
 from fulcrum.gateway.http.upstream_answer import UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
+from fulcrum.gateway.workers.progress import ask_load
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 from fulcrum.kv import tiers_of
 
@@ -27,9 +28,6 @@ _SHARED_PERIOD_SECONDS: Final = 0.25
 `benchmarks/kv_tiers.py` shows what it is worth."""
 _ASKS_PER_SECOND: Final = 200
 """Most questions a second that a shorter period may lead to; they take 0.6 % of a core."""
-_TIMEOUT_SECONDS: Final = 1.0
-_OK: Final = 200
-_decoder: Final = msgspec.json.Decoder(LoadReport)
 
 
 def period_seconds(workers: int, *, alone: bool) -> float:
@@ -37,19 +35,6 @@ def period_seconds(workers: int, *, alone: bool) -> float:
     if alone:
         return _PERIOD_SECONDS
     return min(max(_SHARED_PERIOD_SECONDS, workers / _ASKS_PER_SECOND), _PERIOD_SECONDS)
-
-
-async def ask_load(worker: Worker) -> LoadReport | None:
-    """Ask a worker's agent; None: it has none. Raises UpstreamError, TimeoutError, msgspec.DecodeError."""
-    agent = worker.agent
-    if agent is None:
-        return None
-    deadline = asyncio.get_running_loop().time() + _TIMEOUT_SECONDS
-    async with asyncio.timeout_at(deadline):
-        answer = await agent.exchange(agent.question("/load"), sink=None, deadline=deadline)
-    if answer.status != _OK:
-        raise msgspec.DecodeError(f"status {answer.status}")
-    return _decoder.decode(answer.body)
 
 
 class LoadPoller:
@@ -113,7 +98,7 @@ class LoadPoller:
     async def _ask(self, worker: Worker) -> None:
         worker.report = None
         try:
-            worker.report = await ask_load(worker)
+            worker.report = await ask_load(worker.agent)
         except (UpstreamError, TimeoutError):
             self._metrics.load_reports["unanswered"] += 1
         except msgspec.DecodeError as error:
@@ -121,3 +106,4 @@ class LoadPoller:
             self._metrics.load_reports["unreadable"] += 1
         else:
             self._metrics.load_reports["answered"] += worker.report is not None
+        worker.progress.note(worker.report, asyncio.get_running_loop().time())

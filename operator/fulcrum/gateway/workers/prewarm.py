@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final
 
 from fulcrum.api.gateway import FailingPair, PairsReport
-from fulcrum.gateway.http.upstream_answer import UpstreamError
+from fulcrum.gateway.http.upstream_answer import Failure, UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.canary import Canary, CanaryRunner
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
@@ -184,7 +184,7 @@ class Prewarmer:
         try:
             outcome = await self._canaries.run(canary)
         except UpstreamError as error:
-            outcome = error.failure.value
+            outcome = "slow" if error.failure is Failure.TIMEOUT else error.failure.value
         seconds = loop.time() - began_at
         if outcome == "warm" and canary.decode.agent is None and seconds > _SLOW_SECONDS:
             outcome = "slow"

@@ -12,6 +12,7 @@ from fulcrum.api.worker import LoadReport
 from fulcrum.gateway.http.pool import Pool
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.workers.progress import Progress
 from fulcrum.gateway.workers.record import WorkerRecord
 from fulcrum.routing import ClusterView
 
@@ -28,6 +29,7 @@ class Worker:
         "doubts",
         "name",
         "pool",
+        "progress",
         "record",
         "report",
         "role",
@@ -40,10 +42,11 @@ class Worker:
         self.record = record
         self.name = record.name
         self.role = record.role
-        self.pool = Pool(record.host, record.port, response_budget, token)
         self.agent = (
             Pool(record.host, record.agent_port, response_budget, token) if record.agent_port is not None else None
         )
+        self.progress = Progress(self.agent)
+        self.pool = Pool(record.host, record.port, response_budget, token, still=self.progress.still)
         self.state = state
         """What routing knows of it."""
         self.report: LoadReport | None = None
