@@ -13,14 +13,15 @@ from typing import Any, Final, Self
 
 import aiohttp
 from local_cluster import Cluster
+from this_machine import deadline_seconds
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
 OUTPUT_TOKENS: Final = 72
 _STAGGER_SECONDS: Final = 0.1
 MIN_MARGIN: Final = 0.4
-"""Between the two likeliest tokens of each step, in nats. A step that is nearly a tie may fall either way on any
-engine, because rounding depends on what else is in its batch: that says nothing about lost or repeated tokens."""
+"""The default: between the two likeliest tokens of each step, in nats. A step that is nearly a tie may fall either way
+on any engine, because rounding depends on what else is in its batch: this says nothing of lost or repeated tokens."""
 _WORDS: Final = (
     "river",
     "apple",
@@ -101,13 +102,15 @@ class Stream:
         return [event["choices"][0] for event in self.events if event["choices"]]
 
 
-def questions_of(cluster: Cluster, count: int) -> list[Question]:
-    """The first `count` questions, as many of each kind as can be, whose every greedy step wins by `MIN_MARGIN`."""
+def questions_of(
+    cluster: Cluster, count: int, *, output_tokens: int = OUTPUT_TOKENS, min_margin: float = MIN_MARGIN
+) -> list[Question]:
+    """The first `count` questions, as many of each kind as can be, whose every greedy step wins by `min_margin`."""
     found: dict[str, list[Question]] = {TEXT: [], CHAT: []}
     for path, asked in _candidates():
         if len(found[path]) >= (count + 1) // 2:
             continue
-        body = {"model": cluster.name, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True, **asked}
+        body = {"model": cluster.name, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True, **asked}
         logprobs = {"logprobs": True, "top_logprobs": 2} if path == CHAT else {"logprobs": 2}
         answer = cluster.ask_engine(path, {**body, **logprobs, "return_token_ids": True})
         choice = answer["choices"][0]
@@ -117,7 +120,7 @@ def questions_of(cluster: Cluster, count: int) -> list[Question]:
         else:
             steps = [list(top.values()) for top in choice["logprobs"]["top_logprobs"]]
             text = choice["text"]
-        if min(_margin(step) for step in steps) < MIN_MARGIN:
+        if min(_margin(step) for step in steps) < min_margin:
             continue
         streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         found[path].append(
@@ -183,7 +186,7 @@ class Streams:
         return [one for one in list(self.open) if one.decode == worker and 2 <= one.tokens < len(one.question.ids) - 4]
 
     async def _run(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=180)
+        timeout = aiohttp.ClientTimeout(total=deadline_seconds(180))
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
             await asyncio.gather(*(self._place(session, number) for number in range(self._count)))
 

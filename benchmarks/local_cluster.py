@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from this_machine import suited
+from this_machine import deadline_seconds, suited
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Cluster:
         worker = of or self.workers()[0]
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token()}"}
         request = urllib.request.Request(f"http://{worker.ip}:8000{path}", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=deadline_seconds(120)) as response:
             return json.load(response)
 
     def endpoint(self) -> str:
@@ -133,19 +133,26 @@ class Cluster:
 
 @contextmanager
 def local_cluster(
-    home: Path, *, manifest: Path = QUICKSTART, name: str = "quickstart", options: Sequence[str] = ()
+    home: Path,
+    *,
+    manifest: Path = QUICKSTART,
+    name: str = "quickstart",
+    options: Sequence[str] = (),
+    model: str | None = None,
 ) -> Iterator[Cluster]:
     """`fulcrum up -f manifest OPTIONS` with its state under `home`, and `fulcrum down` at the end, whatever happened.
 
-    The model of all our examples is prepared first, where it is not there; on a CPU without FP8 kernels all is float32.
+    `model` replaces the manifest's, which for all our examples is `smollm2`; it is prepared first, where it is not
+    there. On a CPU without FP8 kernels all is float32.
     """
     home.mkdir(parents=True, exist_ok=True)
-    if subprocess.run([BIN / "fulcrum", "model", "smollm2"], check=False).returncode != 0:
-        raise CommandError("fulcrum model smollm2 failed")
+    prepared = model or "smollm2"
+    if subprocess.run([BIN / "fulcrum", "model", prepared], check=False).returncode != 0:
+        raise CommandError(f"fulcrum model {prepared} failed")
     env = {**os.environ, "FULCRUM_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
     try:
         # Inherits the terminal: users see its progress.
-        command = [BIN / "fulcrum", "up", "-f", suited(manifest, home), *options]
+        command = [BIN / "fulcrum", "up", "-f", suited(manifest, home, model=model), *options]
         if subprocess.run(command, env=env, check=False).returncode != 0:
             raise CommandError(f"fulcrum up -f {manifest} failed")
         kubeconfig = Path(run(BIN / "fulcrum", "kubeconfig", "--path", env=env).strip())
@@ -157,7 +164,7 @@ def local_cluster(
 def run(*arguments: str | Path, env: dict[str, str], check: bool = True) -> str:
     """Standard output of a command; raises CommandError with its standard error when it fails."""
     command = [str(argument) for argument in arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=deadline_seconds(600))
     if check and done.returncode != 0:
         raise CommandError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -165,13 +172,17 @@ def run(*arguments: str | Path, env: dict[str, str], check: bool = True) -> str:
 
 def metric(url: str, name: str) -> float:
     """Sum over the series of a metric at a Prometheus endpoint; 0 when it has none yet."""
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=deadline_seconds(10)) as response:
         text = response.read().decode()
     return sum(float(sample["value"]) for sample in _SAMPLE.finditer(text) if sample["name"] == name)
 
 
 def wait_until(what: str, probe: Callable[[], T | None], *, seconds: float, every_seconds: float = 0.25) -> T:
-    """First true answer of `probe`; raises TimeoutError that says what was waited for, and the last error."""
+    """First true answer of `probe`; raises TimeoutError that says what was waited for, and the last error.
+
+    In tests `seconds` are those of a quick machine.
+    """
+    seconds = deadline_seconds(seconds)
     deadline = time.monotonic() + seconds
     problem: Exception | None = None
     while time.monotonic() < deadline:

@@ -27,6 +27,7 @@ from statistics import median
 from cut_streams import Stream, Streams, questions_of
 from local_cluster import Cluster, Worker, local_cluster, metric, wait_until
 from processes import engine_core, processes
+from this_machine import deadline_seconds
 
 STREAMS = 16
 LEAST_CUT = 5
@@ -46,7 +47,7 @@ def kill_one(cluster: Cluster, streams: Streams, *, engine: bool, least: int = L
 
     def busy() -> str | None:
         name = max(victims, key=lambda each: len(streams.within(each)))
-        enough = least if time.monotonic() - started < PATIENCE_SECONDS else min(least, LEAST_CUT)
+        enough = least if time.monotonic() - started < deadline_seconds(PATIENCE_SECONDS) else min(least, LEAST_CUT)
         return name if len(streams.within(name)) >= enough else None
 
     name = wait_until("streams in the middle of a decode worker", busy, seconds=60, every_seconds=0.02)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.machine import deadline_seconds, wait_until
 
 BIN = Path(sys.executable).parent
 CHARTS = Path(__file__).resolve().parents[2] / "charts"
@@ -33,9 +33,14 @@ class Release:
         self.kubeconfig = Path(self.run("fulcrum", "kubeconfig", "--path").strip())
         self._env["KUBECONFIG"] = str(self.kubeconfig)
 
+    @staticmethod
+    def kubernetes_duration(seconds: float) -> str:
+        """For `--timeout`: what takes less than `seconds` on a quick machine."""
+        return f"{deadline_seconds(seconds):.0f}s"
+
     def run(self, *command: str, seconds: float = 180) -> str:
         done = subprocess.run(
-            command, env=self._env, capture_output=True, text=True, timeout=seconds, check=False,
+            command, env=self._env, capture_output=True, text=True, timeout=deadline_seconds(seconds), check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}\n{self._described(command[0])}"
         return done.stdout
@@ -63,7 +68,7 @@ class Release:
         values = [word for setting in settings for word in ("--set", setting)]
         return self.run(
             "helm", verb, "fulcrum", str(CHARTS / "fulcrum"), "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
-            "--wait", "--timeout", "120s", *values,
+            "--wait", "--timeout", self.kubernetes_duration(120), *values,
         )  # fmt: skip
 
     def helm_cluster(self, verb: str, *settings: str) -> str:
@@ -72,16 +77,15 @@ class Release:
         return self.run("helm", verb, "chat", chart, "-n", "default", "-f", str(self.values), *values)
 
     def wait_available(self, *, seconds: int = 150) -> None:
-        self.kubectl("wait", "ic/chat", "--for=condition=Available", f"--timeout={seconds}s")
+        self.kubectl("wait", "ic/chat", "--for=condition=Available", f"--timeout={self.kubernetes_duration(seconds)}")
 
     def address(self) -> str:
         return str(self.read("service", "chat-gateway")["spec"]["clusterIP"])
 
     def until(self, what: str, check: Callable[[], Any], *, seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
-        while not check():
-            assert time.monotonic() < deadline, f"{what}\n{self._described('kubectl')}"
-            time.sleep(0.1)
+        wait_until(
+            check, what=lambda: f"{what}\n{self._described('kubectl')}", seconds=seconds, pause_seconds=0.1,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -94,7 +98,7 @@ def local_release(folder: Path, values: dict[str, Any]) -> Iterator[Release]:
     finally:
         env = {**os.environ, "FULCRUM_HOME": str(folder / "home"), "PATH": f"{BIN}:{os.environ['PATH']}"}
         command = ["fulcrum", "down", "--purge"]
-        subprocess.run(command, env=env, check=True, capture_output=True, timeout=180)
+        subprocess.run(command, env=env, check=True, capture_output=True, timeout=deadline_seconds(180))
 
 
 def left_over(release: Release, namespace: str) -> list[str]:

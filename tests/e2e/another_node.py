@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 import psutil  # type: ignore[import-untyped]
 from local_cluster import BIN, Cluster, wait_until
+from this_machine import deadline_seconds
 
 
 class AnotherNode:
@@ -44,14 +45,14 @@ class AnotherNode:
     def cut_power(self) -> None:
         """SIGKILL the kubelet and every process of its Pods at once."""
         self._kubelet.kill()
-        self._kubelet.wait(60)
+        self._kubelet.wait(deadline_seconds(60))
         self._kill_pods()
 
     def close(self) -> None:
         """End what is left of it, also in the API server: nobody else would report that its Pods have ended."""
         if self._kubelet.poll() is None:
             self._kubelet.send_signal(signal.SIGTERM)
-            self._kubelet.wait(60)
+            self._kubelet.wait(deadline_seconds(60))
         self._kill_pods()
         self._cluster.kubectl("delete", "node", self.name, "--ignore-not-found")
         of_node = ("--field-selector", f"spec.nodeName={self.name}")

@@ -17,12 +17,13 @@ from answers import Question, questions_of  # noqa: E402
 from lanes import state_folder  # noqa: E402
 from local_cluster import REPOSITORY, Cluster, local_cluster, wait_until  # noqa: E402
 from manifests import changed  # noqa: E402
+from this_machine import TINY  # noqa: E402
 
 ORDER = (
     "test_chaos",
     "test_helm",
     "test_watchdog",
-    "test_parity_bf16",
+    "test_parity_words",
     "test_parity",
     "test_bad_input",
     "test_access",
@@ -30,8 +31,8 @@ ORDER = (
     "test_resume",
     "test_kills",
     "test_operator_restart",
-    "test_operator_release",
     "test_scale_down",
+    "test_operator_release",
     "test_nodes",
     "test_delete",
     "test_fidelity",
@@ -93,8 +94,8 @@ def make_room(running: list[Cluster]) -> None:
 
 @pytest.fixture(scope="session")
 def quickstart(running: list[Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """`examples/quickstart.yaml`, up and Available."""
-    with local_cluster(state_folder(tmp_path_factory, "fulcrum")) as cluster:
+    """`examples/quickstart.yaml` with the tiny model, up and Available."""
+    with local_cluster(state_folder(tmp_path_factory, "fulcrum"), model=TINY) as cluster:
         wait_until("the cluster to be Available", lambda: cluster.condition("Available") == "True", seconds=480)
         running.append(cluster)
         yield cluster

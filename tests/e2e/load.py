@@ -13,6 +13,7 @@ from typing import Self
 import aiohttp
 import msgspec
 from answers import Question
+from this_machine import deadline_seconds
 
 from fulcrum.replay import Client, Outcome, Record
 
@@ -82,7 +83,7 @@ class SteadyLoad:
         return "\n".join(f"{count} x {kind}" for kind, count in kinds.most_common())
 
     async def _run(self) -> None:
-        async with Client(self._url, timeout_seconds=300) as client, asyncio.TaskGroup() as tasks:
+        async with Client(self._url, timeout_seconds=deadline_seconds(300)) as client, asyncio.TaskGroup() as tasks:
             number = 0
             loop = asyncio.get_running_loop()
             due = loop.time()
@@ -110,7 +111,9 @@ class SteadyLoad:
     async def _whole(self, question: Question) -> tuple[Outcome, str, str]:
         """The verdict on an answer that is not streamed, by the same rules as `Outcome`."""
         connector = aiohttp.TCPConnector(force_close=True)
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300)) as session:
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=deadline_seconds(300))
+        ) as session:
             try:
                 async with session.post(f"{self._url}/v1/completions", json=question.body) as response:
                     content = await response.read()

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from local_cluster import Cluster, wait_until
+from this_machine import deadline_seconds
 
 from fulcrum.replay import Client, Report, Slo, discover, replay, summarise
 from fulcrum.simulation.traffic import Phase, generate
@@ -93,7 +94,7 @@ def run(cluster: Cluster, phases: Sequence[Phase], *, seed: int, to_the_end: boo
 
     async def go() -> Report:
         stop = asyncio.Event()
-        async with Client(cluster.endpoint(), timeout_seconds=120) as client:
+        async with Client(cluster.endpoint(), timeout_seconds=deadline_seconds(120)) as client:
             endpoint = await discover(client)
             if not to_the_end:
                 asyncio.get_running_loop().call_later(decided_seconds + 1, stop.set)
@@ -152,7 +153,7 @@ class Pressure:
             request = urllib.request.Request(
                 f"{self._url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
             )
-            with urllib.request.urlopen(request, timeout=300) as response:  # ends one that hangs
+            with urllib.request.urlopen(request, timeout=deadline_seconds(300)) as response:  # ends one that hangs
                 response.read()
             if not self._stop.is_set():
                 self._ended.append(time.monotonic())

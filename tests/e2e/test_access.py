@@ -11,6 +11,7 @@ import psutil
 import pytest
 from answers import Question, post
 from local_cluster import Cluster, Worker
+from this_machine import deadline_seconds
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -19,7 +20,7 @@ def status(url: str, body: dict[str, Any] | None = None, token: str | None = Non
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=deadline_seconds(120)) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         with error:

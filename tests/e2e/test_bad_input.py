@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from answers import Question, post
 from local_cluster import Cluster
+from this_machine import deadline_seconds
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -50,7 +51,7 @@ def test_4xx_and_still_serving(
 ) -> None:
     url = urlsplit(quickstart.endpoint())
     assert url.hostname is not None
-    with socket.create_connection((url.hostname, url.port or 80), timeout=120) as connection:
+    with socket.create_connection((url.hostname, url.port or 80), timeout=deadline_seconds(120)) as connection:
         connection.sendall(request_bytes)
         with HTTPResponse(connection) as response:
             response.begin()

@@ -12,6 +12,7 @@ from answers import questions_of
 from lanes import state_folder
 from local_cluster import QUICKSTART, Cluster, local_cluster, wait_until
 from manifests import changed
+from this_machine import TINY
 
 from fulcrum.replay import Outcome
 from load import SteadyLoad
@@ -37,7 +38,7 @@ def chaotic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         # A narrow promise is broken by a machine that is busy with other things, and a broken one halts the rollout.
         slo={"ttft": "60s", "tpot": "10s"},
     )
-    with local_cluster(home, manifest=manifest, options=(f"--chaos={request.param}",)) as cluster:
+    with local_cluster(home, manifest=manifest, options=(f"--chaos={request.param}",), model=TINY) as cluster:
         wait_until("three workers", partial(settled, cluster, "3/3"), seconds=480)
         yield cluster
 

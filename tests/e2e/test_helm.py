@@ -13,7 +13,7 @@ from answers import questions_of
 from lanes import state_folder
 from local_cluster import BIN, QUICKSTART, Cluster
 from tests.charts.release import OPERATOR_NAMESPACE, Release, left_over, local_release
-from this_machine import suited
+from this_machine import TINY, suited
 
 from load import SteadyLoad
 
@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 
 def cluster_values(folder: Path) -> dict[str, Any]:
-    """The quickstart example with one engine for each role, as values of the chart."""
-    subprocess.run([BIN / "fulcrum", "model", "smollm2"], check=True)
-    spec: dict[str, Any] = yaml.safe_load(suited(QUICKSTART, folder).read_text())["spec"]
+    """The quickstart example with the tiny model and one engine for each role, as values of the chart."""
+    subprocess.run([BIN / "fulcrum", "model", TINY], check=True)
+    spec: dict[str, Any] = yaml.safe_load(suited(QUICKSTART, folder, model=TINY).read_text())["spec"]
     spec["pools"][0]["workers"] = {"min": 2, "max": 2}
     spec["balance"]["ratio"] = {"prefill": 1, "decode": 1}
     spec["admission"] = {"policy": "Off"}
@@ -41,7 +41,9 @@ def test_a_release_from_install_to_nothing_left(release: Release) -> None:
     release.helm_operator("install")
     release.helm_cluster("install")
     release.wait_available(seconds=170)
-    assert "Phase:          Succeeded" in release.run("helm", "test", "chat", "-n", "default", "--timeout", "150s")
+    assert "Phase:          Succeeded" in release.run(
+        "helm", "test", "chat", "-n", "default", "--timeout", release.kubernetes_duration(150)
+    )
 
     cluster = Cluster(kubeconfig=release.kubeconfig, name="chat")
     prefill, decode = sorted(cluster.workers(), key=lambda worker: worker.role, reverse=True)
@@ -65,6 +67,8 @@ def test_a_release_from_install_to_nothing_left(release: Release) -> None:
     assert {worker.uid: worker.restarts for worker in after} == {prefill.uid: 0, decode.uid: 0}, cluster.described()
     assert cluster.kv_bytes_moved() > moved, cluster.described()
 
-    release.run("helm", "uninstall", "chat", "-n", "default", "--wait", "--timeout", "60s")
-    release.run("helm", "uninstall", "fulcrum", "-n", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s")
+    release.run("helm", "uninstall", "chat", "-n", "default", "--wait", "--timeout", release.kubernetes_duration(60))
+    release.run(
+        "helm", "uninstall", "fulcrum", "-n", OPERATOR_NAMESPACE, "--wait", "--timeout", release.kubernetes_duration(60)
+    )
     release.until("nothing is left", lambda: not left_over(release, "default") + left_over(release, OPERATOR_NAMESPACE))

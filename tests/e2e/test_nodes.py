@@ -13,6 +13,7 @@ import pytest
 from another_node import AnotherNode, another_node
 from answers import Question
 from local_cluster import BIN, Cluster, wait_until
+from this_machine import deadline_seconds
 
 from load import SteadyLoad
 
@@ -96,7 +97,7 @@ def test_a_node_that_is_lost_under_load(cluster: Cluster, questions: list[Questi
         f"{len(load.answered)} answers, all right: {all(answered.right for answered in load.answered)}"
     )
     assert all(answered.right for answered in load.answered), load.summary()
-    assert back_seconds <= start_seconds + 60
+    assert back_seconds <= start_seconds + deadline_seconds(60)
 
 
 def replaced(cluster: Cluster, name: str, uid: str) -> bool:
@@ -120,7 +121,12 @@ def test_kubectl_drain_under_load_in_auto(cluster: Cluster, second: AnotherNode,
     with SteadyLoad(cluster.endpoint(), questions, rate=2) as load:
         wait_until("answers before", partial(load.has, 8), seconds=120)
         began = time.monotonic()
-        options = ("--force", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=400s")
+        options = (
+            "--force",
+            "--ignore-daemonsets",
+            "--delete-emptydir-data",
+            f"--timeout={deadline_seconds(400):.0f}s",
+        )
         drained = subprocess.run(
             [BIN / "kubectl", "drain", FIRST, *options], env=cluster.env, capture_output=True, text=True, check=False
         )

@@ -1,4 +1,4 @@
-"""Prefill on one engine and decode on another give the tokens that one engine gives; FP8 KV where the CPU can do it."""
+"""Prefill on one engine and decode on another give the tokens that one engine gives, whatever the prompt's length."""
 
 from __future__ import annotations
 

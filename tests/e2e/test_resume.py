@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from answers import FLOAT32_MARGIN
 from cut_streams import CHAT, TEXT, Stream, Streams, questions_of
 from local_cluster import Cluster, wait_until
 from resume import everybody_let_in, kill_one, resumed
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
+OUTPUT_TOKENS = 160
+"""Long enough that a worker dies in the middle of most answers, though a step takes milliseconds."""
 STREAMS = 48
 WANTED = 50
 """Streams that lose their worker in the middle."""
@@ -16,7 +19,7 @@ MOST_KILLS = 6
 
 
 def test_streams_survive_their_decode_worker(whole: Cluster) -> None:
-    questions = questions_of(whole, 6)
+    questions = questions_of(whole, 6, output_tokens=OUTPUT_TOKENS, min_margin=FLOAT32_MARGIN)
     assert {question.path for question in questions} == {CHAT, TEXT}
     cut: list[Stream] = []
     with everybody_let_in(whole), Streams(whole.endpoint(), questions, STREAMS) as streams:

@@ -10,16 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import psutil
+from tests.machine import deadline_seconds, wait_until
 
 from fulcrum.api.names import (
     ENV_POD_IP,
@@ -34,21 +33,13 @@ from fulcrum.api.names import (
 from fulcrum.api.worker import KvCacheConfig, LoadReport, WorkerConfig
 from fulcrum.capacity.cpu import CPUINFO, refuses_fp8_kv
 
-T = TypeVar("T")
-START_SECONDS = 400.0
-"""Two engines at once on two busy cores."""
+START_SECONDS = 180.0
+"""From a start to the first answer with two engines at once, on a quick machine (see `tests.machine`)."""
+MODEL = "tiny"
+"""What the tests of engines serve: a step takes a few milliseconds on any CPU."""
 SERVED_NAME = "chat"
 DECIDED_NATS = 0.4
 """By how much a token leads where rounding (FP8 or bf16) cannot choose another."""
-
-
-def wait_until(condition: Callable[[], T], *, seconds: float, what: str) -> T:
-    """Polls until the condition is true and returns its value; fails with `what` after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.1)
-    return found
 
 
 def free_address() -> str:
@@ -70,10 +61,10 @@ def _can_bind(ip: str, port: int) -> bool:
     return True
 
 
-def prepared_model() -> str:
-    """Path of the small real model; prepared once per machine."""
+def prepared_model(name: str = MODEL) -> str:
+    """Path of a built-in model; prepared once per machine."""
     done = subprocess.run(
-        [sys.executable, "-m", "fulcrum.cli.app", "model", "smollm2"], check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "fulcrum.cli.app", "model", name], check=True, stdout=subprocess.PIPE, text=True
     )
     return done.stdout.strip()
 
@@ -83,23 +74,23 @@ def worker_config(**changes: Any) -> WorkerConfig:
     base = WorkerConfig(
         cluster="chat",
         pool="cpu",
-        model="smollm2",
+        model=MODEL,
         served_name=SERVED_NAME,
         accelerator="cpu",
         max_model_len=2048,
-        kv_cache=KvCacheConfig(dtype="fp8", block_size=32, memory_bytes=256 << 20),
+        kv_cache=KvCacheConfig(dtype="fp8", block_size=32, memory_bytes=16 << 20),
         role=Role.MIXED,
-        drain_timeout_seconds=60.0,
+        drain_timeout_seconds=deadline_seconds(60.0),
     )
     return msgspec.structs.replace(base, **changes)
 
 
-def post_json(url: str, body: object, *, seconds: float = 300.0, headers: dict[str, str] | None = None) -> Any:
+def post_json(url: str, body: object, *, seconds: float = 120.0, headers: dict[str, str] | None = None) -> Any:
     """Sends JSON and returns the decoded answer; raises urllib.error.HTTPError for 4xx and 5xx."""
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})}
     )
-    with urllib.request.urlopen(request, timeout=seconds) as response:
+    with urllib.request.urlopen(request, timeout=deadline_seconds(seconds)) as response:
         return json.load(response)
 
 
@@ -122,7 +113,7 @@ class Agent:
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of the agent's answer; status 0 when it does not answer."""
         try:
-            with urllib.request.urlopen(f"{self.url}{path}", timeout=60) as response:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=deadline_seconds(30)) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -137,7 +128,7 @@ class Agent:
 
     def engine_metric(self, name: str) -> float:
         """Sum of a metric of vLLM over its labels."""
-        with urllib.request.urlopen(f"{self.engine_url}/metrics", timeout=60) as response:
+        with urllib.request.urlopen(f"{self.engine_url}/metrics", timeout=deadline_seconds(30)) as response:
             lines = response.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
@@ -152,7 +143,7 @@ class Agent:
             assert self.process.poll() is None, f"the agent ended with {self.process.returncode}:\n{self.tail()}"
             return self.get("/readyz")[0] == 200
 
-        wait_until(ready_or_ended, seconds=seconds, what=f"ready:\n{self.tail()}")
+        wait_until(ready_or_ended, seconds=seconds, what=lambda: f"ready:\n{self.tail()}")
 
     def descendants(self) -> list[psutil.Process]:
         """vLLM's processes."""
@@ -167,10 +158,13 @@ class Agent:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def wait_exit(self, *, seconds: float) -> int:
+        """Exit code; `seconds` are those of a quick machine."""
         try:
-            return self.process.wait(seconds)
+            return self.process.wait(deadline_seconds(seconds))
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the agent did not end within {seconds:g} s:\n{self.tail()}") from None
+            raise AssertionError(
+                f"the agent did not end within {deadline_seconds(seconds):g} s:\n{self.tail()}"
+            ) from None
 
     def kill(self) -> None:
         """Ends the agent's whole process group at once, as a kubelet does."""

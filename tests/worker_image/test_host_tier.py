@@ -7,9 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from tests.worker_image.tiered_engine import TieredEngine, tiered_engine
-
-from fulcrum.capacity.cpu import CPUINFO, refuses_fp8_kv
+from tests.worker_image.tiered_engine import TieredEngine, computes_light, tiered_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -19,13 +17,13 @@ SHARE_OF_COLD = 0.15
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TieredEngine]]:
-    """By type of the KV cache; started at the same time, as most of a start is one core's."""
-    dtypes = ["bf16"] if refuses_fp8_kv(CPUINFO.read_text(errors="replace")) else ["bf16", "fp8"]
+    """By type of the KV cache (a light one's is float32); started together, as most of a start is one core's."""
+    dtypes = ["bf16"] if computes_light() else ["bf16", "fp8"]
     folders = {dtype: tmp_path_factory.mktemp(dtype) for dtype in dtypes}  # mktemp is not thread-safe
     with ExitStack() as stack, ThreadPoolExecutor(len(dtypes)) as threads:
 
         def start(dtype: str) -> TieredEngine:
-            return stack.enter_context(tiered_engine(folders[dtype], dtype=dtype, policy="load"))
+            return stack.enter_context(tiered_engine(folders[dtype], dtype=dtype, policy="load", light=True))
 
         yield dict(zip(dtypes, threads.map(start, dtypes), strict=True))
 

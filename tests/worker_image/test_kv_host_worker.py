@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.machine import deadline_seconds
 
 # Importing vLLM takes half a minute on a busy machine, so this runs with the tests that start it.
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -116,7 +117,7 @@ def test_a_cut_load_has_whole_blocks_at_the_end_and_none_before(cache: Callable[
     before = [tried.block(number) for number in target]
     into, _ = specs(target, source)
     tried.worker.load_from_end(2, on_host, into)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + deadline_seconds(30)
     while (seen := tried.worker.progress()[2]).blocks < 3:
         assert time.monotonic() < deadline
         tried.worker.await_change(1.0)
@@ -141,4 +142,4 @@ def test_a_shutdown_does_not_wait_for_a_slow_link(cache: Callable[..., Cache]) -
     tried.worker.submit_load(1, on_host, into)
     began = time.monotonic()
     tried.worker.shutdown()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < deadline_seconds(5)

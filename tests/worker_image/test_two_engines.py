@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.machine import deadline_seconds
 from tests.worker_image.agents import (
     DECIDED_NATS,
     Agent,
@@ -30,6 +31,8 @@ from fulcrum.api.worker import EXIT_ENGINE_DIED, WorkCounters
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 PROMPT = ", ".join(str(number) for number in range(1, 90))
+TOLD_TOKENS = 1500
+"""Of an answer that is still being made when its worker is told to go: seconds on a quick machine."""
 REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -64,7 +67,7 @@ def test_a_ready_worker_reports_what_it_knows(pair: tuple[Agent, Agent]) -> None
     assert report.idle
     assert report.queued_prompt_tokens == 0
     assert report.kv_capacity_tokens is not None
-    assert 20_000 < report.kv_capacity_tokens < 30_000, "256 MiB of FP8 KV for 30 layers of 3 heads of 64"
+    assert 20_000 < report.kv_capacity_tokens < 30_000, "16 MiB of FP8 KV for 2 layers of 3 heads of 64"
     assert prefill.get("/healthz")[0] == 200
 
 
@@ -74,11 +77,10 @@ def test_the_engine_was_measured(pair: tuple[Agent, Agent]) -> None:
         assert speed is not None, agent.tail()
         coefficients = msgspec.structs.asdict(speed)
         assert all(value >= 0 for value in coefficients.values())
-        # Orders of magnitude only: the machine may be busy.
         prefill_seconds = speed.prefill_a + speed.prefill_b * 500 + speed.prefill_c * 500**2
         decode_seconds = speed.decode_a + speed.decode_b * 4 + speed.decode_c * 400
-        assert 0.01 < prefill_seconds < 30, coefficients
-        assert 0.001 < decode_seconds < 5, coefficients
+        assert 0 < prefill_seconds < deadline_seconds(30), coefficients
+        assert 0 < decode_seconds < deadline_seconds(5), coefficients
 
 
 def test_an_idle_worker_leaves_the_cores_alone(pair: tuple[Agent, Agent]) -> None:
@@ -112,10 +114,9 @@ def test_metrics_follow_the_role(pair: tuple[Agent, Agent]) -> None:
 def test_two_legs_give_the_tokens_of_one_engine(pair: tuple[Agent, Agent]) -> None:
     prefill, decode = pair
     # Asked of the prefill engine: in the decode engine's prefix cache it would leave nothing to move.
-    expected = decided_tokens(prefill.complete(PROMPT, max_tokens=32, logprobs=2))
-    assert len(expected) >= 8, "tokens to compare"
+    prompt, expected = decided_prompt(prefill)
     moved_before = decode.engine_metric("vllm:nixl_bytes_transferred_sum")
-    first = prefill.complete(PROMPT, max_tokens=1, request_id="two-legs", kv_transfer_params=REMOTE_DECODE)
+    first = prefill.complete(prompt, max_tokens=1, request_id="two-legs", kv_transfer_params=REMOTE_DECODE)
     wait_until(lambda: (prefill.load().kv_held_for_peers or 0) > 0, seconds=60, what="the blocks are held for the peer")
     held = prefill.load()
     assert (held.running, held.waiting) == (0, 0)
@@ -123,12 +124,22 @@ def test_two_legs_give_the_tokens_of_one_engine(pair: tuple[Agent, Agent]) -> No
     assert held.kv_held_for_peers > 0
     assert not held.idle
     second = decode.complete(
-        PROMPT, max_tokens=32, request_id="two-legs", kv_transfer_params=first["kv_transfer_params"], priority=-5,
+        prompt, max_tokens=32, request_id="two-legs", kv_transfer_params=first["kv_transfer_params"], priority=-5,
         logprobs=0,
     )  # fmt: skip
     assert second["choices"][0]["logprobs"]["tokens"][: len(expected)] == expected
     assert decode.engine_metric("vllm:nixl_bytes_transferred_sum") > moved_before
     wait_until(lambda: prefill.load().idle, seconds=60, what="the prefill worker gives the blocks free")
+
+
+def decided_prompt(engine: Agent) -> tuple[str, list[str]]:
+    """Return a prompt, and at least eight tokens of its answer that rounding cannot change."""
+    for number in range(20):
+        prompt = f"{number}: {PROMPT}"
+        tokens = decided_tokens(engine.complete(prompt, max_tokens=32, logprobs=2))
+        if len(tokens) >= 8:
+            return prompt, tokens
+    raise AssertionError("no answer of 20 is sure of eight tokens")
 
 
 def decided_tokens(answer: Any) -> list[str]:
@@ -160,7 +171,7 @@ def test_work_is_counted_where_it_is_done(pair: tuple[Agent, Agent]) -> None:
     assert prefilled.prompt_tokens - before[0].prompt_tokens == 2 * prompt_tokens
     assert prompt_tokens - 32 <= prefilled.cached_tokens - before[0].cached_tokens < prompt_tokens
     assert prefilled.decode_tokens == before[0].decode_tokens, "one token each: none came after it"
-    assert 0 < prefilled.prefill_seconds - before[0].prefill_seconds < 30
+    assert 0 < prefilled.prefill_seconds - before[0].prefill_seconds < deadline_seconds(30)
     assert decoded.decode_tokens - before[1].decode_tokens == 15
     # vLLM 0.32.0 counts what the peer computed as computed, although it took the time of one step; but not by source.
     assert decoded.prompt_tokens - before[1].prompt_tokens == prompt_tokens
@@ -170,8 +181,8 @@ def test_work_is_counted_where_it_is_done(pair: tuple[Agent, Agent]) -> None:
     assert before[0].computed_tokens is not None
     computed = 2 * prompt_tokens - (prefilled.cached_tokens - before[0].cached_tokens)
     assert prefilled.computed_tokens - before[0].computed_tokens == computed
-    assert decoded.prefill_seconds - before[1].prefill_seconds < 30
-    assert 0 < decoded.decode_seconds - before[1].decode_seconds < 30
+    assert decoded.prefill_seconds - before[1].prefill_seconds < deadline_seconds(30)
+    assert 0 < decoded.decode_seconds - before[1].decode_seconds < deadline_seconds(30)
     assert prefill.load().max_batch == 128, "what vLLM 0.32.0 takes on a CPU"
     assert prefill.load().max_batched_tokens == 2048
 
@@ -199,15 +210,15 @@ def test_sigterm_lets_a_running_request_finish(pair: tuple[Agent, Agent]) -> Non
     processes = prefill.descendants()
     answers: list[Any] = []
     client = threading.Thread(
-        target=lambda: answers.append(prefill.complete("Once upon a time", max_tokens=400, ignore_eos=True))
+        target=lambda: answers.append(prefill.complete("Once upon a time", max_tokens=TOLD_TOKENS, ignore_eos=True))
     )
     client.start()
     wait_until(lambda: prefill.load().running == 1, seconds=60, what="the request runs")
     prefill.process.send_signal(signal.SIGTERM)
     wait_until(lambda: prefill.load().draining, seconds=60, what="the agent drains")
-    client.join(120)
+    client.join(deadline_seconds(120))
     assert answers, prefill.tail()
-    assert answers[0]["usage"]["completion_tokens"] == 400
+    assert answers[0]["usage"]["completion_tokens"] == TOLD_TOKENS
     assert answers[0]["choices"][0]["finish_reason"] == "length"
     assert prefill.wait_exit(seconds=120) == 0
     assert "drain_ended outcome=idle" in prefill.tail(200)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import time
 import urllib.request
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.machine import deadline_seconds
 from tests.worker_image.agents import (
     DECIDED_NATS,
     SERVED_NAME,
@@ -30,6 +32,8 @@ from tests.worker_image.link_file import Link
 
 from fulcrum.api.names import PORT_ENGINE
 from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig
+from fulcrum.capacity.cpu import CPUINFO, refuses_fp8_kv
+from fulcrum.cli import tiny_model
 from fulcrum_worker.config import PodIdentity
 from fulcrum_worker.engine_command import engine_command
 from fulcrum_worker.engine_files import EngineFiles
@@ -41,6 +45,9 @@ ROOM_TOKENS = 2304
 """Tokens that the device's cache holds, and the longest prompt."""
 _BF16_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 2
 """SmolLM2-135M: keys and values, layers, KV heads, head size, bytes."""
+_LIGHT = {"num_hidden_layers": 12, "hidden_size": 288, "intermediate_size": 768}
+"""An eighth of SmolLM2's work for a token: 2,000 tokens take a few seconds in float32 on a core without AVX-512, where
+loading their KV still takes far less. SmolLM2 in bfloat16 takes a minute there."""
 _STORY = (
     ("schooner", "brig", "cutter", "steamer", "tug", "lugger"),
     ("Bergen", "Lisbon", "Genoa", "Riga", "Cork", "Havana", "Boston"),
@@ -49,8 +56,13 @@ _STORY = (
 _HERE = Path(__file__).resolve().parents[2]
 
 
+def computes_light() -> bool:
+    """Whether `light` changes something: the CPU has no AVX-512, and so neither quick bfloat16 nor an FP8 KV cache."""
+    return refuses_fp8_kv(CPUINFO.read_text(errors="replace"))
+
+
 def bytes_per_token(dtype: str) -> int:
-    """Bytes of one token's KV in the small model."""
+    """Bytes of one token's KV in SmolLM2."""
     return _BF16_BYTES_PER_TOKEN // (2 if dtype == "fp8" else 1)
 
 
@@ -82,6 +94,8 @@ class TieredEngine:
     process: subprocess.Popen[bytes]
     folder: Path
     random: random.Random
+    bytes_per_token: int
+    """Of KV."""
 
     @property
     def link_file(self) -> Path:
@@ -129,7 +143,7 @@ class TieredEngine:
             f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         began, times, tokens, logprobs, leads = time.monotonic(), [], [], [], []
-        with urllib.request.urlopen(request, timeout=seconds) as response:
+        with urllib.request.urlopen(request, timeout=deadline_seconds(seconds)) as response:
             for line in response:
                 if not line.startswith(b"data: {"):
                     continue
@@ -160,12 +174,12 @@ class TieredEngine:
     def forget(self) -> None:
         """Empty the device's cache at once; host memory keeps what it has."""
         request = urllib.request.Request(f"{self.url}/reset_prefix_cache", b"")
-        with urllib.request.urlopen(request, timeout=60):
+        with urllib.request.urlopen(request, timeout=deadline_seconds(60)):
             return
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric of vLLM over the samples with these labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=deadline_seconds(60)) as response:
             lines = response.read().decode().splitlines()
         wanted = [f'{label}="{text}"' for label, text in labels.items()]
         return sum(
@@ -189,21 +203,31 @@ def tiered_engine(
     pool: Path | None = None,
     pool_bytes: int = 1 << 30,
     files: EngineFiles | None = None,
+    light: bool = False,
 ) -> Iterator[TieredEngine]:
-    """Start the engine, wait until it answers, and end it."""
-    prepared_model()
-    kv_bytes = ROOM_TOKENS * bytes_per_token(dtype) * 9 // 8
+    """Start the engine, wait until it answers, and end it.
+
+    `light`: on a CPU without AVX-512 serve a lighter model in float32, which then also is the type of the KV cache.
+    """
+    light = light and computes_light()
+    model = _light_model(folder / "model") if light else prepared_model("smollm2")
+    kv_bytes_per_token = 2 * _LIGHT["num_hidden_layers"] * 3 * 64 * 4 if light else bytes_per_token(dtype)
+    kv_bytes = ROOM_TOKENS * kv_bytes_per_token * 9 // 8
     shared = KvPoolConfig(path=str(pool), size_bytes=pool_bytes) if pool is not None else None
     offload = OffloadConfig(host_bytes=host_bytes, policy=policy, pool=shared) if tier else None
     config = worker_config(
         max_model_len=ROOM_TOKENS,
-        kv_cache=KvCacheConfig(dtype=dtype, block_size=BLOCK_TOKENS, memory_bytes=kv_bytes, offload=offload),
+        model=model,
+        engine_args=("--dtype", "float32") if light else (),
+        kv_cache=KvCacheConfig(
+            dtype="auto" if light else dtype, block_size=BLOCK_TOKENS, memory_bytes=kv_bytes, offload=offload
+        ),
     )
     ip = free_address()
     command = engine_command(
         config,
         PodIdentity(ip=ip, name="tiered", namespace="default"),
-        model=local_model("smollm2"),
+        model=local_model(model),
         environment=os.environ,
         vllm=vllm_version(),
         files=files,
@@ -213,6 +237,7 @@ def tiered_engine(
         process=_start(_with_slow_link(command.argv, folder / "link.json") if tier else command.argv, command, folder),
         folder=folder,
         random=random.Random(1),
+        bytes_per_token=kv_bytes_per_token,
     )
     try:
         _wait_up(engine)
@@ -221,10 +246,17 @@ def tiered_engine(
         if engine.process.poll() is None:
             engine.process.terminate()
         try:
-            engine.process.wait(30)
+            engine.process.wait(deadline_seconds(30))
         except subprocess.TimeoutExpired:
             engine.process.kill()
             engine.process.wait()
+
+
+def _light_model(folder: Path) -> str:
+    shutil.copytree(prepared_model(), folder)
+    vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    tiny_model.write(folder, vocabulary, **_LIGHT)
+    return str(folder)
 
 
 def _start(argv: Sequence[str], command: Any, folder: Path) -> subprocess.Popen[bytes]:
@@ -257,12 +289,12 @@ def _with_slow_link(argv: Sequence[str], link_file: Path) -> list[str]:
 
 
 def _wait_up(engine: TieredEngine) -> None:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + deadline_seconds(START_SECONDS)
     while True:
         assert engine.process.poll() is None, f"vLLM ended:\n{engine.tail()}"
-        assert time.monotonic() < deadline, f"not up in {START_SECONDS:g} s:\n{engine.tail()}"
+        assert time.monotonic() < deadline, f"not up in time:\n{engine.tail()}"
         try:
-            with urllib.request.urlopen(f"{engine.url}/health", timeout=5):
+            with urllib.request.urlopen(f"{engine.url}/health", timeout=deadline_seconds(5)):
                 return
         except OSError:
             time.sleep(0.3)

@@ -49,19 +49,20 @@ _ATTENTION_STD: Final = 2.0
 """Of queries' and keys' entries: a head attends to few tokens, so that one changed word in 1,000 changes the answer."""
 
 
-def write(folder: Path, vocabulary: dict[str, int]) -> None:
-    """Write config and weights; `vocabulary` maps each token's text to its id."""
+def write(folder: Path, vocabulary: dict[str, int], **sizes: int) -> None:
+    """Write config and weights; `vocabulary` maps each token's text to its id, `sizes` replace those of CONFIG."""
     import torch
     from safetensors.torch import save_file
 
+    config = {**CONFIG, **sizes}
     words = sorted(number for token, number in vocabulary.items() if _WORD.fullmatch(token))[:_MOST_WORDS]
-    tensors = {name: torch.from_numpy(weights).to(torch.bfloat16) for name, weights in _weights(words)}
+    tensors = {name: torch.from_numpy(weights).to(torch.bfloat16) for name, weights in _weights(config, words)}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    text = json.dumps(CONFIG, indent=2, sort_keys=True)
+    text = json.dumps(config, indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
-def _weights(words: list[int]) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _weights(config: dict[str, Any], words: list[int]) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Names and values of all weights. The input of each matrix has a mean square of about 1."""
     import numpy as np
 
@@ -71,12 +72,12 @@ def _weights(words: list[int]) -> Iterator[tuple[str, NDArray[np.float64]]]:
     def matrix(rows: int, columns: int, std: float) -> NDArray[np.float64]:
         return (random.random_sample((rows, columns)) - 0.5) * (12**0.5 * std)
 
-    hidden, inner, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
-    queries, keys = CONFIG["num_attention_heads"] * head, CONFIG["num_key_value_heads"] * head
-    embedding = matrix(CONFIG["vocab_size"], hidden, _OTHER_STD)
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    embedding = matrix(config["vocab_size"], hidden, _OTHER_STD)
     embedding[words] *= _WORD_STD / _OTHER_STD
     yield "model.embed_tokens.weight", embedding
-    for number in range(CONFIG["num_hidden_layers"]):
+    for number in range(config["num_hidden_layers"]):
         layer = f"model.layers.{number}"
         yield f"{layer}.input_layernorm.weight", np.ones(hidden)
         yield f"{layer}.self_attn.q_proj.weight", matrix(queries, hidden, _ATTENTION_STD * hidden**-0.5)
