@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.machine import deadline_seconds
+
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 CONTROL_PLANE = ROOT / "Dockerfile"
@@ -88,7 +90,13 @@ def build(dockerfile: Path, folder: Path, *, compiled: str) -> Path:
         ],
     ):
         done = subprocess.run(
-            command, cwd=context, env=environment, capture_output=True, text=True, check=False, timeout=900
+            command,
+            cwd=context,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=deadline_seconds(900),
         )
         assert done.returncode == 0, done.stdout + done.stderr
     return target
@@ -103,7 +111,7 @@ def imports(installed: Path, modules: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=deadline_seconds(240),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(installed)), "imported from the checkout instead"

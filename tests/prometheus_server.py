@@ -17,6 +17,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.machine import deadline_seconds
 
 _START_SECONDS = 120.0
 
@@ -54,7 +55,7 @@ def _unpack_debian_package(target: Path) -> None:
 
 
 def _run(command: list[str], folder: str) -> None:
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=240)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=deadline_seconds(240))
 
 
 class PrometheusServer:
@@ -97,7 +98,7 @@ class PrometheusServer:
                 "--log.level=warn", stdout=log, stderr=log,
             )  # fmt: skip
         try:
-            async with asyncio.timeout(_START_SECONDS), aiohttp.ClientSession() as session:
+            async with asyncio.timeout(deadline_seconds(_START_SECONDS)), aiohttp.ClientSession() as session:
                 while not await self._ready(session):
                     assert self._process.returncode is None, (self._folder / "log").read_text()
                     await asyncio.sleep(0.05)
@@ -114,7 +115,7 @@ class PrometheusServer:
             process.send_signal(signal.SIGCONT)
             process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), 20)
+            await asyncio.wait_for(process.wait(), deadline_seconds(20))
         except TimeoutError:
             process.kill()
             await process.wait()

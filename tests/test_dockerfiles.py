@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.image_build import BIN, CONTROL_PLANE, ROOT, STARTED, WORKER, build, build_stage, imports, instructions
+from tests.machine import deadline_seconds
 
 
 def test_the_worker_image_builds_and_imports_its_agent(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_a_folder_made_from_the_same_sources_is_not_compiled_again(tmp_path: Pat
     (tmp_path / "stamp").write_text(build["_sources_digest"]())
     (tmp_path / "made_before.so").touch()
     command = [sys.executable, ROOT / "hatch_build.py", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=deadline_seconds(60))
     assert done.stdout.split() == ["made_before.so"]
 
 
@@ -56,5 +57,7 @@ def test_the_build_context_has_what_is_copied(dockerfile: Path) -> None:
 
 @pytest.mark.parametrize("dockerfile", [CONTROL_PLANE, WORKER], ids=["control plane", "worker"])
 def test_hadolint_has_nothing_to_say(dockerfile: Path) -> None:
-    done = subprocess.run([BIN / "hadolint", dockerfile], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [BIN / "hadolint", dockerfile], capture_output=True, text=True, check=False, timeout=deadline_seconds(60)
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,6 +14,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.machine import deadline_seconds
 
 from fulcrum.api import engine_args
 from fulcrum.api.crd import root_schema
@@ -41,7 +42,7 @@ def _options_of_vllm() -> list[str]:
         env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=deadline_seconds(280),
         check=True,
     )
     options: list[str] = json.loads(done.stdout.splitlines()[-1])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.machine import deadline_seconds
 
 from fulcrum.api import names
 from fulcrum.api.crd import custom_resource_definition, root_schema
@@ -27,7 +28,11 @@ def _rendered() -> dict[tuple[str, str], dict[str, Any]]:
     if not kubectl.exists():
         pytest.skip("kubectl is not installed here")
     done = subprocess.run(
-        [kubectl, "kustomize", str(_ROOT / "manifests")], capture_output=True, text=True, timeout=240, check=True
+        [kubectl, "kustomize", str(_ROOT / "manifests")],
+        capture_output=True,
+        text=True,
+        timeout=deadline_seconds(240),
+        check=True,
     )
     documents = list(yaml.safe_load_all(done.stdout))
     return {(document["kind"], document["metadata"]["name"]): document for document in documents}
@@ -120,7 +125,7 @@ def test_the_namespaced_install_has_no_cluster_wide_object_or_right() -> None:
         [kubectl, "kustomize", str(_ROOT / "manifests" / "overlays" / "namespaced")],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=deadline_seconds(240),
         check=True,
     )
     documents = list(yaml.safe_load_all(done.stdout))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.machine import deadline_seconds
 
 CHARTS = Path(__file__).resolve().parents[2] / "charts"
 
@@ -27,7 +28,9 @@ def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
         pytest.skip("helm is not installed (requirements/helm.sh says how it comes)")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([found, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            [found, *arguments], capture_output=True, text=True, timeout=deadline_seconds(60), check=False
+        )
 
     return run
 

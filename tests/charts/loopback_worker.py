@@ -114,10 +114,9 @@ class Worker:
         await stop.wait()
         self._draining = True
         # Gateways learn of the end from their watch; what they sent before is still served.
-        async with asyncio.timeout(10):
-            await asyncio.sleep(1)
-            while self._running:  # noqa: ASYNC110 - polled for a second or two, once
-                await asyncio.sleep(0.05)
+        await asyncio.sleep(1)
+        while self._running:  # noqa: ASYNC110 - polled for a second or two, once; the kubelet ends it otherwise
+            await asyncio.sleep(0.05)
         for runner in runners:
             await runner.cleanup()
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.charts.conftest import CHARTS
+from tests.machine import deadline_seconds
 
 from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
@@ -40,7 +41,7 @@ OPERATOR = (
 def render(*command: str | Path) -> str:
     done = subprocess.run(
         [Path(sys.executable).with_name(str(command[0])), *command[1:]],
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=deadline_seconds(120),
     )  # fmt: skip
     return done.stdout
 
@@ -77,7 +78,8 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
         (folder / name).write_text(text)
     done = subprocess.run(
         [CHECKOV, "-d", folder, "--framework", "kubernetes", "dockerfile", "-o", "json", "--skip-download"],
-        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "LOG_LEVEL": "ERROR"},
+        capture_output=True, text=True, check=False, timeout=deadline_seconds(300),
+        env={**os.environ, "LOG_LEVEL": "ERROR"},
     )  # fmt: skip
     reports: list[dict[str, Any]] = json.loads(done.stdout)
     assert {report["check_type"] for report in reports} == {"kubernetes", "dockerfile"}

@@ -14,6 +14,7 @@ import yaml
 from tests.charts.foreign_kinds import foreign_crds
 from tests.charts.release import Release, left_over, local_release
 from tests.charts.test_release import CLUSTER
+from tests.machine import deadline_seconds
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
@@ -51,7 +52,7 @@ def asked(address: str) -> str:
     request = urllib.request.Request(
         f"http://{address}:8080/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=deadline_seconds(60)) as reply:
         answer: dict[str, Any] = json.loads(reply.read())
     return str(answer["choices"][0]["message"]["content"])
 
@@ -61,7 +62,14 @@ def test_from_the_operators_pod_to_nothing_left(kubernetes: Release, name: str, 
     it = INSTALLATIONS[name]
     for folder in it.folders:
         kubernetes.kubectl("apply", "--server-side", "-k", str(MANIFESTS / folder))
-    kubernetes.kubectl("rollout", "status", "deployment/fulcrum-operator", "-n", it.namespace, "--timeout=120s")
+    kubernetes.kubectl(
+        "rollout",
+        "status",
+        "deployment/fulcrum-operator",
+        "-n",
+        it.namespace,
+        f"--timeout={deadline_seconds(120):.0f}s",
+    )
     (pod,) = kubernetes.read("pods", "-n", it.namespace, "-l", "app.kubernetes.io/component=operator")["items"]
     assert pod["metadata"]["ownerReferences"][0]["kind"] == "ReplicaSet"
 
@@ -77,14 +85,18 @@ def test_from_the_operators_pod_to_nothing_left(kubernetes: Release, name: str, 
         )
     )
     kubernetes.kubectl("apply", "-n", it.clusters, "-f", str(cluster))
-    kubernetes.kubectl("wait", "ic/chat", "-n", it.clusters, "--for=condition=Available", "--timeout=120s")
+    kubernetes.kubectl(
+        "wait", "ic/chat", "-n", it.clusters, "--for=condition=Available", f"--timeout={deadline_seconds(120):.0f}s"
+    )
     assert asked(kubernetes.read("service", "chat-gateway", "-n", it.clusters)["spec"]["clusterIP"])
 
-    kubernetes.kubectl("delete", "ic", "chat", "-n", it.clusters, "--timeout=60s")
+    kubernetes.kubectl("delete", "ic", "chat", "-n", it.clusters, f"--timeout={deadline_seconds(60):.0f}s")
     gone = ("pods,deployments,services,secrets", "-n", it.clusters, "-l", "fulcrum.dev/cluster=chat")
     kubernetes.until("nothing of the cluster", lambda: kubernetes.read(*gone)["items"] == [])
     for folder in reversed(it.folders):
-        kubernetes.kubectl("delete", "-k", str(MANIFESTS / folder), "--timeout=60s", "--ignore-not-found")
+        kubernetes.kubectl(
+            "delete", "-k", str(MANIFESTS / folder), f"--timeout={deadline_seconds(60):.0f}s", "--ignore-not-found"
+        )
     kubernetes.until("nothing of the operator", lambda: left_over(kubernetes, it.namespace) == [])
     kinds = kubernetes.kubectl("get", "crd,clusterrole,clusterrolebinding", "-o", "name")
     assert "fulcrum" not in kinds

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from tests.charts.foreign_kinds import foreign_crds
 from tests.controller.cluster import ApiServer, running_api_server
+from tests.machine import deadline_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -28,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         crds.write_text(yaml.safe_dump_all(foreign_crds()))
         server.kubectl("apply", "-f", str(crds))
         server.kubectl("apply", "-k", str(ROOT / "crds"))
-        server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        server.kubectl("wait", "--for=condition=Established", "crd", "--all", f"--timeout={deadline_seconds(60):.0f}s")
         yield server
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.machine import deadline_seconds
 
 HERE = Path(__file__).resolve().parent
 CHART = HERE.parents[1] / "charts/fulcrum"
@@ -29,7 +30,9 @@ def promtool() -> Callable[..., subprocess.CompletedProcess[str]]:
         pytest.skip("promtool is not installed (requirements/promtool.sh says how it comes)")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([found, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            [found, *arguments], capture_output=True, text=True, timeout=deadline_seconds(60), check=False
+        )
 
     return run
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import pytest
 from tests.charts.release import OPERATOR_NAMESPACE, Release, left_over, local_release
+from tests.machine import deadline_seconds
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -61,7 +62,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(deadline_seconds(60))
 
     def _ask(self, client: int) -> None:
         number = 0
@@ -74,7 +75,7 @@ class Load:
                 self._url, json.dumps(body).encode(), {"Content-Type": "application/json"}
             )  # fmt: skip
             try:
-                with urllib.request.urlopen(request, timeout=60) as reply:
+                with urllib.request.urlopen(request, timeout=deadline_seconds(60)) as reply:
                     text = reply.read().decode()
                 whole = text.endswith("data: [DONE]\n\n") if stream else json.loads(text)["choices"]
                 if whole:
@@ -144,10 +145,10 @@ def test_the_dashboard_answers_at_its_service_with_decisions_and_workers(release
     address = release.read("service", "fulcrum-operator-dashboard", "-n", OPERATOR_NAMESPACE)["spec"]["clusterIP"]
     url = f"http://{address}:8081/dashboard"
     release.until("the operator leads", lambda: operator_clusters(release) == 1)
-    with urllib.request.urlopen(url, timeout=30) as page:
+    with urllib.request.urlopen(url, timeout=deadline_seconds(30)) as page:
         assert "script-src 'sha256-" in page.headers["Content-Security-Policy"]
     shown: dict[str, Any] = {"workers": []}
-    with urllib.request.urlopen(f"{url}/events?cluster=default/chat", timeout=30) as stream:
+    with urllib.request.urlopen(f"{url}/events?cluster=default/chat", timeout=deadline_seconds(30)) as stream:
         # The first documents can be from before somebody looked at this cluster.
         while not (shown["workers"] and shown.get("detail", {}).get("decisions")):
             if stream.readline() == b"event: cluster\n":
@@ -227,7 +228,9 @@ def operator_clusters(release: Release) -> int:
     pods = [pod for pod in release.read("pods", "-n", OPERATOR_NAMESPACE)["items"] if pod["status"].get("podIP")]
     for pod in pods:
         try:
-            with urllib.request.urlopen(f"http://{pod['status']['podIP']}:8081/metrics", timeout=5) as page:
+            with urllib.request.urlopen(
+                f"http://{pod['status']['podIP']}:8081/metrics", timeout=deadline_seconds(5)
+            ) as page:
                 for line in page.read().decode().splitlines():
                     if line.startswith("fulcrum_operator_clusters "):
                         return int(float(line.split()[1]))

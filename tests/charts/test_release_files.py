@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.charts.conftest import CHARTS
+from tests.machine import deadline_seconds
 
 ROOT = CHARTS.parent
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -46,7 +47,7 @@ def make_images(*, engine: Path | str, **environment: str) -> subprocess.Complet
     return subprocess.run(
         ["sh", ROOT / "requirements/images.sh"],
         env={"PATH": os.environ["PATH"], "CONTAINER_ENGINE": str(engine), **environment},
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=deadline_seconds(60),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 import pytest
 from tests.controller.cluster import BIN, ApiServer, Cluster, client_of, running_api_server
+from tests.machine import deadline_seconds
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import (
@@ -70,7 +71,7 @@ def explain(server: ApiServer, *arguments: str, code: int = 0) -> str:
         env={**os.environ, "KUBECONFIG": str(server.kubeconfig)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=deadline_seconds(120),
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr

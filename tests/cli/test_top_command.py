@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from tests.controller.cluster import BIN, Agent, ApiServer, Cluster, client_of, eventually, running_api_server
+from tests.machine import deadline_seconds
 
 from fulcrum.api.names import PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.worker import LoadReport, WorkCounters
@@ -48,7 +49,7 @@ def top(server: ApiServer, *arguments: str, code: int = 0) -> str:
         env={**os.environ, "KUBECONFIG": str(server.kubeconfig), "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=deadline_seconds(120),
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr

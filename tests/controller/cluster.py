@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 import yaml
 from aiohttp import web
+from tests.machine import deadline_seconds
 
 from fulcrum.api.worker import LoadReport, RoleRequest
 from fulcrum.controller.children import Manifest
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 async def eventually(check: Callable[[], Awaitable[T]], *, seconds: float = 60.0) -> T:
     """Poll until `check` returns something true; its last value or error is what the failure shows."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + deadline_seconds(seconds)
     while True:
         try:
             value = await check()
@@ -97,7 +98,7 @@ class ApiServer:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + deadline_seconds(90)
         while self.kubectl("get", "--raw", "/readyz", check=False).returncode != 0:
             assert time.monotonic() < deadline, (self.folder / "apiserver.log").read_text()
             time.sleep(0.1)
@@ -105,17 +106,17 @@ class ApiServer:
     def stop(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(60)
+            self._process.wait(deadline_seconds(60))
             self._process = None
 
     def kubectl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [str(BIN / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=check, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, check=check, timeout=deadline_seconds(120))
 
     def install(self) -> None:
         """Install the CRDs and the operator's rights, and log in as the operator: it gets no other rights here."""
         self.kubectl("apply", "-k", str(REPOSITORY / "crds"))
-        self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        self.kubectl("wait", "--for=condition=Established", "crd", "--all", f"--timeout={deadline_seconds(60):.0f}s")
         self.kubectl("apply", "-f", str(REPOSITORY / "manifests" / "operator" / "namespace.yaml"))
         self.kubectl("apply", "-k", str(REPOSITORY / "manifests" / "rbac"))
         token = self.kubectl("create", "token", "fulcrum-operator", "-n", "fulcrum-system", "--duration=1h").stdout
@@ -172,7 +173,7 @@ class Operator:
             return 0
         process, self._process = self._process, None
         process.send_signal(signal.SIGTERM)
-        return process.wait(60)
+        return process.wait(deadline_seconds(60))
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
@@ -185,7 +186,7 @@ class Operator:
     def wait(self) -> int:
         """Wait for it to end by itself; returns the exit code."""
         assert self._process is not None
-        code = self._process.wait(60)
+        code = self._process.wait(deadline_seconds(60))
         self._process = None
         return code
 
@@ -193,7 +194,7 @@ class Operator:
         """Its metrics page."""
         found = re.search(r"health=(\S+)", self.log.read_text())
         assert found is not None, "not started yet"
-        with urllib.request.urlopen(f"http://{found[1]}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://{found[1]}/metrics", timeout=deadline_seconds(60)) as answer:
             text: str = answer.read().decode()
         return text
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.kube.conftest import Server, event, events, page, server, status
+from tests.machine import deadline_seconds
 
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, POD, Kube
@@ -73,7 +74,7 @@ async def caching(server: Server, *namespaces: str) -> AsyncIterator[tuple[Cache
     caches = Caches(kube.api, namespaces, changed=changed.append)
     kube.note, kube.note_deletion = caches.record, caches.record_deletion
     task = asyncio.create_task(caches.run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         await caches.synced()
     try:
         yield caches, kube, changed
@@ -88,7 +89,7 @@ def names(caches: Caches, key: Key = KEY) -> set[str]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         while not condition():  # noqa: ASYNC110 - polls what has no event
             await asyncio.sleep(0.01)
 

@@ -247,13 +247,12 @@ async def test_a_cluster_whose_load_moves_away_is_told(cluster: Cluster) -> None
             assert "recommendation" not in await cluster.status()
             await asyncio.sleep(1)
         gateway.prompt_tokens, gateway.output_tokens = 200, 600
-        moved = time.monotonic()
 
         async def told() -> Any:
             return (await cluster.status()).get("recommendation")
 
-        found = await eventually(told, seconds=120)
-        assert time.monotonic() - moved < 90  # the stabilization, and a window of 30 s in which both loads are
+        # The stabilization, and a window of 30 s in which both loads are.
+        found = await eventually(told, seconds=90)
         assert found["gain"] > 1.0
         assert all(pool["tensor"] < 8 for pool in found["pools"])
         drifted = [message for reason, message in await cluster.events() if reason == "PlacementDrifted"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.machine import deadline_seconds
 
 from fulcrum.api.errors import InvalidValueError
 from fulcrum.controller.leader import Election, Leadership, LeaseLostError
@@ -134,7 +135,7 @@ async def test_a_holder_that_cannot_renew_stops_before_another_may_begin() -> No
     a.clock_seconds += 0.1
     assert not a.leadership.leads()
     with pytest.raises(LeaseLostError, match="renewed"):
-        await asyncio.wait_for(a.leadership.hold(), 5)
+        await asyncio.wait_for(a.leadership.hold(), deadline_seconds(5))
 
 
 async def test_a_lease_that_was_taken_ends_the_holder_at_once() -> None:
@@ -145,10 +146,10 @@ async def test_a_lease_that_was_taken_ends_the_holder_at_once() -> None:
         Metrics(),
         Election(namespace="n", name="l", identity="a", retry_seconds=0.01),
     )
-    await asyncio.wait_for(a.leadership.acquire(), 5)
+    await asyncio.wait_for(a.leadership.acquire(), deadline_seconds(5))
     leases._store({**(leases.lease or {}), "spec": {**leases.spec, "holderIdentity": "b"}})
     with pytest.raises(LeaseLostError, match="taken by b"):
-        await asyncio.wait_for(a.leadership.hold(), 5)
+        await asyncio.wait_for(a.leadership.hold(), deadline_seconds(5))
     assert not a.leadership.leads()
 
 

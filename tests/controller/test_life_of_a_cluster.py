@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.controller.cluster import Cluster, Operator, eventually
+from tests.machine import deadline_seconds
 
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import DISRUPTION_BUDGET, POD, SERVICE
@@ -163,7 +164,7 @@ async def test_a_worker_whose_node_is_gone_is_replaced(cluster: Cluster) -> None
         await replaced(cluster, "c-p-3", uid)
         seconds = time.monotonic() - began
         print(f"node deleted -> replacement created: {seconds:.1f} s")
-        assert GONE_SECONDS <= seconds < 60
+        assert GONE_SECONDS <= seconds < deadline_seconds(60)
         await eventually(said)
 
 
@@ -187,10 +188,9 @@ async def test_an_eviction_of_the_only_worker_of_a_role_leaves_the_role_served(
             roles = {role for name, role in (await cluster.roles()).items() if name != only}
             return bool({"prefill", "mixed"} & roles) and (await cluster.condition("Available"))["status"] == "True"
 
-        await eventually(served)
+        await eventually(served, seconds=5)
         seconds = time.monotonic() - began
         print(f"{ratio}: the role is served {seconds:.2f} s after the eviction of its only worker")
-        assert seconds < 5
         for name in sorted((await cluster.roles()).keys() - {only}):
             assert await evict(cluster, name) == 429
         uid = (await cluster.pods())[only]["metadata"]["uid"]
@@ -252,7 +252,12 @@ async def test_kubectl_drain_of_a_node_with_all_workers_ends(cluster: Cluster) -
 
         await eventually(guarded)
         began = time.monotonic()
-        options = ("--force", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=110s")
+        options = (
+            "--force",
+            "--ignore-daemonsets",
+            "--delete-emptydir-data",
+            f"--timeout={deadline_seconds(110):.0f}s",
+        )
         drain = asyncio.create_task(asyncio.to_thread(cluster.server.kubectl, "drain", node, *options, check=False))
         fewest = 2
         while not drain.done():

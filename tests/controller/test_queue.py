@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.controller.queue import (
     EVENTS_IN_A_ROW,
@@ -53,7 +54,7 @@ async def running(work: Work, *, workers: int = 4) -> AsyncIterator[KeyedQueue[s
 
 
 async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(deadline_seconds(5)):
         while not check():  # noqa: ASYNC110 (what is waited for is the state of the code under test)
             await asyncio.sleep(0.005)
 
@@ -123,7 +124,7 @@ async def test_stopping_finishes_what_is_in_work_and_begins_nothing_more() -> No
     queue.add("b")
     queue.stop()
     work.gate.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, deadline_seconds(5))
     assert work.done == ["a"]
 
 
@@ -163,7 +164,7 @@ async def begun_in_order(*added: tuple[str, Wake], workers: int = 1) -> list[str
     task = asyncio.create_task(queue.run())
     await until(lambda: not queue.keys())
     queue.stop()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, deadline_seconds(5))
     return work.done
 
 
@@ -209,7 +210,7 @@ async def test_timers_are_not_starved_by_changes_without_end() -> None:
     task = asyncio.create_task(queue.run())
     await until(lambda: not queue.keys())
     queue.stop()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, deadline_seconds(5))
     places = [place for place, key in enumerate(done) if key.startswith("t")]
     assert places == [EVENTS_IN_A_ROW, 2 * EVENTS_IN_A_ROW + 1, 3 * EVENTS_IN_A_ROW + 2]
 

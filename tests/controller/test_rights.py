@@ -25,6 +25,7 @@ from tests.controller.cluster import (
     eventually,
     running_api_server,
 )
+from tests.machine import deadline_seconds
 
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.controller.kube import INFERENCE_SCALE, LEADER_WORKER_SET
@@ -76,7 +77,7 @@ def manifests(folder: str) -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=deadline_seconds(120),
     )
     return list(yaml.safe_load_all(done.stdout))
 
@@ -216,7 +217,7 @@ async def test_the_gateways_rights_are_those_that_it_uses(server: ApiServer, tmp
         await eventually(watches)
     finally:
         gateway.terminate()
-        assert gateway.wait(60) == 0
+        assert gateway.wait(deadline_seconds(60)) == 0
 
 
 async def test_a_namespaced_install_needs_nothing_beyond_its_namespace(server: ApiServer) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import time
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from tests.machine import cost_ratio
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
@@ -144,14 +146,16 @@ def test_another_revision_is_another_worker() -> None:
     assert speeds.speeds()["p"].prefill_seconds(500, 500**2) == pytest.approx(0.06)
 
 
-def test_a_thousand_workers_hold_nothing_up() -> None:
-    speeds, spec = PoolSpeeds(), spec_of()
-    workers = tuple(worker(n, spec) for n in range(1000))
-    learn(speeds, spec, workers, 0.0, report())
-    seconds = []
-    for turn in range(1, 6):
-        began = time.process_time()
-        learn(speeds, spec, workers, turn * ROW_SECONDS, report(prompts=10 * turn, seconds=0.6 * turn))
-        seconds.append(time.process_time() - began)
-    print(f"1,000 reports: {1000 * min(seconds):.1f} ms")
-    assert min(seconds) < 0.25
+def test_reports_of_twice_the_workers_cost_twice_as_much() -> None:
+    def learning(count: int) -> Callable[[], None]:
+        speeds, spec, turns = PoolSpeeds(), spec_of(), itertools.count(1)
+        workers = tuple(worker(n, spec) for n in range(count))
+        learn(speeds, spec, workers, 0.0, report())
+
+        def learn_once() -> None:
+            turn = next(turns)
+            learn(speeds, spec, workers, turn * ROW_SECONDS, report(prompts=10 * turn, seconds=0.6 * turn))
+
+        return learn_once
+
+    assert cost_ratio(learning(500), learning(1000)) < 3

@@ -10,6 +10,7 @@ from datetime import datetime
 
 import pytest
 from tests.controller.cluster import Cluster, Operator, eventually
+from tests.machine import deadline_seconds
 
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import EVENT, LEASE
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 LEASE_SECONDS = 8
 """A machine that is busy for some seconds must not lose the Lease for a test's holder."""
-LONG_LEASE_SECONDS = 60
+LONG_LEASE_SECONDS = round(deadline_seconds(60))
 """Of which nobody waits for the end."""
 
 
@@ -102,8 +103,8 @@ async def test_the_second_one_takes_over_when_the_first_is_killed(cluster: Clust
             await pair.led_by("two")
             lasted = (datetime.fromisoformat((await pair.lease())["acquireTime"]) - renewed).total_seconds()
             print(f"the last renewal -> the other leads, seconds: {lasted:.2f} (lease {LEASE_SECONDS} s)")
-            # Never before the Lease is over; and by then, not by another one, whatever else the machine does.
-            assert LEASE_SECONDS <= lasted < 2 * LEASE_SECONDS
+            # Never before the Lease is over, and soon after.
+            assert LEASE_SECONDS <= lasted < LEASE_SECONDS + deadline_seconds(LEASE_SECONDS)
 
             async def leads() -> bool:
                 return "fulcrum_operator_leader 1.0" in two.metrics()
@@ -128,7 +129,7 @@ async def test_a_handover_is_quick_when_the_first_one_is_asked_to_stop(cluster: 
             await pair.led_by("two")
             lasted = time.monotonic() - stopped
             print(f"stopped -> the other leads, seconds: {lasted:.2f}")
-            assert lasted < LONG_LEASE_SECONDS / 2
+            assert lasted < deadline_seconds(30)
             await pair.flip_to(3, "prefill", "c-p-3", by="two")
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.dashboard.facts import Played, document, load, pod
+from tests.machine import deadline_seconds
 
 from fulcrum.dashboard import Board, ClusterFacts
 from fulcrum.dashboard.board import MOST_PAGES, Page, TooManyPagesError
@@ -143,7 +144,7 @@ async def test_it_reads_soon_after_a_page_was_opened() -> None:
             await board.news(idle)
         # Nobody looks: the next read would come after SAMPLE_SECONDS.
         with board.open("ml/chat") as page:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(deadline_seconds(5)):
                 while source.watched != {"ml/chat"}:
                     await board.news(page)
     finally:

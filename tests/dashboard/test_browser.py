@@ -30,6 +30,7 @@ from tests.controller.cluster import (
     eventually,
     running_api_server,
 )
+from tests.machine import deadline_seconds
 
 from fulcrum.api.names import PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.worker import LoadReport
@@ -131,7 +132,7 @@ def dashboard(server: ApiServer, folder: Path) -> Iterator[str]:
         env = {**os.environ, "KUBECONFIG": str(server.kubeconfig)}
         process = subprocess.Popen(command, stdout=stream, stderr=stream, env=env)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + deadline_seconds(60)
         while not (url_file.exists() and url_file.read_text().endswith("\n")):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline
@@ -139,7 +140,7 @@ def dashboard(server: ApiServer, folder: Path) -> Iterator[str]:
         yield url_file.read_text().strip()
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0, log.read_text()
+        assert process.wait(deadline_seconds(20)) == 0, log.read_text()
         assert "Traceback" not in log.read_text()
 
 
@@ -305,7 +306,7 @@ async def test_it_survives_a_restart_of_the_operator(api_server: ApiServer, clus
             await tab.until("document.querySelectorAll('#clusters li').length === 2")
             began = time.monotonic()
             assert second.stop() == 0
-            assert time.monotonic() - began < 10, "an open page kept the operator from ending"
+            assert time.monotonic() - began < deadline_seconds(10), "an open page kept the operator from ending"
 
 
 FRAMES = """new Promise(done => {
@@ -321,28 +322,49 @@ FRAMES = """new Promise(done => {
 
 
 async def measured(tab: Tab) -> dict[str, float]:
-    """Time between frames over four seconds, and the processor time of the page's thread for each update.
-
-    Other programs on the machine stretch the former, not the latter.
-    """
-
-    async def spent() -> tuple[float, float]:
-        found = {each["name"]: each["value"] for each in (await tab.call("Performance.getMetrics"))["metrics"]}
-        return found["TaskDuration"], await tab.run("told.fleet.readAt")
-
-    await tab.call("Performance.enable", timeDomain="threadTicks")
-    busy_before, read_before = await spent()
+    """Time between frames over four seconds, and the processor time of the page's thread for each update."""
+    busy_before, read_before = await busy_seconds(tab), await tab.run("told.fleet.readAt")
     frames = await tab.run(FRAMES)
-    busy_after, read_after = await spent()
+    busy_after, read_after = await busy_seconds(tab), await tab.run("told.fleet.readAt")
     updates = round(read_after - read_before)
     assert updates >= 2, "updates do not keep up"
     return {**frames, "updates": updates, "cpu_ms_per_update": 1000 * (busy_after - busy_before) / updates}
+
+
+async def busy_seconds(tab: Tab) -> float:
+    """Processor time of the page's thread so far; other programs on the machine do not stretch it."""
+    found: dict[str, float] = {
+        each["name"]: each["value"] for each in (await tab.call("Performance.getMetrics"))["metrics"]
+    }
+    return found["TaskDuration"]
+
+
+REWRITTEN = 10
+REWRITE = f"""(() => {{
+  const html = [...document.querySelectorAll(".role tbody")].map(body => body.innerHTML).join("");
+  for (let round = 0; round < {REWRITTEN}; round++) {{
+    const table = document.createElement("table");
+    table.innerHTML = html;
+    document.body.append(table);
+    table.getBoundingClientRect();
+    table.remove();
+  }}
+}})()"""
+
+
+async def rewritten(tab: Tab) -> float:
+    """Milliseconds of processor time to write all rows that the page shows anew and lay them out."""
+    before = await busy_seconds(tab)
+    await tab.run(REWRITE)
+    return 1000 * (await busy_seconds(tab) - before) / REWRITTEN
 
 
 async def test_100_clusters_and_1000_workers_stay_smooth(tab: Tab) -> None:
     """All figures of 100 clusters change each second, and those of 1,000 workers of the one that is shown."""
     async with played_dashboard(clusters=CLUSTERS, workers=10, largest=WORKERS, history_seconds=300) as url:
         await tab.size(1360, 900)
+        await tab.call("Performance.enable", timeDomain="threadTicks")
+        idle = await tab.run(FRAMES)
         await tab.open(f"{url}#serving/chat")
         await tab.until(f"{LIVE} && document.querySelectorAll('#clusters li').length === {CLUSTERS}")
         await tab.until("document.querySelectorAll('.more:not([hidden])').length === 2")
@@ -350,12 +372,15 @@ async def test_100_clusters_and_1000_workers_stay_smooth(tab: Tab) -> None:
         await tab.run("document.querySelectorAll('.more').forEach(button => button.click())")
         await tab.until(f"document.querySelectorAll('.role tbody tr').length === {WORKERS}")
         all_listed = await measured(tab)
+        rewritten_ms = await rewritten(tab)
         memory_bytes = await tab.run("performance.memory.usedJSHeapSize")
-    print(f"as opened: {as_opened}\nall listed: {all_listed}\nheap: {memory_bytes / 2**20:.0f} MiB")
-    # Measured on a busy machine of two cores: 39 and 133 ms.
-    assert as_opened["cpu_ms_per_update"] < 150
-    assert all_listed["cpu_ms_per_update"] < 400
-    assert max(as_opened["middle"], all_listed["middle"]) < 50, "fewer than 20 frames a second"
+    print(
+        f"idle: {idle}\nas opened: {as_opened}\nall listed: {all_listed}\nall rows anew: {rewritten_ms:.0f} ms of CPU"
+    )
+    print(f"heap: {memory_bytes / 2**20:.0f} MiB")
+    assert as_opened["cpu_ms_per_update"] < all_listed["cpu_ms_per_update"], "rows that are not listed cost nothing"
+    assert all_listed["cpu_ms_per_update"] < 3 * rewritten_ms, "an update writes what changed"
+    assert max(as_opened["middle"], all_listed["middle"]) < 3 * idle["middle"], "of the frames of an empty page"
     assert memory_bytes < 100 * 2**20
 
 

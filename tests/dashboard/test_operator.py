@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from _loopback.launch import free_ports
 from tests.controller.cluster import BIN, ApiServer, Operator, eventually, running_api_server
+from tests.machine import deadline_seconds
 
 pytestmark = pytest.mark.integration
 
@@ -56,7 +57,7 @@ async def test_the_operator_that_leads_has_the_figures(server: ApiServer) -> Non
 
                 await eventually(shows)
                 # These rights are those without `dashboard.enabled`: the page goes without Events, and says so once.
-                async with http.get(url) as answer, asyncio.timeout(30):
+                async with http.get(url) as answer, asyncio.timeout(deadline_seconds(30)):
                     while not (await answer.content.readline()).startswith(b"event: fleet"):
                         pass
 
@@ -86,7 +87,7 @@ async def test_without_the_flag_there_is_no_dashboard(server: ApiServer) -> None
 
 def run_dashboard(server: ApiServer, *arguments: str) -> tuple[int, str]:
     command = [str(BIN / "fulcrum"), "dashboard", "--kubeconfig", str(server.kubeconfig), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_seconds(60), check=False)
     return done.returncode, done.stderr
 
 

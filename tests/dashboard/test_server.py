@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from tests.dashboard.facts import Played, document
+from tests.machine import deadline_seconds
 
 from fulcrum.dashboard import Board, ClusterFacts, routes
 from fulcrum.dashboard.board import MOST_PAGES
@@ -113,7 +114,7 @@ async def test_a_browser_that_takes_nothing_is_let_go(url: str, board: Board, mo
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     writer.write(b"GET /dashboard/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     await reader.readuntil(b"event: hello")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + deadline_seconds(60)
     version = 1
     # A reader that is not read from stops the socket after some megabytes; each tick is a quarter of one.
     while board._pages:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from tests.controller.test_published_schemas import problems
 from tests.docs.blocks import ROOT, Block, blocks, commands, here_documents, shell_texts
+from tests.machine import deadline_seconds
 
 from fulcrum.api.crd import root_schema
 from fulcrum.cli.app import main
@@ -130,7 +131,11 @@ def of_cobra(words: list[str]) -> None:
     """Ask kubectl or helm for the help of exactly this call, which parses its command and flags first."""
     before = words[: words.index("--")] if "--" in words else words
     done = subprocess.run(
-        [BIN / before[0], *before[1:], "--help"], capture_output=True, text=True, check=False, timeout=60
+        [BIN / before[0], *before[1:], "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=deadline_seconds(60),
     )
     assert done.returncode == 0, done.stderr
     assert "unknown command" not in done.stderr, done.stderr

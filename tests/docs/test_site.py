@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.docs.blocks import ROOT, pages
+from tests.machine import deadline_seconds
 
 MKDOCS = Path(sys.executable).parents[1] / "mkdocs/bin/mkdocs"
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -19,7 +20,7 @@ _CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 def test_it_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(
         [MKDOCS, "build", "--strict", "--site-dir", tmp_path / "site"],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=deadline_seconds(120),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     pages_made = list((tmp_path / "site").rglob("index.html"))

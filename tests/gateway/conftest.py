@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.machine import deadline_seconds
 
 from fulcrum.api.gateway import GatewayConfig, GatewayLimits
 from fulcrum.api.names import Role
@@ -210,7 +211,7 @@ class Client:
         return (await self.reader.readexactly(size + 2))[:-2]
 
     async def answer(self, *, head: bool = False) -> Answered:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(deadline_seconds(60)):
             status, headers = await self.read_head()
             if head or status == 100:
                 return Answered(status, headers, b"", complete=True)
@@ -259,7 +260,7 @@ class Site:
         """Its metrics, from the port for the cluster."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.gateway.inside_port)
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: g\r\n\r\n")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(deadline_seconds(60)):
             answer = await reader.read()
         writer.close()
         return answer.partition(b"\r\n\r\n")[2].decode()
@@ -278,7 +279,7 @@ class Site:
 
 async def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Poll until `condition` holds."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(deadline_seconds(seconds)):
         while not condition():  # noqa: ASYNC110  (any condition)
             await asyncio.sleep(0.005)
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from tests.gateway.conftest import Client, Engine, eventually
+from tests.machine import deadline_seconds
 
 from fulcrum.api.names import Role
 from fulcrum.gateway.config import ConfigError, read_settings
@@ -75,7 +76,7 @@ async def test_the_command_serves_and_ends_with_zero_on_sigterm() -> None:
     assert process.stderr is not None
     log = b""
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(deadline_seconds(120)):
             while not (started := re.search(rb"gateway_started .*port=(\d+)", log)):
                 line = await process.stderr.readline()
                 assert line, log

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from tests.kube.conftest import Server, page, pod, status
+from tests.machine import deadline_seconds
 
 from fulcrum.kube import Api, ApiError, ConfigError, Kube, Resource, Unreachable
 
@@ -102,7 +103,7 @@ async def test_a_server_that_is_silent_or_breaks_off_is_unreachable_in_time(serv
     api = Api(server.kubeconfig, timeout_seconds=0.3)
 
     async def silent(_: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(30)
+        await asyncio.sleep(deadline_seconds(30))
         raise AssertionError
 
     async def breaks_off(request: web.Request) -> web.StreamResponse:
@@ -121,7 +122,7 @@ async def test_a_server_that_is_silent_or_breaks_off_is_unreachable_in_time(serv
         began = time.monotonic()
         with pytest.raises(Unreachable):
             await api.get("/api/v1/pods")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < deadline_seconds(5)
     await api.close()
     closed = Api(_kubeconfig_of_nobody(server, tmp_path / "other"))
     with pytest.raises(Unreachable):
@@ -184,4 +185,4 @@ async def test_a_kubeconfig_that_cannot_be_used_is_said_so(content: str | None, 
 
 def test_the_kubernetes_package_is_loaded_by_the_first_call_only() -> None:
     code = "import sys, fulcrum.kube, fulcrum.cli.app; sys.exit(bool({'kubernetes', 'aiohttp'} & {*sys.modules}))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=deadline_seconds(120)).returncode == 0

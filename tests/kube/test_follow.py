@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.kube.conftest import Server, event, events, page, pod, status
+from tests.machine import deadline_seconds
 
 from fulcrum.kube import Api, Bookmark, Changed, Connected, Event, Interrupted, Json, Listed, follow
 
@@ -47,7 +48,7 @@ async def following(api: Api, **options: Any) -> AsyncIterator[list[str]]:
 
 
 async def until(told: list[str], last: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(deadline_seconds(30)):
         while last not in told:  # noqa: ASYNC110 - polls what has no event
             await asyncio.sleep(0.005)
 

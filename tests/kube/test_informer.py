@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import msgspec
+from tests.machine import deadline_seconds
 
 from fulcrum.kube import Api, ApiError
 from fulcrum.kube.informer import Informer
@@ -55,7 +56,7 @@ async def running(script: Script) -> AsyncIterator[tuple[Informer, list[tuple[st
 
     informer.subscribe(note)
     task = asyncio.create_task(informer.run())
-    await asyncio.wait_for(informer.synced.wait(), 10)
+    await asyncio.wait_for(informer.synced.wait(), deadline_seconds(10))
     try:
         yield informer, notes
     finally:
@@ -65,7 +66,7 @@ async def running(script: Script) -> AsyncIterator[tuple[Informer, list[tuple[st
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(deadline_seconds(10)):
         while not condition():  # noqa: ASYNC110 - polls what has no event
             await asyncio.sleep(0.005)
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 import yaml
+from tests.machine import deadline_seconds
 
 from fulcrum.kube import Api, ApiFailure
 from fulcrum.local.home import Home
@@ -42,12 +43,12 @@ def home(tmp_path: Path) -> Iterator[Home]:
         yield found
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(deadline_seconds(60))
         kill_marked({MARK_STATE: str(found.kubelet)})
 
 
 async def until(what: str, check: Callable[[], Any], *, seconds: float = 180) -> Any:
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(deadline_seconds(seconds)):
         while True:
             with contextlib.suppress(ApiFailure, OSError, KeyError, IndexError, TypeError, ValueError):
                 found = check()
@@ -66,7 +67,7 @@ def port_of(home: Home) -> int:
 
 async def take(port: int) -> socket.socket:
     """Listen there as soon as it is free."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(deadline_seconds(30)):
         while True:
             other = socket.socket()
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.machine import deadline_seconds
 
 Json = dict[str, Any]
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -73,7 +74,7 @@ class Local:
             [sys.executable, "-m", "fulcrum.cli.app", *args],
             capture_output=True,
             text=True,
-            timeout=seconds,
+            timeout=deadline_seconds(seconds),
             check=False,
             env={**os.environ, "FULCRUM_HOME": str(self.home)},
         )
@@ -91,13 +92,13 @@ class Local:
     def kubectl(self, *args: str) -> str:
         kubectl = Path(sys.executable).parent / "kubectl"
         command = [str(kubectl), f"--kubeconfig={self.home / 'kubeconfig'}", *args]
-        return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=deadline_seconds(180), check=True).stdout
 
     def answers(self) -> bool:
         """Whether the Service is served."""
         address = self.kubectl("get", "service", "web", "-o=jsonpath={.spec.clusterIP}")
         try:
-            with urllib.request.urlopen(f"http://{address}/", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{address}/", timeout=deadline_seconds(5)) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -141,7 +142,7 @@ class Local:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in (self.home / "logs").glob("*.log"))
 
     def until(self, check: Callable[[], Any], *, seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + deadline_seconds(seconds)
         while not check():
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.05)
@@ -165,7 +166,7 @@ def test_up_says_what_it_does_and_a_second_up_changes_nothing(local: Local) -> N
     assert local.answers()
     (url,) = re.findall(r"(http://127\.0\.0\.1:\d+/dashboard) ", said)
     assert local.status()["dashboard"] == url
-    with urllib.request.urlopen(url, timeout=30) as page:
+    with urllib.request.urlopen(url, timeout=deadline_seconds(30)) as page:
         assert b"<title>Fulcrum</title>" in page.read()
     before = {process.pid for process in local.everything()}
     assert "Kubernetes runs already" in local.up()
@@ -202,7 +203,7 @@ def test_a_killed_part_comes_back_and_pods_run_on(local: Local, name: str) -> No
     assert local.pod_pids() == pods
     # And it does its work: the old Pod is ended, a new one started, the Service follows.
     local.kubectl("rollout", "restart", "deployment/web")
-    local.kubectl("rollout", "status", "deployment/web", "--timeout=150s")
+    local.kubectl("rollout", "status", "deployment/web", f"--timeout={deadline_seconds(150):.0f}s")
     local.until(lambda: local.pod_pids() and not set(local.pod_pids()) & set(pods))
     local.until(local.answers)
 
@@ -224,7 +225,7 @@ def test_down_leaves_no_process_and_up_finds_the_state_again(local: Local) -> No
     assert "fulcrum up" in local.fulcrum("logs", "web", code=1)
     local.fulcrum("up", "--no-operator")
     assert local.kubectl("get", "configmap", "kept", "-o=jsonpath={.data.word}") == "survives"
-    local.kubectl("rollout", "status", "deployment/web", "--timeout=150s")
+    local.kubectl("rollout", "status", "deployment/web", f"--timeout={deadline_seconds(150):.0f}s")
     local.until(local.answers)
 
 

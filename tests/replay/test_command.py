@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.machine import deadline_seconds
 
 
 async def run(*arguments: str, interrupt_at: asyncio.Event | None = None) -> tuple[int, str, str]:
@@ -18,9 +19,9 @@ async def run(*arguments: str, interrupt_at: asyncio.Event | None = None) -> tup
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     if interrupt_at is not None:
-        await asyncio.wait_for(interrupt_at.wait(), 120)
+        await asyncio.wait_for(interrupt_at.wait(), deadline_seconds(120))
         process.send_signal(signal.SIGINT)
-    out, err = await asyncio.wait_for(process.communicate(), 120)
+    out, err = await asyncio.wait_for(process.communicate(), deadline_seconds(120))
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from time import perf_counter
 from typing import Any
 
 from fulcrum.replay import Client, Endpoint, Outcome, Progress, replay
@@ -22,13 +21,10 @@ def every(gap_seconds: float, count: int, output_tokens: int = 4) -> list[Reques
 async def test_arrivals_do_not_wait_for_answers(server: Any) -> None:
     server.token_seconds = 0.2
     states: list[Progress] = []
-    started = perf_counter()
     async with Client(server.url) as client:
         records = await replay(client, ENDPOINT, every(0.02, 10), on_progress=states.append)
     assert [record.outcome for record in records] == [Outcome.OK] * 10
     assert server.most_at_once == 10
-    # Ten answers of 0.8 s each, one after the other, would take 8 s.
-    assert perf_counter() - started < 8
     assert states[-1] == Progress(sent=10, ended=10, lost=0, of=10)
     assert {len(body["prompt"].split()) for body in server.bodies} == {10}
     assert all(body["temperature"] == 0 and body["ignore_eos"] for body in server.bodies)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import aiohttp
 from tests.gateway.conftest import Engine
+from tests.machine import deadline_seconds
 
 from fulcrum.api.names import Role
 
@@ -70,7 +71,7 @@ async def start_gateway(
     )  # fmt: skip
     assert process.stderr is not None
     log = b""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         while not (started := re.search(rb"gateway_started .*port=(\d+) inside=(\d+)", log)):
             line = await process.stderr.readline()
             assert line, log.decode()

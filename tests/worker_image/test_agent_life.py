@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from tests.machine import deadline_seconds
 from tests.worker_image.agents import free_address, worker_config
 
 from fulcrum.api.worker import EXIT_ENGINE_NOT_STARTED, WorkerConfig
@@ -25,7 +26,7 @@ def command(program: str) -> EngineCommand:
 
 async def run(config: WorkerConfig, engine: EngineCommand, ip: str | None = None) -> int:
     pod = PodIdentity(ip=ip or free_address(), name="chat-cpu-0", namespace="default")
-    return await asyncio.wait_for(run_agent(config, pod, engine), 120)
+    return await asyncio.wait_for(run_agent(config, pod, engine), deadline_seconds(120))
 
 
 async def test_an_engine_that_ends_at_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +66,7 @@ def poll_while_starting(ip: str) -> dict[str, int]:
     for path in ("/healthz", "/readyz", "/load"):
         while path not in statuses:
             try:
-                with urllib.request.urlopen(f"http://{ip}:8001{path}", timeout=5) as response:
+                with urllib.request.urlopen(f"http://{ip}:8001{path}", timeout=deadline_seconds(5)) as response:
                     statuses[path] = response.status
             except urllib.error.HTTPError as error:
                 with error:

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.api.names import ENV_POD_IP, ENV_POD_NAME, ENV_WORKER_CONFIG, Role
 from fulcrum.api.worker import EXIT_BAD_CONFIG
@@ -129,7 +130,7 @@ def test_exit_code_and_last_line(document: dict[str, Any], ip: str, named: str) 
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=deadline_seconds(60),
     )
     assert done.returncode == EXIT_BAD_CONFIG
     assert named in done.stderr.splitlines()[-1]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum_worker.engine_command import EngineCommand
 from fulcrum_worker.engine_process import EngineProcess, digest
@@ -131,7 +132,7 @@ async def test_children_of_the_main_module_die_with_their_parent(tmp_path: Path)
 
 async def until(condition: object, seconds: float = 60.0) -> None:
     assert callable(condition)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + deadline_seconds(seconds)
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)

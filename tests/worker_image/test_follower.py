@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.controller.cluster import eventually
+from tests.machine import deadline_seconds
 
 from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED
 from fulcrum_worker.engine_command import EngineCommand
@@ -47,5 +48,5 @@ async def test_sigterm_ends_both(tmp_path: Path) -> None:
 
     await eventually(is_running, seconds=30)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert await asyncio.wait_for(running, 30) == 0
+    assert await asyncio.wait_for(running, deadline_seconds(30)) == 0
     assert not psutil.pid_exists(int(started.read_text()))

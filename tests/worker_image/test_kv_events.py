@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.machine import deadline_seconds
 from tests.worker_image.agents import worker_config
 from tests.worker_image.test_kv_policy import POD, tiered
 
@@ -112,7 +113,7 @@ async def test_vllms_publisher_is_heard_and_its_host_blocks_counted() -> None:
         following = asyncio.create_task(events.follow(files.events))
         publisher = kv_events.ZmqEventPublisher(0, endpoint=f"ipc://{files.events}")
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(deadline_seconds(60)):
                 # A subscriber that has not joined yet misses what is published; that is counted, too.
                 while events.residency().device_tokens == 0:
                     publisher.publish(kv_events.KVEventBatch(ts=1.0, events=[on_device]))

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.machine import deadline_seconds
 from tests.worker_image.agents import wait_until
 from tests.worker_image.pool_writer import BLOCK, FILE, NUMBERS, block, key, store
 
@@ -224,12 +225,12 @@ def test_writers_that_are_killed_leave_no_orphan_and_no_file_that_is_read(tmp_pa
             )
             victim = writers[kill % len(writers)]
             victim.send_signal(signal.SIGKILL)
-            victim.communicate(timeout=30)
+            victim.communicate(timeout=deadline_seconds(30))
             writers[kill % len(writers)] = writer(tmp_path, blocks, 100 + kill)
     finally:
         for each in writers:
             each.kill()
-            each.communicate(timeout=30)
+            each.communicate(timeout=deadline_seconds(30))
         over.set()
         watching.join()
     assert largest <= (blocks + len(writers)) * FILE, "never above its size by more than a block of each writer"

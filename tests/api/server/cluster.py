@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 import requests
 from kubernetes.client import Configuration
 from kubernetes.config import load_kube_config
+from tests.machine import deadline_seconds
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -24,7 +25,7 @@ START_SECONDS = 90.0  # engines of other tests may have the machine
 
 def wait_for(probe: Callable[[], T | None], what: str, seconds: float = 90.0) -> T:
     """The first result of `probe` that is not None or False; AssertionError after `seconds`."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + deadline_seconds(seconds)
     while True:
         result = probe()
         if result is not None and result is not False:
@@ -61,7 +62,7 @@ class ServerProcess:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Exit code, after the signal (unless the process has ended already)."""
         self.process.send_signal(number)
-        code = self.process.wait(60)
+        code = self.process.wait(deadline_seconds(60))
         self._log.close()
         return code
 
@@ -126,7 +127,12 @@ class Kubectl:
         """Run to the end, whatever the outcome."""
         text = stdin if isinstance(stdin, str) or stdin is None else json.dumps(stdin)
         return subprocess.run(
-            self.command(*arguments), input=text, capture_output=True, text=True, timeout=180, check=False
+            self.command(*arguments),
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=deadline_seconds(180),
+            check=False,
         )
 
     def __call__(self, *arguments: str, stdin: str | Json | None = None) -> str:

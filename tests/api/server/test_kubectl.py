@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.api.server.cluster import Http, Json, Kubectl, config_map, deployment, pod, wait_for
+from tests.machine import deadline_seconds
 
 
 def _lines(text: str) -> list[list[str]]:
@@ -215,7 +216,7 @@ def test_scale_label_annotate_set_and_edit(kubectl: Kubectl, tmp_path: Path) -> 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=deadline_seconds(180),
         check=True,
     )
     assert done.stdout == "deployment.apps/one edited\n"
@@ -263,7 +264,7 @@ def test_delete_and_wait(kubectl: Kubectl) -> None:
         wait_for(lambda: "deletionTimestamp" in kubectl.get("configmap/held")["metadata"], "marked")
         assert process.poll() is None
         kubectl("patch", "configmap/held", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
-        assert process.wait(90) == 0
+        assert process.wait(deadline_seconds(90)) == 0
     finally:
         process.kill()
         process.communicate()
@@ -274,7 +275,7 @@ def test_wait_for_a_condition(kubectl: Kubectl, api: Http) -> None:
     body["spec"]["paused"] = True
     kubectl("create", "-f", "-", stdin=body)
     process = subprocess.Popen(
-        kubectl.command("wait", "--for=condition=Tested", "deployment/one", "--timeout=120s"),
+        kubectl.command("wait", "--for=condition=Tested", "deployment/one", f"--timeout={deadline_seconds(120):.0f}s"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -289,13 +290,13 @@ def test_wait_for_a_condition(kubectl: Kubectl, api: Http) -> None:
             headers={"Content-Type": "application/merge-patch+json"},
         )
         assert response.status_code == 200, response.text
-        out, error = process.communicate(timeout=120)
+        out, error = process.communicate(timeout=deadline_seconds(120))
         assert out == b"deployment.apps/one condition met\n", error
     finally:
         process.kill()
         process.wait()
     assert "timed out" in kubectl.fails("wait", "--for=condition=Never", "deployment/one", "--timeout=1s")
-    kubectl("wait", "--for=create", "deployment/one", "--timeout=60s")
+    kubectl("wait", "--for=create", "deployment/one", f"--timeout={deadline_seconds(60):.0f}s")
 
 
 def test_who_may_do_what(kubectl: Kubectl) -> None:

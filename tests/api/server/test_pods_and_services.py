@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import requests
 from tests.api.server.cluster import Http, Json, Kubectl, deployment, pod, wait_for
+from tests.machine import deadline_seconds
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
@@ -290,12 +291,12 @@ def test_kubectl_cordons_and_drains(
     assert len(marked) == 1
     _ok(api.delete(f"{pods}/{marked[0]['metadata']['name']}", params={"gracePeriodSeconds": 0}))
     _ok(api.delete(f"{budgets}/budget"))
-    drain = threading.Thread(target=lambda: kubectl("drain", node, "--force", "--timeout=60s"))
+    drain = threading.Thread(target=lambda: kubectl("drain", node, "--force", f"--timeout={deadline_seconds(60):.0f}s"))
     drain.start()
     (left,) = [item["metadata"]["name"] for item in _ok(api.get(pods))["items"]]
     wait_for(lambda: "deletionTimestamp" in _ok(api.get(f"{pods}/{left}"))["metadata"], "evicted")
     _ok(api.delete(f"{pods}/{left}", params={"gracePeriodSeconds": 0}))
-    drain.join(60)
+    drain.join(deadline_seconds(60))
     assert not drain.is_alive()
     assert _ok(api.get(pods))["items"] == []
     kubectl("uncordon", node)

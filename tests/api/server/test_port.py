@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.local.apiserver.run import Options, serving
 from fulcrum.local.home import EXIT_PORT_TAKEN
@@ -46,7 +47,7 @@ async def test_a_port_that_stays_taken_ends_the_process_with_what_to_do(tmp_path
         ):
             server = [sys.executable, "-m", "fulcrum.cli.app", "apiserver", "--state-dir", str(tmp_path), *arguments]
             process = await asyncio.create_subprocess_exec(*server, stderr=asyncio.subprocess.PIPE)
-            _, output = await asyncio.wait_for(process.communicate(), 120)
+            _, output = await asyncio.wait_for(process.communicate(), deadline_seconds(120))
             said = output.decode()
             assert (process.returncode, said.count("\n")) == (EXIT_PORT_TAKEN, 1), said
             for part in parts:

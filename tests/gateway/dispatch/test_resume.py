@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.gateway.conftest import Answered, Engine, MakeSite, Seen, Site, eventually
 from tests.gateway.models import Cut, Model, answer, generate, prompt_of
+from tests.machine import deadline_seconds
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import Admission, ClassMatch, QosClass
@@ -281,7 +282,7 @@ async def test_a_worker_that_never_tells_the_prompts_tokens_is_left(
 
     for model in models:
         model.behave = hang_once
-    check(await asyncio.wait_for(site.post(PROMPT), 20), PROMPT)
+    check(await asyncio.wait_for(site.post(PROMPT), deadline_seconds(20)), PROMPT)
     assert not hangs
 
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from tests.gateway.conftest import Engine, MakeSite, Seen, eventually
+from tests.machine import deadline_seconds
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.api.names import Role
@@ -285,7 +286,7 @@ async def test_shutdown_finishes_streams_and_takes_no_more(make_site: MakeSite) 
     while chunk := await busy.read_chunk():
         received += chunk
     assert received.endswith(b"data: [DONE]\n\n")
-    await asyncio.wait_for(stopping, 60)
+    await asyncio.wait_for(stopping, deadline_seconds(60))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -313,7 +314,7 @@ async def test_after_the_grace_period_the_rest_is_told(make_site: MakeSite, stre
         answer = await client.answer()
         assert (answer.status, answer.complete) == (503, True)
         assert b"shutting_down" in answer.body
-    await asyncio.wait_for(stopping, 60)
+    await asyncio.wait_for(stopping, deadline_seconds(60))
 
 
 async def test_metrics_are_prometheus_text(make_site: MakeSite) -> None:
@@ -349,5 +350,5 @@ async def test_a_request_whose_task_dies_ends_its_connection(
     monkeypatch.setattr(site.gateway, "serve", die)
     client = await site.connect()
     client.post(BODY)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(deadline_seconds(30)):
         assert await client.reader.read() == b""

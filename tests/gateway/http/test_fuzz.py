@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.gateway.conftest import Client, Site
 from tests.gateway.fuzz_site import MAX_BODY_BYTES, MAX_HEADER_BYTES, Run, fuzzed, nothing_left, statuses
+from tests.machine import deadline_seconds
 
 DATA = json.dumps({"model": "m", "prompt": "x", "max_tokens": 2}).encode()
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: g\r\n"
@@ -21,6 +22,8 @@ JSON = b"Content-Type: application/json\r\n"
 VALID = POST + JSON + b"Content-Length: %d\r\n\r\n%b" % (len(DATA), DATA)
 LAST = b"GET /health HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n"
 KEY = "fuzz-test-key"
+PATIENT_SECONDS = deadline_seconds(60)
+"""How long to wait where an answer must come."""
 COMMON = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -133,12 +136,12 @@ def test_malformed_http(run: Run, wire: bytes, cuts: list[int]) -> None:
 def test_pipelined_requests_in_any_pieces(run: Run, wires: list[bytes], cuts: list[int]) -> None:
     async def check(site: Site) -> None:
         wire = b"".join(wires) + LAST
-        seen = await statuses(site, pieces(wire, cuts), first_seconds=60, wait_seconds=60)
+        seen = await statuses(site, pieces(wire, cuts), first_seconds=PATIENT_SECONDS, wait_seconds=PATIENT_SECONDS)
         assert proper(seen)
         assert len(seen) <= len(wires) + 1
         # Where a request is cut makes no difference to what it is answered with; but who sends on behind a request
         # that ends the connection may lose the last answers.
-        at_once = await statuses(site, [wire], first_seconds=60, wait_seconds=60)
+        at_once = await statuses(site, [wire], first_seconds=PATIENT_SECONDS, wait_seconds=PATIENT_SECONDS)
         ends_early = any(b"close" in one or b"HTTP/1.0" in one for one in wires)
         known = min(len(seen), len(at_once)) if ends_early else None
         assert at_once[:known] == seen[:known]
@@ -170,7 +173,7 @@ def test_nothing_is_smuggled(run: Run, framings: list[bytes], cuts: list[int]) -
 
     async def check(site: Site) -> None:
         wire = POST + JSON + b"\r\n".join(lines) + b"\r\n\r\n" + body
-        seen = await statuses(site, pieces(wire, cuts), first_seconds=60)
+        seen = await statuses(site, pieces(wire, cuts), first_seconds=PATIENT_SECONDS)
         # The same length said twice is no contradiction to the parser, but a list of lengths is to us.
         assert len(seen) == 1
         assert 400 <= seen[0] < 500
@@ -196,7 +199,9 @@ def test_floods_of_headers(run: Run, head: bytes, status: int) -> None:
     async def check(site: Site) -> None:
         for step in (len(head) + 1, 1000):
             wire = POST + JSON + head + b"\r\n" + DATA
-            seen = await statuses(site, [wire[at : at + step] for at in range(0, len(wire), step)], first_seconds=60)
+            seen = await statuses(
+                site, [wire[at : at + step] for at in range(0, len(wire), step)], first_seconds=PATIENT_SECONDS
+            )
             # Of what is wrong in two ways either may be said.
             assert seen == [status] or (seen == [400] and status == 431)
 
@@ -214,7 +219,7 @@ def test_no_header_is_a_key(guarded: Run, authorization: bytes, tier: bytes, pat
         clean = bytes(byte for byte in authorization if byte >= 32 and byte != 127)
         more = b"Authorization: %b\r\nx-tier: %b\r\nContent-Length: %d\r\n\r\n%b" % (clean, tier, len(DATA), DATA)
         wire = b"POST %b HTTP/1.1\r\nHost: g\r\n" % path + JSON + more
-        assert await statuses(site, [wire], first_seconds=60) == [401]
+        assert await statuses(site, [wire], first_seconds=PATIENT_SECONDS) == [401]
         key = b"Authorization: Bearer %b\r\n" % KEY.encode()
         assert await ask(site, VALID.replace(JSON, JSON + key)) == 200
 

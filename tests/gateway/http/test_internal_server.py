@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 from tests.gateway.conftest import Engine, MakeSite, Site
+from tests.machine import deadline_seconds
 
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
@@ -19,7 +20,7 @@ async def ask(site: Site, request: bytes) -> tuple[bytes, bytes]:
     """Head and body of an answer; the connection must end with it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.inside_port)
     writer.write(request)
-    answer = await asyncio.wait_for(reader.read(), 20)
+    answer = await asyncio.wait_for(reader.read(), deadline_seconds(20))
     writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
     return head, body
@@ -64,7 +65,7 @@ async def test_who_says_nothing_or_too_much_is_cut_off(make_site: MakeSite, monk
     reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.inside_port)
     writer.write(b"GET /metrics HTTP/1.1\r\n" + b"x: y\r\n" * 20_000)
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await asyncio.wait_for(reader.readexactly(1), 20)
+        await asyncio.wait_for(reader.readexactly(1), deadline_seconds(20))
     writer.transport.abort()
 
 
@@ -106,7 +107,7 @@ async def test_messages_share_a_connection(make_site: MakeSite) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.inside_port)
     for number in range(1, 4):
         writer.write(message())
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), deadline_seconds(20))
         assert head.startswith(b"HTTP/1.1 204 ")
         assert await site.metric('fulcrum_gateway_prefix_batches_total{outcome="learned"}') == number
     writer.transport.abort()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.gateway.conftest import Client, Engine, MakeSite, Seen, Site, eventually
+from tests.machine import deadline_seconds
 
 from fulcrum.api.names import Role
 from fulcrum.gateway.http.budget import Budget
@@ -155,4 +156,4 @@ async def test_an_answer_that_still_leaves_survives_shutdown(make_site: MakeSite
     stopping = asyncio.ensure_future(site.gateway.stop())
     answer = await client.answer()
     assert len(answer.body) > 5_000_000
-    await asyncio.wait_for(stopping, 60)
+    await asyncio.wait_for(stopping, deadline_seconds(60))

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, settings
 from schemathesis.config import SchemathesisConfig
 from tests.gateway.conftest import Engine, Site
+from tests.machine import deadline_seconds
 
 from fulcrum.api.gateway import GatewayConfig, GatewayLimits
 from fulcrum.api.names import Role
@@ -40,7 +41,7 @@ class Served:
         self._thread = threading.Thread(target=self._runner.run, args=(self._serve(),))
         self.site: Site
         self._thread.start()
-        assert self._up.wait(120)
+        assert self._up.wait(deadline_seconds(120))
         self.url = f"http://127.0.0.1:{self.site.gateway.port}"
 
     async def _serve(self) -> None:
@@ -73,7 +74,7 @@ class Served:
 
     def close(self) -> None:
         self._runner.get_loop().call_soon_threadsafe(self._stop.set)
-        self._thread.join(120)
+        self._thread.join(deadline_seconds(120))
         self._runner.close()
 
 
@@ -115,7 +116,7 @@ def test_without_a_key_nothing_is_served_that_the_document_guards(served: Served
                 request.data = b"{}"
                 request.add_header("content-type", "application/json")
             try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
+                with urllib.request.urlopen(request, timeout=deadline_seconds(60)) as answer:
                     status = answer.status
             except urllib.error.HTTPError as error:
                 status = error.code
@@ -127,7 +128,7 @@ def test_without_a_key_nothing_is_served_that_the_document_guards(served: Served
 def test_it_is_served(served: Served) -> None:
     import urllib.request
 
-    with urllib.request.urlopen(served.url + "/openapi.json", timeout=60) as answer:
+    with urllib.request.urlopen(served.url + "/openapi.json", timeout=deadline_seconds(60)) as answer:
         assert json.load(answer) == document(guarded=True, max_body_bytes=100_000)
 
 

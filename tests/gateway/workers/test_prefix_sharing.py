@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from tests.gateway.conftest import Engine, MakeSite, Seen, Site, eventually
 from tests.gateway.workers.test_watch import ApiServer, gateway_pod, make_pod, pod, start_gateway, status_of
+from tests.machine import deadline_seconds
 
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.names import PORT_ENGINE, PORT_GATEWAY_INSIDE, Role
@@ -48,7 +49,7 @@ async def counted(host: str, outcome: str) -> float:
 
 
 async def reaches(host: str, outcome: str, count: float) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         while await counted(host, outcome) < count:  # noqa: ASYNC110  (another process)
             await asyncio.sleep(0.05)
 
@@ -164,7 +165,7 @@ async def test_a_gateway_that_is_dead_or_slow_changes_nothing_for_requests(make_
     site.gateway.meet(frozenset({address(3)}))
     batches = site.gateway.metrics.prefix_batches
     number = 0
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         while batches["failed"] < 2 or (peer == "slow" and not batches["skipped"]):
             number += 1
             assert (await site.post({**BODY, "prompt": conversation(number, 1)})).status == 200

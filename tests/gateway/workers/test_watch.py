@@ -9,6 +9,7 @@ import signal
 import socket
 import statistics
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.gateway.conftest import eventually
+from tests.machine import deadline_seconds
 
 from fulcrum.api import names
 from fulcrum.api.gateway import GatewayConfig
@@ -141,7 +143,7 @@ class ApiServer:
             sys.executable, "-m", "fulcrum.cli.app", "apiserver", "--state-dir", str(self.state),
             "--kubeconfig-out", str(self.kubeconfig), stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(deadline_seconds(120)):
             while True:
                 client = self.client()
                 try:
@@ -292,7 +294,7 @@ async def start_gateway(
     )  # fmt: skip
     stack.push_async_callback(process.wait)
     stack.callback(process.terminate)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         while await status_of(port, "GET", "/ready", host=host) != 200:  # noqa: ASYNC110  (another process)
             await asyncio.sleep(0.05)
     return port
@@ -367,26 +369,22 @@ async def test_workers_stay_while_the_api_server_is_away(server: ApiServer, foll
 
 
 @pytest.mark.integration
-async def test_a_role_is_routed_by_within_100_milliseconds(server: ApiServer, follower: Follower) -> None:
+async def test_a_role_is_routed_by_as_soon_as_it_is_written(server: ApiServer, follower: Follower) -> None:
     client = await server.start()
     await make_pod(client, pod("w0"))
     await eventually(lambda: len(follower.roles()) == 1)
-    loop = asyncio.get_running_loop()
-    medians_seconds: list[float] = []
-    # Again where other processes have the machine: they can only make it longer.
-    while not medians_seconds or (medians_seconds[-1] >= 0.1 and len(medians_seconds) < 10):
-        lags_seconds = []
-        for number in range(20):
-            role = ("decode", "prefill")[number % 2]
-            began_at = loop.time()
-            await set_role(client, "w0", role)
-            async with asyncio.timeout(60):
-                while follower.roles()["w0"] != role:  # noqa: ASYNC110  (polling at each turn is the measurement)
-                    await asyncio.sleep(0)
-            lags_seconds.append(loop.time() - began_at)
-        medians_seconds.append(statistics.median(lags_seconds))
-        # From before the PATCH, so the API server's own time is in it.
-        print(f"patch to routing: median {medians_seconds[-1] * 1e3:.1f} ms, max {max(lags_seconds) * 1e3:.1f} ms")
-    assert medians_seconds[-1] < 0.1
-    assert follower.metrics.role_changes.total() == 20 * len(medians_seconds)
+    answered_seconds, routed_seconds = [], []
+    for number in range(40):
+        role = ("decode", "prefill")[number % 2]
+        began = time.perf_counter()
+        await set_role(client, "w0", role)
+        answered_seconds.append(time.perf_counter() - began)
+        async with asyncio.timeout(deadline_seconds(60)):
+            while follower.roles()["w0"] != role:  # noqa: ASYNC110  (polling at each turn is the measurement)
+                await asyncio.sleep(0)
+        routed_seconds.append(time.perf_counter() - began)
+    answered, routed = statistics.median(answered_seconds), statistics.median(routed_seconds)
+    print(f"PATCH to answer: median {answered * 1e3:.1f} ms, to routing: {routed * 1e3:.1f} ms")
+    assert routed < 5 * answered
+    assert follower.metrics.role_changes.total() == 40
     await client.close()

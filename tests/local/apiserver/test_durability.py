@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import requests
 from tests.api.server.cluster import Http, Json, ServerProcess, WatchStream, client_of, config_map, pod, wait_for
+from tests.machine import deadline_seconds
 
 PATH = "/api/v1/namespaces/default/configmaps"
 pytestmark = pytest.mark.integration
@@ -100,9 +101,9 @@ def test_what_was_answered_survives_sigkill(tmp_path: Path, servers: list[Server
 
     writer = threading.Thread(target=write)
     writer.start()
-    assert enough.wait(120)
+    assert enough.wait(deadline_seconds(120))
     first.stop(signal.SIGKILL)
-    writer.join(60)
+    writer.join(deadline_seconds(60))
     second = _start(servers, tmp_path)
     with client_of(second.kubeconfig) as client:
         listed = client.get(PATH).json()
@@ -118,7 +119,7 @@ def test_sigterm_ends_watches_cleanly(tmp_path: Path, servers: list[ServerProces
         with WatchStream(client, PATH, resourceVersion=version) as watch:
             server.process.send_signal(signal.SIGTERM)
             assert watch.rest() == []  # a clean end of the stream, not a broken one
-    server.process.wait(60)
+    server.process.wait(deadline_seconds(60))
     assert server.stop() == 0
 
 
@@ -142,8 +143,8 @@ def test_sigterm_does_not_wait_for_a_followed_log(tmp_path: Path, servers: list[
             time.sleep(0.3)  # so that the stream is most likely open; the outcome must not depend on it
             started = time.monotonic()
             assert server.stop() == 0
-            assert time.monotonic() - started < 30
-        reader.join(60)
+            assert time.monotonic() - started < deadline_seconds(30)
+        reader.join(deadline_seconds(60))
 
 
 def _read_log(client: Http, path: str) -> None:
@@ -154,7 +155,7 @@ def _read_log(client: Http, path: str) -> None:
 def test_a_second_server_on_the_same_state_refuses(tmp_path: Path, servers: list[ServerProcess]) -> None:
     _start(servers, tmp_path)
     command = [sys.executable, "-m", "fulcrum.cli.app", "apiserver", f"--state-dir={tmp_path / 'state'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_seconds(120), check=False)
     assert done.returncode == 1
     assert "another API server uses" in done.stderr
 

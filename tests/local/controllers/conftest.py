@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.kube import MERGE, Api, ApiError
 from fulcrum.local.controllers.nodes import NodeTimes
@@ -34,7 +35,7 @@ def server_kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
     options = ["--state-dir", str(state / "state"), "--kubeconfig-out", str(kubeconfig)]
     with log.open("wb") as output, subprocess.Popen([*command, *options], stdout=output, stderr=output) as process:
         try:
-            deadline = time.monotonic() + _START_SECONDS
+            deadline = time.monotonic() + deadline_seconds(_START_SECONDS)
             while not kubeconfig.exists():
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
@@ -115,7 +116,7 @@ class World:
 
     async def until(self, holds: Callable[[], Any], *, kubelet: bool = False, seconds: float = _WAIT_SECONDS) -> Any:
         """Poll `holds` (an async function) until it answers something true."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + deadline_seconds(seconds)
         while True:
             if kubelet:
                 await self.play_kubelet()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from tests.machine import deadline_seconds
+
 from fulcrum.kube import ApiError
 from fulcrum.local.controllers.queue import WorkQueue
 
@@ -33,7 +35,7 @@ async def test_keys_wait_once_fail_alone_and_come_again() -> None:
     queue.add("late", 30)
     queue.add("late", 0.02)
     running = asyncio.create_task(queue.run(reconcile))
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), deadline_seconds(10))
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running

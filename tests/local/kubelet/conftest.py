@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.kube import Api, ApiError
 from fulcrum.local.kubelet.processes import MARK_STATE, kill_marked, marked
@@ -50,7 +51,7 @@ class World:
             f"--kubeconfig-out={self.kubeconfig}",
             log=directory / "apiserver.log",
         )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + deadline_seconds(120)
         while not self.kubeconfig.exists():
             assert time.monotonic() < deadline, self.log("apiserver")
             assert self.server.poll() is None, self.log("apiserver")
@@ -74,14 +75,14 @@ class World:
     def stop_kubelet(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self.kubelet is not None:
             self.kubelet.send_signal(number)
-            self.kubelet.wait(60)
+            self.kubelet.wait(deadline_seconds(60))
             self.kubelet = None
 
     def close(self) -> None:
         self.stop_kubelet()
         kill_marked({MARK_STATE: str(self.state)})
         self.server.terminate()
-        self.server.wait(60)
+        self.server.wait(deadline_seconds(60))
 
     def processes(self, uid: str) -> list[int]:
         """Pids of a Pod, shims included."""
@@ -97,7 +98,7 @@ class Client:
 
     async def node_ready(self, *, seconds: float = 120) -> None:
         """Wait until the kubelet has registered its Node."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + deadline_seconds(seconds)
         while True:
             with contextlib.suppress(ApiError):
                 await self.api.get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/" + NODE)
@@ -121,7 +122,7 @@ class Client:
 
     async def until(self, name: str, wanted: Callable[[Json], Any], *, seconds: float = 120) -> Json:
         """The Pod as soon as `wanted` holds. A missing status is an empty one."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + deadline_seconds(seconds)
         while True:
             pod = await self.get(name)
             with contextlib.suppress(KeyError, IndexError, TypeError):
@@ -138,14 +139,14 @@ class Client:
     async def gone(self, name: str, *, seconds: float = 120) -> None:
         """Wait until no Pod of that name is listed."""
         field = {"fieldSelector": f"metadata.name={name}"}
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + deadline_seconds(seconds)
         while (await self.api.get("/api/v1/namespaces/default/pods", field))["items"]:
             assert time.monotonic() < deadline, self.world.log("kubelet")
             await asyncio.sleep(0.02)
 
     async def poll(self, check: Callable[[], Any], *, seconds: float = 120) -> None:
         """Wait until `check` holds."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + deadline_seconds(seconds)
         while not check():
             assert time.monotonic() < deadline, self.world.log("kubelet")
             await asyncio.sleep(0.02)
@@ -166,7 +167,7 @@ class Client:
 
     async def printed(self, name: str, text: str) -> None:
         """Wait until the Pod's log has `text`."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + deadline_seconds(120)
         while True:
             status = (await self.get(name))["status"].get("containerStatuses") or [{}]
             if status[0].get("containerID") and text in await self.logs(name, container=status[0]["name"]):

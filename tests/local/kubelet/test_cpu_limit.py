@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.local.kubelet.processes import Shim, read_json
 
@@ -26,7 +27,7 @@ def used_seconds(pid: int) -> float:
 
 
 async def until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + deadline_seconds(seconds)
     while not condition():
         assert time.monotonic() < deadline, "not in time"
         await asyncio.sleep(0.02)
@@ -43,7 +44,7 @@ async def container(directory: Path, program: str, cpu_limit: float | None) -> A
         yield shim, int(begun["pid"])
     finally:
         shim.kill()
-        await asyncio.wait_for(shim.ended(), 60)
+        await asyncio.wait_for(shim.ended(), deadline_seconds(60))
 
 
 def child_of(pid: int) -> int | None:
@@ -80,7 +81,7 @@ async def test_an_idle_container_is_no_faster_than_a_busy_one(tmp_path: Path) ->
         f"    print(time.monotonic() - began, file=open({str(out)!r}, 'a'))\n"
     )
     async with container(tmp_path, program, 0.25) as (shim, _):
-        await asyncio.wait_for(shim.ended(), 60)
+        await asyncio.wait_for(shim.ended(), deadline_seconds(60))
     took = sorted(float(line) for line in out.read_text().split())
     # Of 0.24 s: the first ticks run free, and what is owed at the end is paid afterwards.
     assert took[len(took) // 2] > 0.5 * 0.06 / 0.25, took
@@ -90,7 +91,7 @@ async def test_sigterm_reaches_a_stopped_container(tmp_path: Path) -> None:
     async with container(tmp_path, SPIN, 0.05) as (shim, pid):
         await until(lambda: used_seconds(pid) > 0.05)
         shim.terminate()
-        await asyncio.wait_for(shim.ended(), 60)
+        await asyncio.wait_for(shim.ended(), deadline_seconds(60))
     ended = read_json(tmp_path / "exit.json")
     assert ended is not None
     assert ended["signal"] == 15

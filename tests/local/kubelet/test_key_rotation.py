@@ -6,11 +6,11 @@ import asyncio
 import base64
 import json
 import sys
-import time
 from typing import Any
 
 import pytest
 from tests.local.kubelet.conftest import Client
+from tests.machine import eventually
 
 pytestmark = pytest.mark.integration
 SECRETS = "/api/v1/namespaces/default/secrets"
@@ -34,18 +34,15 @@ async def status(host: str, key: str) -> int:
         writer.close()
 
 
-async def until(host: str, answers: dict[str, int]) -> float:
-    """Seconds until each key is answered with its status."""
-    began = time.monotonic()
-    while True:
-        try:
-            seen = {key: await status(host, key) for key in answers}
-        except OSError as error:
-            seen = {"": error.errno or 0}
-        if seen == answers:
-            return time.monotonic() - began
-        assert time.monotonic() - began < 120, seen
-        await asyncio.sleep(0.1)
+async def until(host: str, answers: dict[str, int]) -> None:
+    """Wait until each key is answered with its status."""
+    seen: dict[str, int] = {}
+
+    async def as_wanted() -> bool:
+        seen.update({key: await status(host, key) for key in answers})
+        return seen == answers
+
+    await eventually(as_wanted, what=lambda: str(seen), seconds=120, not_yet=(OSError,))
 
 
 async def test_keys_rotate_without_a_restart(client: Client) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import datetime as dt
 from pathlib import Path
 
+from tests.machine import deadline_seconds
+
 from fulcrum.local.kubelet.logs import LogOptions, read, termination_message
 from fulcrum.local.kubelet.shim import Log
 
@@ -30,7 +32,7 @@ async def test_partial_lines_are_joined_and_options_apply(tmp_path: Path) -> Non
 
 
 async def arrived(seen: bytearray, end: bytes) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         while True:
             if seen.endswith(end):
                 return
@@ -53,7 +55,7 @@ async def test_following_crosses_a_rotation(tmp_path: Path) -> None:
     log.write(b"stdout", b"no end")
     log.close()
     over = True
-    await asyncio.wait_for(follower, 60)
+    await asyncio.wait_for(follower, deadline_seconds(60))
     assert seen.decode() == "".join(f"{number}\n" for number in range(40)) + "no end\n"
     assert (tmp_path / "log.1").stat().st_size <= 400
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 from tests.local.kubelet.conftest import NODE
+from tests.machine import deadline_seconds
 
 if TYPE_CHECKING:
     from tests.local.kubelet.conftest import Client
@@ -63,7 +64,7 @@ async def test_node_is_registered_with_capacity_and_lease(client: Client) -> Non
 
 
 async def test_a_pod_is_ready_as_soon_as_its_probe_says_so(client: Client) -> None:
-    probe: Json = {"httpGet": {"path": "/", "port": "web"}, "periodSeconds": 600}
+    probe: Json = {"httpGet": {"path": "/", "port": "web"}, "periodSeconds": round(deadline_seconds(600))}
     asked = time.monotonic()
     await client.make(
         "ready",
@@ -330,7 +331,7 @@ async def test_logs_with_their_options(client: Client) -> None:
     await client.poll(lambda: followed == b"0\n1\n2\n3\ne\n")
     assert not follower.done()
     await client.delete("talk", grace_seconds=1)
-    await asyncio.wait_for(follower, 60)
+    await asyncio.wait_for(follower, deadline_seconds(60))
     assert followed == b"0\n1\n2\n3\ne\n"
 
 

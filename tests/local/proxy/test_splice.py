@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.machine import deadline_seconds
 
 from fulcrum.local.proxy.proxy import ServiceProxy
 from fulcrum.local.proxy.splice import Downstream, _Side
@@ -70,7 +71,7 @@ async def talk(address: Address, message: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(message)
     writer.write_eof()
-    answer = await asyncio.wait_for(reader.read(), 60)
+    answer = await asyncio.wait_for(reader.read(), deadline_seconds(60))
     writer.close()
     return answer
 
@@ -112,7 +113,7 @@ async def test_no_living_endpoint_resets_the_client() -> None:
     async with forwarding(("127.77.250.7", free_port())) as (_, address):
         reader, writer = await asyncio.open_connection(*address)
         with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(reader.read(), 60)
+            await asyncio.wait_for(reader.read(), deadline_seconds(60))
         writer.close()
 
 
@@ -133,7 +134,7 @@ async def test_reset_by_the_endpoint_reaches_the_client() -> None:
         assert await reader.readexactly(11) == b"half an ans"
         writer.write(b"y")
         with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(reader.read(), 60)
+            await asyncio.wait_for(reader.read(), deadline_seconds(60))
         writer.close()
 
 
@@ -155,7 +156,7 @@ async def test_client_that_goes_away_is_noticed_by_the_endpoint() -> None:
         writer.write(b"x")
         await writer.drain()
         writer.transport.abort()
-        await asyncio.wait_for(ended.wait(), 60)
+        await asyncio.wait_for(ended.wait(), deadline_seconds(60))
 
 
 async def test_an_endpoint_that_ends_the_connection_at_once_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +187,7 @@ async def test_an_endpoint_that_ends_the_connection_at_once_is_skipped(monkeypat
     ):
         reader, writer = await asyncio.open_connection(HOST, front.sockets[0].getsockname()[1])
         writer.write(b"hello")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(deadline_seconds(20)):
             assert await reader.read() == b"hello"
         writer.close()
         await writer.wait_closed()
