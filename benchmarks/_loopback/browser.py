@@ -33,9 +33,10 @@ class ScriptError(Exception):
 
 
 class Tab:
-    """One page. What the page logs as an error is in `errors`."""
+    """One page. What the page logs as an error is in `errors`; all time-outs are multiplied by `patience`."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, patience: float) -> None:
+        self._patience = patience
         self._socket = socket
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Json]] = {}
@@ -46,7 +47,7 @@ class Tab:
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        async with asyncio.timeout(_ANSWER_SECONDS):
+        async with asyncio.timeout(self._patience * _ANSWER_SECONDS):
             return await answer
 
     async def receive(self) -> None:
@@ -73,7 +74,7 @@ class Tab:
 
     async def open(self, url: str, *, seconds: float = 30.0) -> None:
         """Go to a page once its server answers. Errors: TimeoutError."""
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(self._patience * seconds):
             while "errorText" in await self.call("Page.navigate", url=url):  # noqa: ASYNC110 - no event says it
                 await asyncio.sleep(0.1)
         await self.until("document.readyState === 'complete'", seconds=seconds)
@@ -88,13 +89,15 @@ class Tab:
 
     async def until(self, script: str, *, seconds: float = 30.0) -> Any:
         """Poll until the script's value is true; returns it. Errors: TimeoutError with the last value."""
-        deadline = asyncio.get_running_loop().time() + seconds
+        deadline = asyncio.get_running_loop().time() + self._patience * seconds
         while True:
             value = await self.run(script)
             if value:
                 return value
             if asyncio.get_running_loop().time() > deadline:
-                raise TimeoutError(f"not within {seconds:.0f} s: {script} is {value!r}; errors: {self.errors}")
+                raise TimeoutError(
+                    f"not within {self._patience * seconds:.0f} s: {script} is {value!r}; errors: {self.errors}"
+                )
             await asyncio.sleep(0.05)
 
     async def size(self, width: int, height: int, *, mobile: bool = False, scale: float = 1) -> None:
@@ -114,7 +117,7 @@ class Tab:
 
 
 @asynccontextmanager
-async def browser() -> AsyncIterator[Tab]:
+async def browser(patience: float = 1.0) -> AsyncIterator[Tab]:
     """Start Chromium with one empty tab, and end it with its folder."""
     profile = Path(tempfile.mkdtemp(prefix="fulcrum-browser-"))
     process = await asyncio.create_subprocess_exec(
@@ -123,13 +126,14 @@ async def browser() -> AsyncIterator[Tab]:
     )  # fmt: skip
     assert process.stderr is not None
     try:
-        port = await _port(process.stderr)
+        async with asyncio.timeout(patience * _ANSWER_SECONDS):
+            port = await _port(process.stderr)
         draining = asyncio.create_task(_drain(process.stderr))
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
                 pages = [page for page in await answer.json() if page["type"] == "page"]
             async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                tab = Tab(socket)
+                tab = Tab(socket, patience)
                 receiving = asyncio.create_task(tab.receive())
                 for domain in ("Page", "Runtime", "Log"):
                     await tab.call(f"{domain}.enable")
@@ -145,10 +149,9 @@ async def browser() -> AsyncIterator[Tab]:
 
 
 async def _port(stream: asyncio.StreamReader) -> int:
-    async with asyncio.timeout(_ANSWER_SECONDS):
-        async for line in stream:
-            if b"DevTools listening on ws://" in line:
-                return int(line.decode().split("ws://127.0.0.1:")[1].split("/")[0])
+    async for line in stream:
+        if b"DevTools listening on ws://" in line:
+            return int(line.decode().split("ws://127.0.0.1:")[1].split("/")[0])
     raise RuntimeError("Chromium ended before it listened")
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.machine import factor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -18,6 +19,6 @@ async def tab() -> AsyncIterator[Tab]:
     """An empty page in a headless Chromium; nothing that a page logs as an error goes unseen."""
     if not CHROMIUM.exists() or not AXE.exists():
         pytest.skip(f"no browser in {CHROMIUM.parent} (requirements/chromium.sh says how it comes)")
-    async with browser() as opened:
+    async with browser(patience=factor()) as opened:
         yield opened
         assert opened.errors == []

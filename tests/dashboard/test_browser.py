@@ -339,7 +339,7 @@ async def busy_seconds(tab: Tab) -> float:
     return found["TaskDuration"]
 
 
-REWRITTEN = 10
+REWRITTEN = 3
 REWRITE = f"""(() => {{
   const html = [...document.querySelectorAll(".role tbody")].map(body => body.innerHTML).join("");
   for (let round = 0; round < {REWRITTEN}; round++) {{
