@@ -364,7 +364,6 @@ async def test_100_clusters_and_1000_workers_stay_smooth(tab: Tab) -> None:
     async with played_dashboard(clusters=CLUSTERS, workers=10, largest=WORKERS, history_seconds=300) as url:
         await tab.size(1360, 900)
         await tab.call("Performance.enable", timeDomain="threadTicks")
-        idle = await tab.run(FRAMES)
         await tab.open(f"{url}#serving/chat")
         await tab.until(f"{LIVE} && document.querySelectorAll('#clusters li').length === {CLUSTERS}")
         await tab.until("document.querySelectorAll('.more:not([hidden])').length === 2")
@@ -374,13 +373,11 @@ async def test_100_clusters_and_1000_workers_stay_smooth(tab: Tab) -> None:
         all_listed = await measured(tab)
         rewritten_ms = await rewritten(tab)
         memory_bytes = await tab.run("performance.memory.usedJSHeapSize")
-    print(
-        f"idle: {idle}\nas opened: {as_opened}\nall listed: {all_listed}\nall rows anew: {rewritten_ms:.0f} ms of CPU"
-    )
+    print(f"as opened: {as_opened}\nall listed: {all_listed}\nall rows anew: {rewritten_ms:.0f} ms of CPU")
     print(f"heap: {memory_bytes / 2**20:.0f} MiB")
-    assert as_opened["cpu_ms_per_update"] < all_listed["cpu_ms_per_update"], "rows that are not listed cost nothing"
-    assert all_listed["cpu_ms_per_update"] < 3 * rewritten_ms, "an update writes what changed"
-    assert max(as_opened["middle"], all_listed["middle"]) < 3 * idle["middle"], "of the frames of an empty page"
+    # Times between frames are printed only: they are those of the machine, too.
+    assert as_opened["cpu_ms_per_update"] < rewritten_ms, "rows that are not listed cost nothing"
+    assert all_listed["cpu_ms_per_update"] < 2 * rewritten_ms, "an update writes what changed"
     assert memory_bytes < 100 * 2**20
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.machine import deadline_seconds
 from tests.worker_image.agents import wait_until
 from tests.worker_image.pool_writer import key
 
@@ -188,11 +189,11 @@ def test_a_volume_that_hangs_holds_up_no_request(
     real = BlockStore.read
 
     def hangs(self: BlockStore, key: bytes, into: memoryview) -> None:
-        goes_on.wait(60)
+        goes_on.wait(deadline_seconds(60))
         real(self, key, into)
 
     def hangs_too(self: BlockStore, key: bytes) -> bool:
-        return goes_on.wait(60)
+        return goes_on.wait(deadline_seconds(60))
 
     monkeypatch.setattr(BlockStore, "read", hangs)
     result = first.load([5, 6], [1, 2])
@@ -213,7 +214,7 @@ def test_too_much_that_waits_is_dropped(engine: Callable[..., Engine], monkeypat
     real = BlockStore.write
 
     def slow(self: BlockStore, key: bytes, block: memoryview) -> bool:
-        goes_on.wait(60)
+        goes_on.wait(deadline_seconds(60))
         return real(self, key, block)
 
     monkeypatch.setattr(BlockStore, "write", slow)

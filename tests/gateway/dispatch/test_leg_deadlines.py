@@ -14,6 +14,7 @@ from tests.gateway.agents import Agent, report
 from tests.gateway.conftest import Engine, MakeSite, Seen, Site, eventually
 from tests.gateway.dispatch.test_resume import PROMPT, check, cut_all, two_each
 from tests.gateway.models import Cut, Model
+from tests.machine import deadline_seconds
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import Admission, AdmissionPolicy
@@ -119,7 +120,7 @@ async def test_prompts_that_take_longer_than_thought_are_not_given_up_for_ever(
         engine.facts |= {"agent_port": agent.port, "pool": "x"}
     site = await make_site(*engines, slo_seconds=(1.2, 1.0))
     await eventually(lambda: all(worker.state.known for worker in site.gateway.registry.workers))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         while not await site.metric('fulcrum_gateway_legs_total{leg="prefill",outcome="answered"}'):
             assert (await site.post(WHOLE)).status == 200
     assert await site.metric('fulcrum_gateway_legs_total{leg="prefill",outcome="stall"}') >= 1
@@ -132,7 +133,7 @@ async def test_an_answer_that_is_all_there_before_its_first_token_was_expected_t
     worker = site.gateway.registry.workers[0].state
     prompt = {**WHOLE, "prompt": "x" * 800}
     thought_seconds = worker.prefill_b
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         while worker.prefill_b > 0.7 * thought_seconds:
             assert (await site.post(prompt)).status == 200
 
@@ -227,7 +228,7 @@ async def test_an_outlier_is_left_alone(make_site: MakeSite, agent: Agent) -> No
 
     async def several() -> None:
         client = await site.connect()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(deadline_seconds(60)):
             while not metrics.ejections:
                 client.post({"model": "m", "prompt": "x", "max_tokens": 3, "stream": True})
                 assert (await client.answer()).status == 200
