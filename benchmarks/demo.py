@@ -24,7 +24,7 @@ from pathlib import Path
 
 import demo_light
 from demo_engines import SAME, Measured, cores_each, measured, usable_cores, with_cpu
-from demo_load import PROMPTS_SPLIT, WARM_UP_SECONDS, Load, answer_seconds, load_for, operator_seconds_of, too_slow
+from demo_load import PROMPTS_SPLIT, WARM_UP_SECONDS, Load, load_for, operator_seconds_of, too_slow
 from demo_page import Shown, described, plot, table
 from demo_replay import send, shares, warm_up
 from demo_screen import Telling, command, console, step
@@ -80,9 +80,7 @@ def show(cluster: Cluster) -> Shown:
 
     step(f"A question: {QUESTION}")
     console.print(ask(cluster), markup=False)
-    shown = (
-        demo_light.show(cluster, answer_seconds(found.speed, 24)) if problem is not None else replayed(cluster, load)
-    )
+    shown = demo_light.show(cluster, found.speed) if problem is not None else replayed(cluster, load)
     for problem_of_requests, count in shown.report.problems.items():
         console.print(f"{count} x {problem_of_requests}", markup=False)
     console.print(table(shown))

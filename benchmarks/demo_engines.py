@@ -6,8 +6,10 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import aiohttp
@@ -19,12 +21,15 @@ from local_cluster import Cluster, metric
 
 from fulcrum.api.names import PORT_GATEWAY_INSIDE
 from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.capacity.trust import measured_speed, pool_speed
+from fulcrum.capacity.trust import measured_speed
 from fulcrum_worker.engine_access import headers_of
 from fulcrum_worker.measure import measure_engine
 
 WORKERS: Final = 4
+_LENGTHS: Final = (16, 32, 64, 128, 256, 512, 1024)
+"""Tokens of the prompts by which several measurements are made into one: those that the demo sends."""
 OTHERS_CORES: Final = 0.25
 """Of a machine, for all that is no engine: API server, kubelet, operator, gateway, and the client."""
 MOST_CORES: Final = 1.5
@@ -123,7 +128,7 @@ def _knows_all(gateway: dict[str, Any]) -> bool:
 def measured(cluster: Cluster, tell: Callable[[str], None]) -> Measured:
     """Measure all engines at the same time, again and again, until two rounds agree or the time is over.
 
-    The middle one of both rounds counts. Raises LookupError when no engine can be measured.
+    Raises LookupError when no engine can be measured.
     """
     deadline = time.monotonic() + SETTLE_SECONDS
     before: list[WorkerSpeed] = []
@@ -131,17 +136,24 @@ def measured(cluster: Cluster, tell: Callable[[str], None]) -> Measured:
     while True:
         rounds += 1
         now = _one_round(cluster)
-        speed = pool_speed(now)
-        if speed is None:
+        if not now:
             raise LookupError("no engine could be measured: see the log of a worker Pod")
-        tell(f"round {rounds}: {summary(speed)}")
-        last = pool_speed(before)
-        ratio = difference(speed, last) if last is not None else float("inf")
+        tell(f"round {rounds}: {summary(typical(now))}")
+        ratio = difference(typical(now), typical(before)) if before else inf
         if ratio <= SAME or time.monotonic() > deadline:
-            both = pool_speed([*before, *now])
-            assert both is not None
-            return Measured(speed=both, rounds=rounds, ratio=ratio)
+            return Measured(speed=typical([*before, *now]), rounds=rounds, ratio=ratio)
         before = now
+
+
+def typical(speeds: Sequence[WorkerSpeed]) -> WorkerSpeed:
+    """Return the speed of an engine that takes, at each length and batch, as long as the middle one of these."""
+    batches = sorted({1, speeds[0].max_batch})
+    prompts = [(1.0, float(length), float(length**2)) for length in _LENGTHS]
+    steps = [(1.0, float(batch), float(batch * length)) for batch in batches for length in _LENGTHS]
+    prefill = [median(each.prefill_seconds(tokens, squares) for each in speeds) for _, tokens, squares in prompts]
+    decode = [median(each.decode_step_seconds(batch, context) for each in speeds) for _, batch, context in steps]
+    coefficients = SpeedCoefficients.of(prefill=fit_relative(prompts, prefill), decode=fit_relative(steps, decode))
+    return replace(speeds[0], coefficients=coefficients)
 
 
 def difference(one: WorkerSpeed, other: WorkerSpeed) -> float:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from demo import unfit
-from demo_engines import SAME, Measured, cores_each, difference
+from demo_engines import SAME, Measured, cores_each, difference, typical
 from demo_load import (
     ANSWERS_SPLIT,
     PROMPTS_SPLIT,
@@ -103,6 +103,14 @@ def test_rounds_that_differ_are_told_with_the_limit() -> None:
     assert "differ by 1.60 x" in str(unfit(Measured(speed=SLOW, rounds=5, ratio=1.6)))
     assert difference(SLOW, demo_cluster.scaled(SLOW, 0.5)) == pytest.approx(2.0)
     assert difference(demo_cluster.scaled(SLOW, 0.5), SLOW) == pytest.approx(2.0)
+
+
+def test_one_engine_that_was_disturbed_moves_nothing() -> None:
+    """At each length the middle one counts, also where the disturbed one was slow for short prompts only."""
+    disturbed = demo_cluster.speed(prefill=(9.0, 0.0), step_seconds=0.1, batch_seconds=0.9)
+    found = typical([SLOW, disturbed, SLOW, demo_cluster.scaled(SLOW, 1.01)])
+    assert difference(found, SLOW) == pytest.approx(1.0, abs=0.02)
+    assert prefill_seconds(found, 512) == pytest.approx(prefill_seconds(SLOW, 512), rel=0.02)
 
 
 @pytest.mark.parametrize(("cores", "each"), [(2, "425m"), (4, "925m"), (16, "1500m"), (1, "175m"), (0.5, "50m")])
