@@ -48,13 +48,13 @@ def test_promises_and_loads_are_what_the_engines_can_do(speed: WorkerSpeed) -> N
         best, other = served(speed, right, *lengths), served(speed, wrong, *lengths)
         assert 0.4 * best <= phase.requests_per_second <= 0.7 * best
         assert other < best
-    assert load.answers.requests_per_second > 1.5 * other
+    assert load.answers.requests_per_second > 1.4 * other
     assert load.seconds <= 300
 
 
 @pytest.mark.parametrize(
     ("truth", "measured_share"),
-    [(SLOW, 0.85), (SLOW, 1.0), (MEDIUM, 1.2), (QUICK, 1.0)],
+    [(SLOW, 0.8), (SLOW, 1.0), (MEDIUM, 1.2), (QUICK, 1.0)],
     ids=["slow-and-taken-for-quicker", "slow", "medium-and-taken-for-slower", "quick"],
 )
 def test_the_operator_keeps_the_promises(truth: WorkerSpeed, measured_share: float) -> None:
@@ -94,7 +94,7 @@ def test_promises_go_down_on_quick_engines() -> None:
 def test_engines_that_are_too_slow_are_told_with_the_limit() -> None:
     assert too_slow(SLOW) is None
     slower = demo_cluster.scaled(SLOW, 4.0)
-    assert "the limit is 15 s" in str(too_slow(slower))
+    assert "the limit is 12 s" in str(too_slow(slower))
     assert unfit(Measured(speed=slower, rounds=2, ratio=1.0)) == too_slow(slower)
 
 
