@@ -10,6 +10,7 @@ COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY requirements/fulcrum.lock requirements/fulcrum.lock
 COPY crds crds
 COPY manifests manifests
+COPY examples/simulate.yaml examples/simulate.yaml
 COPY operator operator
 COPY worker_image/fulcrum_worker worker_image/fulcrum_worker
 # The lock names what was tested; of it, only what the control plane imports is installed.

@@ -1,4 +1,4 @@
-# Two commands do everything in a fresh clone: `make demo` and `make test`. `make help` lists the rest.
+# Three commands do everything in a fresh clone: `make try`, `make demo` and `make test`. `make help` lists the rest.
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,18 +13,25 @@ BESIDE := tests/worker_image/test_two_engines.py tests/worker_image/test_engine_
 # Files with tests of engines that run alone: those that compare durations. To collect all of tests/ takes a slow machine a minute.
 ALONE = $(filter-out tests/e2e/% $(BESIDE),$(shell grep -rl 'mark\.engine' tests --include='test_*.py'))
 
-.PHONY: help install demo test check lint types contracts dockerfiles generated documentation format unit integration scan e2e compare bench generate lock docs images release clean
+.PHONY: help try install engine demo test check lint types contracts dockerfiles generated documentation format unit integration scan e2e compare bench generate lock docs images release clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-install:  ## Make .venv and install everything from the lock files
+try:  ## The first answer: install the control plane alone, and compare policies on a load that moves, simulated
 	@sh requirements/install.sh
+	@$(BIN)/fulcrum simulate --demo
+
+engine:
+	@sh requirements/install.sh engine
+
+install:  ## Make .venv and install everything from the lock files
+	@sh requirements/install.sh engine tools
 	@sh requirements/helm.sh
 	@sh requirements/promtool.sh
 	@sh requirements/chromium.sh
 
-demo: install  ## Local cluster with real vLLM workers: ask, replay, flip, report (CPU=350m: what each worker may use)
+demo: engine  ## Local cluster with real vLLM workers: ask, replay, flip, report (CPU=350m: what each worker may use)
 	@$(BIN)/python benchmarks/demo.py $(if $(CPU),--cpu $(CPU))
 
 test: install  ## Every check, and the seconds of each stage

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Rewrites both lock files from pyproject.toml and engine-cpu.in. Needs uv (pip install uv). Both come from one
-# resolution, because `make install` puts them into one environment.
+# Rewrites the lock files of .venv from pyproject.toml, editable.in and engine-cpu.in. Needs uv (pip install uv). All come from one
+# resolution, because install.sh puts them into one environment.
 set -eu
 cd "$(dirname "$0")/.."
 all=$(mktemp)
@@ -9,7 +9,13 @@ compile() {
     uv pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-emit-index-url --no-header --no-annotate \
         --override requirements/engine-cpu.overrides "$@"
 }
-extras="--extra local --extra sim --extra dev"
-compile $extras pyproject.toml requirements/engine-cpu.in -o "$all"
-compile $extras -c "$all" pyproject.toml -o requirements/fulcrum.lock
-compile -c "$all" requirements/engine-cpu.in -o requirements/engine-cpu.lock
+control="--extra local --extra sim pyproject.toml requirements/editable.in"
+tools="--extra dev pyproject.toml"
+engine=requirements/engine-cpu.in
+# shellcheck disable=SC2086
+{
+    compile $control --extra dev "$engine" -o "$all"
+    compile $control -c "$all" -o requirements/fulcrum.lock
+    compile $tools -c "$all" -o requirements/tools.lock
+    compile "$engine" -c "$all" -o requirements/engine-cpu.lock
+}

@@ -13,6 +13,8 @@ import pytest
 from tests.image_build import BIN, CONTROL_PLANE, ROOT, STARTED, WORKER, build, build_stage, imports, instructions
 from tests.machine import deadline_seconds
 
+from fulcrum.cli.shipped import SIMULATED
+
 
 def test_the_worker_image_builds_and_imports_its_agent(tmp_path: Path) -> None:
     (check,) = re.findall(r'python3 -c "import ([^"]*fulcrum_worker[^"]*)"', WORKER.read_text())
@@ -29,6 +31,7 @@ def test_the_control_planes_image_builds_and_imports_what_it_starts(tmp_path: Pa
     imports(installed, STARTED)
     assert (installed / "fulcrum" / "_install" / "crds").is_dir()
     assert (installed / "fulcrum" / "_install" / "manifests" / "rbac").is_dir()
+    assert (installed / "fulcrum" / "_install" / SIMULATED).is_file()
 
 
 @pytest.mark.integration

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from fulcrum.api.names import LABEL_POOL, LABEL_ROLE, Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.worker import LoadReport
 from fulcrum.dashboard import PAGE_PATH, Board, ClusterFacts, Reading, routes
-from fulcrum.dashboard.history import SAMPLE_SECONDS
+from fulcrum.dashboard.past import board_with_past
 from fulcrum.load.traffic import Traffic
 
 Json = dict[str, Any]
@@ -254,16 +253,6 @@ def _stamp(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-@dataclass(slots=True)
-class _Clock:
-    """Unix time: a moment that was set, else now."""
-
-    seconds: float | None = None
-
-    def __call__(self) -> float:
-        return time.time() if self.seconds is None else self.seconds
-
-
 @asynccontextmanager
 async def played_dashboard(
     *, clusters: int, workers: int, largest: int | None = None, history_seconds: float = 3600.0
@@ -272,13 +261,11 @@ async def played_dashboard(
 
     Its past is played in no time.
     """
-    clock, began = _Clock(), time.time()
-    board = Board(origin=ORIGIN, waiting="", now=clock)
-    board.source = PlayedFleet(clusters=clusters, workers=workers, largest=largest, now=clock)
-    for step in range(int(history_seconds / SAMPLE_SECONDS)):
-        clock.seconds = began - history_seconds + step * SAMPLE_SECONDS
-        await board.refresh()
-    clock.seconds = None
+    board = await board_with_past(
+        lambda clock: PlayedFleet(clusters=clusters, workers=workers, largest=largest, now=clock),
+        origin=ORIGIN,
+        past_seconds=history_seconds,
+    )
     async with served(board) as url:
         yield url
 

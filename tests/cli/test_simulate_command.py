@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fulcrum.cli.app import main
+from fulcrum.cli.shipped import DEMO_LOAD, SIMULATED
 from fulcrum.simulation.contest import NAMES
 from fulcrum.simulation.generate import WORKLOADS
 
@@ -178,3 +180,38 @@ def test_help_names_everything() -> None:
     assert "Examples:" in text
     for name in (*NAMES, *WORKLOADS):
         assert name in text
+
+
+def test_the_demo_is_an_answer_with_a_plot_on_which_flips_show() -> None:
+    result = run("--demo")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    shares = {line.split()[0]: float(line.split("%")[0].split()[-1]) for line in lines if re.search(r"\d% .*/s", line)}
+    assert shares["ours"] > max(shares["best"], shares["aggregated"]) + 3
+    plots = [line for line in lines if line.count("█") > 10]
+    assert [line.split()[0] for line in plots] == ["ours", "best", "aggregated"]
+    marks = lines[lines.index(plots[0]) + 1]
+    assert "^" in marks
+    assert "flips: " in marks
+
+
+def test_the_demo_imports_what_is_slow_only_where_it_is_used() -> None:
+    program = (
+        "import sys\nfrom fulcrum.cli.app import main\n"
+        "main(['simulate', '--demo', '--policy', 'ours'], standalone_mode=False)\n"
+        "print(sorted(set(sys.modules) & {'statsmodels', 'matplotlib', 'torch', 'kubernetes', 'pandas', 'aiohttp'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_without_a_demo_both_files_are_needed() -> None:
+    assert "give --trace and --cluster, or --demo" in " ".join(run("--trace", "steps").output.split())
+
+
+def test_the_demos_cluster_is_the_one_of_the_examples(cluster: Path) -> None:
+    shown = run("--demo", "--policy", "static-1:2", "--limit", "200", "--json").stdout
+    example = Path(__file__).parents[2] / SIMULATED
+    arguments = ("--trace", DEMO_LOAD, "--cluster", example, "--policy", "static-1:2", "--limit", "200", "--json")
+    assert run(*arguments).stdout == shown
+    assert run("--demo", "--cluster", cluster, "--policy", "static-1:2", "--limit", "200", "--json").stdout != shown

