@@ -12,7 +12,9 @@ from typing import Any
 from local_cluster import Cluster, Worker
 from this_machine import FP8, TINY, deadline_seconds
 
-OUTPUT_TOKENS = 12
+OUTPUT_TOKENS = 48
+"""So many that some answers are always under way, though a step of the tiny model takes milliseconds: what kills,
+drains and flips must not lose."""
 FP8_MARGIN = 0.4
 FLOAT32_MARGIN = 0.02
 """Between the two likeliest tokens, in nats. Rounding depends on what else is in an engine's batch, so that a greedy
