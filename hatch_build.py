@@ -42,7 +42,7 @@ PLAIN = {
         "gateway/http/internal_server", "gateway/openai/openapi", "gateway/dispatch/continuation",
         "gateway/metrics/counts", "gateway/workers/learned_speeds",
         "gateway/workers/canary", "gateway/workers/load_poll", "gateway/workers/prefix_sharing",
-        "gateway/workers/prewarm", "gateway/workers/watch",
+        "gateway/workers/prewarm", "gateway/workers/progress", "gateway/workers/watch",
     ),
 }  # fmt: skip
 """Modules of these packages that stay Python, by the reason."""
