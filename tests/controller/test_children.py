@@ -146,10 +146,10 @@ def test_the_worker_pod_of_a_cpu_pool() -> None:
                     {"name": "nixl", "containerPort": 5600},
                 ],
                 "startupProbe": {
-                    "httpGet": {"path": "/readyz", "port": 8001},
+                    "httpGet": {"path": "/readyz?startup=1", "port": 8001},
                     "periodSeconds": 1,
                     "timeoutSeconds": 5,
-                    "failureThreshold": 1920,
+                    "failureThreshold": 7320,
                 },
                 "readinessProbe": {
                     "httpGet": {"path": "/readyz", "port": 8001},
@@ -225,6 +225,24 @@ def test_a_gpu_worker_asks_for_its_gpus_its_node_and_shared_memory() -> None:
     assert {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}} in pod["spec"]["volumes"]
     assert env(pod)["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
     assert pod["spec"]["terminationGracePeriodSeconds"] == 330
+
+
+@pytest.mark.parametrize(
+    ("slo", "flip", "grace_seconds"),
+    [
+        ({}, {}, 150),
+        ({"ttft": "3s", "tpot": "1s"}, {}, 1057),
+        ({"tpot": "10s"}, {}, 3630),
+        # Objects from before have it stored.
+        ({"tpot": "1s"}, {"drainTimeout": "120s"}, 150),
+        ({"tpot": "1s"}, {"drainTimeout": "0s"}, 30),
+    ],
+)
+def test_a_drain_lasts_a_long_answer_within_the_promise(
+    slo: dict[str, str], flip: dict[str, str], grace_seconds: int
+) -> None:
+    pod = pod_of(gpu_spec(slo=slo, balance={"flip": flip}))
+    assert pod["spec"]["terminationGracePeriodSeconds"] == grace_seconds
 
 
 def test_a_pools_template_is_laid_over_and_identity_stays() -> None:

@@ -77,6 +77,7 @@ def test_what_stands_is_of_the_wanted_revision_after_an_upgrade_and_back(previou
 NEW_FIELDS: dict[str, dict[str, Any]] = {
     "rollout": {"pools": [{"rollout": {"maxUnavailable": 2, "maxSurge": "50%"}}]},
     "start timeout": {"engine": {"startTimeout": "45m"}},
+    "no drain timeout": {"slo": {"tpot": "1s"}},
     "prefix cache": {"gateway": {"auth": {"secretName": "keys", "prefixCache": "PerKey"}}},
     "a field of the next release": {"novel": {"x": 1}, "pools": [{"novel": True}]},
 }

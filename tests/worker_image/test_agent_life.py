@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from tests.machine import deadline_seconds
@@ -43,7 +44,25 @@ async def test_an_engine_that_never_answers(capfd: pytest.CaptureFixture[str]) -
     code = await run(worker_config(start_timeout_seconds=3.0), loading)
     assert code == EXIT_ENGINE_NOT_STARTED
     end = capfd.readouterr().out
-    assert "vLLM was not ready after 3 s: the engine does not answer on /health; its last lines:\nloading\n" in end
+    assert "vLLM made no progress for 3 s (stage imports): the engine does not answer on /health" in end
+    assert end.endswith("its last lines:\nloading\n")
+
+
+@pytest.mark.parametrize(
+    "work",
+    ["print('shard', 'abcdefghijklmnopqrstuvwxyz'[i])", "os.write(file, bytes(2 << 20)); os.lseek(file, 0, 0)"],
+    ids=["says something new", "moves bytes"],
+)
+async def test_an_engine_that_gets_on_is_waited_for(
+    work: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = (
+        f"import os, time\nfile = os.open({str(tmp_path / 'weights')!r}, os.O_RDWR | os.O_CREAT)\n"
+        f"for i in range(12):\n    {work}\n    time.sleep(0.5)\nprint('loaded')\ntime.sleep(600)"
+    )
+    code = await run(worker_config(start_timeout_seconds=4.0), command(program))
+    assert code == EXIT_ENGINE_NOT_STARTED
+    assert "loaded" in capfd.readouterr().out, "six seconds of work were waited for"
 
 
 async def test_an_engine_that_cannot_be_executed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from aiohttp.web import Application, Request
 from tests.worker_image.agents import free_address, worker_config
 
 from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport, SpeedCoefficients
+from fulcrum.api.worker import PATH_STARTED, LoadReport, SpeedCoefficients, Stage
 from fulcrum_worker.roles import WorkerRole
 from fulcrum_worker.server import make_app
 from fulcrum_worker.state import WorkerState
@@ -81,7 +81,7 @@ async def test_unknown_is_not_zero(client: Client) -> None:
         answer = await response.json()
         report = msgspec.convert(answer, LoadReport)
     assert answer["running"] is None
-    assert report == LoadReport(role=Role.PREFILL, role_epoch=3, ready=False, draining=False)
+    assert report == LoadReport(role=Role.PREFILL, role_epoch=3, ready=False, draining=False, stage=Stage.READY)
     assert not report.idle
     async with client.get("/metrics") as response:
         assert response.content_type == "text/plain"
@@ -106,7 +106,7 @@ async def test_readyz_says_what_is_missing(client: Client, state: WorkerState) -
         assert (await response.json())["reason"] == "the engine does not answer on /health"
     state.warm = False
     async with client.get("/readyz") as response:
-        assert (await response.json())["reason"] == "the engine is starting"
+        assert (await response.json())["reason"] == "the engine is starting: imports"
     state.engine_alive = False
     async with client.get("/readyz") as response:
         assert (await response.json())["reason"] == "the engine is not running"
@@ -143,3 +143,22 @@ async def test_metrics_show_fitted_coefficients_and_role(client: Client, state: 
     assert "fulcrum_worker_engine_start_seconds 12.5" in page
     assert 'fulcrum_worker_role{role="prefill"} 1.0' in page
     assert 'fulcrum_worker_role{role="draining"} 0.0' in page
+
+
+async def test_the_startup_probe_succeeds_before_the_measurement(client: Client, state: WorkerState) -> None:
+    async def ask(path: str) -> tuple[int, str]:
+        async with client.get(path) as response:
+            return response.status, (await response.json())["stage"]
+
+    state.warm = False
+    state.engine_stage = lambda: Stage.WEIGHTS
+    assert await ask(PATH_STARTED) == (503, "weights")
+    assert state.startup_probed
+    assert not state.startup_told.is_set()
+    state.engine_start_seconds = 31.0
+    assert await ask("/readyz") == (503, "measuring")
+    assert not state.startup_told.is_set()
+    assert await ask(PATH_STARTED) == (200, "measuring")
+    assert state.startup_told.is_set()
+    state.warm = True
+    assert (await ask(PATH_STARTED))[1] == "ready"

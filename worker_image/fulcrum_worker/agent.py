@@ -30,12 +30,16 @@ from fulcrum_worker.readiness import not_ready_reason
 from fulcrum_worker.roles import WorkerRole
 from fulcrum_worker.server import make_app
 from fulcrum_worker.stall import wait_until_stalled
+from fulcrum_worker.start_progress import usage_of, wait_until_stuck
 from fulcrum_worker.state import WorkerState
 
 logger = logging.getLogger(__name__)
 
 _START_POLL_SECONDS: Final = 0.2
 _STOP_GRACE_SECONDS: Final = SHUTDOWN_TIMEOUT_SECONDS + 10.0
+_TOLD_SECONDS: Final = 10.0
+"""Longest wait for a startup probe between the engine's start and its measurement: the local kubelet then holds it to
+its CPU limit. It asks every 0.5 s, and later on a busy machine."""
 _STALLED_GRACE_SECONDS: Final = 1.0
 """An engine that hangs finishes nothing more, and its requests go on elsewhere once its connections break."""
 
@@ -116,6 +120,7 @@ class _Life:
         self._engine = engine
         self._stop = stop
         self._hurry = hurry
+        state.engine_stage = lambda: engine.stage
 
     async def run(self) -> int:
         started = time.monotonic()
@@ -135,20 +140,26 @@ class _Life:
     async def _watch(self, started: float) -> int:
         ended = asyncio.create_task(self._engine.wait())
         stopped = asyncio.create_task(self._stop.wait())
-        try:
-            up = await _first(
-                self._bring_up(started), ended, stopped, timeout_seconds=self._config.start_timeout_seconds
+        stuck = asyncio.create_task(
+            wait_until_stuck(
+                lambda: usage_of(self._engine.pid, news=self._engine.news),
+                timeout_seconds=self._config.start_timeout_seconds,
+                longest_seconds=self._config.longest_start_seconds,
             )
+        )
+        try:
+            up = await _first(self._bring_up(started), ended, stopped, stuck)
             if ended.done():
                 return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM {_how(ended.result())} before it was ready")
             if stopped.done():
                 logger.info("worker_stopping reason=signal phase=starting")
                 return 0
             if not up:
-                seconds = self._config.start_timeout_seconds
+                stage = self._state.stage
                 reason = await not_ready_reason(self._state.session, self._state.engine_url, self._state.side_channel)
                 await self._engine.stop(grace_seconds=_STOP_GRACE_SECONDS)
-                return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM was not ready after {seconds:g} s: {reason}")
+                return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM {stuck.result()} (stage {stage}): {reason}")
+            stuck.cancel()
             stalled = asyncio.create_task(wait_until_stalled(self._state.engine_metrics, self._state.speed))
             try:
                 await asyncio.wait((ended, stopped, stalled), return_when=asyncio.FIRST_COMPLETED)
@@ -160,8 +171,8 @@ class _Life:
                 stalled.cancel()
             return await self._drain(ended)
         finally:
-            ended.cancel()
-            stopped.cancel()
+            for task in (ended, stopped, stuck):
+                task.cancel()
 
     async def _bring_up(self, started: float) -> bool:
         state = self._state
@@ -170,7 +181,10 @@ class _Life:
         state.engine_start_seconds = time.monotonic() - started
         logger.info("engine_up seconds=%.1f", state.engine_start_seconds)
         if self._config.measure_at_start:
-            from fulcrum_worker.measure import budget_for, measure_engine
+            if state.startup_probed:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(state.startup_told.wait(), _TOLD_SECONDS)
+            from fulcrum_worker.measure import budget_for, measure_engine, patience_for
 
             measuring = time.monotonic()
             state.speed = await measure_engine(
@@ -179,6 +193,7 @@ class _Life:
                 self._config.served_name,
                 max_model_len=self._config.max_model_len,
                 budget_seconds=budget_for(state.engine_start_seconds),
+                patience_seconds=patience_for(state.engine_start_seconds),
             )
             state.measure_seconds = time.monotonic() - measuring
             if state.speed is not None and state.speed_file is not None:
@@ -191,21 +206,24 @@ class _Life:
         return True
 
     async def _drain(self, ended: asyncio.Task[int]) -> int:
-        """Finishes what is left, then ends well; a vLLM that dies meanwhile has lost requests, which is not well."""
+        """Finishes what is left, then ends well; a vLLM that dies or hangs meanwhile has lost requests: not well."""
         timeout_seconds = self._config.drain_timeout_seconds
         logger.info("drain_begun reason=signal role=%s timeout_seconds=%g", self._state.role.role, timeout_seconds)
         self._state.change_role(self._state.role.asked_to_terminate())
         started = time.monotonic()
         hurried = asyncio.create_task(self._hurry.wait())
+        stalled = asyncio.create_task(wait_until_stalled(self._state.engine_metrics, self._state.speed))
+        idling = wait_until_idle(self._state.engine_metrics, timeout_seconds=timeout_seconds)
         try:
-            idle = await _first(
-                wait_until_idle(self._state.engine_metrics, timeout_seconds=timeout_seconds),
-                ended,
-                hurried,
-                timeout_seconds=timeout_seconds + 5.0,
-            )
+            async with asyncio.timeout(timeout_seconds + 5.0):
+                idle = await _first(idling, ended, hurried, stalled)
+        except TimeoutError:
+            idle = False
         finally:
             hurried.cancel()
+            stalled.cancel()
+        if not idle and stalled.done() and not stalled.cancelled():
+            return await self._stalled(stalled.result())
         if ended.done():
             return await self._failed(EXIT_ENGINE_DIED, f"vLLM {_how(ended.result())} while draining")
         outcome = "idle" if idle else "hurried" if self._hurry.is_set() else "timed_out"
@@ -231,11 +249,11 @@ class _Life:
         return code
 
 
-async def _first(work: Coroutine[Any, Any, bool], *others: asyncio.Task[Any], timeout_seconds: float) -> bool:
-    """The result of `work`; False when one of the others ends, or the time is over, before it."""
+async def _first(work: Coroutine[Any, Any, bool], *others: asyncio.Task[Any]) -> bool:
+    """The result of `work`; False when one of the others ends before it."""
     task = asyncio.create_task(work)
     try:
-        await asyncio.wait((task, *others), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, *others), return_when=asyncio.FIRST_COMPLETED)
         return task.done() and task.result()
     finally:
         task.cancel()

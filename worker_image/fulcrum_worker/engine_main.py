@@ -16,6 +16,7 @@ import sys
 import warnings
 from typing import Final
 
+from fulcrum_worker.engine_imports import ENGINE_MODULE, SERVER_MODULE, import_without_collecting, inspect_in_process
 from fulcrum_worker.engine_limits import publish_limits
 from fulcrum_worker.engine_steps import publish_steps
 from fulcrum_worker.kv.registration import TIER_CONNECTOR, register_tier_connector
@@ -48,6 +49,8 @@ if __name__ == "__main__":
     if ENV_PARENT in os.environ:
         die_with_parent(int(os.environ.pop(ENV_PARENT)))
     warnings.filterwarnings("ignore", message=".*vllm.entrypoints.openai.api_server", category=DeprecationWarning)
+    import_without_collecting(SERVER_MODULE)
+    inspect_in_process()
     for what, publish in (("limits", publish_limits), ("steps", publish_steps)):
         try:
             publish()
@@ -71,3 +74,4 @@ elif __name__ == "__mp_main__":
             sleep_when_idle(int(os.environ[ENV_POLL_MICROSECONDS]))
         except (ImportError, AttributeError) as error:
             print(f"NIXL's progress thread keeps a core busy: {error!r}", file=sys.stderr)
+    import_without_collecting(ENGINE_MODULE)

@@ -12,12 +12,16 @@ import threading
 from collections import deque
 from typing import BinaryIO, Final
 
+from fulcrum.api.worker import Stage
 from fulcrum_worker.engine_command import EngineCommand
 from fulcrum_worker.engine_main import ENV_PARENT
+from fulcrum_worker.start_progress import stage_after
 
 _KEPT_LINES: Final = 200
 _DIGEST_BYTES: Final = 1500
 """Kubernetes keeps the last 2048 bytes of a log as the termination message; the digest fits in it with its heading."""
+_MOST_KINDS: Final = 10_000
+"""Kinds of lines that are remembered; lines beyond them are no news."""
 _LOG_PREFIX: Final = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[\w.]+:\d+\] ?)?")
 _NUMBER: Final = re.compile(r"\d[\d.,]*")
 _NOISE: Final = re.compile(r"^\s|^Traceback |^During handling|^The above exception|^$|^File ")
@@ -32,6 +36,9 @@ class EngineProcess:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._pump: threading.Thread | None = None
+        self._kinds: set[int] = set()
+        self.stage = Stage.IMPORTS
+        """What vLLM does, by its log; it says nothing of what comes after the KV cache."""
 
     async def start(self) -> None:
         """Starts vLLM; raises OSError when there is nothing to execute."""
@@ -58,10 +65,23 @@ class EngineProcess:
                     self._output.write(chunk)
                     self._output.flush()
                 *lines, rest = (rest + chunk).split(b"\n")
-                self._lines.extend(line.decode(errors="replace").rstrip("\r") for line in lines)
+                for line in lines:
+                    self._heard(line.decode(errors="replace").rstrip("\r"))
                 rest = rest[-(1 << 16) :]
             if rest:
-                self._lines.append(rest.decode(errors="replace"))
+                self._heard(rest.decode(errors="replace"))
+
+    def _heard(self, line: str) -> None:
+        self._lines.append(line)
+        self.stage = stage_after(line, self.stage)
+        if len(self._kinds) < _MOST_KINDS:
+            # vLLM repeats that it waits, with other numbers: that is no progress.
+            self._kinds.add(hash(_NUMBER.sub("0", _LOG_PREFIX.sub("", line))))
+
+    @property
+    def news(self) -> int:
+        """Lines so far that differ from all before them in more than numbers."""
+        return len(self._kinds)
 
     @property
     def pid(self) -> int | None:

@@ -32,6 +32,10 @@ START_SHARE: Final = 0.1
 LONGEST_BUDGET_SECONDS: Final = 15.0
 PATIENCE_SECONDS: Final = 60.0
 """How long an engine that is too slow for the budget is waited for, until a fit is possible at all."""
+PATIENCE_SHARE: Final = 0.75
+"""The same as a share of the engine's own start. An engine of SmolLM2 that is held to a tenth of a slow core needs
+about 30 s for two prompt lengths, after a start of 60 s."""
+LEAST_PATIENCE_SECONDS: Final = 15.0
 ENOUGH_PROMPTS: Final = 3
 """Lengths of prompts that are measured whatever the budget: what two short ones say of a long one is mostly noise."""
 _PREFILL_TOKENS: Final = (16, 64, 256, 1024, 4096, 16384)
@@ -130,6 +134,11 @@ def _histograms(text: str) -> tuple[tuple[float, float], tuple[float, float]]:
 def budget_for(start_seconds: float) -> float:
     """Seconds that an engine which took `start_seconds` to come up is measured for."""
     return min(LONGEST_BUDGET_SECONDS, max(BUDGET_SECONDS, START_SHARE * start_seconds))
+
+
+def patience_for(start_seconds: float) -> float:
+    """Seconds within which the measurement of an engine that took `start_seconds` to come up ends in any case."""
+    return min(PATIENCE_SECONDS, max(LEAST_PATIENCE_SECONDS, PATIENCE_SHARE * start_seconds))
 
 
 async def measure_engine(

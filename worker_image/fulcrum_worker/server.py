@@ -100,11 +100,20 @@ class _Routes:
         alive = self._state.engine_alive or not self._state.warm
         return _json({"alive": alive, "engineAlive": self._state.engine_alive}, status=200 if alive else 503)
 
-    async def readyz(self, _: web.Request) -> web.Response:
-        """Ready: vLLM answers and its transfer layer is up. Draining is reported, and does not make it unready."""
+    async def readyz(self, request: web.Request) -> web.Response:
+        """Ready: vLLM answers and its transfer layer is up. Draining is reported, and does not make it unready.
+
+        With `?startup` the status says whether the engine has come up, be it measured or not.
+        """
         reason = await self._state.not_ready_reason()
-        body = {"ready": reason is None, "draining": self._state.role.draining, "reason": reason}
-        return _json(body, status=200 if reason is None else 503)
+        good = self._state.has_started() if "startup" in request.query else reason is None
+        body = {
+            "ready": reason is None,
+            "draining": self._state.role.draining,
+            "reason": reason,
+            "stage": self._state.stage,
+        }
+        return _json(body, status=200 if good else 503)
 
     async def load(self, _: web.Request) -> web.Response:
         return _json(await self._state.load_report(), headers={HEADER_POD: self._state.pod_name})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 
-from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients
+from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients, Stage
 from fulcrum_worker.engine_metrics import EngineMetrics, scrape_engine
 from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.readiness import not_ready_reason
@@ -39,6 +41,12 @@ class WorkerState:
     speed: SpeedCoefficients | None = None
     warm: bool = False
     """True once the engine has come up and has been measured (or not: measuring has a budget)."""
+    engine_stage: Callable[[], Stage] = lambda: Stage.IMPORTS
+    """What the engine's log says of its start."""
+    startup_probed: bool = False
+    """True once a startup probe has asked."""
+    startup_told: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once a startup probe has been answered that the engine is up."""
     drains: int = 0
     offload: OffloadReport | None = None
     """The host tier as it is set up; None without one."""
@@ -54,6 +62,20 @@ class WorkerState:
         self.drains += role.draining and not self.role.draining
         self.role = role
 
+    @property
+    def stage(self) -> Stage:
+        """What the worker does until it is ready."""
+        if self.warm:
+            return Stage.READY
+        return self.engine_stage() if self.engine_start_seconds is None else Stage.MEASURING
+
+    def has_started(self) -> bool:
+        """Answer of the startup probe: the engine is up, and perhaps not measured yet."""
+        self.startup_probed = True
+        if started := self.engine_alive and self.engine_start_seconds is not None:
+            self.startup_told.set()
+        return started
+
     async def engine_metrics(self) -> EngineMetrics:
         """vLLM's metrics, at most 0.25 s old; unknown while the engine does not answer."""
         scraped_at, metrics = self._scraped
@@ -68,7 +90,7 @@ class WorkerState:
         if not self.engine_alive:
             return "the engine is not running"
         if not self.warm:
-            return "the engine is starting"
+            return f"the engine is starting: {self.stage}"
         probed_at, reason = self._probed
         if time.monotonic() - probed_at > _PROBE_FRESH_SECONDS:
             reason = await not_ready_reason(self.session, self.engine_url, self.side_channel)
@@ -97,5 +119,6 @@ class WorkerState:
             transfers=metrics.transfers,
             progress=metrics.progress_at(time.monotonic()),
             offload=metrics.with_counts(self.offload) if self.offload is not None else None,
+            stage=self.stage,
             residency=self.kv_events.residency() if self.kv_events is not None else None,
         )

@@ -81,15 +81,22 @@ class Flip(ApiStruct, frozen=True, kw_only=True):
         Duration, Meta(description="Shortest time between two automatic flips of one worker; 0s: none.")
     ] = "30s"
     drain_timeout: Annotated[
-        Duration, Meta(description="Longest wait for a draining worker, also when it is removed; at most 1h.")
-    ] = "120s"
+        Duration | None,
+        Meta(
+            description="Longest wait for a draining worker, also when it is removed; at most 1h. Default: an answer "
+            "of 1024 tokens within the promise (slo.ttft + 1024 slo.tpot), from 120s to 1h."
+        ),
+    ] = None
 
     rules: ClassVar[Rules] = (
         rule(
-            "self.style != 'Drain' || self.drainTimeout.matches('[1-9]')",
+            "self.style != 'Drain' || !has(self.drainTimeout) || self.drainTimeout.matches('[1-9]')",
             "drainTimeout must be longer than zero when style is Drain: requests would be cut off by each flip",
         ),
-        rule("duration(self.drainTimeout) <= duration('1h')", "drainTimeout must not be longer than 1h"),
+        rule(
+            "!has(self.drainTimeout) || duration(self.drainTimeout) <= duration('1h')",
+            "drainTimeout must not be longer than 1h",
+        ),
     )
 
 

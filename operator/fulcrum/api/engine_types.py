@@ -145,8 +145,9 @@ class Engine(ApiStruct, frozen=True, kw_only=True):
     start_timeout: Annotated[
         PositiveDuration,
         Meta(
-            description="How long an engine may take to start, the download of its weights included, before its worker "
-            "is restarted; at most 24h. Changing it restarts none."
+            description="How long a starting engine may make no progress (no new log lines, next to no CPU time, no "
+            "bytes read or written) before its worker is restarted; at most 24h. A start that goes on and on ends "
+            "after four times as long. Changing it restarts none."
         ),
     ] = "30m"
     args: Annotated[

@@ -25,6 +25,7 @@ from fulcrum.api.balance_types import (
     ScaleDown,
 )
 from fulcrum.api.base import ApiStruct, Duration, Image, Name, ObjectName, PositiveDuration, Quantity, Rules, rule
+from fulcrum.api.durations import seconds
 from fulcrum.api.engine_types import (
     Engine,
     KvCache,
@@ -142,6 +143,14 @@ _BACKEND: Final = (
 _IMAGE: Final = "has({0}.engine) && has({0}.engine.image) ? {0}.engine.image : ''"
 
 
+_DRAINED_ANSWER_TOKENS: Final = 1024
+"""Tokens of an answer that a drain waits for where the spec does not say how long; longer answers are rare in chats."""
+_LEAST_DRAIN_SECONDS: Final = 120.0
+_LONGEST_DRAIN_SECONDS: Final = 3600.0
+"""Bounds of that wait, in seconds: what stored objects have that were made before it followed the promise, and the
+longest `drainTimeout`."""
+
+
 class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
     """What is wanted: a model, a latency promise, and the hardware to keep it with."""
 
@@ -164,6 +173,14 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
     admission: Annotated[Admission, Meta(description="Early rejection and QoS classes.")] = Admission()
     gateway: Annotated[Gateway, Meta(description="The OpenAI-compatible endpoint.")] = Gateway()
     metrics: Annotated[Metrics, Meta(description="Where load history comes from.")] = Metrics()
+
+    @property
+    def drain_timeout_seconds(self) -> float:
+        """Longest drain of a worker: `balance.flip.drainTimeout`, or the time of a long answer within the promise."""
+        if (said := self.balance.flip.drain_timeout) is not None:
+            return seconds(said)
+        answer_seconds = seconds(self.slo.ttft) + _DRAINED_ANSWER_TOKENS * seconds(self.slo.tpot)
+        return min(max(_LEAST_DRAIN_SECONDS, answer_seconds), _LONGEST_DRAIN_SECONDS)
 
     rules: ClassVar[Rules] = (
         rule(

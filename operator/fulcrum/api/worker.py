@@ -7,6 +7,7 @@ which an older worker does not know is only sent where it is used, and unknown f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -85,6 +86,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     start_timeout_seconds: float = 1800.0
     drain_timeout_seconds: float = 120.0
     measure_at_start: bool = True
+
+    @property
+    def longest_start_seconds(self) -> float:
+        """A start that makes progress all along ends after this, too. A kubelet's startup probe has to wait longer."""
+        return LONGEST_START_FACTOR * self.start_timeout_seconds
 
 
 class SpeedCoefficients(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -221,6 +227,16 @@ class KvResidency(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Batches of events that did not come: above 0, all figures are estimates."""
 
 
+class Stage(StrEnum):
+    """What an engine does until it is ready, in this order."""
+
+    IMPORTS = "imports"
+    WEIGHTS = "weights"
+    KV_CACHE = "KV cache"
+    MEASURING = "measuring"
+    READY = "ready"
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero."""
 
@@ -251,6 +267,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """None without a host tier."""
     residency: KvResidency | None = None
     """None without a host tier."""
+    stage: str | None = None
+    """A `Stage`, or one that a newer agent has; None where the agent is older than stages."""
 
     @property
     def idle(self) -> bool:
@@ -265,6 +283,11 @@ class RoleRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     role_epoch: int
 
 
+PATH_STARTED = "/readyz?startup=1"
+"""Path of the startup probe: it succeeds once the engine is up, before it is measured. An agent that does not know the
+query answers as for readiness."""
+LONGEST_START_FACTOR = 4
+"""Longest start, in units of `startTimeout`, of an engine that looks as if it made progress."""
 EXIT_BAD_CONFIG = 64
 """Agent's exit code: its configuration cannot be used; the message names the field."""
 EXIT_ENGINE_NOT_STARTED = 70

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from fulcrum.api.attention import attention_backend
-from fulcrum.api.durations import seconds
 from fulcrum.api.engine_types import STORED_BLOCK_SIZE, STORED_IMAGE
 from fulcrum.api.names import KV_POOL_PATH, Role
 from fulcrum.api.objects import without_defaults
@@ -79,7 +78,7 @@ def worker_config(
         role=role,
         role_epoch=role_epoch,
         start_timeout_seconds=spec.engine.start_timeout_seconds,
-        drain_timeout_seconds=seconds(spec.balance.flip.drain_timeout),
+        drain_timeout_seconds=spec.drain_timeout_seconds,
     )
 
 

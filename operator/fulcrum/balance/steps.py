@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Iterator
 from datetime import timedelta
 
-from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role, worker_name
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import FlipStyle
@@ -56,7 +55,7 @@ def _drain_end(context: StepContext, worker: Worker, drained_for: timedelta) -> 
     """Return why the drain is over; None while it is not. Unknown load is not idle."""
     if worker.phase is not WorkerPhase.RUNNING or worker.waiting_reason is not None:
         return Reason.WORKER_DRAINED  # no process, nothing to wait for
-    if drained_for.total_seconds() >= seconds(context.spec.balance.flip.drain_timeout):
+    if drained_for.total_seconds() >= context.spec.drain_timeout_seconds:
         return Reason.DRAIN_TIMED_OUT
     idle = worker.load is not None and worker.load.idle
     # Gateways see a new label within 100 ms; before that an idle worker may still be given a request.

@@ -21,12 +21,15 @@ from fulcrum.local.install import InstallError, apply, install_operator
 from fulcrum.local.launch import dashboard_url, is_running, log_tail, start_supervisor
 from fulcrum.local.preflight import cannot_run
 from fulcrum.local.readiness import Awaited, awaited, condition, is_current, is_true, is_worker_of, trouble
+from fulcrum.local.stages import Stages
 from fulcrum.local.supervisor import NODE_NAME
 
 Json = dict[str, Any]
 
 _START_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.2
+_STAGE_SECONDS: Final = 1.0
+"""How often workers that start are asked for their stage."""
 _DASHBOARD_SECONDS: Final = 10.0
 """How long `fulcrum up` waits for the dashboard's URL: it takes some 2 s from the start of the API server."""
 _OPERATOR: Final = Awaited(
@@ -50,6 +53,8 @@ class BringUp:
         self._chaos_seed = chaos_seed
         self._console = console
         self._shown_troubles: set[str] = set()
+        self._stages = Stages(root=home.root)
+        self._stages_asked_at = 0.0
 
     async def run(self, files: Sequence[Path], *, wait: bool, timeout_seconds: float, operator: bool) -> None:
         """Bring everything up. Errors: BringUpError."""
@@ -72,6 +77,7 @@ class BringUp:
                     await self._wait(api, _OPERATOR, status, deadline=deadline)
                 for item in awaited(documents):
                     await self._wait(api, item, status, deadline=deadline)
+                self._stages.remember()
                 clusters = [await api.get(item.path) for item in awaited(documents) if item.kind == KIND]
             finally:
                 await api.close()
@@ -143,10 +149,10 @@ class BringUp:
             progress = ""
             try:
                 current = await api.get(item.path)
+                progress = await self._progress(api, item, current)
                 if is_current(current) and is_true(current, item.condition):
                     self._done(f"{item.title} is {item.condition.lower()} ({time.monotonic() - begun:.1f}s)")
                     return
-                progress = await self._progress(api, item, current)
             except ApiFailure as error:
                 progress = str(error)
             seconds = time.monotonic() - begun
@@ -163,6 +169,7 @@ class BringUp:
         pods = (await api.get(f"/api/v1/namespaces/{item.namespace}/pods")).get("items") or []
         if item.kind == KIND:
             pods = [pod for pod in pods if is_worker_of(pod, item.name)]
+            await self._say_stages(pods)
         else:
             pods = [pod for pod in pods if pod["metadata"]["name"].startswith(item.name)]
         for text in filter(None, map(trouble, pods)):
@@ -173,6 +180,12 @@ class BringUp:
         ready = sum(is_true(pod, "Ready") for pod in pods)
         progress = f"{ready} of {len(pods)} {'workers' if item.kind == KIND else 'Pods'} ready"
         return f"{progress}; {degraded['reason']}: {degraded.get('message', '')}" if degraded else progress
+
+    async def _say_stages(self, pods: list[Json]) -> None:
+        if time.monotonic() - self._stages_asked_at >= _STAGE_SECONDS:
+            for line in await self._stages.news(pods):
+                self._console.print(f"  {line}", markup=False, highlight=False)
+            self._stages_asked_at = time.monotonic()
 
     def _done(self, text: str) -> None:
         self._console.print(f"  [green]✓[/] {text}" if self._console.is_terminal else f"  {text}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fulcrum.api.durations import seconds
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, OffloadPolicy, Pool
 from fulcrum.capacity.accelerators import CPU, accelerator
@@ -60,7 +59,7 @@ def cluster_model(
         links=links or Links(),
         block_tokens=spec.engine.kv_cache.block_size or BLOCK_TOKENS,
         kv_tiers=_kv_tiers(spec, host_bytes_per_second, pool_bytes_per_second),
-        drain_timeout_seconds=seconds(spec.balance.flip.drain_timeout),
+        drain_timeout_seconds=spec.drain_timeout_seconds,
     )
 
 

@@ -34,10 +34,14 @@ async def until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
 
 
 @contextlib.asynccontextmanager
-async def container(directory: Path, program: str, cpu_limit: float | None) -> AsyncIterator[tuple[Shim, int]]:
+async def container(
+    directory: Path, program: str, cpu_limit: float | None, *, limited: bool = True
+) -> AsyncIterator[tuple[Shim, int]]:
     argv = [sys.executable, "-S", "-c", program]
     shim = Shim.start(directory, argv, dict(os.environ), "/", log_bytes=1 << 20, cpu_limit=cpu_limit)
     assert await shim.started()
+    if limited:
+        shim.limit()
     begun = read_json(directory / "started.json")
     assert begun is not None
     try:
@@ -95,6 +99,21 @@ async def test_sigterm_reaches_a_stopped_container(tmp_path: Path) -> None:
     ended = read_json(tmp_path / "exit.json")
     assert ended is not None
     assert ended["signal"] == 15
+
+
+async def test_the_limit_begins_when_the_kubelet_says_so(tmp_path: Path) -> None:
+    async def share_of_a_core(pid: int, processor_seconds: float) -> float:
+        before, began = used_seconds(pid), time.monotonic()
+        await until(lambda: used_seconds(pid) - before >= processor_seconds)
+        return (used_seconds(pid) - before) / (time.monotonic() - began)
+
+    async with container(tmp_path, SPIN, 0.02, limited=False) as (shim, pid):
+        free = await share_of_a_core(pid, 1.0)
+        shim.limit()
+        shim.limit()
+        await until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        held = await share_of_a_core(pid, 0.1)
+    assert held < free / 2
 
 
 async def test_without_a_limit_nothing_is_held_back(tmp_path: Path) -> None:

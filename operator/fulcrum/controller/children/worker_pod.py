@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from fulcrum.api.durations import seconds
 from fulcrum.api.internal_token import ANNOTATION_TOKEN, ENV_WORKER
 from fulcrum.api.names import (
     ANNOTATION_RELEASE_IMAGE,
@@ -27,6 +26,7 @@ from fulcrum.api.names import (
 )
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.api.worker import PATH_STARTED
 from fulcrum.balance import Refusal, worker_config, worker_image, worker_revision
 from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.overlay import overlay
@@ -51,7 +51,8 @@ KV_POOL: Final = "kv-pool"
 GRACE_MARGIN_SECONDS: Final = 30
 """Between the end of the drain and SIGKILL: time for vLLM to end by itself."""
 START_MARGIN_SECONDS: Final = 120
-"""The agent gives up first, because its exit says more than a kubelet's kill."""
+"""The agent judges a start by its progress and gives up first: its exit says more than a kubelet's kill. The startup
+probe is for an agent that hangs itself."""
 
 
 def worker_pod(
@@ -119,7 +120,7 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role, 
         "restartPolicy": "Always",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": math.ceil(seconds(spec.balance.flip.drain_timeout)) + GRACE_MARGIN_SECONDS,
+        "terminationGracePeriodSeconds": math.ceil(spec.drain_timeout_seconds) + GRACE_MARGIN_SECONDS,
         "securityContext": {
             **POD_SECURITY,
             "fsGroup": IMAGE_GROUP,
@@ -134,7 +135,7 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role, 
 
 def _container(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role) -> Manifest:
     config = worker_config(cluster=owner.name, spec=spec, pool=pool, role=role)
-    start_seconds = config.start_timeout_seconds + START_MARGIN_SECONDS
+    start_seconds = config.longest_start_seconds + START_MARGIN_SECONDS
     return {
         "name": CONTAINER,
         "command": ["python3", "-m", "fulcrum_worker"],
@@ -148,7 +149,7 @@ def _container(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role)
             {"name": "agent", "containerPort": PORT_AGENT},
             {"name": "nixl", "containerPort": PORT_NIXL},
         ],
-        "startupProbe": http_probe("/readyz", port=PORT_AGENT, period_seconds=1, failures=math.ceil(start_seconds)),
+        "startupProbe": http_probe(PATH_STARTED, port=PORT_AGENT, period_seconds=1, failures=math.ceil(start_seconds)),
         "readinessProbe": http_probe("/readyz", port=PORT_AGENT, period_seconds=2, failures=3),
         "livenessProbe": http_probe("/healthz", port=PORT_AGENT, period_seconds=10, failures=3),
         "resources": resources(spec, pool),

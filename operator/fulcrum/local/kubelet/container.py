@@ -163,7 +163,13 @@ class Container:
         self.waiting = None
         self.running = Running(started_at=started_at, container_id=self._container_id(self._runs - 1))
         probing = Probing(
-            self.spec, target, begun=self._begun, changed=self._changed, failed=self._give_up, report=self._report
+            self.spec,
+            target,
+            begun=self._begun,
+            changed=self._changed,
+            has_started=shim.limit if _cpu_limit(self.spec) is not None else lambda: None,
+            failed=self._give_up,
+            report=self._report,
         )
         self._probing = probing
         self._watch = asyncio.create_task(self._follow(shim, probing, started_at))

@@ -1,5 +1,10 @@
 """Holds a container to its CPU limit (`resources.limits.cpu`) without cgroups, which a user's session may not have.
 
+The limit begins when the kubelet says that the container has started (its startup probe has succeeded; without one, at
+once). Until then a program sets itself up, which serves nobody: on a small machine imports at a third of a core are
+most of the minutes until a worker is ready. A worker's startup probe succeeds when its engine is up and before the
+agent measures it, and the agent waits for that probe. So what it measures is the speed that it will have.
+
 Like the kernel's CFS quota: processor time is a bucket that fills at the limit and holds a few milliseconds; a process
 that has emptied it is stopped (SIGSTOP) until there is some again (SIGCONT). The bucket is small, and idle containers
 are watched closely, so that a worker is as slow for its first prompt as under load: promises are made from either.

@@ -24,7 +24,8 @@ failures count only once a period."""
 class Probing:
     """`started` and `ready` as the probes say; `changed` is called when one of them changes.
 
-    `failed` is called once when a startup or liveness probe has failed for good.
+    `has_started` is called once, when the container has started; `failed` when a startup or liveness probe has failed
+    for good.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Probing:
         *,
         begun: float,
         changed: Callable[[], None],
+        has_started: Callable[[], None],
         failed: Callable[[ProbeSpec], None],
         report: Report,
     ) -> None:
@@ -43,6 +45,7 @@ class Probing:
         self._target = target
         self._begun = begun
         self._changed = changed
+        self._has_started = has_started
         self._failed = failed
         self._report = report
 
@@ -60,6 +63,7 @@ class Probing:
         if startup is not None and not self.started and not await self._probe_startup(startup):
             return
         self.started = True
+        self._has_started()
         readiness = ProbeSpec.of(self._container, ProbeKind.READINESS)
         liveness = ProbeSpec.of(self._container, ProbeKind.LIVENESS)
         if readiness is None:

@@ -111,9 +111,9 @@ class Shim:
         log_bytes: int,
         cpu_limit: float | None = None,
     ) -> Shim:
-        """Start `argv` below a new shim whose files go to `directory`; `cpu_limit` is in cores.
+        """Start `argv` below a new shim whose files go to `directory`.
 
-        Errors: OSError when no process can be made.
+        `cpu_limit` is in cores, and holds from `limit` on. Errors: OSError when no process can be made.
         """
         popen = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SHIM)],
@@ -176,6 +176,10 @@ class Shim:
     def terminate(self) -> None:
         """SIGTERM to the container's main process."""
         self.identity.signal(signal.SIGTERM)
+
+    def limit(self) -> None:
+        """From now on the container is held to its CPU limit; again changes nothing."""
+        self.identity.signal(signal.SIGUSR2)
 
     def kill(self) -> None:
         """SIGKILL to everything in the container."""

@@ -4,8 +4,9 @@ Run as `python -I -S shim.py` with its configuration as JSON on stdin; standard 
 starts fast. It outlives the kubelet, which finds it again by pid and start time. Files that it writes into `directory`:
 `started.json` once the program runs, `log` (CRI format, rotated once to `log.1`) and `exit.json` when all is over.
 
-SIGTERM is passed on to the main process; SIGUSR1 kills the whole tree. As a sub-reaper it inherits every orphan below
-it, so nothing that the container started survives its main process, also not what moved to a session of its own.
+SIGTERM is passed on to the main process; SIGUSR1 kills the whole tree; with SIGUSR2 the CPU limit begins. As a
+sub-reaper it inherits every orphan below it, so nothing that the container started survives its main process, also not
+what moved to a session of its own.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def _exec(config: dict[str, object], libc: ctypes.CDLL, parent: int, pipes: Pipe
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(137)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.dup2(pipes.out[1], 1)
@@ -166,22 +167,26 @@ def _cpu_limit(main: int, config: dict[str, object]) -> CpuLimit | None:
     return limit
 
 
-def _serve(log: Log, streams: dict[int, bytes], pidfd: int, limit: CpuLimit | None) -> None:
-    """Copy output to the log until the main process has ended and what it wrote is read."""
+def _serve(log: Log, streams: dict[int, bytes], pidfd: int, woken: int, limit: CpuLimit | None) -> None:
+    """Copy output to the log until the main process has ended and what it wrote is read. `woken` is readable once the
+    limit begins."""
     poll = select.poll()
-    for fd in (*streams, pidfd):
+    for fd in (*streams, pidfd, woken):
         poll.register(fd, select.POLLIN)
-    ended = False
+    ended = limited = False
     tick_at = time.monotonic()
     while not ended:
         wait_seconds: float | None = None
-        if limit is not None:
+        if limit is not None and limited:
             if (now := time.monotonic()) >= tick_at:
                 tick_at = now + limit.tick()
             wait_seconds = tick_at - now
         for fd, _ in poll.poll(None if wait_seconds is None else max(0.0, wait_seconds) * 1000):
             if fd == pidfd:
                 ended = True
+            elif fd == woken:
+                limited = True
+                poll.unregister(fd)
             elif not _copy(log, fd, streams[fd]):
                 poll.unregister(fd)
     if limit is not None:
@@ -206,9 +211,9 @@ def _drain(log: Log, streams: dict[int, bytes]) -> None:
                 log.write(stream, chunk)
 
 
-def _install_signals(main: list[int]) -> set[signal.Signals]:
+def _install_signals(main: list[int], limited: int) -> set[signal.Signals]:
     """SIGTERM and SIGUSR1 for the process in `main`, blocked until it runs: a child that has not reset its handlers yet
-    would lose them."""
+    would lose them. SIGUSR2 writes to `limited`, once or more often."""
     waiting = {signal.SIGTERM, signal.SIGUSR1}
     signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
 
@@ -220,17 +225,22 @@ def _install_signals(main: list[int]) -> set[signal.Signals]:
     def on_kill(_signal: int, _frame: FrameType | None) -> None:
         _kill_tree(main[0] if main else None)
 
+    def on_limit(_signal: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(limited, b".")
+
+    signal.signal(signal.SIGUSR2, on_limit)
     signal.signal(signal.SIGTERM, on_term)
     signal.signal(signal.SIGUSR1, on_kill)
     return waiting
 
 
-def _run(log: Log, pipes: Pipes, main: list[int], config: dict[str, object]) -> dict[str, object]:
+def _run(log: Log, pipes: Pipes, main: list[int], woken: int, config: dict[str, object]) -> dict[str, object]:
     """From the running program to the end of everything below it."""
     streams = {pipes.out[0]: b"stdout", pipes.err[0]: b"stderr"}
     for fd in streams:
         os.set_blocking(fd, False)
-    _serve(log, streams, os.pidfd_open(main[0]), _cpu_limit(main[0], config))
+    _serve(log, streams, os.pidfd_open(main[0]), woken, _cpu_limit(main[0], config))
     finished_at = _now().decode()
     _kill_tree(main[0])  # before it is reaped: until then its group id cannot be another process group's
     _, wait_status = os.waitpid(main.pop(), 0)
@@ -251,7 +261,8 @@ def main() -> int:
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     main: list[int] = []
-    waiting = _install_signals(main)
+    woken, limited = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    waiting = _install_signals(main, limited)
     pipes = Pipes()
     parent = os.getpid()
     started_at = _now().decode()
@@ -269,7 +280,7 @@ def main() -> int:
         os.dup2(null, 1)
         main.append(child)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, waiting)
-        record = _run(Log(f"{directory}/log", int(config["logBytes"])), pipes, main, config)
+        record = _run(Log(f"{directory}/log", int(config["logBytes"])), pipes, main, woken, config)
     _save(directory, "exit.json", {**record, "startedAt": started_at})
     return 0
 
