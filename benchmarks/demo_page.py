@@ -61,7 +61,7 @@ class Shown:
         ends = f"{self.kv_bytes / 2**20:.1f} MiB of KV cache moved by NIXL, {seconds:.0f} s"
         counts = f"{self.report.requests} requests, {self.report.lost} lost, {self.flips} flips, {ends}"
         if self.load is None or self.shares is None:
-            return counts
+            return f"no promises of latency on this machine (above); {counts}"
         shares = self.shares
         return (
             f"{percent(shares.judged)} inside the SLO, of the long answers {percent(shares.before)} before the flip "

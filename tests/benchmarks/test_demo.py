@@ -190,3 +190,4 @@ def test_without_promises_only_what_is_lost_or_broken_counts() -> None:
     broken = Shown(report=lost.report, flips=flips, kv_bytes=kv_bytes, load=None, shares=None)
     assert broken.problems == ["2 requests lost"]
     assert "2 lost" in broken.last_line(1.0)
+    assert broken.last_line(1.0).startswith("no promises of latency")
