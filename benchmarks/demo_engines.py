@@ -80,7 +80,8 @@ def with_cpu(manifest: Path, folder: Path, cpu: str) -> Path:
     document = yaml.safe_load(manifest.read_text(encoding="utf-8"))
     for pool in document["spec"]["pools"]:
         for container in pool["template"]["spec"]["containers"]:
-            container["resources"] = {"limits": {"cpu": cpu}}
+            # The request too: the operator's default one may be above a small limit, which no API server takes.
+            container["resources"] = {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}
     copy = folder / manifest.name
     copy.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     return copy

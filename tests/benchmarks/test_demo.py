@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
-from demo import unfit
-from demo_engines import SAME, Measured, cores_each, difference, typical
+import yaml
+from demo import MANIFEST, unfit
+from demo_engines import SAME, Measured, cores_each, difference, typical, with_cpu
 from demo_load import (
     ANSWERS_SPLIT,
     PROMPTS_SPLIT,
@@ -191,3 +193,12 @@ def test_without_promises_only_what_is_lost_or_broken_counts() -> None:
     assert broken.problems == ["2 requests lost"]
     assert "2 lost" in broken.last_line(1.0)
     assert broken.last_line(1.0).startswith("no promises of latency")
+
+
+@pytest.mark.parametrize("cpu", ["100m", "925m"])
+def test_a_worker_asks_for_no_more_cpu_than_it_may_use(tmp_path: Path, cpu: str) -> None:
+    """The operator's own request is above a small limit, and no API server takes such a Pod."""
+    document = yaml.safe_load(with_cpu(MANIFEST, tmp_path, cpu).read_text(encoding="utf-8"))
+    for pool in document["spec"]["pools"]:
+        for container in pool["template"]["spec"]["containers"]:
+            assert container["resources"] == {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}
