@@ -41,7 +41,7 @@ put_control() {
         exit 1
     }
     pip install 'pip>=25,<27'
-    step "the control plane: operator, gateway, simulator, local Kubernetes (about 130 MB)"
+    step "the control plane: operator, gateway, simulator, local Kubernetes (530 MB on disk)"
     put -r requirements/fulcrum.lock
     put --no-build-isolation --editable .
 }
@@ -71,7 +71,7 @@ put_engine() {
 }
 
 put_tools() {
-    step "tools of tests and checks (about 100 MB)"
+    step "tools of tests and checks"
     put -r requirements/tools.lock
 }
 
