@@ -28,7 +28,7 @@ from demo_load import PROMPTS_SPLIT, WARM_UP_SECONDS, Load, load_for, operator_s
 from demo_page import Shown, described, plot, table
 from demo_replay import send, shares, warm_up
 from demo_screen import Telling, command, console, step
-from demo_stage import QUESTION, ask, begin_at, promise, set_balance, wait_for
+from demo_stage import QUESTION, READY_SECONDS, ask, begin_at, promise, set_balance, wait_for
 from local_cluster import REPOSITORY, Cluster, CommandError, local_cluster
 from this_machine import FP8
 
@@ -47,7 +47,8 @@ def main() -> int:
         kv = "FP8" if FP8 else "float32"
         step(f"A small real model, local Kubernetes, the operator, four vLLM workers with {kv} KV and NIXL, a gateway")
         console.print(f"{usable_cores():g} cores: {cpu} for each worker")
-        with local_cluster(home, manifest=with_cpu(MANIFEST, home, cpu), name="auto") as cluster:
+        manifest, options = with_cpu(MANIFEST, home, cpu), ("--timeout", f"{READY_SECONDS:.0f}")
+        with local_cluster(home, manifest=manifest, name="auto", options=options) as cluster:
             shown = show(cluster)
     except (CommandError, EndpointError, OSError, LookupError) as error:
         console.print(f"\n[bold red]demo failed:[/] {error}\nState and logs: {home}")
