@@ -15,7 +15,8 @@ step() { echo "[install] $1"; }
 pip() { PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip --quiet "$@" 2>"$venv/pip.log" || { cat "$venv/pip.log" >&2; return 1; }; }
 # Nothing is compiled to bytecode one file after the other: Python does it at the first import, and bytecode() on all cores.
 put() { pip install --no-deps --no-compile "$@"; }
-bytecode() { "$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" >/dev/null 2>&1 || true; }
+# Our own files, too: the many processes of a local cluster may not be allowed to write any (PYTHONDONTWRITEBYTECODE).
+bytecode() { "$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" operator worker_image >/dev/null 2>&1 || true; }
 
 # part NAME FILE...: runs put_NAME unless the stamp says that these files have been installed.
 part() {
@@ -73,6 +74,7 @@ put_engine() {
 put_tools() {
     step "tools of tests and checks"
     put -r requirements/tools.lock
+    bytecode
 }
 
 part control requirements/fulcrum.lock pyproject.toml
