@@ -20,6 +20,7 @@ from manifests import changed  # noqa: E402
 from this_machine import TINY  # noqa: E402
 
 ORDER = (
+    "test_progress",
     "test_chaos",
     "test_helm",
     "test_watchdog",
@@ -40,7 +41,7 @@ ORDER = (
     "test_prometheus",
     "test_overload",
 )
-"""The first four end the cluster that they have before there is another. Of those that share one, later ones change it
+"""The first five end the engines that they have before there are others. Of those that share one, later ones change it
 for good."""
 SHARED = ORDER[ORDER.index("test_parity") : ORDER.index("test_delete") + 1]
 """Files whose tests want one and the same cluster, and so one process. All others have clusters of their own."""

@@ -1,0 +1,190 @@
+"""A gateway before two real engines: one that computes slowly is waited for, one that stands still is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from tests.gateway.conftest import MakeSite, Site, make_site
+from tests.machine import deadline_seconds, eventually
+from tests.worker_image.agents import Agent, start_agent, worker_config
+
+from fulcrum.api.names import PORT_AGENT, PORT_ENGINE, Role
+from fulcrum.gateway.workers.record import WorkerRecord
+
+__all__ = ["make_site"]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+
+CHUNK_TOKENS = 64
+PROMPT_TOKENS = 1792
+"""28 steps."""
+SLOWER = 4.0
+"""The least slowness, in predicted times, that is shown."""
+
+
+@dataclass(frozen=True)
+class RealEngine:
+    """A real engine in the place of one that `make_site` knows."""
+
+    name: str
+    agent: Agent
+
+    def record(self) -> WorkerRecord:
+        return WorkerRecord(
+            name=self.name, role=Role.MIXED, pool="x", host=self.agent.ip, port=PORT_ENGINE, agent_port=PORT_AGENT
+        )
+
+    async def start(self) -> None:
+        """It has been started."""
+
+    async def stop(self) -> None:
+        """It serves the next test, too."""
+
+    @property
+    def core(self) -> int:
+        """The process that computes."""
+        (pid,) = (each.pid for each in self.agent.descendants() if "EngineCore" in " ".join(each.cmdline()))
+        return pid
+
+    def prefill_seconds(self, tokens: int) -> float:
+        """One step, as it was measured."""
+        speed = self.agent.load().speed
+        assert speed is not None, self.agent.tail()
+        return speed.prefill_a + speed.prefill_b * tokens + speed.prefill_c * tokens**2
+
+
+class Hold:
+    """Stops and continues a process in turns, so that a step of `step_seconds` takes about `longer_seconds`."""
+
+    def __init__(self, pid: int, *, step_seconds: float, longer_seconds: float) -> None:
+        self._pid = pid
+        self._on_seconds = max(step_seconds / 2, 0.001)
+        self._off_seconds = self._on_seconds * (longer_seconds / step_seconds - 1)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        os.kill(self._pid, signal.SIGCONT)
+
+    def freeze(self) -> None:
+        """Let it stand still from its next stop on."""
+        self._off_seconds = threading.TIMEOUT_MAX
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            os.kill(self._pid, signal.SIGSTOP)
+            self._over.wait(self._off_seconds)
+            os.kill(self._pid, signal.SIGCONT)
+            used_seconds = self._used_seconds()
+            while self._used_seconds() - used_seconds < self._on_seconds and not self._over.wait(0.001):
+                pass
+
+    def _used_seconds(self) -> float:
+        """Processor time: on a busy machine it gets little of that while it may run."""
+        return time.clock_gettime((~self._pid << 3) | 2)  # clock_getcpuclockid(3), for any process
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealEngine]]:
+    """Two engines of the tiny model with short steps."""
+    subprocess.run([sys.executable, "-m", "fulcrum.cli.app", "model", "tiny"], check=True)
+    folder: Path = tmp_path_factory.mktemp("engines")
+    limits = ("--max-num-seqs", "8", "--max-num-batched-tokens", str(CHUNK_TOKENS))
+    config = worker_config(model="tiny", engine_args=limits)
+    started = [RealEngine(name, start_agent(folder, config, name=name)) for name in ("m0", "m1")]
+    try:
+        for engine in started:
+            engine.agent.wait_ready()
+        yield started
+    finally:
+        for engine in started:
+            engine.agent.kill()
+
+
+async def site_of(make_site: MakeSite, engines: list[RealEngine], promise_seconds: float) -> Site:
+    """A gateway that knows the speed of both, and what they do."""
+    site = await make_site(*engines, slo_seconds=(promise_seconds, 60.0))
+    workers = site.gateway.registry.workers
+    await eventually(lambda: all(each.state.known and each.progress.known for each in workers), what="reports")
+    return site
+
+
+def prompt(first: int, tokens: int = PROMPT_TOKENS) -> dict[str, Any]:
+    """A stream over a prompt that no cache has."""
+    return {
+        "model": "chat", "prompt": [first, *range(100, 99 + tokens)], "max_tokens": 4, "temperature": 0,
+        "ignore_eos": True, "stream": True,
+    }  # fmt: skip
+
+
+async def asked_of(site: Site, engines: list[RealEngine]) -> RealEngine:
+    """The engine that has got a request."""
+    workers = site.gateway.registry.workers
+    name = await eventually(lambda: next((each.name for each in workers if each.in_flight), None), what="a request")
+    return next(engine for engine in engines if engine.name == name)
+
+
+async def test_a_prompt_that_takes_four_times_as_long_is_answered_by_its_worker_once(
+    make_site: MakeSite, engines: list[RealEngine]
+) -> None:
+    promise_seconds = deadline_seconds(2.0)
+    overdue_seconds = promise_seconds / 2
+    step_seconds = max(engine.prefill_seconds(CHUNK_TOKENS) for engine in engines)
+    site = await site_of(make_site, engines, promise_seconds)
+    with contextlib.ExitStack() as holding:
+        for engine in engines:
+            hold = Hold(engine.core, step_seconds=step_seconds, longer_seconds=overdue_seconds / 4)
+            holding.enter_context(hold)
+        began = time.monotonic()
+        answer = asyncio.create_task(site.post(prompt(11)))
+        engine = await asked_of(site, engines)
+        predicted_seconds = next(iter(site.gateway.registry.cluster.workers[engine.name].legs)).route.ttft_seconds
+        await eventually(answer.done, seconds=60.0, what=engine.agent.tail)
+        took_seconds = time.monotonic() - began
+    answered = await answer
+    print(f"predicted {predicted_seconds:.2f} s, overdue after {overdue_seconds:.2f} s, took {took_seconds:.2f} s")
+    assert took_seconds > max(SLOWER * predicted_seconds, 2 * overdue_seconds), "it was not slow"
+    assert (answered.status, answered.headers["x-fulcrum-path"]) == (200, engine.name)
+    assert answered.body.count(b"data: ") >= 2
+    assert await site.metric("fulcrum_gateway_legs_total") == 1
+    assert not any(worker.suspect for worker in site.gateway.registry.workers)
+
+
+async def test_a_prompt_on_a_worker_that_stands_still_is_answered_by_another_within_the_promise(
+    make_site: MakeSite, engines: list[RealEngine]
+) -> None:
+    promise_seconds = deadline_seconds(4.0)
+    step_seconds = max(engine.prefill_seconds(CHUNK_TOKENS) for engine in engines)
+    site = await site_of(make_site, engines, promise_seconds)
+    holds = [Hold(engine.core, step_seconds=step_seconds, longer_seconds=0.2) for engine in engines]
+    with holds[0], holds[1]:
+        began = time.monotonic()
+        answer = asyncio.create_task(site.post(prompt(12, 4 * CHUNK_TOKENS)))
+        frozen = await asked_of(site, engines)
+        holds[engines.index(frozen)].freeze()
+        await eventually(answer.done, seconds=60.0, what=frozen.agent.tail)
+        took_seconds = time.monotonic() - began
+    answered = await answer
+    print(f"promised {promise_seconds:.2f} s, took {took_seconds:.2f} s")
+    (other,) = (engine.name for engine in engines if engine is not frozen)
+    assert (answered.status, answered.headers["x-fulcrum-path"]) == (200, other)
+    assert took_seconds < promise_seconds
+    assert await site.metric('fulcrum_gateway_legs_total{outcome="stall"}') == 1
+    assert [worker.name for worker in site.gateway.registry.workers if worker.suspect] == [frozen.name]
