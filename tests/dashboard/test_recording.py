@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.machine import deadline_seconds
 
 from fulcrum.cli.app import main
 from fulcrum.cli.dashboard.demo import recorded
@@ -71,12 +72,12 @@ def test_the_page_answers_says_what_it_is_and_ends_with_ctrl_c(tmp_path: Path) -
         try:
             url = next(line.split()[-1] for line in process.stdout if line.startswith("Dashboard"))
             assert url.startswith("http://127.0.0.1:")
-            with urllib.request.urlopen(url, timeout=30) as page:
+            with urllib.request.urlopen(url, timeout=deadline_seconds(30)) as page:
                 assert b"<html" in page.read()
-            with urllib.request.urlopen(f"{url}/events?cluster=demo/chat", timeout=30) as stream:
+            with urllib.request.urlopen(f"{url}/events?cluster=demo/chat", timeout=deadline_seconds(30)) as stream:
                 text = "".join(stream.readline().decode() for _ in range(9))
             assert ORIGIN in text
             assert '"total":1' in text
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=deadline_seconds(60)) == 0

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.machine import deadline_seconds
 
 PROGRAM = """
 import gc, json, sys
@@ -31,7 +32,12 @@ def test_a_model_is_looked_at_without_another_process(tmp_path: Path) -> None:
     """With an empty cache of vLLM's, as on a machine where no engine has run."""
     environment = {**os.environ, "VLLM_CACHE_ROOT": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, check=True, capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=deadline_seconds(600),
     )
     assert json.loads(done.stdout.splitlines()[-1]) == [True, True, 0, [True, True]]
     assert "vllm.no_such_module is not imported ahead" in done.stderr

@@ -9,6 +9,7 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.api.worker import Stage
 from fulcrum_worker.start_progress import LEAST_BYTES, SIGNS, Usage, stage_after, usage_of, wait_until_stuck
@@ -105,4 +106,4 @@ class Clock:
 async def test_when_a_start_is_given_up(usages: list[Usage], said: str) -> None:
     clock = Clock(usages)
     waiting = wait_until_stuck(clock.look, timeout_seconds=10, longest_seconds=40, clock=clock, poll_seconds=0)
-    assert await asyncio.wait_for(waiting, 60) == said
+    assert await asyncio.wait_for(waiting, deadline_seconds(60)) == said
