@@ -278,6 +278,19 @@ def test_a_pools_template_is_laid_over_and_identity_stays() -> None:
     assert {"name": "cache", "hostPath": {"path": "/nvme"}} in pod["spec"]["volumes"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "request_of_ours"), [("100m", None), ("7", None), ("7.5", None), ("8", "8"), (9, "8")]
+)
+def test_a_request_of_ours_is_never_above_a_limit_of_the_template(
+    limit: str | int, request_of_ours: str | None
+) -> None:
+    worker = {"name": "worker", "resources": {"limits": {"cpu": limit}}}
+    found = container(pod_of(gpu_spec(template={"spec": {"containers": [worker]}})))["resources"]
+    assert found["limits"]["cpu"] == limit
+    assert found["requests"].get("cpu") == request_of_ours
+    assert "memory" in found["requests"]
+
+
 @pytest.mark.parametrize("entry", [None, {"name": "VLLM_API_KEY", "value": "mine"}])
 def test_a_worker_asks_for_its_clusters_token_whatever_its_template_says(entry: Manifest | None) -> None:
     template = (

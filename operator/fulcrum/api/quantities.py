@@ -58,6 +58,12 @@ def same_amount(one: object, other: object) -> bool:
     )
 
 
+def is_more(one: object, other: object) -> bool:
+    """Whether a quantity is larger than another one; False where either is none."""
+    amounts = [_amount(str(each)) if isinstance(each, str | int) else "" for each in (one, other)]
+    return all(isinstance(each, Fraction) for each in amounts) and amounts[0] > amounts[1]  # type: ignore[operator]
+
+
 def _amount(text: str) -> Fraction | str:
     """The number; the text itself where it is none."""
     parts = _SPLIT.fullmatch(text)

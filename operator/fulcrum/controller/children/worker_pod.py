@@ -25,6 +25,7 @@ from fulcrum.api.names import (
     worker_name,
 )
 from fulcrum.api.objects import without_defaults
+from fulcrum.api.quantities import is_more
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import PATH_STARTED
 from fulcrum.balance import Refusal, worker_config, worker_image, worker_revision
@@ -84,11 +85,23 @@ def worker_pod(
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(owner, spec, pool, role, image)}
     template = {key: value for key, value in pool.template.items() if key in ("metadata", "spec")}
     merged = overlay(pod, template)
+    _keep_requests_below_limits(merged)
     # A template may add labels, but not change the ones that identify the Pod.
     merged["metadata"] = overlay(merged["metadata"], metadata)
     if token_fingerprint is not None:
         _ask_for_token(merged, owner)
     return merged
+
+
+def _keep_requests_below_limits(pod: Manifest) -> None:
+    """Drop a request of ours that is above the template's limit: Kubernetes refuses both, and takes a lone limit."""
+    for container in pod["spec"]["containers"]:
+        amounts = container.get("resources") or {}
+        if container["name"] == CONTAINER and amounts.get("requests"):
+            limits = amounts.get("limits") or {}
+            amounts["requests"] = {
+                name: amount for name, amount in amounts["requests"].items() if not is_more(amount, limits.get(name))
+            }
 
 
 def _ask_for_token(pod: Manifest, owner: Owner) -> None:
