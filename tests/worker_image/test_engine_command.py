@@ -55,7 +55,7 @@ def cuda(**changes: Any) -> WorkerConfig:
         (worker_config(kv_cache=KvCacheConfig(block_size=64)), "--block-size", "64"),
         (cuda(), "--kv-cache-memory-bytes", None),
         (cuda(kv_cache=KvCacheConfig(memory_bytes=5)), "--kv-cache-memory-bytes", "5"),
-        (worker_config(), "--kv-cache-memory-bytes", str(256 << 20)),
+        (worker_config(), "--kv-cache-memory-bytes", str(16 << 20)),
         (worker_config(kv_cache=KvCacheConfig()), "--kv-cache-memory-bytes", str(1 << 30)),
         (cuda(max_model_len=None), "--max-model-len", None),
         (cuda(max_model_len=4096), "--max-model-len", "4096"),
