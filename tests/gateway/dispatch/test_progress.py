@@ -13,13 +13,14 @@ from tests.gateway.conftest import Engine, MakeSite, Seen, Site, eventually
 from tests.gateway.dispatch.test_leg_deadlines import hanging
 from tests.gateway.dispatch.test_resume import PROMPT, check, cut_all
 from tests.gateway.models import Cut, Model
+from tests.machine import deadline_seconds
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import EngineProgress, SpeedCoefficients
 from fulcrum.gateway.dispatch import leg_deadlines
 from fulcrum.gateway.workers.registry import Worker
 
-PROMISE_SECONDS = 1.0
+PROMISE_SECONDS = deadline_seconds(1.0)
 QUICK = SpeedCoefficients(prefill_a=1e-3, prefill_b=0.0, prefill_c=0.0, decode_a=1e-3, decode_b=0.0, decode_c=0.0)
 STILL_SECONDS = 1000.0
 COMPUTES = EngineProgress(steps=1, tokens=1, still_seconds=0.0)
@@ -62,7 +63,7 @@ async def looked(worker: Worker, times: int) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that come as one are overdue as soon as streams are."""
-    monkeypatch.setattr(leg_deadlines, "LEAST_STREAM_SECONDS", 0.5)
+    monkeypatch.setattr(leg_deadlines, "LEAST_STREAM_SECONDS", deadline_seconds(0.5))
 
 
 LEGS = pytest.mark.parametrize(
