@@ -71,6 +71,10 @@ class Cluster:
     def patch(self, spec: dict[str, Any]) -> None:
         self.kubectl("patch", "ic", self.name, "--type", "merge", "-p", json.dumps({"spec": spec}))
 
+    def add_engine_args(self, *arguments: str) -> None:
+        """Starts a new revision. A patch replaces a list as a whole, so what is there already is named again."""
+        self.patch({"engine": {"args": [*self.cluster()["spec"]["engine"].get("args", []), *arguments]}})
+
     def patch_ratio(self, prefill: int, decode: int) -> None:
         self.patch({"balance": {"ratio": {"prefill": prefill, "decode": decode}}})
 

@@ -84,7 +84,7 @@ def test_nothing_is_lost(chaotic: Cluster) -> None:
         chaotic.patch_ratio(1, 1)
         wait_until("two workers", partial(settled, chaotic, "2/2"), seconds=300)
         before = {worker.uid for worker in chaotic.workers()}
-        chaotic.patch({"engine": {"args": ["--max-num-seqs=64"]}})
+        chaotic.add_engine_args("--max-num-seqs=64")
         # Both replacements start at the same time, beside what serves.
         wait_until(
             "new workers", lambda: not before & {worker.uid for worker in chaotic.workers()}, seconds=600,

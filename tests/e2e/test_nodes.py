@@ -152,7 +152,7 @@ def test_a_rollout_with_a_surge_under_load(cluster: Cluster, second: AnotherNode
     with SteadyLoad(cluster.endpoint(), questions, rate=2) as load:
         wait_until("answers before", partial(load.has, 8), seconds=120)
         began = time.monotonic()
-        cluster.patch({"engine": {"args": ["--max-num-seqs=64"]}})
+        cluster.add_engine_args("--max-num-seqs=64")
 
         def rolled_out() -> bool:
             nonlocal fewest
