@@ -578,7 +578,11 @@ def test_workers_let_in_gateways_the_operator_prometheus_and_each_other_only() -
         "namespaceSelector": {},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
     }
-    assert ingress("chat-workers") == {None: [workers], 8000: [gateways], 8001: [gateways, operator, prometheus]}
+    assert ingress("chat-workers") == {
+        None: [workers],
+        8000: [gateways, prometheus],
+        8001: [gateways, operator, prometheus],
+    }
     assert ingress("chat-gateway") == {8080: None, 8082: [gateways, operator, prometheus]}
 
 

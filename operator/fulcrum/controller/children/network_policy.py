@@ -46,7 +46,9 @@ def workers_policy(owner: Owner, installation: Installation, *, grouped: bool = 
         # UCX listens on ports of its own choice, and so do the ranks of one engine.
         {"from": [{"podSelector": selector}]},
         {"from": [_pods(owner, GATEWAY)], "ports": _ports(PORT_ENGINE, PORT_AGENT)},
-        {"from": [_operator(installation), PROMETHEUS], "ports": _ports(PORT_AGENT)},
+        {"from": [_operator(installation)], "ports": _ports(PORT_AGENT)},
+        # Of the engine's other paths a caller without the token gets nothing.
+        {"from": [PROMETHEUS], "ports": _ports(PORT_ENGINE, PORT_AGENT)},
     ]
     policy = _policy(owner, workers_policy_name(owner.name), WORKER, ingress)
     policy["spec"]["podSelector"] = selector
