@@ -89,7 +89,7 @@ def with_cpu(manifest: Path, folder: Path, cpu: str) -> Path:
 
 def is_ready(cluster: Cluster) -> bool:
     """Whether all workers serve, and the gateways are of the newest spec, know them all and have tried their pairs."""
-    return all_ready(cluster) and rolled_out(cluster) and all(map(_knows_all, cluster.pods("gateway")))
+    return all_ready(cluster) and cluster.rolled_out() and all(map(_knows_all, cluster.pods("gateway")))
 
 
 def not_ready(cluster: Cluster) -> str:
@@ -98,24 +98,11 @@ def not_ready(cluster: Cluster) -> str:
     ready = sum(worker.ready for worker in workers)
     if ready < WORKERS:
         return f"{ready} of {WORKERS} ready"
-    return "the gateway tries pairs of workers" if rolled_out(cluster) else "the gateway starts"
+    return "the gateway tries pairs of workers" if cluster.rolled_out() else "the gateway starts"
 
 
 def all_ready(cluster: Cluster) -> bool:
     return bool(cluster.cluster()["status"].get("ready") == f"{WORKERS}/{WORKERS}")
-
-
-def rolled_out(cluster: Cluster) -> bool:
-    """Whether the operator has acted on the spec, and every gateway is of the Deployment that it made of it."""
-    found = cluster.cluster()
-    if found["status"].get("observedGeneration") != found["metadata"]["generation"]:
-        return False
-    gateway = cluster.read("deployment", f"{cluster.name}-gateway")
-    wanted, status = gateway["spec"]["replicas"], gateway["status"]
-    return bool(
-        status.get("observedGeneration") == gateway["metadata"]["generation"]
-        and status.get("replicas") == status.get("updatedReplicas") == status.get("readyReplicas") == wanted
-    )
 
 
 def _knows_all(gateway: dict[str, Any]) -> bool:

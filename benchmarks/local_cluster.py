@@ -116,6 +116,18 @@ class Cluster:
         conditions = self.cluster().get("status", {}).get("conditions", [])
         return next((str(c["status"]) for c in conditions if c["type"] == kind), "Unknown")
 
+    def rolled_out(self) -> bool:
+        """Whether the operator has acted on the spec, and every gateway is of the Deployment that it made of it."""
+        found = self.cluster()
+        if found["status"].get("observedGeneration") != found["metadata"]["generation"]:
+            return False
+        gateway = self.read("deployment", f"{self.name}-gateway")
+        wanted, status = gateway["spec"]["replicas"], gateway["status"]
+        return bool(
+            status.get("observedGeneration") == gateway["metadata"]["generation"]
+            and status.get("replicas") == status.get("updatedReplicas") == status.get("readyReplicas") == wanted
+        )
+
     def described(self) -> str:
         """Pods, the end of the operator's log, also from before its last restart, and the gateways' warnings."""
         of_operator = ("logs", "-n", "fulcrum-system", "deployment/fulcrum-operator", "--tail=40")

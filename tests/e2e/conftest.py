@@ -125,26 +125,13 @@ def overload(running: list[Cluster], tmp_path_factory: pytest.TempPathFactory) -
         yield cluster
 
 
-def rolled_out(cluster: Cluster) -> bool:
-    """Whether the operator has acted on the spec, and all gateways are of the Deployment that it made of it."""
-    found = cluster.cluster()
-    if found["status"].get("observedGeneration") != found["metadata"]["generation"]:
-        return False
-    gateway = cluster.read("deployment", f"{cluster.name}-gateway")
-    wanted, status = gateway["spec"]["replicas"], gateway["status"]
-    return (
-        status.get("observedGeneration") == gateway["metadata"]["generation"]
-        and status.get("replicas") == status.get("updatedReplicas") == status.get("readyReplicas") == wanted
-    )
-
-
 @pytest.fixture
 def whole(quickstart: Cluster) -> Cluster:
     """The cluster with four ready workers, two for each role; nobody is turned away, so that any loss is one."""
     quickstart.patch({"admission": {"policy": "Off"}})
     quickstart.patch_ratio(2, 2)
     wait_until("2P:2D", lambda: quickstart.roles() == {"prefill": 2, "decode": 2}, seconds=240)
-    wait_until("the gateways", lambda: rolled_out(quickstart), seconds=120)
+    wait_until("the gateways", quickstart.rolled_out, seconds=120)
     return quickstart
 
 
