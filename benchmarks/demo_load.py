@@ -16,10 +16,9 @@ PROMPTS_SPLIT: Final = 3, 1
 ANSWERS_SPLIT: Final = 1, 3
 """The split (prefill, decode) of the four workers that is right for either phase, and wrong for the other one."""
 PROMPTS_SHARE: Final = 0.42
-ANSWERS_SHARE: Final = 0.5
-"""Load of either phase, as a share of what its split serves at most. The split of the first phase serves a third of
-what that of the second does, so that 0.5 is 1.5 times what it can. Simulated on engines a quarter slower than measured,
-0.5 keeps the promise for 92 to 99 % of the requests, and 0.6 for 82 to 99 %."""
+ANSWERS_SHARE: Final = 0.55
+"""Load of either phase, as a share of what its split serves at most. Answers are so long that the split of the first
+phase serves a third of what that of the second does, so that 0.55 is 1.65 times what it can."""
 OBSERVE_SECONDS: Final = 20.0
 """Start of the second phase in which the operator only observes: what a ratio that nothing changes would serve."""
 PROMPT_SECONDS: Final = 2.0
@@ -94,7 +93,10 @@ def load_for(speed: WorkerSpeed, *, operator_seconds: float) -> Load:
 
     `operator_seconds` is what the operator takes to act on a load that it knows (`operator_seconds_of`).
     """
-    output_tokens = _most(OUTPUT_TOKENS, lambda tokens: tokens * full_step_seconds(speed, tokens), ANSWER_SECONDS)
+    output_tokens = max(
+        _most(OUTPUT_TOKENS, lambda tokens: tokens * full_step_seconds(speed, tokens), ANSWER_SECONDS),
+        _decode_bound_tokens(speed),
+    )
     prompt_tokens = _most(PROMPT_TOKENS, lambda tokens: prefill_seconds(speed, tokens), PROMPT_SECONDS)
     reaction_seconds = operator_seconds + ANSWERS_SEEN * answer_seconds(speed, output_tokens)
     return Load(
@@ -160,6 +162,14 @@ def served(speed: WorkerSpeed, split: tuple[int, int], prompt_tokens: int, outpu
     return min(
         prefill / prefill_seconds(speed, prompt_tokens), decode * speed.max_batch / (output_tokens * step_seconds)
     )
+
+
+def _decode_bound_tokens(speed: WorkerSpeed) -> int:
+    """Return the shortest long answer for which decode workers, and not prefill workers, limit the right split."""
+    prefill, decode = ANSWERS_SPLIT
+    most = prefill / prefill_seconds(speed, SHORT_PROMPT_TOKENS)
+    decoded = (t for t in OUTPUT_TOKENS if decode * speed.max_batch / (t * full_step_seconds(speed, t)) <= most)
+    return next(decoded, OUTPUT_TOKENS[-1])
 
 
 def _most(lengths: range, cost_seconds: Callable[[int], float], limit_seconds: float) -> int:
