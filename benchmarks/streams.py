@@ -141,10 +141,8 @@ def idle(bench: Bench, before: Sample, wanted: int, count: int) -> None:
         began = time.monotonic()
         opened = told(clients)
         seconds = time.monotonic() - began
-        resident = bench.resident_megabytes()
         share = bench.cpu_share(3.0)
-        # Beside other work on the machine, requests that are on their way through take room for a moment.
-        resident = min(resident, bench.resident_megabytes())
+        resident = bench.resident_megabytes()  # once they are idle
         during = bench.sample()
         still, engines = ask(clients), bench.held()
         kib = (resident - before.resident_megabytes) * 1e6 / 1024 / max(opened["held"], 1)

@@ -60,8 +60,8 @@ def same_amount(one: object, other: object) -> bool:
 
 def is_more(one: object, other: object) -> bool:
     """Whether a quantity is larger than another one; False where either is none."""
-    amounts = [_amount(str(each)) if isinstance(each, str | int) else "" for each in (one, other)]
-    return all(isinstance(each, Fraction) for each in amounts) and amounts[0] > amounts[1]  # type: ignore[operator]
+    amount, bound = _amount(str(one)), _amount(str(other))
+    return isinstance(amount, Fraction) and isinstance(bound, Fraction) and amount > bound
 
 
 def _amount(text: str) -> Fraction | str:
