@@ -48,7 +48,9 @@ _POOL = thing(
     ),
 )  # fmt: skip
 _ENDPOINT = thing(port=TEXT, path=TEXT, interval=DURATION, honorLabels=FLAG)
-_SELECTOR = thing(matchLabels=TEXTS)
+_OPERATOR = {**TEXT, "enum": ["In", "NotIn", "Exists", "DoesNotExist"]}
+_REQUIREMENT = thing("key", "operator", key=TEXT, operator=_OPERATOR, values=items(TEXT))
+_SELECTOR = thing(matchLabels=TEXTS, matchExpressions=items(_REQUIREMENT))
 _NAMESPACES = thing(any=FLAG, matchNames=items(TEXT))
 _RULE = {
     **thing("expr", record=TEXT, alert=TEXT, expr=TEXT, labels=TEXTS, annotations=TEXTS),
@@ -71,7 +73,7 @@ _METRIC = thing(
     type={**TEXT, "enum": ["Pods"]},
     pods=thing(
         "metric", "target",
-        metric=thing("name", name=TEXT, selector=thing(matchLabels=TEXTS)),
+        metric=thing("name", name=TEXT, selector=_SELECTOR),
         target=thing("type", type={**TEXT, "enum": ["AverageValue"]}, averageValue=TEXT),
     ),
 )  # fmt: skip
