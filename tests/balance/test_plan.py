@@ -12,6 +12,7 @@ from tests.balance.world import START, World, idle_load, make_spec, pool
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Condition, ConditionType, InferenceClusterSpec
+from fulcrum.api.worker import Stage
 from fulcrum.balance import (
     CreateWorker,
     DeleteWorker,
@@ -105,6 +106,20 @@ def test_the_drain_style_waits_for_idle_and_then_gives_the_role() -> None:
     world.set("c-p-1", load=None)
     world.pass_time(60)
     assert [(type(a), a.reason) for a in world.plan().actions] == [(SetRole, Reason.DRAIN_TIMED_OUT)]
+
+
+def test_a_drain_ends_when_its_engine_was_restarted() -> None:
+    """It died, or stood still and its agent restarted it: the requests that the drain waited for are gone."""
+    world = settled(make_spec(pool(), ratio=(2, 2), style="Drain"))
+    world.spec = make_spec(pool(), ratio=(1, 3), style="Drain")
+    world.do(world.plan().actions[0])
+    world.pass_time(10)
+    report = msgspec.structs.replace(idle_load(world.workers["c-p-1"]), running=None, waiting=None)
+    for stage in (None, Stage.READY):
+        world.set("c-p-1", ready=False, load=msgspec.structs.replace(report, stage=stage))
+        assert kinds(world.plan()) == [], "its engine can still have requests"
+    world.set("c-p-1", load=msgspec.structs.replace(report, stage=Stage.IMPORTS))
+    assert [(type(a), a.reason) for a in world.plan().actions] == [(SetRole, Reason.ROLE_FLIPPED)]
 
 
 def test_a_swap_of_one_and_one_never_empties_a_role() -> None:
@@ -378,6 +393,29 @@ def test_a_stalled_engine_has_a_reason_of_its_own() -> None:
     assert (degraded.status.value, degraded.reason) == ("True", Reason.ENGINE_STALLED)
     assert "c-p-0" in degraded.message
     assert said in degraded.message
+
+
+@pytest.mark.parametrize(
+    ("minutes", "stage", "reported"),
+    [
+        (29, None, False),
+        (34, None, True),
+        (34, Stage.READY, True),
+        (34, Stage.WEIGHTS, False),
+        (119, "a stage of a newer agent", False),
+        (124, Stage.WEIGHTS, True),
+    ],
+)
+def test_a_start_that_makes_progress_may_take_longer_than_the_start_timeout(
+    minutes: float, stage: str | None, reported: bool
+) -> None:
+    """The agent gives up a start without progress after `startTimeout`, and any start after four times as long."""
+    world = settled(make_spec(pool()))
+    load = msgspec.structs.replace(idle_load(world.workers["c-p-0"]), stage=stage)
+    world.set("c-p-0", ready=False, unready_since=world.now, load=load)
+    world.pass_time(minutes * 60)
+    reasons = {found.reason for found in world.plan().conditions}
+    assert (Reason.PROGRESS_DEADLINE_EXCEEDED in reasons) is reported
 
 
 def test_an_event_about_a_fault_is_said_once() -> None:

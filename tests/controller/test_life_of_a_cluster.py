@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
-from tests.controller.cluster import Cluster, Operator, eventually
+from aiohttp import web
+from tests.controller.cluster import Agent, Cluster, Operator, eventually
 from tests.machine import deadline_seconds
 
+from fulcrum.api.names import Role
+from fulcrum.api.worker import LoadReport, Stage
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import DISRUPTION_BUDGET, POD, SERVICE
 from fulcrum.controller.nodes import GONE_SECONDS, NODE
@@ -283,3 +288,34 @@ async def test_kubectl_drain_of_a_node_with_all_workers_ends(cluster: Cluster) -
         assert not {pod["metadata"]["uid"] for pod in now.values()} & {pod["metadata"]["uid"] for pod in old.values()}
         await cluster.server.writes_at_rest(seconds=2, most=4)
         assert len(await cluster.pods()) == 2
+
+
+class StartingAgent(Agent):
+    """An agent whose engine loads its weights."""
+
+    async def load(self, _: web.Request) -> web.Response:
+        report = LoadReport(role=Role.MIXED, role_epoch=99, ready=False, draining=False, stage=Stage.WEIGHTS)
+        return web.Response(body=msgspec.json.encode(report))
+
+
+async def test_a_late_start_is_a_fault_unless_its_agent_says_that_it_goes_on(cluster: Cluster) -> None:
+    late = (datetime.now(UTC) - timedelta(minutes=40)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        await cluster.apply(workers=1)
+
+        async def made() -> bool:
+            return len(await cluster.pods()) == 1
+
+        await eventually(made)
+        unready = {"type": "Ready", "status": "False", "lastTransitionTime": late}
+        await cluster.set_pod_status("c-p-0", conditions=[unready])
+        (pod,) = (await cluster.pods()).values()
+
+        async def degraded(status: str, reason: str) -> bool:
+            found = await cluster.condition("Degraded")
+            return bool((found["status"], found["reason"]) == (status, reason))
+
+        await eventually(lambda: degraded("True", "ProgressDeadlineExceeded"))
+        async with StartingAgent().serve(pod["status"]["podIP"]):
+            await eventually(lambda: degraded("False", "Healthy"))
+        await eventually(lambda: degraded("True", "ProgressDeadlineExceeded"))

@@ -275,6 +275,11 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         """True only when all of it is known to be zero: nothing runs, waits or is held for a peer."""
         return self.running == 0 and self.waiting == 0 and self.kv_held_for_peers == 0
 
+    @property
+    def starting(self) -> bool:
+        """The agent says that its engine is not up yet, and so has no requests. Unknown is not starting."""
+        return self.stage not in (None, Stage.READY)
+
 
 class RoleRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Body of `POST /role`. A lower epoch than the agent's own is refused with 409."""

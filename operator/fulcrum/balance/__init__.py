@@ -2,6 +2,7 @@
 
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, changes_cluster
 from fulcrum.balance.decision import RoleScale
+from fulcrum.balance.faults import is_late
 from fulcrum.balance.plan import Plan, plan
 from fulcrum.balance.revision import worker_config, worker_image, worker_revision
 from fulcrum.balance.snapshot import GatewayState, Refusal, Snapshot, Termination, Worker, WorkerPhase
@@ -25,6 +26,7 @@ __all__ = [
     "Worker",
     "WorkerPhase",
     "changes_cluster",
+    "is_late",
     "make_target",
     "plan",
     "stopped_status",

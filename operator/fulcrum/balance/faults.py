@@ -13,7 +13,7 @@ from fulcrum.api.messages import last_lines, names_of, shortened
 from fulcrum.api.names import PORT_NIXL, Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.api.worker import EXIT_ENGINE_STALLED
+from fulcrum.api.worker import EXIT_ENGINE_STALLED, LONGEST_START_FACTOR
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.snapshot import EXIT_MEANINGS, Worker
 from fulcrum.balance.tuning import TUNING
@@ -44,11 +44,10 @@ def faults_of(
 ) -> Faults:
     """Find what keeps workers from serving. `status` is the one that stands."""
     usual = timedelta(seconds=measurements.start_seconds or TUNING.start_seconds)
-    longest = timedelta(seconds=spec.engine.start_timeout_seconds + TUNING.deadline_margin_seconds)
     found: dict[Reason, list[Worker]] = {}
     unable: set[str] = set()
     for worker in workers:
-        reason = _fault_of(worker, now, longest)
+        reason = _fault_of(worker, spec, now)
         if reason is not None:
             found.setdefault(reason, []).append(worker)
             # While Pods usually still start, a node may come for one that has none.
@@ -168,12 +167,21 @@ def _worker_fault(found: Mapping[Reason, list[Worker]], spec: InferenceClusterSp
     return reason, _message(reason, sorted(found[reason], key=lambda worker: worker.name), spec)
 
 
-def _fault_of(worker: Worker, now: datetime, longest: timedelta) -> Reason | None:
+def is_late(worker: Worker, spec: InferenceClusterSpec, now: datetime, *, factor: float = 1.0) -> bool:
+    """Whether a worker has not been ready for `factor` times `engine.startTimeout`."""
+    if worker.ready or worker.unready_since is None:
+        return False
+    longest = timedelta(seconds=factor * spec.engine.start_timeout_seconds + TUNING.deadline_margin_seconds)
+    return now - worker.unready_since > longest
+
+
+def _fault_of(worker: Worker, spec: InferenceClusterSpec, now: datetime) -> Reason | None:
     """Return why the worker will not serve before something is done about it; None where it can yet."""
     if worker.ready and not worker.lost and worker.waiting_reason is None and worker.unschedulable is None:
         return None  # most workers, of thousands
     stalled = worker.termination is not None and worker.termination.exit_code == EXIT_ENGINE_STALLED
-    late = not worker.ready and worker.unready_since is not None and now - worker.unready_since > longest
+    # The agent gives up a start that makes no progress; one that makes progress may take several times as long.
+    factor = LONGEST_START_FACTOR if worker.load is not None and worker.load.starting else 1.0
     holds = {
         Reason.ENGINE_FAILED: worker.engine_failed and not stalled,
         Reason.ENGINE_STALLED: worker.engine_failed,
@@ -181,7 +189,7 @@ def _fault_of(worker: Worker, now: datetime, longest: timedelta) -> Reason | Non
         Reason.CONTAINER_NOT_CREATED: worker.live and worker.waiting_reason in CONTAINER_REASONS,
         Reason.NODE_LOST: worker.lost,
         Reason.WORKER_UNSCHEDULABLE: worker.live and worker.unschedulable is not None,
-        Reason.PROGRESS_DEADLINE_EXCEEDED: worker.live and late,
+        Reason.PROGRESS_DEADLINE_EXCEEDED: worker.live and is_late(worker, spec, now, factor=factor),
     }
     return next((reason for reason, applies in holds.items() if applies), None)
 

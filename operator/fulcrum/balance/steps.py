@@ -55,6 +55,8 @@ def _drain_end(context: StepContext, worker: Worker, drained_for: timedelta) -> 
     """Return why the drain is over; None while it is not. Unknown load is not idle."""
     if worker.phase is not WorkerPhase.RUNNING or worker.waiting_reason is not None:
         return Reason.WORKER_DRAINED  # no process, nothing to wait for
+    if worker.load is not None and worker.load.starting:
+        return Reason.WORKER_DRAINED  # the engine died, or stood still and was restarted: its requests are gone
     if drained_for.total_seconds() >= context.spec.drain_timeout_seconds:
         return Reason.DRAIN_TIMED_OUT
     idle = worker.load is not None and worker.load.idle

@@ -25,6 +25,7 @@ from fulcrum.balance import (
     StartDrain,
     TellRole,
     Worker,
+    is_late,
     plan,
 )
 from fulcrum.balance.tuning import TUNING
@@ -185,7 +186,7 @@ class Reconciler:
         now, decided = self._plan(snapshot)
         if not any(isinstance(action, SetRole) for action in decided.actions):
             # Flips do not wait for agents; everything that depends on load comes in a tick without flips.
-            fresh = await self._with_loads(snapshot, loads, memory)
+            fresh = await self._with_loads(snapshot, loads, memory, now)
             if fresh is not snapshot:
                 snapshot = fresh
                 now, decided = self._plan(snapshot)
@@ -266,14 +267,20 @@ class Reconciler:
             raise ReconcileError("; ".join(failure.message for failure in failures))
         return 0.0 if outcome.taken_names else tick.plan.requeue_after_seconds
 
-    async def _with_loads(self, snapshot: Snapshot, known: Mapping[str, LoadReport], memory: Memory) -> Snapshot:
+    async def _with_loads(
+        self, snapshot: Snapshot, known: Mapping[str, LoadReport], memory: Memory, now: datetime
+    ) -> Snapshot:
         """Return the snapshot with `known` loads, and fresh ones where a decision rests on what is so right now."""
         asked = [
             worker
             for worker in snapshot.workers
             if worker.pod_ip is not None
             and not worker.deleting
-            and (worker.role is Role.DRAINING or (worker.ready and not worker.role_acknowledged))
+            and (
+                worker.role is Role.DRAINING
+                or (worker.ready and not worker.role_acknowledged)
+                or is_late(worker, snapshot.spec, now)
+            )
         ]
         if not asked:
             return snapshot
