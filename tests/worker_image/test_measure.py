@@ -10,12 +10,15 @@ from fulcrum_worker.fit import DecodeSample, PrefillSample
 from fulcrum_worker.measure import (
     BUDGET_SECONDS,
     ENOUGH_PROMPTS,
+    LEAST_PATIENCE_SECONDS,
     LONGEST_BUDGET_SECONDS,
+    PATIENCE_SECONDS,
     _Engine,
     _histograms,
     _measure,
     budget_for,
     measure_engine,
+    patience_for,
 )
 
 PAGE = """\
@@ -38,6 +41,15 @@ vllm:NAME_sum{engine="0"} 0.4
 )
 def test_a_slow_start_is_given_a_longer_measurement(start_seconds: float, budget_seconds: float) -> None:
     assert budget_for(start_seconds) == pytest.approx(budget_seconds)
+
+
+@pytest.mark.parametrize(
+    ("start_seconds", "patience_seconds"),
+    [(2.0, LEAST_PATIENCE_SECONDS), (40.0, 30.0), (900.0, PATIENCE_SECONDS)],
+)
+def test_a_slow_start_is_measured_with_more_patience(start_seconds: float, patience_seconds: float) -> None:
+    assert patience_for(start_seconds) == pytest.approx(patience_seconds)
+    assert patience_for(start_seconds) > budget_for(start_seconds)
 
 
 @pytest.mark.parametrize("name", ["inter_token_latency_seconds", "time_per_output_token_seconds"])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import os
+import signal
 import sys
 from collections.abc import Callable
 
 import aiohttp
 import pytest
+from tests.machine import deadline_seconds, eventually
 from tests.worker_image.agents import free_address, worker_config
 from tests.worker_image.test_agent_life import run
 
@@ -135,3 +139,21 @@ async def test_the_agent_ends_and_says_so(monkeypatch: pytest.MonkeyPatch, capfd
     end = capfd.readouterr().out[-2048:]
     assert "EngineStalled: vLLM made no progress for " in end
     assert "with 1 running and 2 waiting requests; its last lines:\nserving\n" in end
+
+
+async def test_a_drain_of_an_engine_that_stands_still_ends_long_before_its_timeout(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agent_module, "not_ready_reason", _health)
+    caplog.set_level(logging.INFO)
+    ip = free_address()
+    engine = EngineCommand(argv=(sys.executable, "-u", "-c", HANGS, ip), environment={})
+    config = worker_config(measure_at_start=False, drain_timeout_seconds=deadline_seconds(3600))
+    agent = asyncio.create_task(run(config, engine, ip))
+    await eventually(lambda: "worker_ready" in caplog.text, what="the worker is ready")
+    monkeypatch.setattr("fulcrum_worker.stall.UNKNOWN_SPEED_SECONDS", 1.0)
+    monkeypatch.setattr("fulcrum_worker.stall.POLL_SECONDS", 0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await agent == EXIT_ENGINE_STALLED
+    assert "drain_begun" in caplog.text
+    assert "drain_ended" not in caplog.text
