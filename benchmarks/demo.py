@@ -28,7 +28,7 @@ from demo_load import PROMPTS_SPLIT, WARM_UP_SECONDS, Load, load_for, operator_s
 from demo_page import Shown, described, plot, table
 from demo_replay import send, shares, warm_up
 from demo_screen import Telling, command, console, step
-from demo_stage import QUESTION, READY_SECONDS, ask, begin_at, promise, set_balance, wait_for
+from demo_setup import QUESTION, READY_SECONDS, ask, begin_at, promise, set_balance, wait_for
 from local_cluster import REPOSITORY, Cluster, CommandError, local_cluster
 from this_machine import FP8
 

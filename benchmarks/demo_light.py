@@ -9,7 +9,7 @@ from demo_load import answer_seconds
 from demo_page import Shown
 from demo_replay import send
 from demo_screen import Telling, command, console, step
-from demo_stage import begin_at, promise, set_balance
+from demo_setup import begin_at, promise, set_balance
 from local_cluster import BIN, Cluster, run
 
 from fulcrum.capacity.speed import WorkerSpeed

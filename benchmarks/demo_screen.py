@@ -51,7 +51,7 @@ def wait(what: str, probe: Callable[[], bool], *, seconds: float, how_far: Calla
     began = time.monotonic()
     with Telling(f"waiting for {what} ...") as telling:
 
-        def looked() -> bool:
+        def probe_and_tell() -> bool:
             if probe():
                 return True
             try:
@@ -61,4 +61,4 @@ def wait(what: str, probe: Callable[[], bool], *, seconds: float, how_far: Calla
             telling.tell(f"waiting for {what} ({time.monotonic() - began:.0f} s){': ' if far else ''}{far}")
             return False
 
-        wait_until(what, looked, seconds=seconds)
+        wait_until(what, probe_and_tell, seconds=seconds)

@@ -8,7 +8,7 @@ import pytest
 import this_machine
 import yaml
 from local_cluster import QUICKSTART
-from tests.machine import VARIABLE
+from tests import machine
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -34,7 +34,7 @@ def test_the_real_model_stays_as_it_is_where_the_cpu_can_serve_it(
 
 
 def test_deadlines_follow_the_factor_of_a_test_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "2.5")
-    assert this_machine.deadline_seconds(10.0) == 25.0
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv(machine.VARIABLE, "2.5")
+    assert this_machine.deadline_seconds(10.0) == machine.deadline_seconds(10.0) == 25.0
+    monkeypatch.delenv(machine.VARIABLE)
     assert this_machine.deadline_seconds(10.0) == 10.0

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import psutil  # type: ignore[import-untyped]
 from local_cluster import BIN, Cluster, wait_until
-from this_machine import deadline_seconds
+from tests.machine import deadline_seconds
 
 
 class AnotherNode:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from local_cluster import Cluster, Worker
-from this_machine import FP8, TINY, deadline_seconds
+from tests.machine import deadline_seconds
+from this_machine import FP8, TINY
 
 OUTPUT_TOKENS = 48
 """So many that some answers are always under way, though a step of the tiny model takes milliseconds: what kills,

@@ -13,7 +13,7 @@ from typing import Self
 import aiohttp
 import msgspec
 from answers import Question
-from this_machine import deadline_seconds
+from tests.machine import deadline_seconds
 
 from fulcrum.replay import Client, Outcome, Record
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from local_cluster import Cluster, wait_until
-from this_machine import deadline_seconds
+from tests.machine import deadline_seconds
 
 from fulcrum.replay import Client, Report, Slo, discover, replay, summarise
 from fulcrum.simulation.traffic import Phase, generate

@@ -13,7 +13,7 @@ from typing import Any
 
 from answers import margin, min_margin
 from local_cluster import Cluster, Worker
-from this_machine import deadline_seconds
+from tests.machine import deadline_seconds
 
 PROMPT_WORDS = (5, 20, 120, 1100, 2200)
 """Less than one KV block, more than one, more than a thousand tokens, and more than one prefill step."""

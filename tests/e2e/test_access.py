@@ -11,7 +11,7 @@ import psutil
 import pytest
 from answers import Question, post
 from local_cluster import Cluster, Worker
-from this_machine import deadline_seconds
+from tests.machine import deadline_seconds
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from answers import Question, post
 from local_cluster import Cluster
-from this_machine import deadline_seconds
+from tests.machine import deadline_seconds
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

@@ -13,7 +13,7 @@ import pytest
 from another_node import AnotherNode, another_node
 from answers import Question
 from local_cluster import BIN, Cluster, wait_until
-from this_machine import deadline_seconds
+from tests.machine import deadline_seconds
 
 from load import SteadyLoad
 

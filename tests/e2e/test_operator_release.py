@@ -11,8 +11,8 @@ import pytest
 from answers import Question
 from local_cluster import REPOSITORY, Cluster, wait_until
 from processes import engine_core, processes
+from tests.machine import deadline_seconds
 from tests.previous_release import add_client, previous_release, python_path
-from this_machine import deadline_seconds
 
 from load import SteadyLoad
 
@@ -98,15 +98,6 @@ def has_roles(cluster: Cluster, prefill: int, decode: int) -> bool:
     return cluster.roles() == {"prefill": prefill, "decode": decode}
 
 
-def gateways_are_rolled_out(cluster: Cluster) -> bool:
-    gateway = cluster.read("deployment", f"{cluster.name}-gateway")
-    status = gateway["status"]
-    return (
-        status.get("observedGeneration") == gateway["metadata"]["generation"]
-        and status.get("replicas") == status.get("updatedReplicas") == status.get("readyReplicas") == 2
-    )
-
-
 def test_operators_of_two_releases_take_turns_under_load(
     restored: Cluster, previous: Path, questions: list[Question]
 ) -> None:
@@ -121,7 +112,7 @@ def test_operators_of_two_releases_take_turns_under_load(
             cluster.patch_ratio(*ratio)
             wait_until(f"{ratio} by {'the one before' if tree else 'this one'}", partial(has_roles, cluster, *ratio),
                        seconds=120)  # fmt: skip
-            wait_until("the gateways as it wants them", partial(gateways_are_rolled_out, cluster), seconds=120)
+            wait_until("the gateways as it wants them", cluster.rolled_out, seconds=120)
             wait_until("answers", partial(load.has, len(load.answered) + 8), seconds=120)
     assert everything_of(cluster) == before
     assert all(answered.right for answered in load.answered), load.summary()

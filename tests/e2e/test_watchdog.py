@@ -21,7 +21,8 @@ import yaml
 from answers import Question, questions_of
 from lanes import state_folder
 from local_cluster import QUICKSTART, Cluster, Worker, local_cluster, wait_until
-from this_machine import TINY, deadline_seconds
+from tests.machine import deadline_seconds
+from this_machine import TINY
 
 from fulcrum.replay import Outcome
 from load import SteadyLoad

@@ -45,17 +45,17 @@ async def test_each_stage_is_said_once(worker: WorkerState, tmp_path: Path) -> N
     stages = Stages(root=tmp_path)
     # One without an address, and one whose agent does not answer: the others go on.
     pods = [pod("auto-0", ip), pod("auto-1", None), pod("auto-2", free_address())]
-    (line,) = await stages.news(pods)
+    (line,) = await stages.changes(pods)
     assert line.startswith("auto-0: imports (after ")
     assert line.endswith(" s; usually ready after about 60 s)")
-    assert await stages.news(pods) == []
+    assert await stages.changes(pods) == []
     worker.engine_stage = lambda: Stage.KV_CACHE
-    assert [line.split(" (")[0] for line in await stages.news(pods)] == ["auto-0: KV cache"]
+    assert [line.split(" (")[0] for line in await stages.changes(pods)] == ["auto-0: KV cache"]
     worker.warm = True
-    assert await stages.news(pods) == [], "its Pod is not ready yet"
+    assert await stages.changes(pods) == [], "its Pod is not ready yet"
     pods[0] = pod("auto-0", ip, ready_at="2026-01-01T00:01:10Z")
-    assert await stages.news(pods) == ["auto-0: ready (after 70 s)"]
-    assert await stages.news(pods) == []
+    assert await stages.changes(pods) == ["auto-0: ready (after 70 s)"]
+    assert await stages.changes(pods) == []
     stages.remember()
     assert usual_seconds(tmp_path) == 70.0
 

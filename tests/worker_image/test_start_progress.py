@@ -44,20 +44,20 @@ def test_the_installed_vllm_logs_each_sign(sign: str) -> None:
     assert any(sign in source.read_text(encoding="utf-8") for source in sources)
 
 
-NOW = Usage(news=3, cpu_seconds=5.0, bytes=1000)
+NOW = Usage(new_lines=3, cpu_seconds=5.0, bytes=1000)
 
 
 @pytest.mark.parametrize(
     ("later", "works"),
     [
         (NOW, False),
-        (Usage(news=4, cpu_seconds=5.0, bytes=1000), True),
-        (Usage(news=3, cpu_seconds=5.1, bytes=1000), True),
+        (Usage(new_lines=4, cpu_seconds=5.0, bytes=1000), True),
+        (Usage(new_lines=3, cpu_seconds=5.1, bytes=1000), True),
         # An idle thread that polls.
-        (Usage(news=3, cpu_seconds=5.01, bytes=1000), False),
-        (Usage(news=3, cpu_seconds=5.0, bytes=1000 + LEAST_BYTES), True),
+        (Usage(new_lines=3, cpu_seconds=5.01, bytes=1000), False),
+        (Usage(new_lines=3, cpu_seconds=5.0, bytes=1000 + LEAST_BYTES), True),
         # A process that ended has taken its figures with it.
-        (Usage(news=3, cpu_seconds=1.0, bytes=0), False),
+        (Usage(new_lines=3, cpu_seconds=1.0, bytes=0), False),
     ],
 )
 def test_what_is_work(later: Usage, works: bool) -> None:
@@ -65,11 +65,11 @@ def test_what_is_work(later: Usage, works: bool) -> None:
 
 
 def test_usage_is_of_the_whole_tree() -> None:
-    usage = usage_of(os.getpid(), news=7)
-    assert usage.news == 7
+    usage = usage_of(os.getpid(), new_lines=7)
+    assert usage.new_lines == 7
     assert usage.cpu_seconds > 0
     assert usage.bytes > 0
-    assert usage_of(None, news=0) == Usage()
+    assert usage_of(None, new_lines=0) == Usage()
 
 
 class Clock:
@@ -100,7 +100,7 @@ class Clock:
             [Usage(bytes=99 * LEAST_BYTES), *(Usage(bytes=n * LEAST_BYTES) for n in range(300))],
             "was not ready after 40 s",
         ),
-        ([Usage(news=n) for n in range(5)], "made no progress for 10 s"),
+        ([Usage(new_lines=n) for n in range(5)], "made no progress for 10 s"),
     ],
 )
 async def test_when_a_start_is_given_up(usages: list[Usage], said: str) -> None:

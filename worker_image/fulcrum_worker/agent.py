@@ -142,7 +142,7 @@ class _Life:
         stopped = asyncio.create_task(self._stop.wait())
         stuck = asyncio.create_task(
             wait_until_stuck(
-                lambda: usage_of(self._engine.pid, news=self._engine.news),
+                lambda: usage_of(self._engine.pid, new_lines=self._engine.new_lines),
                 timeout_seconds=self._config.start_timeout_seconds,
                 longest_seconds=self._config.longest_start_seconds,
             )

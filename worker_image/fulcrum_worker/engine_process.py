@@ -21,7 +21,7 @@ _KEPT_LINES: Final = 200
 _DIGEST_BYTES: Final = 1500
 """Kubernetes keeps the last 2048 bytes of a log as the termination message; the digest fits in it with its heading."""
 _MOST_KINDS: Final = 10_000
-"""Kinds of lines that are remembered; lines beyond them are no news."""
+"""Kinds of lines that are remembered; lines beyond them count as known."""
 _LOG_PREFIX: Final = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[\w.]+:\d+\] ?)?")
 _NUMBER: Final = re.compile(r"\d[\d.,]*")
 _NOISE: Final = re.compile(r"^\s|^Traceback |^During handling|^The above exception|^$|^File ")
@@ -79,7 +79,7 @@ class EngineProcess:
             self._kinds.add(hash(_NUMBER.sub("0", _LOG_PREFIX.sub("", line))))
 
     @property
-    def news(self) -> int:
+    def new_lines(self) -> int:
         """Lines so far that differ from all before them in more than numbers."""
         return len(self._kinds)
 

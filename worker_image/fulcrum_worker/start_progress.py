@@ -40,7 +40,7 @@ def stage_after(line: str, stage: Stage) -> Stage:
 class Usage:
     """What an engine has said and used since its start."""
 
-    news: int = 0
+    new_lines: int = 0
     """Log lines that say something that was not said before."""
     cpu_seconds: float = 0.0
     bytes: int = 0
@@ -49,13 +49,13 @@ class Usage:
     def is_work_since(self, before: Usage, *, seconds: float) -> bool:
         """Whether an engine that did this in `seconds` gets on. A process that ends takes its figures with it."""
         return (
-            self.news > before.news
+            self.new_lines > before.new_lines
             or self.cpu_seconds - before.cpu_seconds >= LEAST_CPU_SHARE * seconds
             or self.bytes - before.bytes >= LEAST_BYTES
         )
 
 
-def usage_of(main_pid: int | None, *, news: int) -> Usage:
+def usage_of(main_pid: int | None, *, new_lines: int) -> Usage:
     """Processor time and bytes of a process and everything below it; what cannot be read counts as nothing."""
     cpu_seconds, moved_bytes = 0.0, 0
     for pid in _tree(main_pid) if main_pid is not None else ():
@@ -66,7 +66,7 @@ def usage_of(main_pid: int | None, *, news: int) -> Usage:
             counts = dict(line.split(": ") for line in lines)
             # rchar leaves out what is mapped into memory, read_bytes what the page cache had.
             moved_bytes += sum(int(counts[name]) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
-    return Usage(news=news, cpu_seconds=cpu_seconds, bytes=moved_bytes)
+    return Usage(new_lines=new_lines, cpu_seconds=cpu_seconds, bytes=moved_bytes)
 
 
 def _tree(main_pid: int) -> list[int]:
@@ -101,8 +101,8 @@ async def wait_until_stuck(
         now, usage = clock(), look()
         # CPU time counts as a rate, which a slow poll does not sum up; bytes and words since the last progress.
         # The mark goes down with the bytes of a process that has ended.
-        marked = Usage(news=marked.news, bytes=min(marked.bytes, usage.bytes))
-        recent = Usage(news=marked.news, cpu_seconds=last.cpu_seconds, bytes=marked.bytes)
+        marked = Usage(new_lines=marked.new_lines, bytes=min(marked.bytes, usage.bytes))
+        recent = Usage(new_lines=marked.new_lines, cpu_seconds=last.cpu_seconds, bytes=marked.bytes)
         if usage.is_work_since(recent, seconds=now - looked_at):
             moved_at, marked = now, usage
         last, looked_at = usage, now

@@ -183,7 +183,7 @@ class BringUp:
 
     async def _say_stages(self, pods: list[Json]) -> None:
         if time.monotonic() - self._stages_asked_at >= _STAGE_SECONDS:
-            for line in await self._stages.news(pods):
+            for line in await self._stages.changes(pods):
                 self._console.print(f"  {line}", markup=False, highlight=False)
             self._stages_asked_at = time.monotonic()
 

@@ -61,7 +61,7 @@ class Stages:
     _seen: dict[str, str] = field(default_factory=dict)
     _took: dict[str, float] = field(default_factory=dict)
 
-    async def news(self, pods: list[Json]) -> list[str]:
+    async def changes(self, pods: list[Json]) -> list[str]:
         """One line for each worker whose stage is another one than at the last call."""
         now = dt.datetime.now(dt.UTC)
         usual = usual_seconds(self.root)

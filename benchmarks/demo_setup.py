@@ -31,7 +31,7 @@ def promise(cluster: Cluster, slo: Slo) -> None:
 
 
 def begin_at(cluster: Cluster, prefill: int, decode: int) -> None:
-    """Set the stage: a split that stands until the operator may act."""
+    """Give the cluster a split that stands until the operator may act."""
     wanted = {"prefill": prefill, "decode": decode}
     set_balance(cluster, mode="Manual", ratio=wanted)
     wait(f"{prefill}P:{decode}D", lambda: cluster.roles() == wanted, seconds=120)
