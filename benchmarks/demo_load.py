@@ -16,9 +16,9 @@ PROMPTS_SPLIT: Final = 3, 1
 ANSWERS_SPLIT: Final = 1, 3
 """The split (prefill, decode) of the four workers that is right for either phase, and wrong for the other one."""
 PROMPTS_SHARE: Final = 0.42
-ANSWERS_SHARE: Final = 0.48
+ANSWERS_SHARE: Final = 0.55
 """Load of either phase, as a share of what its split serves at most. Answers are so long that the split of the first
-phase serves a third of what that of the second does, so that 0.48 is 1.44 times what it can."""
+phase serves a third of what that of the second does, so that 0.55 is 1.65 times what it can."""
 OBSERVE_SECONDS: Final = 20.0
 """Start of the second phase in which the operator only observes: what a ratio that nothing changes would serve."""
 PROMPT_SECONDS: Final = 2.0
@@ -38,10 +38,9 @@ LONGEST_ANSWER_SECONDS: Final = 12.0
 """Engines that take longer for the shortest long answer are too slow for promises of latency: the operator decides by
 answers that have ended, and would have to watch for minutes."""
 PROMPTS_REACTIONS: Final = 1.5
-ANSWERS_REACTIONS: Final = 5.0
+ANSWERS_REACTIONS: Final = 4.0
 """Length of either phase, in times of what the operator needs to see a load and act on it. Requests that come before it
-has acted are late, and so are those that wait behind them until the right split has caught up: five times as many keep
-the promise before both are less than a tenth."""
+has acted are late: four times as many keep the promise before they are less than a tenth."""
 ANSWERS_SEEN: Final = 2.0
 """Answers that must end, one after the other, before their length is known."""
 SEED: Final = 4

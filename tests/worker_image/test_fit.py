@@ -88,3 +88,18 @@ def test_one_batch_size_fits_a_constant_step() -> None:
     batch, context = SHAPES[0]
     step_seconds = speed.decode_a + speed.decode_b * batch + speed.decode_c * context
     assert step_seconds == pytest.approx(0.01, rel=1e-6)
+
+
+def test_a_line_through_loaded_batches_leaves_small_ones_out() -> None:
+    """Experts: one request reads few of them, and a line through it would tilt the whole fit."""
+    loaded = [decode(batch, batch * tokens, 0.01, 1e-4, 0.0) for batch in (8, 32, 128) for tokens in (16, 96)]
+    small = [DecodeSample(batch=1, context_tokens=20.0, seconds=0.002)]
+    prefills = [prefill(length, 0.01, 1e-4, 0.0) for length in LENGTHS]
+    speed = fit_speed(prefills, small + loaded)
+    assert speed is not None
+    assert speed.decode_a + 64 * speed.decode_b == pytest.approx(0.0164, rel=0.01)
+    few = fit_speed(prefills, small + loaded[:1])
+    assert few is not None
+    assert few.decode_a + few.decode_b + 20 * few.decode_c == pytest.approx(0.002, rel=0.01), (
+        "one loaded size: from all"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import aiohttp
 import pytest
 
@@ -14,8 +16,9 @@ from fulcrum_worker.measure import (
     LONGEST_BUDGET_SECONDS,
     PATIENCE_SECONDS,
     _Engine,
-    _histograms,
     _measure,
+    _Totals,
+    _totals,
     budget_for,
     measure_engine,
     patience_for,
@@ -52,14 +55,26 @@ def test_a_slow_start_is_measured_with_more_patience(start_seconds: float, patie
     assert patience_for(start_seconds) > budget_for(start_seconds)
 
 
+TOKENS = """\
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{engine="0"} 35.0
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_count{engine="0"} 3.0
+"""
+
+
 @pytest.mark.parametrize("name", ["inter_token_latency_seconds", "time_per_output_token_seconds"])
 def test_histograms_by_either_name(name: str) -> None:
-    assert _histograms(PAGE + STEPS.replace("NAME", name)) == ((3.0, 1.5), (8.0, 0.4))
+    assert _totals(PAGE + STEPS.replace("NAME", name)) == _Totals(3.0, 1.5, 8.0, 0.4)
+
+
+def test_speculative_decoding_gives_more_tokens_than_steps() -> None:
+    assert _totals(PAGE + STEPS.replace("NAME", "inter_token_latency_seconds") + TOKENS) == _Totals(3.0, 1.5, 32.0, 0.4)
 
 
 def test_an_engine_without_them_is_not_measured() -> None:
     with pytest.raises(LookupError, match="inter_token_latency"):
-        _histograms(PAGE)
+        _totals(PAGE)
 
 
 async def test_what_held_up_a_round_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,12 +108,12 @@ async def test_a_slow_engine_is_measured_with_enough_prompts_and_a_batch(monkeyp
     async def nothing(_engine: object, **_of: object) -> None:
         return None
 
-    async def two(_engine: object) -> float:
-        return 2.0
+    async def little(_engine: object) -> tuple[float, float]:
+        return 2.0, 2048.0
 
     monkeypatch.setattr(_Engine, "timed", timed)
     monkeypatch.setattr(_Engine, "generate", nothing)
-    monkeypatch.setattr(_Engine, "max_batch", two)
+    monkeypatch.setattr(_Engine, "limits", little)
     monkeypatch.setattr(measure.time, "monotonic", lambda: clock)
     async with aiohttp.ClientSession() as session:
         speed = await measure_engine(session, "http://127.0.0.1", "m", max_model_len=None, budget_seconds=1.0)
@@ -122,3 +137,40 @@ async def test_measuring_begins_when_requests_get_no_quicker(monkeypatch: pytest
         engine = _Engine(session=session, url="http://127.0.0.1", model="m", soft_deadline=0.0, deadline=0.0)
         await measure._settle(engine)
     assert next(times, None) is None
+
+
+@pytest.mark.parametrize(
+    ("most", "most_tokens", "sizes"),
+    [
+        (256.0, 2048.0, [8, 32, 128]),
+        (1024.0, 8192.0, [8, 32, 128, 512]),
+        (4.0, 2048.0, [4]),
+        (1.0, 2048.0, []),
+        (16.0, 64.0, [4]),
+    ],
+)
+async def test_batches_grow_to_what_one_step_takes_and_each_is_run_before_it_counts(
+    monkeypatch: pytest.MonkeyPatch, most: float, most_tokens: float, sizes: list[int]
+) -> None:
+    ran: list[tuple[str, int, int]] = []
+
+    async def timed(_engine: object, *, batch: int, prompt_tokens: int) -> tuple[float, float]:
+        ran.append(("counts", batch, prompt_tokens))
+        return 0.001, 0.001
+
+    async def generate(_engine: object, *, batch: int, prompt_tokens: int, output_tokens: int) -> None:
+        ran.append(("first", batch, prompt_tokens))
+
+    async def limits(_engine: object) -> tuple[float, float]:
+        return most, most_tokens
+
+    monkeypatch.setattr(_Engine, "timed", timed)
+    monkeypatch.setattr(_Engine, "generate", generate)
+    monkeypatch.setattr(_Engine, "limits", limits)
+    async with aiohttp.ClientSession() as session:
+        engine = _Engine(session=session, url="http://127.0.0.1", model="m", soft_deadline=math.inf, deadline=math.inf)
+        await measure._measure_batches(engine, [], [])
+    assert [batch for kind, batch, _ in ran if kind == "first"] == sizes
+    assert all(batch * tokens <= most_tokens for _, batch, tokens in ran)
+    for batch in sizes:
+        assert [kind for kind, size, _ in ran if size == batch][:2] == ["first", "counts"]

@@ -16,6 +16,9 @@ By its operations that begins at about six hidden sizes, and a quarter of that w
 use. What grows faster is a short prompt that something held up; squared, that would be minutes for a long
 one.
 """
+LOADED_BATCH: Final = 8
+"""Requests from which on a step is that of a worker under load: with fewer, a mixture of experts reads few of them, and
+kernels wait for their launch. A line through both would be wrong for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,7 @@ class PrefillSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeSample:
-    """Time of one decode step of a batch."""
+    """Time until each request of a batch has its next token."""
 
     batch: int
     context_tokens: float
@@ -37,11 +40,17 @@ class DecodeSample:
 
 
 def fit_speed(prefills: Sequence[PrefillSample], decodes: Sequence[DecodeSample]) -> SpeedCoefficients | None:
-    """Fits both formulas of `SpeedCoefficients`; None with fewer than two prompt lengths or without a decode sample."""
+    """Fits both formulas of `SpeedCoefficients`; None with fewer than two prompt lengths or without a decode sample.
+
+    Decode is fitted to batches from `LOADED_BATCH` on where there are two sizes of them, else to all.
+    """
     prefills = [sample for sample in prefills if sample.seconds > 0]
     decodes = [sample for sample in decodes if sample.seconds > 0]
     if len({sample.prompt_tokens for sample in prefills}) < 2 or not decodes:
         return None
+    loaded = [sample for sample in decodes if sample.batch >= LOADED_BATCH]
+    if len({sample.batch for sample in loaded}) > 1:
+        decodes = loaded
     constant, linear, even = fit_relative(
         [(1.0, float(tokens := sample.prompt_tokens), tokens + tokens**2 / LEAST_EVEN_TOKENS) for sample in prefills],
         [sample.seconds for sample in prefills],

@@ -19,8 +19,8 @@ from typing import Final
 import aiohttp
 
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum_worker.engine_limits import MAX_BATCH
-from fulcrum_worker.engine_metrics import metric_totals
+from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
+from fulcrum_worker.engine_metrics import DECODE_TOKENS, decode_tokens, metric_totals
 from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed
 
 logger = logging.getLogger(__name__)
@@ -47,11 +47,13 @@ _ROUND_SHARE: Final = 0.05
 ones. The quickest round counts. Other engines that start on the same machine make a round slower, nothing makes it
 quicker; how much slower it is while others work is learnt later, from what requests show."""
 _MOST_ROUNDS: Final = 4
-_BATCHES: Final = (2, 4, 16)
+_BATCHES: Final = (8, 32, 128, 512)
+"""As far as one step takes them; a mixture of experts that is measured with few requests reads few of its experts."""
 _CONTEXTS: Final = (16, 96)
-"""Batches, as far as one step takes them, and prompt tokens of each request in one. The prompts of a batch fit into
-vLLM's smallest default token budget."""
-_DECODE_STEPS: Final = 8
+"""Prompt tokens of each request in a batch, as far as one step takes all of them: those that come in later steps would
+count their prefills as the others' decode steps."""
+_DECODE_TOKENS: Final = 8
+"""Of each request, after its first one."""
 _SETTLED: Final = 0.8
 """A request that takes this share of the quickest before it, or more, is no quicker: the engine has settled."""
 _TOKEN_IDS: Final = range(10, 1000)
@@ -100,27 +102,48 @@ class _Engine:
         async with self.session.get(f"{self.url}/metrics", timeout=self.timeout) as response:
             return await response.text()
 
-    async def max_batch(self) -> float:
-        """Most requests that the engine takes into one step."""
-        return metric_totals(await self.metrics(), [MAX_BATCH]).get(MAX_BATCH, math.inf)
+    async def limits(self) -> tuple[float, float]:
+        """Most requests, and most tokens, that the engine takes into one step."""
+        totals = metric_totals(await self.metrics(), [MAX_BATCH, MAX_BATCHED_TOKENS])
+        return totals.get(MAX_BATCH, math.inf), totals.get(MAX_BATCHED_TOKENS, math.inf)
 
     async def timed(self, *, batch: int, prompt_tokens: int) -> tuple[float, float]:
-        """Mean seconds of a prefill and of a decode step while a batch ran."""
-        before = _histograms(await self.metrics())
-        await self.generate(batch=batch, prompt_tokens=prompt_tokens, output_tokens=_DECODE_STEPS + 1)
+        """Mean seconds of a prefill, and of a request's next token, while a batch ran.
+
+        With speculative decoding a step gives a request several tokens, so tokens are counted and not steps.
+        """
+        before = _totals(await self.metrics())
+        await self.generate(batch=batch, prompt_tokens=prompt_tokens, output_tokens=_DECODE_TOKENS + 1)
         while True:  # vLLM books a request's last step just after it has answered
-            after = _histograms(await self.metrics())
-            counts = [count - old for (count, _), (old, _) in zip(after, before, strict=True)]
-            if counts[0] >= batch and counts[1] >= batch * _DECODE_STEPS:
-                seconds = [total - old for (_, total), (_, old) in zip(after, before, strict=True)]
-                return seconds[0] / counts[0], seconds[1] / counts[1]
+            done = _totals(await self.metrics()) - before
+            if done.prefills >= batch and done.tokens >= batch * _DECODE_TOKENS:
+                return done.prefill_seconds / done.prefills, done.decode_seconds / done.tokens
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def _histograms(text: str) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Count and summed seconds of prefills, and of steps between tokens. Raises LookupError without them."""
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """What an engine has done so far."""
+
+    prefills: float
+    prefill_seconds: float
+    tokens: float
+    """Generated, after the first of their request."""
+    decode_seconds: float
+
+    def __sub__(self, before: _Totals) -> _Totals:
+        return _Totals(
+            self.prefills - before.prefills,
+            self.prefill_seconds - before.prefill_seconds,
+            self.tokens - before.tokens,
+            self.decode_seconds - before.decode_seconds,
+        )
+
+
+def _totals(text: str) -> _Totals:
+    """Read vLLM's metrics. Raises LookupError where they lack something."""
     names = [f"{name}_{part}" for name in (*_PREFILL_TIME, *_STEP_TIME) for part in ("count", "sum")]
-    totals = metric_totals(text, names)
+    totals = metric_totals(text, (*names, *DECODE_TOKENS))
 
     def first(of: tuple[str, ...]) -> tuple[float, float]:
         for name in of:
@@ -128,7 +151,9 @@ def _histograms(text: str) -> tuple[tuple[float, float], tuple[float, float]]:
                 return totals[f"{name}_count"], totals[f"{name}_sum"]
         raise LookupError(f"vLLM has none of {of}")
 
-    return first(_PREFILL_TIME), first(_STEP_TIME)
+    (prefills, prefill_seconds), (steps, decode_seconds) = first(_PREFILL_TIME), first(_STEP_TIME)
+    tokens = decode_tokens(totals)
+    return _Totals(prefills, prefill_seconds, steps if tokens is None else tokens, decode_seconds)
 
 
 def budget_for(start_seconds: float) -> float:
@@ -210,11 +235,11 @@ async def _measure_prompts(
         if len(prefills) >= ENOUGH_PROMPTS:
             last = prefills[-1]
             left_seconds = engine.budget_left_seconds - budget_seconds * (1 - _PREFILL_SHARE)
-            left_seconds -= _DECODE_STEPS * decodes[-1].seconds
+            left_seconds -= _DECODE_TOKENS * decodes[-1].seconds
             prompt_tokens = min(prompt_tokens, int(last.prompt_tokens * left_seconds / last.seconds))
             if prompt_tokens < last.prompt_tokens * _LEAST_GROWTH:
                 break
-        if max_model_len is not None and prompt_tokens + _DECODE_STEPS >= max_model_len:
+        if max_model_len is not None and prompt_tokens + _DECODE_TOKENS >= max_model_len:
             break
         try:
             await _measure(
@@ -227,16 +252,24 @@ async def _measure_prompts(
 
 
 async def _measure_batches(engine: _Engine, prefills: list[PrefillSample], decodes: list[DecodeSample]) -> None:
-    """Batches of several sizes and contexts, as long as they fit into the time."""
+    """Larger and larger batches in two contexts, as long as they fit into the time."""
     seconds_per_token = prefills[-1].seconds / prefills[-1].prompt_tokens if prefills else 0.0
-    most = await engine.max_batch()
-    batches = sorted({int(min(batch, most)) for batch in _BATCHES} - {1})
-    for prompt_tokens in _CONTEXTS:
-        for batch in batches:
-            step_seconds = 2 * decodes[-1].seconds if decodes else 0.0
-            expected_seconds = batch * prompt_tokens * seconds_per_token + _DECODE_STEPS * step_seconds
-            if expected_seconds > engine.budget_left_seconds and len(decodes) > len(prefills):
-                return
+    most, most_tokens = await engine.limits()
+    batches = sorted({int(min(batch, most, most_tokens // _CONTEXTS[0])) for batch in _BATCHES} - {0, 1})
+    for batch in batches:
+        contexts = [tokens for tokens in _CONTEXTS if batch * tokens <= most_tokens]
+        # A step takes at most as many times longer as it has more requests; usually far less.
+        step_seconds = 2 * decodes[-1].seconds if decodes else 0.0
+        rounds_seconds = sum(
+            2 * batch * tokens * seconds_per_token + _DECODE_TOKENS * step_seconds for tokens in contexts
+        )
+        if rounds_seconds > engine.budget_left_seconds:
+            if len(decodes) == len(prefills):  # an engine that slow is measured with two requests, whatever the budget
+                await _measure(engine, [], decodes, batch=2, prompt_tokens=_CONTEXTS[0], whole_seconds=0.0)
+            return
+        # The first batch of a size pays for what is compiled for it.
+        await engine.generate(batch=batch, prompt_tokens=contexts[0], output_tokens=2)
+        for prompt_tokens in contexts:
             await _measure(engine, [], decodes, batch=batch, prompt_tokens=prompt_tokens, whole_seconds=0.0)
 
 
@@ -256,5 +289,5 @@ async def _measure(
         rounds.append(await engine.timed(batch=batch, prompt_tokens=prompt_tokens))
     prefill_seconds, step_seconds = (min(times) for times in zip(*rounds, strict=True))
     prefills.append(PrefillSample(prompt_tokens=prompt_tokens, seconds=prefill_seconds))
-    context_tokens = batch * (prompt_tokens + (_DECODE_STEPS + 1) / 2)
+    context_tokens = batch * (prompt_tokens + (_DECODE_TOKENS + 1) / 2)
     decodes.append(DecodeSample(batch=batch, context_tokens=context_tokens, seconds=step_seconds))
