@@ -22,7 +22,7 @@ from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDr
 from fulcrum.controller.children import Manifest, Owner, role_labels, worker_pod
 from fulcrum.controller.children.worker_group import worker_group
 from fulcrum.controller.installation import Installation
-from fulcrum.controller.kube import LEADER_WORKER_SET, POD, ApiFailure, Kube
+from fulcrum.controller.kube import LEADER_WORKER_SET, POD, ApiFailure, Kube, NotLeadingError
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.observe import ANNOTATION_DRAINING_FROM, ANNOTATION_DRAINING_SINCE, is_of_namesake
 
@@ -43,7 +43,7 @@ class Outcome:
 
     done: tuple[Done, ...]
     failures: tuple[str, ...]
-    """What the API server said about those it refused."""
+    """What went wrong with the others, such as what the API server said."""
     taken_names: frozenset[str] = frozenset()
     """Names of Pods that could not be created because other objects have them."""
 
@@ -102,6 +102,12 @@ class Applier:
         except ApiFailure as error:
             logger.warning("action_failed cluster=%s action=%r error=%r", self._owner.name, action, error)
             return f"{action.name}: {error}"
+        except NotLeadingError:
+            raise
+        except Exception as error:
+            # A defect costs this action, and is told: the cluster's others go on.
+            logger.exception("action_failed cluster=%s action=%r", self._owner.name, action)
+            return f"{action.name}: {type(error).__name__}: {error}"
         if uid is None:
             return None
         self._metrics.action(type(action).__name__, action.reason.value)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
 from fulcrum.api.errors import InvalidValueError
-from fulcrum.api.names import Role
+from fulcrum.api.names import SHORT_NAME, Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceCluster
-from fulcrum.api.worker import LoadReport
 from fulcrum.balance import (
     Action,
     CreateWorker,
@@ -24,20 +22,19 @@ from fulcrum.balance import (
     Snapshot,
     StartDrain,
     TellRole,
-    Worker,
-    is_late,
     plan,
 )
 from fulcrum.balance.tuning import TUNING
+from fulcrum.controller.agent_roles import AgentRoles
 from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import NameTakenError
-from fulcrum.controller.children import Owner, refused_templates
+from fulcrum.controller.children import Manifest, Owner, refused_templates
 from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
 from fulcrum.controller.groups import groups_missing, with_leaders
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
-from fulcrum.controller.kube import LEADER_WORKER_SET, ApiFailure, Kube
+from fulcrum.controller.kube import LEADER_WORKER_SET, ApiFailure, Kube, NotLeadingError
 from fulcrum.controller.kv_claims import KvClaims
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.nodes import Nodes
@@ -50,10 +47,11 @@ from fulcrum.controller.observe import (
     observe,
     running_images,
 )
-from fulcrum.controller.reporting import Reporter
+from fulcrum.controller.reporting import Reporter, news_of_failures
 from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status
 from fulcrum.controller.tick_children import TickChildren
 from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.kube import UNREADABLE
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)
@@ -80,7 +78,6 @@ class Reconciler:
     ) -> None:
         self._kube = kube
         self._caches = caches
-        self._agents = agents
         self._watches = watches
         self._metrics = metrics
         self._reporter = Reporter(kube, identity=identity)
@@ -91,7 +88,7 @@ class Reconciler:
         self._kv_claims = KvClaims(kube, resync_seconds=TUNING.resync_seconds)
         self._internal_secrets = InternalSecrets(kube, resync_seconds=TUNING.resync_seconds)
         self._memories: dict[ClusterKey, Memory] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._roles = AgentRoles(agents)
 
     async def reconcile(self, key: ClusterKey) -> float | None:
         """Run one tick; returns seconds until the next, None when the cluster is gone or going."""
@@ -114,7 +111,18 @@ class Reconciler:
         memory = self._memories.setdefault(key, Memory())
         memory.uid = observed.cluster["metadata"]["uid"]
         try:
-            cluster = load_inference_cluster(observed.cluster)
+            return await self._tick(key, observed, memory)
+        except (ApiFailure, ReconcileError, NotLeadingError):
+            raise
+        except Exception as error:
+            # A defect, or an object that nobody thought of: it stops this cluster alone, and must not go unseen.
+            message = f"Nothing can be decided ({type(error).__name__}: {error}): report it with the operator's log."
+            await self._say_stopped(key, observed, Reason.PLAN_FAILED, message)
+            raise
+
+    async def _tick(self, key: ClusterKey, observed: Observed, memory: Memory) -> float:
+        try:
+            cluster = _read(observed.cluster)
         except InvalidValueError as error:
             message = f"The spec cannot be used: {error}"
             await self._say_stopped(key, observed, Reason.INVALID_SPEC, message)
@@ -125,13 +133,7 @@ class Reconciler:
         lost = await self._nodes.lost((*observed.pods, *observed.followers), self._now())
         lost = with_leaders(lost, observed.pods, observed.followers)
         token = await self._token(Owner(name=key[1], namespace=key[0], uid=memory.uid), cluster)
-        try:
-            tick = await self._decide(key, observed, cluster, memory, lost=lost, token=token)
-        except Exception as error:
-            message = f"Nothing can be decided ({type(error).__name__}: {error}): report it with the operator's log."
-            await self._say_stopped(key, observed, Reason.PLAN_FAILED, message)
-            raise
-        return await self._apply(tick)
+        return await self._apply(await self._decide(key, observed, cluster, memory, lost=lost, token=token))
 
     async def _say_stopped(self, key: ClusterKey, observed: Observed, reason: Reason, message: str) -> None:
         status = await self._reporter.say_stopped(key[0], observed.cluster, reason, message, self._now())
@@ -186,7 +188,7 @@ class Reconciler:
         now, decided = self._plan(snapshot)
         if not any(isinstance(action, SetRole) for action in decided.actions):
             # Flips do not wait for agents; everything that depends on load comes in a tick without flips.
-            fresh = await self._with_loads(snapshot, loads, memory, now)
+            fresh = await self._roles.with_loads(snapshot, loads, memory, now)
             if fresh is not snapshot:
                 snapshot = fresh
                 now, decided = self._plan(snapshot)
@@ -231,7 +233,7 @@ class Reconciler:
             if isinstance(action, SetRole | StartDrain | TellRole):
                 worker = workers[action.uid]
                 role = Role.DRAINING if isinstance(action, StartDrain) else action.role
-                self._tell_later(tick, worker, role, action.epoch)
+                self._roles.tell_later(tick, worker, role, action.epoch)
 
         for action in tick.plan.actions:
             if isinstance(action, TellRole):
@@ -258,7 +260,8 @@ class Reconciler:
         failures += await self._children.sync(tick)
         if outcome.done:
             self._metrics.decision(tick.cluster.spec.balance.mode.value, outcome.done[0].action.reason.value)
-        await self._reporter.post_events(tick.owner, outcome.done, tick.plan.events, tick.now)
+        stated = [*tick.plan.events, *news_of_failures(failures, tick.memory)]
+        await self._reporter.post_events(tick.owner, outcome.done, stated, tick.now)
         status = final_status(tick, outcome, failures)
         await self._reporter.write_status(tick.owner, tick.cluster.status, status)
         key = (tick.owner.namespace, tick.owner.name)
@@ -267,39 +270,11 @@ class Reconciler:
             raise ReconcileError("; ".join(failure.message for failure in failures))
         return 0.0 if outcome.taken_names else tick.plan.requeue_after_seconds
 
-    async def _with_loads(
-        self, snapshot: Snapshot, known: Mapping[str, LoadReport], memory: Memory, now: datetime
-    ) -> Snapshot:
-        """Return the snapshot with `known` loads, and fresh ones where a decision rests on what is so right now."""
-        asked = [
-            worker
-            for worker in snapshot.workers
-            if worker.pod_ip is not None
-            and not worker.deleting
-            and (
-                worker.role is Role.DRAINING
-                or (worker.ready and not worker.role_acknowledged)
-                or is_late(worker, snapshot.spec, now)
-            )
-        ]
-        if not asked:
-            return snapshot
-        loads = await self._agents.loads({worker.name: worker.pod_ip or "" for worker in asked})
-        for worker in asked:
-            load = loads[worker.name]
-            if load is not None and load.role_epoch >= worker.role_epoch:
-                memory.acknowledged.add((worker.uid, worker.restarts, worker.role_epoch))
-        living = {worker.uid for worker in snapshot.workers}
-        memory.acknowledged = {entry for entry in memory.acknowledged if entry[0] in living}
-        return snapshot.with_loads({**known, **loads}, frozenset(memory.acknowledged))
 
-    def _tell_later(self, tick: Tick, worker: Worker, role: Role, epoch: int) -> None:
-        async def tell(pod_ip: str) -> None:
-            token = tick.token.text
-            if await self._agents.tell_role(pod_ip, role, epoch, pod_name=worker.name, token=token):
-                tick.memory.acknowledged.add((worker.uid, worker.restarts, epoch))
-
-        if worker.pod_ip is not None:
-            task = asyncio.create_task(tell(worker.pod_ip), name=f"tell-{worker.name}")
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+def _read(document: Manifest) -> InferenceCluster:
+    """Errors: InvalidValueError."""
+    if (why := document.get(UNREADABLE)) is not None:
+        raise InvalidValueError(
+            field="spec", value="...", problem=f"was not read: {why}", fix=f"see `kubectl explain {SHORT_NAME}.spec`"
+        )
+    return load_inference_cluster(document)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
@@ -18,8 +20,11 @@ from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.events import event_of_action, event_of_state
 from fulcrum.controller.kube import EVENT, INFERENCE_CLUSTER, ApiFailure, Kube
 from fulcrum.controller.published import PUBLISH_SECONDS, keeping_measurements
+from fulcrum.controller.tick import Failure, Memory
 
 logger = logging.getLogger(__name__)
+
+_FIGURES: Final = re.compile(r"[0-9]+")
 
 
 class Reporter:
@@ -77,3 +82,17 @@ class Reporter:
     def forget(self, uid: str) -> None:
         """Drop what is remembered of a cluster that is gone."""
         self._published_at.pop(uid, None)
+
+
+def news_of_failures(failures: Iterable[Failure], memory: Memory) -> list[PlanEvent]:
+    """Return an event for each failure that the last tick did not have; figures in its message make no new one."""
+    told, memory.told_failures = memory.told_failures, {_plain(each.message) for each in failures}
+    return [
+        PlanEvent(reason=each.reason, message=each.message, subject=_plain(each.message), warning=True)
+        for each in failures
+        if _plain(each.message) not in told
+    ]
+
+
+def _plain(message: str) -> str:
+    return _FIGURES.sub("#", message)

@@ -11,14 +11,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-import kopf
-
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
 from fulcrum.controller.dashboard_source import WAITING, OperatorSource
-from fulcrum.controller.handlers import make_registry, make_settings
 from fulcrum.controller.health import serve_health
 from fulcrum.controller.installation import Installation
+from fulcrum.controller.intake import Intake
 from fulcrum.controller.kube import SECRET, Kube
 from fulcrum.controller.leader import Election, Leadership
 from fulcrum.controller.metrics import Metrics
@@ -152,19 +150,7 @@ class _Acting:
             source = OperatorSource(self._api, self._caches, self._watches, self._namespaces)
             showing = [asyncio.create_task(source.show(self._board), name="dashboard")]
         stopping = asyncio.create_task(stop.wait(), name="stop")
-        await asyncio.sleep(0)
-        # kopf takes every task that is younger than itself for its own, and waits for it at the end.
-        ours = asyncio.all_tasks()
-        roots = await kopf.spawn_tasks(
-            registry=make_registry(self._queue.add),
-            settings=make_settings(all_namespaces=not self._namespaces),
-            standalone=True,
-            clusterwide=not self._namespaces,
-            namespaces=self._namespaces,
-        )
-        # kopf has put its own handlers there, which would end the intake before what was taken in is worked off.
-        _on_signals(stop.set)
-        listening = asyncio.create_task(kopf.run_tasks(roots, ignored=ours), name="kopf")
+        listening = asyncio.create_task(Intake(self._namespaces, self._queue.add).run(), name="intake")
         tasks = {working, watching, listening, stopping}
         try:
             # None of them ends by itself but by a defect, which must not go unseen.

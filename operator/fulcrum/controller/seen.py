@@ -36,6 +36,8 @@ class SeenObject(_Part):
     metadata: _WholeMetadata
     spec: dict[str, Any] | None = None
     status: dict[str, Any] | None = None
+    unreadable: str | None = None
+    """Why nothing but metadata and status was read; see `fulcrum.kube.reading`."""
 
 
 class SeenGroup(_Part):

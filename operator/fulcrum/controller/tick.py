@@ -29,6 +29,8 @@ class Memory:
     verified: tuple[str, int, int] | None = None
     """(uid, generation, workers that evictions must leave) whose children were all compared."""
     verified_at: float = 0.0
+    told_failures: set[str] = field(default_factory=set)
+    """What went wrong in the last tick, of which there are events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,9 @@ The package is imported with the first call: it takes 0.4 s and 25 MB, which `fu
 from fulcrum.kube.api import APPLY, JSON_PATCH, MERGE, STRATEGIC, Api
 from fulcrum.kube.errors import ApiError, ApiFailure, ConfigError, Unreachable
 from fulcrum.kube.kube import Kube
+from fulcrum.kube.reading import UNREADABLE
 from fulcrum.kube.resources import Json, Key, Resource, key_of
+from fulcrum.kube.shapes import misshapen
 from fulcrum.kube.watch import Bookmark, Changed, Connected, Event, Interrupted, Listed, follow, selector
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "JSON_PATCH",
     "MERGE",
     "STRATEGIC",
+    "UNREADABLE",
     "Api",
     "ApiError",
     "ApiFailure",
@@ -31,5 +34,6 @@ __all__ = [
     "Unreachable",
     "follow",
     "key_of",
+    "misshapen",
     "selector",
 ]

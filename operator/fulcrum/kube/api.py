@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from fulcrum.kube.errors import ApiError, Unreachable
+from fulcrum.kube.reading import ObjectReader, Unreadable
 from fulcrum.kube.resources import Json
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ REQUEST_SECONDS: Final = 15.0
 """Deadline of a call, the answer included."""
 CONNECT_SECONDS: Final = 5.0
 """Deadline of a new connection, within that of the call."""
+_READER: Final = ObjectReader(Any)
 _DECODER: Final = msgspec.json.Decoder()
 
 Params = Mapping[str, str]
@@ -174,16 +176,17 @@ class Api:
 def _as_object(content: bytes) -> Json:
     if not content:
         return {}
-    try:
-        decoded = _DECODER.decode(content)
-    except msgspec.DecodeError as error:
-        raise Unreachable(f"the answer is no JSON: {error}") from error
-    return decoded if isinstance(decoded, dict) else {}
+    found = _READER.read(content)
+    if isinstance(found, Unreadable):
+        return found.stub
+    if found is None:
+        raise Unreachable("the answer is no JSON that can be read")
+    return found if isinstance(found, dict) else {}
 
 
 def _refusal(code: int, content: bytes) -> ApiError:
     try:
         status = _DECODER.decode(content)
         return ApiError(code, status.get("reason") or "", status.get("message") or "")
-    except (msgspec.DecodeError, AttributeError):
+    except (msgspec.DecodeError, RecursionError, AttributeError):
         return ApiError(code, "", content[:300].decode(errors="replace"))

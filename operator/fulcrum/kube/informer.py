@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
 from fulcrum.kube.api import Api
 from fulcrum.kube.errors import ApiError
+from fulcrum.kube.reading import UNREADABLE, Unreadable
 from fulcrum.kube.resources import Json, Key, Resource, key_of
-from fulcrum.kube.watch import Bookmark, Changed, Connected, Interrupted, Listed, follow, selector
+from fulcrum.kube.watch import Bookmark, Changed, Connected, Illegible, Interrupted, Listed, follow, selector
 
 logger = logging.getLogger(__name__)
+
+_ANEW_SECONDS: Final = 5.0
+"""Pause after a defect, before the collection is read anew."""
 
 Subscriber = Callable[[Json | None, Json | None], None]
 """Called with the object before and after; None where it is not there."""
@@ -95,13 +99,27 @@ class Informer:
             self._put({**known, "metadata": metadata})
 
     async def run(self) -> None:
-        """Follow the collection until cancelled."""
+        """Follow the collection until cancelled. What goes wrong here is told and begun anew: others go on."""
+        while True:
+            try:
+                await self._follow()
+            except Exception:
+                logger.exception("informer_failed resource=%s path=%s", self.resource.plural, self._path)
+                self._fall_behind()
+            await asyncio.sleep(_ANEW_SECONDS)
+
+    async def _follow(self) -> None:
         async for event in follow(self._api, self._path, self._shape, selectors=self._selectors):
             match event:
-                case Listed(items=items, version=version):
+                case Listed(items=items, version=version, unreadable=unreadable):
                     self.missing = False
-                    self._replace(items, int(version))
+                    stubs = [stub for each in unreadable if (stub := self._stub(each)) is not None]
+                    self._replace([*items, *stubs], int(version))
                     self.synced.set()
+                case Illegible(kind=kind, object=found, version=version):
+                    self._seen_version = int(version)
+                    if (stub := self._stub(found)) is not None:
+                        self._change(kind, stub)
                 case Changed(kind=kind, object=obj, version=version):
                     self._seen_version = int(version)
                     self._change(kind, _plain(obj))
@@ -112,8 +130,7 @@ class Informer:
                 case Interrupted(error=ApiError(code=403 | 404)) if self._optional:
                     self._miss()
                 case Interrupted(error=error):
-                    if self._behind_since is None:
-                        self._behind_since = asyncio.get_running_loop().time()
+                    self._fall_behind()
                     gone = isinstance(error, ApiError) and error.code == 410
                     logger.log(
                         logging.DEBUG if gone else logging.WARNING,
@@ -121,6 +138,21 @@ class Informer:
                         self.resource.plural,
                         error,
                     )
+
+    def _fall_behind(self) -> None:
+        if self._behind_since is None:
+            self._behind_since = asyncio.get_running_loop().time()
+
+    def _stub(self, found: Unreadable | None) -> Json | None:
+        """What is kept of an object that cannot be read; None where the shape has no place for it."""
+        stub = found.stub if found is not None else {"metadata": {}}
+        why = stub.get(UNREADABLE, "it has no name")
+        logger.warning(
+            "object_unreadable resource=%s namespace=%s name=%s why=%r",
+            self.resource.plural, stub["metadata"].get("namespace"), stub["metadata"].get("name"), why,
+        )  # fmt: skip
+        keeps = self._shape == dict[str, Any] or UNREADABLE in self._shape.__struct_fields__
+        return stub if keeps and found is not None else None
 
     def _miss(self) -> None:
         if not self.missing:

@@ -42,7 +42,8 @@ class Kube:
     async def list(self, resource: Resource, namespace: str | None, labels: Mapping[str, str]) -> list[Json]:
         """Return the objects with all of `labels`, in one namespace or (None) in all."""
         pages = list_pages(self.api, resource.collection(namespace), selector(labels), dict[str, Any])
-        return (await self._counted("list", resource, pages) or ([], ""))[0]
+        found = await self._counted("list", resource, pages)
+        return [] if found is None else [*found[0], *(each.stub for each in found[2])]
 
     async def create(self, resource: Resource, manifest: Json) -> Json | None:
         """Create an object in the namespace of its metadata and return it; None when the name is taken."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
+import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +14,9 @@ import msgspec
 
 from fulcrum.kube.api import Api
 from fulcrum.kube.errors import ApiError, ApiFailure, Unreachable
+from fulcrum.kube.reading import ObjectReader, Unreadable, elements, members
+
+logger = logging.getLogger(__name__)
 
 PAGE: Final = 500
 """Objects of one page of a list: the size that client-go and kubectl use."""
@@ -33,10 +36,11 @@ Selectors = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed(Generic[T]):
-    """The whole collection; whatever is not in it is gone."""
+    """The whole collection; whatever is in neither list is gone."""
 
     items: list[T]
     version: str
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,16 @@ class Changed(Generic[T]):
 
     kind: str
     object: T
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Illegible:
+    """One object was ADDED, MODIFIED or DELETED, and cannot be read."""
+
+    kind: str
+    object: Unreadable | None
+    """None: it does not even say its name."""
     version: str
 
 
@@ -67,12 +81,17 @@ class Interrupted:
     error: ApiFailure
 
 
-Event = Listed[T] | Changed[T] | Bookmark | Connected | Interrupted
+Event = Listed[T] | Changed[T] | Illegible | Bookmark | Connected | Interrupted
 
 
 class _ListMeta(msgspec.Struct):
     resourceVersion: str = ""  # noqa: N815 - as on the wire
     continue_: str = msgspec.field(default="", name="continue")
+
+
+class _Page(msgspec.Struct):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
 
 
 class _WatchEvent(msgspec.Struct):
@@ -94,6 +113,7 @@ class _Status(msgspec.Struct):
     message: str = ""
 
 
+_PAGE: Final = msgspec.json.Decoder(_Page)
 _EVENT: Final = msgspec.json.Decoder(_WatchEvent)
 _VERSIONED: Final = msgspec.json.Decoder(_Versioned)
 _STATUS: Final = msgspec.json.Decoder(_Status)
@@ -108,32 +128,48 @@ def selector(labels: Mapping[str, str], fields: Mapping[str, str] | None = None)
     return {name: term for name, term in terms.items() if term}
 
 
-@functools.cache
-def _page_decoder(type_: Any) -> msgspec.json.Decoder[Any]:
-    page = msgspec.defstruct("Page", [("metadata", _ListMeta), ("items", list[type_] | None, None)])
-    return msgspec.json.Decoder(page)
-
-
-async def list_pages(api: Api, path: str, selectors: Selectors, type_: type[T]) -> tuple[list[T], str]:
-    """The whole collection, read page by page, and its version."""
-    decoder = _page_decoder(cast("Any", type_))
+async def list_pages(
+    api: Api, path: str, selectors: Selectors, type_: type[T]
+) -> tuple[list[T], str, tuple[Unreadable, ...]]:
+    """The whole collection, read page by page, its version, and the objects in it that cannot be read."""
+    reader = ObjectReader(type_)
     items: list[T] = []
+    unreadable: list[Unreadable] = []
     query = {**selectors, "limit": str(PAGE)}
     while True:
         try:
-            page = decoder.decode(await api.request("GET", path, params=query))
+            page = await _page_of(await api.request("GET", path, params=query))
         except ApiError as error:
             if error.code != 410 or "continue" not in query:
                 raise
             # The first pages are too old to go on from: all at once, then.
-            items, query = [], dict(selectors)
+            items, unreadable, query = [], [], dict(selectors)
             continue
         except msgspec.DecodeError as error:
             raise Unreachable(f"the list of {path} cannot be read: {error}") from error
-        items += page.items or ()
+        for raw in page.items or ():
+            found = reader.read(raw)
+            if isinstance(found, Unreadable):
+                unreadable.append(found)
+            elif found is not None:
+                items.append(found)
+            else:
+                logger.warning("object_ignored path=%s reason=no_name", path)
         if not page.metadata.continue_:
-            return items, page.metadata.resourceVersion
+            return items, page.metadata.resourceVersion, tuple(unreadable)
         query["continue"] = page.metadata.continue_
+
+
+async def _page_of(content: bytes) -> _Page:
+    """Split a page into its objects. Errors: msgspec.DecodeError."""
+    try:
+        return _PAGE.decode(content)
+    except RecursionError:
+        # Slow, and so beside what else goes on.
+        parts = await asyncio.to_thread(members, content)
+        items = await asyncio.to_thread(elements, parts.get("items", b""))
+        metadata = msgspec.json.decode(parts.get("metadata", b"{}"), type=_ListMeta)
+        return _Page(metadata=metadata, items=[msgspec.Raw(item) for item in items])
 
 
 async def follow(
@@ -157,8 +193,8 @@ async def follow(
         began_at = now()
         try:
             if version is None or began_at >= relist_at:
-                items, version = await list_pages(api, path, query, type_)
-                yield Listed(items=items, version=version)
+                items, version, unreadable = await list_pages(api, path, query, type_)
+                yield Listed(items=items, version=version, unreadable=unreadable)
                 relist_at = now() + relist_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load, no secret
             seconds = max(1.0, min(relist_at - now(), RELIST_SECONDS))
             changes = cast(
@@ -167,7 +203,7 @@ async def follow(
             )
             async with contextlib.aclosing(changes):
                 async for change in changes:
-                    if isinstance(change, Changed | Bookmark):
+                    if isinstance(change, Changed | Illegible | Bookmark):
                         version = change.version
                     yield change
         except ApiFailure as error:
@@ -195,7 +231,7 @@ async def _watch(
         "resourceVersion": version,
         "timeoutSeconds": str(int(seconds)),
     }
-    decoder = msgspec.json.Decoder(type_)
+    reader = ObjectReader(type_)
     pending = bytearray()
     chunks = cast("AsyncGenerator[bytes, None]", api.stream(path, query, seconds=seconds + _GRACE_SECONDS))
     async with contextlib.aclosing(chunks):
@@ -211,18 +247,31 @@ async def _watch(
             pending = bytearray(rest)
             for line in lines:
                 if line:
-                    yield _event_of(line, decoder)
+                    yield await _event_of(line, reader)
 
 
-def _event_of(line: bytes, decoder: msgspec.json.Decoder[Any]) -> Event[Any]:
+async def _event_of(line: bytes, reader: ObjectReader[Any]) -> Event[Any]:
     try:
-        event = _EVENT.decode(line)
+        try:
+            event = _EVENT.decode(line)
+        except RecursionError:
+            parts = await asyncio.to_thread(members, line)
+            kind = msgspec.json.decode(parts.get("type", b""), type=str)
+            event = _WatchEvent(type=kind, object=msgspec.Raw(parts.get("object", b"")))
         if event.type == "ERROR":
             status = _STATUS.decode(event.object)
             raise ApiError(status.code, status.reason, status.message)
-        version = _VERSIONED.decode(event.object).metadata.resourceVersion
         if event.type == "BOOKMARK":
-            return Bookmark(version=version)
-        return Changed(kind=event.type, object=decoder.decode(event.object), version=version)
+            return Bookmark(version=_VERSIONED.decode(event.object).metadata.resourceVersion)
+        found = reader.read(event.object)
+        if found is None or isinstance(found, Unreadable):
+            return Illegible(kind=event.type, object=found, version=_version_of(event.object, found))
+        return Changed(kind=event.type, object=found, version=_version_of(event.object, None))
     except msgspec.DecodeError as error:
         raise ApiError(410, "Expired", f"an event of the watch cannot be read: {error}") from error
+
+
+def _version_of(raw: msgspec.Raw, unreadable: Unreadable | None) -> str:
+    if unreadable is not None:
+        return str(unreadable.stub["metadata"]["resourceVersion"])
+    return _VERSIONED.decode(raw).metadata.resourceVersion

@@ -9,7 +9,8 @@ from fulcrum.controller.children.network_policy import gateway_policy, workers_p
 from fulcrum.controller.children.owner import Manifest, Owner
 from fulcrum.controller.children.rbac import gateway_role, gateway_role_binding, gateway_service_account
 from fulcrum.controller.children.service import gateway_service
-from fulcrum.controller.children.worker_pod import refused_templates, role_labels, worker_pod
+from fulcrum.controller.children.template_check import refused_templates
+from fulcrum.controller.children.worker_pod import role_labels, worker_pod
 from fulcrum.controller.installation import Installation
 
 __all__ = ["Manifest", "Owner", "children", "refused_templates", "role_labels", "worker_pod"]

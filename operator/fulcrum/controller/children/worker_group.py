@@ -53,7 +53,7 @@ def _follower(pod: Manifest, pool: Pool) -> Manifest:
     for container in spec["containers"]:
         if container["name"] == CONTAINER:
             container["command"] = list(FOLLOWER_COMMAND)
-            container["env"] = [entry for entry in container["env"] if entry["name"] != ENV_WORKER]
+            container["env"] = [entry for entry in container.get("env") or () if entry["name"] != ENV_WORKER]
             for field in _OF_THE_LEADER:
                 container.pop(field, None)
     spec.pop("topologySpreadConstraints", None)

@@ -28,7 +28,7 @@ from fulcrum.api.objects import without_defaults
 from fulcrum.api.quantities import is_more
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import PATH_STARTED
-from fulcrum.balance import Refusal, worker_config, worker_image, worker_revision
+from fulcrum.balance import worker_config, worker_image, worker_revision
 from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.overlay import overlay
 from fulcrum.controller.children.owner import (
@@ -38,10 +38,8 @@ from fulcrum.controller.children.owner import (
     Owner,
     pod_identity_env,
 )
-from fulcrum.controller.children.pod_security import violations
 from fulcrum.controller.children.probe import http_probe
 from fulcrum.controller.children.worker_node import container_security, placement, resources, shared_memory
-from fulcrum.controller.installation import Installation
 
 CONTAINER: Final = "worker"
 IMAGE_GROUP: Final = 10001
@@ -83,7 +81,7 @@ def worker_pod(
     if token_fingerprint is not None:
         metadata["annotations"][ANNOTATION_TOKEN] = token_fingerprint
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(owner, spec, pool, role, image)}
-    template = {key: value for key, value in pool.template.items() if key in ("metadata", "spec")}
+    template = {key: value for key, value in pool.template.items() if key in ("metadata", "spec") and value}
     merged = overlay(pod, template)
     _keep_requests_below_limits(merged)
     # A template may add labels, but not change the ones that identify the Pod.
@@ -108,7 +106,7 @@ def _ask_for_token(pod: Manifest, owner: Owner) -> None:
     """Give the worker its token, whatever the template says: with another one no gateway could speak to it."""
     for container in pod["spec"]["containers"]:
         if container["name"] == CONTAINER:
-            others = [entry for entry in container["env"] if entry["name"] != ENV_WORKER]
+            others = [entry for entry in container.get("env") or () if entry["name"] != ENV_WORKER]
             container["env"] = [*others, token_env(ENV_WORKER, owner.name)]
 
 
@@ -182,22 +180,3 @@ def _credentials(spec: InferenceClusterSpec) -> list[Manifest]:
         return []
     reference = {"name": spec.model.credentials.secret_name, "key": "token"}
     return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}]
-
-
-def refused_templates(owner: Owner, spec: InferenceClusterSpec, installation: Installation) -> dict[str, Refusal]:
-    """Return, by pool, what its template may not ask for; the pool's workers are not made."""
-    if installation.allow_privileged_templates:
-        return {}
-    refused = {}
-    for number, pool in enumerate(spec.pools):
-        if not pool.template:
-            continue
-        pod = worker_pod(owner, spec, pool, ordinal=0, role=Role.MIXED, image=installation.worker_image)
-        found = list(violations(pod["spec"], own_capabilities=frozenset(("IPC_LOCK",) if pool.rdma else ())))
-        if found:
-            said = "; ".join(f"spec.pools[{number}].template.{each.field}: {each.fix}" for each in found)
-            refused[pool.name] = Refusal(
-                message=f"{said}. The worker would be above the Pod Security level restricted, which templates may "
-                "not exceed unless the operator runs with --allow-privileged-templates."
-            )
-    return refused

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ from fulcrum.local.apiserver.strategies import Strategies
 from fulcrum.local.apiserver.writing import Writer
 
 logger = logging.getLogger(__name__)
+_RECURSIONS: Final = 6_000
+"""Python's recursion limit: objects of 1,000 levels, over each of which functions of ours recurse a few times. The
+stack of a thread (8 MiB) holds it."""
 _SHUTDOWN_SECONDS: Final = 1.0
 """How long answers that are under way may take when the server stops."""
 _TAKEN_SECONDS: Final = 5.0
@@ -185,6 +189,8 @@ async def serving(options: Options) -> AsyncIterator[str]:
 async def run(options: Options) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
+    # Objects that a real server accepts are nested deeper than Python goes along by itself.
+    sys.setrecursionlimit(_RECURSIONS)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

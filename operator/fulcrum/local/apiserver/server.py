@@ -82,6 +82,8 @@ class ApiServer:
             response = error_response(error)
         except (ConnectionError, asyncio.CancelledError):
             raise
+        except RecursionError:
+            response = error_response(errors.bad_request("the object provided is nested too deep"))
         except Exception:
             logger.exception("request_failed", extra={"method": request.method, "path": request.path})
             response = error_response(ApiError(500, "Internal error occurred: see the log of the API server"))

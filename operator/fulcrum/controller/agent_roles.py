@@ -1,0 +1,60 @@
+"""What agents are asked and told within a tick: the load a decision rests on, and their roles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+
+from fulcrum.api.names import Role
+from fulcrum.api.worker import LoadReport
+from fulcrum.balance import Snapshot, Worker, is_late
+from fulcrum.controller.tick import Memory, Tick
+from fulcrum.telemetry import Agents
+
+
+class AgentRoles:
+    """Asks agents which role they know, and tells them the one that they are to have."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def with_loads(
+        self, snapshot: Snapshot, known: Mapping[str, LoadReport], memory: Memory, now: datetime
+    ) -> Snapshot:
+        """Return the snapshot with `known` loads, and fresh ones where a decision rests on what is so right now."""
+        asked = [
+            worker
+            for worker in snapshot.workers
+            if worker.pod_ip is not None
+            and not worker.deleting
+            and (
+                worker.role is Role.DRAINING
+                or (worker.ready and not worker.role_acknowledged)
+                or is_late(worker, snapshot.spec, now)
+            )
+        ]
+        if not asked:
+            return snapshot
+        loads = await self._agents.loads({worker.name: worker.pod_ip or "" for worker in asked})
+        for worker in asked:
+            load = loads[worker.name]
+            if load is not None and load.role_epoch >= worker.role_epoch:
+                memory.acknowledged.add((worker.uid, worker.restarts, worker.role_epoch))
+        living = {worker.uid for worker in snapshot.workers}
+        memory.acknowledged = {entry for entry in memory.acknowledged if entry[0] in living}
+        return snapshot.with_loads({**known, **loads}, frozenset(memory.acknowledged))
+
+    def tell_later(self, tick: Tick, worker: Worker, role: Role, epoch: int) -> None:
+        """Tell an agent its role in the background; if it does not hear, a later tick repeats it."""
+
+        async def tell(pod_ip: str) -> None:
+            token = tick.token.text
+            if await self._agents.tell_role(pod_ip, role, epoch, pod_name=worker.name, token=token):
+                tick.memory.acknowledged.add((worker.uid, worker.restarts, epoch))
+
+        if worker.pod_ip is not None:
+            task = asyncio.create_task(tell(worker.pod_ip), name=f"tell-{worker.name}")
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
