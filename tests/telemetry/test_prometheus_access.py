@@ -95,8 +95,7 @@ async def test_token_and_ca_open_a_server_and_nothing_else_does(tmp_path: Path) 
             (PrometheusAccess(token=TOKEN, ca_pem=other), "certificate is not trusted"),
             (PrometheusAccess(token=TOKEN, ca_pem="no pem"), "ca.crt of metrics.prometheus.secretName holds no"),
         ):
-            async with PrometheusSource(url, access) as source:
-                told = await reason(source)
+            told = await reason(PrometheusSource(url, access))
             assert said in told
             assert TOKEN not in told + repr(access)
 
@@ -117,8 +116,8 @@ async def test_what_a_foreign_server_answers_is_never_repeated(status: int, body
     async def answer(_: web.Request) -> web.Response:
         return web.Response(status=status, text=body, content_type="application/json")
 
-    async with serving(answer) as url, PrometheusSource(url) as source:
-        told = await reason(source)
+    async with serving(answer) as url:
+        told = await reason(PrometheusSource(url))
     assert "internal" not in told
     assert "metrics.prometheus" in told
 
@@ -135,8 +134,8 @@ async def test_redirects_are_not_followed() -> None:
         async def redirect(_: web.Request) -> web.Response:
             return web.Response(status=302, headers={"Location": f"{target}/latest/meta-data"})
 
-        async with serving(redirect) as url, PrometheusSource(url) as source:
-            assert "redirects" in await reason(source)
+        async with serving(redirect) as url:
+            assert "redirects" in await reason(PrometheusSource(url))
     assert followed == []
 
 

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -17,11 +16,14 @@ from fulcrum.controller.kube import ApiFailure
 from fulcrum.load.traffic import traffic_window_seconds
 from fulcrum.telemetry.prometheus_access import PrometheusAccess
 from fulcrum.telemetry.prometheus_source import PrometheusSource
+from fulcrum.telemetry.reading import BodyReader
 from fulcrum.telemetry.scrape_source import ScrapeSource
 from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown
 
 SECRET_SECONDS: Final = 60.0
 """How long what a Secret held is used before it is read again."""
+UNUSED_SECONDS: Final = 120.0
+"""How long a source is kept that no cluster asks for: longer than any cluster waits between two questions."""
 TICK_SECONDS: Final = TUNING.tick_seconds
 """How often a cluster is looked at whose ratio is decided here."""
 FORECASTS_AT_ONCE: Final = 1
@@ -82,16 +84,19 @@ class _Unreadable:
         return Unknown(self.reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Opened:
     source: PrometheusSource | _Unreadable
     read_at: float
+    """When its Secret was read."""
+    used_at: float
 
 
 class Sources:
     """The sources of all clusters. Use as an async context manager.
 
-    A Secret with a Prometheus server's token is read again after a minute: tokens are rotated.
+    A Secret with a Prometheus server's token is read again after a minute: tokens are rotated. A source that no cluster
+    asks for any more is forgotten: specs are edited, and each URL is another source.
     """
 
     def __init__(self, read_secret: ReadSecret, clock: Callable[[], float] = time.monotonic) -> None:
@@ -102,37 +107,40 @@ class Sources:
         """Fits take whole cores; reconciles must not wait for the interpreter."""
         self._prometheus: dict[tuple[str, str, str], _Opened] = {}
         """By URL, and namespace and name of the Secret."""
-        self._stack = AsyncExitStack()
+        self._bodies = BodyReader()
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self.scrape)
+        await self.scrape.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.aclose()
+        await self.scrape.__aexit__(kind, error, trace)
 
     async def of(self, spec: InferenceClusterSpec, namespace: str) -> TelemetrySource:
         """Return the source that the spec of a cluster in `namespace` asks for."""
         prometheus = spec.metrics.prometheus
         if prometheus is None:
             return self.scrape
-        secret = prometheus.secret_name
+        secret, now = prometheus.secret_name, self._clock()
         key = (prometheus.url, namespace if secret else "", secret or "")
-        opened, now = self._prometheus.get(key), self._clock()
+        self._prometheus = {k: each for k, each in self._prometheus.items() if now - each.used_at < UNUSED_SECONDS}
+        opened = self._prometheus.get(key)
         if opened is not None and (secret is None or now - opened.read_at < SECRET_SECONDS):
+            opened.used_at = now
             return opened.source
         access = PrometheusAccess() if secret is None else await self._access(namespace, secret)
+        source: PrometheusSource | _Unreadable
         if isinstance(access, str):
-            self._prometheus[key] = _Opened(source=_Unreadable(access), read_at=now)
+            source = _Unreadable(access)
         elif opened is not None and isinstance(opened.source, PrometheusSource):
-            opened.source.access = access
-            self._prometheus[key] = _Opened(source=opened.source, read_at=now)
+            source = opened.source
+            source.access = access
         else:
-            source = await self._stack.enter_async_context(PrometheusSource(prometheus.url, access))
-            self._prometheus[key] = _Opened(source=source, read_at=now)
-        return self._prometheus[key].source
+            source = PrometheusSource(prometheus.url, access, bodies=self._bodies)
+        self._prometheus[key] = _Opened(source=source, read_at=now, used_at=now)
+        return source
 
     async def _access(self, namespace: str, name: str) -> PrometheusAccess | str:
         """Return what a Secret holds, or why nothing is known of it."""

@@ -17,19 +17,25 @@ from fulcrum.api.internal_token import HEADER as AUTHORIZATION
 from fulcrum.api.internal_token import authorization
 from fulcrum.api.names import HEADER_POD, PORT_AGENT, PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.worker import LoadReport, RoleRequest
+from fulcrum.telemetry.reading import HEADERS, BodyReader
+from fulcrum.telemetry.turns import Turns
 
 logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS: Final = 0.3
 """Deadline of a call to an agent: a dead worker must not hold up decisions about the others."""
 _AT_ONCE: Final = 64
-"""Calls at a time: enough that 1,000 dead workers take 5 s, and few enough that no deadline passes while a call waits
-for this process."""
+"""Calls at a time, clusters in turn: enough that 1,000 dead workers of one take 5 s, and few enough that no deadline
+passes while a call waits for this process."""
 _IDLE_SECONDS: Final = 30.0
 
 _PAIRS: Final = msgspec.json.Decoder(PairsReport)
 _LOAD: Final = msgspec.json.Decoder(LoadReport)
-_FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError)
+_FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, RecursionError)
+_LOAD_BYTES: Final = 256 * 1024
+"""Most of a load report: one of an agent with all tables full has 20 KiB."""
+_PAIRS_BYTES: Final = 1024 * 1024
+"""Most of a report about pairs: 10,000 failing ones."""
 
 
 class Agents:
@@ -50,8 +56,9 @@ class Agents:
         self._port = port
         self._gateway_port = gateway_port
         self._deadline_seconds = deadline_seconds
-        self._turns = asyncio.Semaphore(at_once)
+        self._turns = Turns(at_once)
         self._session: aiohttp.ClientSession | None = None
+        self._bodies = BodyReader()
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -59,6 +66,8 @@ class Agents:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=self._deadline_seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            headers=HEADERS,
         )
         return self
 
@@ -71,20 +80,24 @@ class Agents:
 
     async def loads(self, pod_ips: Mapping[str, str]) -> dict[str, LoadReport | None]:
         """Return the load report of each worker by name, None where there was none within the deadline."""
-        reports = await asyncio.gather(*(self._load(name, pod_ip) for name, pod_ip in pod_ips.items()))
+        caller = object()
+        reports = await asyncio.gather(*(self._load(caller, name, pod_ip) for name, pod_ip in pod_ips.items()))
         return dict(zip(pod_ips, reports, strict=True))
 
     async def pairs(self, gateway_ips: Mapping[str, str]) -> tuple[PairsReport, ...]:
         """Return what the canaries of each gateway (Pod name -> address) found; without gateways that do not answer."""
-        reports = await asyncio.gather(*(self._pairs(ip) for ip in gateway_ips.values()))
+        caller = object()
+        reports = await asyncio.gather(*(self._pairs(caller, ip) for ip in gateway_ips.values()))
         return tuple(report for report in reports if report is not None)
 
-    async def _pairs(self, gateway_ip: str) -> PairsReport | None:
+    async def _pairs(self, caller: object, gateway_ip: str) -> PairsReport | None:
         host = f"[{gateway_ip}]" if ":" in gateway_ip else gateway_ip
         url = f"http://{host}:{self._gateway_port}/kv-pairs"
         try:
-            async with self._turns, self._open.get(url) as response:
-                return _PAIRS.decode(await response.read()) if response.status == HTTPStatus.OK else None
+            async with self._turns.of(caller), self._open.get(url) as response:
+                if response.status != HTTPStatus.OK:
+                    return None
+                return _PAIRS.decode(await self._bodies.read(response, most_bytes=_PAIRS_BYTES))
         except _FAILURES as error:  # one of an older release has no such port
             logger.debug("pairs_unknown url=%s error=%r", url, error)
             return None
@@ -97,13 +110,13 @@ class Agents:
         With `pod_name`, an agent of another Pod refuses; `token` is the cluster's.
         """
         body = msgspec.json.encode(RoleRequest(role=role, role_epoch=epoch))
-        headers = {"Content-Type": "application/json"}
+        url, headers = self._url(pod_ip, "role"), {"Content-Type": "application/json"}
         if pod_name is not None:
             headers[HEADER_POD] = pod_name
         if token is not None:
             headers[AUTHORIZATION] = authorization(token)
         try:
-            async with self._turns, self._open.post(self._url(pod_ip, "role"), data=body, headers=headers) as response:
+            async with self._turns.of(pod_ip), self._open.post(url, data=body, headers=headers) as response:
                 if response.status == HTTPStatus.UNAUTHORIZED:
                     logger.warning("role_refused pod_ip=%s reason=token", pod_ip)
                 return response.status in (200, 409)
@@ -111,10 +124,12 @@ class Agents:
             logger.debug("role_not_told pod_ip=%s error=%r", pod_ip, error)
             return False
 
-    async def _load(self, name: str, pod_ip: str) -> LoadReport | None:
+    async def _load(self, caller: object, name: str, pod_ip: str) -> LoadReport | None:
         try:
-            async with self._turns, self._open.get(self._url(pod_ip, "load")) as response:
-                report = _LOAD.decode(await response.read()) if response.status == 200 else None
+            async with self._turns.of(caller), self._open.get(self._url(pod_ip, "load")) as response:
+                if response.status != HTTPStatus.OK:
+                    return None
+                report = _LOAD.decode(await self._bodies.read(response, most_bytes=_LOAD_BYTES))
                 answerer = response.headers.get(HEADER_POD, "")
         except _FAILURES as error:
             logger.debug("load_unknown pod_ip=%s error=%r", pod_ip, error)

@@ -27,8 +27,10 @@ from fulcrum.telemetry.counts import (
     read_page,
     spread_of,
 )
+from fulcrum.telemetry.reading import HEADERS, BodyReader
 from fulcrum.telemetry.ring import Ring, Slice
 from fulcrum.telemetry.source import ClusterRef, Unknown
+from fulcrum.telemetry.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +38,10 @@ DEADLINE_SECONDS: Final = 1.0
 GRACE_SECONDS: Final = 15.0
 """Longest time without an answer of a gateway after which its counts are still spread evenly over that time."""
 _AT_ONCE: Final = 64
+_PAGE_BYTES: Final = 8 * 1024 * 1024
+"""Most of a gateway's page: one with 2,000 workers has 2 MiB."""
 _KNOWN_SHARE: Final = 0.5
-_FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError, BadPageError)
+_FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError, BadPageError, RecursionError)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,15 +76,18 @@ class ScrapeSource:
         """Where gateways of the release before have their metrics: they are rolled out after the operator."""
         self._deadline_seconds = deadline_seconds
         self._grace_seconds = grace_seconds
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._turns = Turns(_AT_ONCE)
         self._clusters: dict[tuple[str, str], _Cluster] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._bodies = BodyReader()
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
             timeout=aiohttp.ClientTimeout(total=self._deadline_seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            headers=HEADERS,
         )
         return self
 
@@ -145,10 +152,10 @@ class ScrapeSource:
         host = f"[{address}]" if ":" in address else address
         url = f"http://{host}:{port}/metrics"
         try:
-            async with self._turns, self._session.get(url) as response:
+            async with self._turns.of(cluster.key), self._session.get(url) as response:
                 if response.status != 200:
                     return f"{url} answered {response.status}"
-                page = read_page(await response.text())
+                page = read_page((await self._bodies.read(response, most_bytes=_PAGE_BYTES)).decode())
         except _FAILURES as error:
             what = f"did not answer within {self._deadline_seconds:g} s" if isinstance(error, TimeoutError) else error
             logger.debug("gateway_unknown gateway=%s url=%s error=%r", name, url, error)

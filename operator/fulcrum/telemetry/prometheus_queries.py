@@ -1,0 +1,251 @@
+"""Queries of a Prometheus server that scrapes the gateways, and what their answers amount to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fulcrum.api.reasons import REJECTIONS
+from fulcrum.forecast.series import LoadSeries
+from fulcrum.telemetry.counts import (
+    ARRIVALS,
+    ARRIVED_PROMPT,
+    ESTIMATES,
+    HISTOGRAMS,
+    INFO,
+    OUTPUT,
+    PREFIX,
+    PROMPT,
+    REQUESTS,
+    SLO,
+    Counts,
+    Key,
+    count_class,
+)
+from fulcrum.telemetry.reading import BodyReader
+from fulcrum.telemetry.source import ClusterRef
+
+_MAX_POINTS: Final = 10_000
+"""Prometheus refuses range queries of more than 11,000 steps."""
+_MIN_SAMPLES: Final = 2
+"""Without two scrapes in a window there is no increase."""
+_KNOWN_SHARE: Final = 0.5
+_ANSWER_BYTES: Final = 4 * 1024 * 1024
+"""Most of an answer: 10,000 points of a dozen gateways. Decoded it takes 20 times as much, one answer at a time."""
+_MOST_SERIES: Final = 1_000
+"""Most series of an answer: gateways of one cluster, those of rollouts of days among them."""
+
+Row = Mapping[str, Any]
+
+
+class _Data(msgspec.Struct):
+    result: list[Row]
+
+
+class _Answer(msgspec.Struct):
+    data: _Data
+
+
+class UnknownError(Exception):
+    """The answer cannot be used; the message says why."""
+
+
+class Queries:
+    """Queries of one call, one after the other."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, bodies: BodyReader) -> None:
+        self._url = url
+        self._session = session
+        self._bodies = bodies
+
+    async def check_gateways(self, cluster: ClusterRef, now: float, stale_seconds: float) -> None:
+        """Raise UnknownError unless the expected gateways have been scraped of late."""
+        if cluster.gateways < 1:
+            raise UnknownError(f"no gateway is ready; look at Deployment {cluster.name}-gateway")
+        selected = _select(INFO, cluster)
+        rows = await self._instant(f"timestamp({selected})", now)
+        fresh = sum(now - _value(row) <= stale_seconds for row in rows)
+        if fresh >= cluster.gateways:
+            return
+        if not rows:
+            raise UnknownError(f"it has no series {selected}; look at Status > Targets: it must scrape the gateways")
+        if not fresh:
+            newest_seconds = now - max(_value(row) for row in rows)
+            raise UnknownError(
+                f"the newest sample of {selected} is {newest_seconds:.0f} s old; look at Status > Targets"
+            )
+        raise UnknownError(
+            f"it scrapes {fresh} of {cluster.gateways} gateways; look at the targets that are down in Status > Targets"
+        )
+
+    async def counts(self, cluster: ClusterRef, window_seconds: float, now: float) -> Counts:
+        """What all gateways counted in the window. Raises UnknownError when one was not scraped twice in it."""
+        window = _duration(window_seconds)
+        seen = await self._instant(f"count_over_time({_select(INFO, cluster)}[{window}])", now)
+        if sum(_value(row) >= _MIN_SAMPLES for row in seen) < cluster.gateways:
+            raise UnknownError(
+                f"not every gateway was scraped twice in the last {window}; wait, or scrape the gateways more often"
+            )
+
+        async def increase(name: str, by: str = "", **labels: str) -> list[Row]:
+            return await self._instant(f"sum by ({by}) (increase({_select(name, cluster, **labels)}[{window}]))", now)
+
+        counts: Counts = {Key(ARRIVALS): _value(_only(await increase(ARRIVALS)))}
+        for row in await increase(REQUESTS, "reason", reason="|".join(REJECTIONS)):
+            counts[Key(REQUESTS, row["metric"].get("reason", ""))] = _value(row)
+        for row in await increase(SLO, "outcome"):
+            counts[Key(SLO, row["metric"].get("outcome", ""))] = _value(row)
+        for name in HISTOGRAMS:
+            for row in await increase(f"{name}_bucket", "le"):
+                counts[Key(f"{name}_bucket", row["metric"]["le"])] = _value(row)
+        for name in (PROMPT, OUTPUT):
+            for part in ("sum", "count"):
+                counts[Key(f"{name}_{part}")] = _value(_only(await increase(f"{name}_{part}")))
+        for name in ESTIMATES:
+            for part in ("sum", "count"):
+                by = "class" if name == ARRIVED_PROMPT else ""
+                for row in await increase(f"{name}_{part}", by):  # gateways of an earlier version have none
+                    count_class(counts, f"{name}_{part}", row["metric"].get("class", ""), _value(row))
+        return counts
+
+    async def series(
+        self, cluster: ClusterRef, interval_seconds: float, intervals: int, end_seconds: float
+    ) -> LoadSeries:
+        """The last `intervals` intervals, from the first one that is known on. Raises UnknownError without any."""
+        if intervals < 1:
+            raise UnknownError("the history that was asked for is shorter than one interval")
+        window = _duration(interval_seconds)
+
+        async def fold(query: str) -> dict[str, NDArray[np.float64]]:
+            return await self._range(query, end_seconds, interval_seconds, intervals)
+
+        samples = list((await fold(f"count_over_time({_select(INFO, cluster)}[{window}])")).values())
+        usual = _usual(samples)
+        # `increase` sees no step between the last scrape of one window and the first of the next, and makes up for it
+        # by stretching what it saw. One more scrape in each window, and the stretch taken back: then all steps count.
+        scrape_seconds = interval_seconds / max(usual, 1.0)
+        stretch = interval_seconds / (interval_seconds + scrape_seconds)
+        wider = _duration(interval_seconds + scrape_seconds)
+
+        def increase(name: str) -> str:
+            return f"sum(increase({_select(name, cluster)}[{wider}]))"
+
+        async def one(query: str) -> NDArray[np.float64]:
+            return next(iter((await fold(query)).values()), np.full(intervals, np.nan))
+
+        arrivals = await one(increase(ARRIVALS)) * stretch
+        known = ~(_partial(samples, usual, intervals) | np.isnan(arrivals))
+        if not known.any():
+            raise UnknownError(
+                f"no interval of {window} holds two scrapes of the gateways yet; wait, or scrape them more often"
+            )
+        first = int(np.argmax(known))
+        lengths = [
+            np.where(known, await one(f"{increase(f'{name}_sum')} / {increase(f'{name}_count')}"), np.nan)
+            for name in (PROMPT, OUTPUT)
+        ]
+        return LoadSeries(
+            interval_seconds=interval_seconds,
+            end_seconds=end_seconds,
+            rate=np.where(known, np.maximum(arrivals, 0.0) / interval_seconds, np.nan)[first:],
+            isl_tokens=lengths[0][first:],
+            osl_tokens=lengths[1][first:],
+        )
+
+    async def _instant(self, query: str, now: float) -> list[Row]:
+        return await self._ask("query", query, time=f"{now:.3f}")
+
+    async def _range(
+        self, query: str, end_seconds: float, step_seconds: float, steps: int
+    ) -> dict[str, NDArray[np.float64]]:
+        """Values by series, one for each step, the last one at `end_seconds`; NaN where there is none."""
+        found: dict[str, NDArray[np.float64]] = {}
+        for first in range(0, steps, _MAX_POINTS):
+            last = min(first + _MAX_POINTS, steps) - 1
+            begin, end = (end_seconds - (steps - 1 - place) * step_seconds for place in (first, last))
+            rows = await self._ask(
+                "query_range", query, start=f"{begin:.3f}", end=f"{end:.3f}", step=_duration(step_seconds)
+            )
+            for row in rows:
+                name = json.dumps(row["metric"], sort_keys=True)
+                if name not in found and len(found) >= _MOST_SERIES:
+                    raise UnknownError(f"it answers with more than {_MOST_SERIES} series; look at its scrape config")
+                values = found.setdefault(name, np.full(steps, np.nan))
+                for at_seconds, text in row["values"]:
+                    place = steps - 1 - round((end_seconds - float(at_seconds)) / step_seconds)
+                    if 0 <= place < steps and math.isfinite(value := float(text)):
+                        values[place] = value
+        return found
+
+    async def _ask(self, what: str, query: str, **params: str) -> list[Row]:
+        """The rows of one answer. Errors: UnknownError and those that `PrometheusSource._run` names."""
+        url = f"{self._url}/api/v1/{what}"
+        async with self._session.get(url, params={"query": query, **params}, allow_redirects=False) as response:
+            if 300 <= response.status < 400:
+                raise UnknownError(
+                    "it redirects, which is not followed; write the final address into metrics.prometheus.url"
+                )
+            if response.status != HTTPStatus.OK:
+                raise UnknownError(
+                    f"it refused a query (HTTP {response.status}); look at its log and at metrics.prometheus.secretName"
+                )
+            body = await self._bodies.read(response, most_bytes=_ANSWER_BYTES)
+        return msgspec.json.decode(body, type=_Answer).data.result
+
+
+def _usual(samples: Sequence[NDArray[np.float64]]) -> float:
+    """Scrapes of a gateway in one interval; 0 when there was none."""
+    counts = np.concatenate([np.nan_to_num(each) for each in samples]) if samples else np.zeros(0)
+    return float(np.median(counts[counts > 0])) if counts.any() else 0.0
+
+
+def _partial(samples: Sequence[NDArray[np.float64]], usual: float, steps: int) -> NDArray[np.bool_]:
+    """Intervals in which a gateway that was there before and after was hardly scraped, or none was scraped at all."""
+    if not samples:
+        return np.ones(steps, dtype=bool)
+    counts = np.nan_to_num(np.array(samples))
+    places = np.arange(steps)
+    partial = np.zeros(steps, dtype=bool)
+    partial |= ~(counts >= _MIN_SAMPLES).any(axis=0)
+    for gateway in counts:
+        (present,) = np.nonzero(gateway)
+        if len(present):
+            # It begins and ends in the middle of an interval, but the newest interval is no end.
+            inside = (places > present[0]) & ((places < present[-1]) | (present[-1] == steps - 1))
+            partial |= inside & (gateway < _KNOWN_SHARE * usual)
+    return partial
+
+
+def _select(name: str, cluster: ClusterRef, **labels: str) -> str:
+    """A selector of one of the cluster's series; `labels` are regular expressions."""
+    matchers = [
+        f"fulcrum_namespace={json.dumps(cluster.namespace)}",
+        f"fulcrum_cluster={json.dumps(cluster.name)}",
+        *(f"{label}=~{json.dumps(pattern)}" for label, pattern in labels.items()),
+    ]
+    return f"{PREFIX}{name}{{{','.join(matchers)}}}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"
+
+
+def _only(rows: Sequence[Row]) -> Row:
+    if not rows:
+        raise UnknownError("it has no increase of a counter that every gateway exports; look at its scrape config")
+    return rows[0]
+
+
+def _value(row: Row) -> float:
+    value = float(row["value"][1])
+    if not math.isfinite(value):
+        raise UnknownError("it answered NaN")
+    return value

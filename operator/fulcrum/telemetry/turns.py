@@ -1,0 +1,48 @@
+"""So many calls at a time, shared fairly: callers take turns, however many calls each of them wants to make."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Hashable
+
+
+class Turns:
+    """At most `at_once` calls go on. A caller with 1,000 calls that wait makes another one wait for one call's time."""
+
+    def __init__(self, at_once: int) -> None:
+        self._free = at_once
+        self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+        """Calls that wait, by caller; the first caller is next."""
+
+    @contextlib.asynccontextmanager
+    async def of(self, caller: Hashable) -> AsyncIterator[None]:
+        """Wait for a turn of `caller`, and keep it within the context."""
+        if self._free > 0 and not self._waiting:
+            self._free -= 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(caller, deque()).append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._give()  # it came at the same moment
+                raise
+        try:
+            yield
+        finally:
+            self._give()
+
+    def _give(self) -> None:
+        """Give a turn that is free to the next caller."""
+        while self._waiting:
+            caller, calls = self._waiting.popitem(last=False)
+            turn = calls.popleft()
+            if calls:
+                self._waiting[caller] = calls
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

@@ -1,0 +1,226 @@
+"""Whatever answers in place of a Prometheus, an agent or a gateway, the operator stays small and quick."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import gzip
+import threading
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.controller.sources import UNUSED_SECONDS, Sources
+from fulcrum.telemetry import Agents, ClusterRef, PrometheusSource, ScrapeSource, Unknown
+from fulcrum.telemetry.turns import Turns
+
+CLUSTER = ClusterRef(namespace="ml", name="chat")
+BOMB_BYTES = 256 << 20
+MOST_BYTES = 96 << 20
+"""Of memory while bombs come from everywhere; they hold 5 GiB."""
+AGENTS, GATEWAYS = 16, 3
+Write = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def _headers(*lines: str) -> bytes:
+    return "\r\n".join(("HTTP/1.1 200 OK", "Content-Type: application/json", *lines, "", "")).encode()
+
+
+async def _endlessly(writer: asyncio.StreamWriter, part: bytes, pause_seconds: float = 0.0) -> None:
+    while True:
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(pause_seconds)
+
+
+def _bomb(said: bool) -> Write:
+    body = gzip.compress(bytes(BOMB_BYTES), 1)
+    encoding = ("Content-Encoding: gzip",) if said else ()
+
+    async def write(writer: asyncio.StreamWriter) -> None:
+        writer.write(_headers(f"Content-Length: {len(body)}", *encoding) + body)
+        await writer.drain()
+
+    return write
+
+
+def _endless(*lines: str, part: bytes, pause_seconds: float = 0.0) -> Write:
+    async def write(writer: asyncio.StreamWriter) -> None:
+        writer.write(_headers(*lines))
+        await _endlessly(writer, part, pause_seconds)
+
+    return write
+
+
+async def _never(writer: asyncio.StreamWriter) -> None:
+    await _endlessly(writer, b"", 0.1)
+
+
+async def _slow_headers(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+    await _endlessly(writer, b"x", 0.02)
+
+
+def _nested(writer: asyncio.StreamWriter) -> Awaitable[None]:
+    body = b'{"data": {"result": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
+    writer.write(_headers(f"Content-Length: {len(body)}") + body)
+    return writer.drain()
+
+
+HOSTILE: dict[str, Callable[[], Write]] = {
+    "gzip": lambda: _bomb(True),
+    "gzip unsaid": lambda: _bomb(False),
+    "endless": lambda: _endless(part=b"x" * 65536),
+    "endless chunks": lambda: _endless("Transfer-Encoding: chunked", part=b"10000\r\n" + b"[" * 65536 + b"\r\n"),
+    "too long": lambda: _endless("Content-Length: 99999999999", part=b" " * 65536),
+    "drip": lambda: _endless(part=b"1", pause_seconds=0.02),
+    "silent": lambda: _never,
+    "slow headers": lambda: _slow_headers,
+    "nested": lambda: _nested,
+}
+
+
+@contextlib.asynccontextmanager
+async def upstream(write: Write) -> AsyncIterator[int]:
+    """Answer every request by `write`; yields the port. Its own tasks are called `upstream`."""
+    answering: set[asyncio.Task[None]] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await reader.readuntil(b"\r\n\r\n")
+                await write(writer)
+        finally:
+            writer.transport.abort()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.add(asyncio.create_task(answer(reader, writer), name="upstream"))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in answering:
+            task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_hostile_answers_are_unknown_soon_and_take_little_memory(kind: str) -> None:
+    async with upstream(HOSTILE[kind]()) as port:
+        prometheus = PrometheusSource(f"http://127.0.0.1:{port}", deadline_seconds=1.0)
+        async with (
+            Agents(port=port, gateway_port=port, deadline_seconds=1.0) as agents,
+            ScrapeSource(port=port, older_port=None, deadline_seconds=1.0) as scrape,
+        ):
+            tracemalloc.start()
+            began = time.monotonic()
+            try:
+                traffic, loads, pairs, _ = await asyncio.gather(
+                    prometheus.traffic(CLUSTER, window_seconds=30, now=1000.0),
+                    agents.loads({f"w{n}": "127.0.0.1" for n in range(AGENTS)}),
+                    agents.pairs({f"g{n}": "127.0.0.1" for n in range(GATEWAYS)}),
+                    scrape.scrape(CLUSTER, {f"g{n}": "127.0.0.1" for n in range(GATEWAYS)}, 1000.0),
+                )
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            print(f"{kind}: peak {peak >> 20} MiB, {time.monotonic() - began:.1f} s")
+            assert isinstance(traffic, Unknown)
+            assert set(loads.values()) == {None}
+            assert pairs == ()
+            assert isinstance(await scrape.traffic(CLUSTER, window_seconds=30, now=1000.0), Unknown)
+            assert peak < MOST_BYTES
+
+
+async def test_edits_of_the_url_leave_nothing_behind() -> None:
+    async def no_secret(_: str, __: str) -> None:
+        return None
+
+    def spec_of(number: int) -> InferenceClusterSpec:
+        document = {
+            "model": {"name": "m"},
+            "pools": [{"name": "p", "accelerator": "cpu", "workers": {"max": 2}}],
+            "metrics": {"prometheus": {"url": f"http://127.0.0.1:{port}/{number}"}},
+        }
+        return msgspec.convert(document, InferenceClusterSpec)
+
+    now = [0.0]
+    async with upstream(_never) as port, Sources(no_secret, clock=lambda: now[0]) as sources:
+        threads, tasks = threading.active_count(), len(_tasks())
+        for number in range(40):
+            now[0] += UNUSED_SECONDS / 4
+            source = await sources.of(spec_of(number), "ml")
+            assert isinstance(source, PrometheusSource)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await source.traffic(CLUSTER, window_seconds=30, now=1000.0)
+        assert len(sources._prometheus) <= 4
+        assert threading.active_count() <= threads + 2, "name resolution has some"
+        async with asyncio.timeout(10):
+            while len(_tasks()) > tasks:  # noqa: ASYNC110 - polls what has no event
+                await asyncio.sleep(0.01)
+
+
+def _tasks() -> set[asyncio.Task[object]]:
+    return {task for task in asyncio.all_tasks() if task.get_name() != "upstream"}
+
+
+async def test_silent_workers_of_one_cluster_do_not_delay_another() -> None:
+    async with upstream(_never) as silent, Agents(port=silent, deadline_seconds=0.2, at_once=8) as agents:
+        many = asyncio.create_task(agents.loads({f"w{n}": "127.0.0.1" for n in range(1_000)}))
+        await asyncio.sleep(0)
+        await agents.loads({f"v{n}": "127.0.0.1" for n in range(8)})
+        assert not many.done(), "the other cluster's eight had their turns among the thousand"
+        many.cancel()
+        await asyncio.gather(many, return_exceptions=True)
+
+
+async def test_turns_go_round() -> None:
+    turns, order = Turns(1), []
+
+    async def call(caller: str) -> None:
+        async with turns.of(caller):
+            order.append(caller)
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(call(caller)) for caller in ("a", "a", "a", "a", "b", "b", "c")]
+    await asyncio.gather(*tasks)
+    assert order == ["a", "a", "b", "c", "a", "b", "a"]
+
+
+async def test_a_call_that_is_given_up_keeps_no_turn() -> None:
+    turns = Turns(1)
+    async with turns.of("a"):
+        waiting = [asyncio.create_task(turns.of("b").__aenter__()) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    async with asyncio.timeout(1), turns.of("a"):
+        pass
+
+
+def test_every_client_session_of_the_operator_decompresses_nothing_and_reads_with_a_limit() -> None:
+    root = Path(__file__).parents[2] / "operator" / "fulcrum"
+    wrong, sessions = [], 0
+    for room in ("telemetry", "controller"):
+        for file in (root / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                    continue
+                if node.func.attr == "ClientSession":
+                    sessions += 1
+                    wrong += [file] if not any(k.arg == "auto_decompress" for k in node.keywords) else []
+                called = ast.unparse(node.func)
+                whole = {"response.read", "response.text", "response.json", "requests.get", "urllib.request.urlopen"}
+                wrong += [file] if called in whole else []
+    assert sessions >= 3
+    assert wrong == []
