@@ -208,3 +208,62 @@ async def test_a_namespaced_operator_asks_for_its_namespaces_only(script: Script
     assert {query.get("labelSelector") for _, path, query, _ in script.server.requests if path.endswith("/pods")} == {
         "fulcrum.dev/cluster"
     }
+
+
+async def test_a_namespace_that_may_not_be_read_stops_no_other(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fulcrum.controller.caches.BEHIND_SECONDS", 0.05)
+    refused = {"/n2/"}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if any(part in request.path for part in refused):
+            return status(403, "Forbidden", "there is no RoleBinding")
+        if "watch" in request.query:
+            while not any(part in request.path for part in refused):  # noqa: ASYNC110 - polls what has no event
+                await asyncio.sleep(0.01)
+        return await script.answer(request)
+
+    kube = Kube(Api(script.server.kubeconfig), Metrics())
+    caches = Caches(kube.api, ("n", "n2"), changed=lambda _: None)
+    task = asyncio.create_task(caches.run())
+    script.server.handler = answer
+    async with asyncio.timeout(60):
+        await caches.synced("n")
+        await caches.any_synced()
+    assert observe(caches, *KEY) is not None
+    assert caches.complete("n")
+    assert not caches.complete("n2")
+    refused.clear()
+    async with asyncio.timeout(60):
+        await caches.synced("n2")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await kube.api.close()
+
+
+async def test_an_outage_of_one_namespace_is_told_of_that_one_alone(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fulcrum.controller.caches.BEHIND_SECONDS", 0.05)
+    refused = False
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "/n2/" in request.path and "watch" in request.query:
+            while not refused:  # noqa: ASYNC110 - polls what has no event
+                await asyncio.sleep(0.01)
+        if "/n2/" in request.path and refused:
+            return status(403, "Forbidden", "the RoleBinding was deleted")
+        return await script.answer(request)
+
+    script.server.handler = answer
+    async with caching(script.server, "n", "n2") as (caches, _, __):
+        refused = True
+
+        def behind() -> bool:
+            try:
+                caches.check("n2")
+            except Unreachable:
+                return True
+            return False
+
+        await until(behind)
+        assert observe(caches, *KEY) is not None

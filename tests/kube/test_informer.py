@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import msgspec
+import pytest
 from tests.machine import deadline_seconds
 
 from fulcrum.kube import Api, ApiError
@@ -134,3 +135,32 @@ async def test_a_successor_of_the_same_name_is_another_object() -> None:
         assert found is not None
         assert found["metadata"]["uid"] == "second-a"
         assert notes == [("new", "a"), ("gone", "a"), ("new", "a"), ("new", "b")]
+
+
+async def test_what_was_read_is_missing_only_when_the_refusal_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script((5, [pod("a", 4)]))
+    monkeypatch.setattr("fulcrum.kube.watch._LONGEST_DELAY_SECONDS", 0.02)
+    informer = Informer(cast("Api", script), PODS, optional=True)
+    task = asyncio.create_task(informer.run())
+    await asyncio.wait_for(informer.synced.wait(), 10)
+    refusing = script.request
+    refused = 0
+
+    async def refuse(*_: object, **__: object) -> bytes:
+        nonlocal refused
+        refused += 1
+        raise ApiError(403, "Forbidden", "roles are not loaded")
+
+    script.request = refuse  # type: ignore[method-assign]
+    script.events.put_nowait(ApiError(403, "Forbidden", "roles are not loaded"))
+    await until(lambda: refused > 2)
+    assert (informer.missing, informer.get(("n", "a")) is None) == (False, False)
+    script.request = refusing  # type: ignore[method-assign]
+    await until(lambda: len(script.watched_from) == 2)
+    monkeypatch.setattr("fulcrum.kube.informer.LASTING_SECONDS", 0.05)
+    script.request = refuse  # type: ignore[method-assign]
+    script.events.put_nowait(ApiError(404, "NotFound", "the CRD is gone"))
+    await until(lambda: informer.missing)
+    assert informer.get(("n", "a")) is None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -57,19 +57,28 @@ class Caches:
             for informer in self._informers.values():
                 tasks.create_task(informer.run())
 
-    async def synced(self) -> None:
-        """Wait until all of it has been read once."""
-        for informer in self._informers.values():
+    async def synced(self, namespace: str | None = None) -> None:
+        """Wait until all of a namespace has been read once; of all of them for None."""
+        for informer in self._of(namespace):
             await informer.synced.wait()
 
-    @property
-    def complete(self) -> bool:
-        """Whether all of it has been read once."""
-        return all(informer.synced.is_set() for informer in self._informers.values())
+    async def any_synced(self) -> None:
+        """Wait until all of one namespace has been read once."""
+        namespaces = {namespace for _, namespace in self._informers}
+        waiting = [asyncio.ensure_future(self.synced(namespace)) for namespace in namespaces]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
 
-    def check(self) -> None:
-        """Raise Unreachable when something has been out of date for too long to act on."""
-        for informer in self._informers.values():
+    def complete(self, namespace: str) -> bool:
+        """Whether all of a namespace has been read once."""
+        return all(informer.synced.is_set() for informer in self._of(namespace))
+
+    def check(self, namespace: str) -> None:
+        """Raise Unreachable when something of a namespace has been out of date for too long to act on."""
+        for informer in self._of(namespace):
             seconds = informer.behind_seconds
             if seconds is not None and seconds > BEHIND_SECONDS:
                 raise Unreachable(f"{informer.resource.plural} have not been watched for {seconds:.0f} s")
@@ -77,9 +86,12 @@ class Caches:
     @property
     def behind_seconds(self) -> float | None:
         """For how long a watch has been down, in seconds; None while all of them stand."""
-        return max(
-            (s for informer in self._informers.values() if (s := informer.behind_seconds) is not None), default=None
-        )
+        return max((s for informer in self._of(None) if (s := informer.behind_seconds) is not None), default=None)
+
+    def _of(self, namespace: str | None) -> list[Informer]:
+        """The informers of a namespace: what one namespace's rights stop does not stop another."""
+        wanted = None if self._everywhere else namespace
+        return [each for (_, found), each in self._informers.items() if namespace is None or found == wanted]
 
     def get(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
         """Return an object, None where there is none."""

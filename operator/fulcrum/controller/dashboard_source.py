@@ -37,7 +37,7 @@ class OperatorSource:
 
     async def show(self, board: Board) -> None:
         """Keep the board up until cancelled; before the first lists are in there is nothing to show."""
-        await self._caches.synced()
+        await self._caches.any_synced()
         board.source = self
         try:
             async with asyncio.TaskGroup() as tasks:

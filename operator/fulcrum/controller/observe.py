@@ -66,7 +66,7 @@ def observe(caches: Caches, namespace: str, name: str) -> Observed | None:
 
     Errors: Unreachable when the API server has not told of changes for too long.
     """
-    caches.check()
+    caches.check(namespace)
     cluster = caches.get(INFERENCE_CLUSTER, namespace, name)
     if cluster is None:
         return None

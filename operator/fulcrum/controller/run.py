@@ -127,14 +127,14 @@ class _Acting:
 
     def _changed(self, key: ClusterKey) -> None:
         # What the first lists name need not have changed: a change must not wait behind a whole fleet.
-        self._queue.add(key, Wake.EVENT if self._caches.complete else Wake.TIMER)
+        self._queue.add(key, Wake.EVENT if self._caches.complete(key[0]) else Wake.TIMER)
 
     def _measured(self, key: ClusterKey) -> None:
         self._queue.add(key, Wake.TIMER)
 
     async def _reconcile(self, key: ClusterKey) -> float | None:
         # Half a view would make again what is there already.
-        await self._caches.synced()
+        await self._caches.synced(key[0])
         return await self._reconciler.reconcile(key)
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -20,6 +20,9 @@ from fulcrum.kube.watch import Bookmark, Changed, Connected, Illegible, Interrup
 
 logger = logging.getLogger(__name__)
 
+LASTING_SECONDS: Final = 30.0
+"""How long an optional resource that could be read must be refused before it counts as missing: after a restart an API
+server answers 403 until it has loaded its roles, and 404 until it serves a CRD."""
 _ANEW_SECONDS: Final = 5.0
 """Pause after a defect, before the collection is read anew."""
 
@@ -43,7 +46,8 @@ class Informer:
     ) -> None:
         """Of `namespace` or (None) all, with `labels` and `fields`; `run` begins to read.
 
-        `optional`: while the API server has no such resource, or gives no right to read it, there are no objects of it.
+        `optional`: while the API server has no such resource, or gives no right to read it, there are no objects of it;
+        of one that could be read before, only once that lasts (`LASTING_SECONDS`).
         `shape` names the fields worth keeping; None keeps all. The others are skipped while an answer is decoded: whole
         Pods take 50 kB each, and a list of 10,000 of them does not fit beside the copy.
         """
@@ -59,6 +63,9 @@ class Informer:
         self._shape: Any = dict[str, Any] if shape is None else shape
         self._objects: dict[Key, Json] = {}
         self._optional = optional
+        self._was_read = False
+        self._refused_since: float | None = None
+        """Loop time since which the API server has refused to show the resource."""
         self._seen_version = 0
         self._subscribers: list[Subscriber] = []
 
@@ -112,7 +119,7 @@ class Informer:
         async for event in follow(self._api, self._path, self._shape, selectors=self._selectors):
             match event:
                 case Listed(items=items, version=version, unreadable=unreadable):
-                    self.missing = False
+                    self.missing, self._was_read, self._refused_since = False, True, None
                     stubs = [stub for each in unreadable if (stub := self._stub(each)) is not None]
                     self._replace([*items, *stubs], int(version))
                     self.synced.set()
@@ -128,7 +135,8 @@ class Informer:
                 case Connected():
                     self._behind_since = None
                 case Interrupted(error=ApiError(code=403 | 404)) if self._optional:
-                    self._miss()
+                    if self._refusal_lasts():
+                        self._miss()
                 case Interrupted(error=error):
                     self._fall_behind()
                     gone = isinstance(error, ApiError) and error.code == 410
@@ -138,6 +146,12 @@ class Informer:
                         self.resource.plural,
                         error,
                     )
+
+    def _refusal_lasts(self) -> bool:
+        """Report whether a refusal means that the resource is missing: a server whose rights load refuses, too."""
+        now = asyncio.get_running_loop().time()
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        return not self._was_read or now - self._refused_since >= LASTING_SECONDS
 
     def _fall_behind(self) -> None:
         if self._behind_since is None:
