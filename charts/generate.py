@@ -147,9 +147,9 @@ def rules(*, namespaced: bool) -> str:
 
 
 def namespaced_role() -> str:
-    """Return Role and RoleBinding of an operator that serves its own namespace alone."""
+    """Return Role and RoleBinding of an operator that serves one namespace, which is not its own."""
     api, name = "rbac.authorization.k8s.io", "fulcrum-operator-clusters"
-    metadata = {"name": name, "labels": {"app.kubernetes.io/name": "fulcrum"}}
+    metadata = {"name": name, "namespace": "inference", "labels": {"app.kubernetes.io/name": "fulcrum"}}
     role = {
         "apiVersion": f"{api}/v1",
         "kind": "Role",

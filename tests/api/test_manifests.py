@@ -129,11 +129,15 @@ def test_the_namespaced_install_has_no_cluster_wide_object_or_right() -> None:
         check=True,
     )
     documents = list(yaml.safe_load_all(done.stdout))
-    assert {each["metadata"]["namespace"] for each in documents} == {"inference"}
+    namespaces = {(each["kind"], each["metadata"]["name"]): each["metadata"]["namespace"] for each in documents}
+    serving = {("Role", "fulcrum-operator-clusters"), ("RoleBinding", "fulcrum-operator-clusters")}
+    # A Pod of those who may write InferenceClusters must not be able to act as the operator.
+    assert {name for name, namespace in namespaces.items() if namespace == "inference"} == serving
+    assert {namespace for name, namespace in namespaces.items() if name not in serving} == {"fulcrum-system"}
     assert not {"ClusterRole", "ClusterRoleBinding", "Namespace"} & {each["kind"] for each in documents}
     rights = [rule for each in documents if each["kind"] == "Role" for rule in each["rules"]]
     assert not {"namespaces", "customresourcedefinitions", "nodes"} & {r for rule in rights for r in rule["resources"]}
     (deployment,) = (each for each in documents if each["kind"] == "Deployment")
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["args"] == ["--namespace=$(POD_NAMESPACE)"]
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["args"] == ["--namespace=inference"]
     bound = [each["subjects"] for each in documents if each["kind"] == "RoleBinding"]
-    assert all(subject["namespace"] == "inference" for subjects in bound for subject in subjects)
+    assert all(subject["namespace"] == "fulcrum-system" for subjects in bound for subject in subjects)

@@ -103,6 +103,94 @@ def test_memory_locks_come_with_rdma_and_not_with_a_template() -> None:
     assert refused_templates(OWNER, spec_of(security(privileged=True), **rdma), Installation()) != {}
 
 
+SIDECAR_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+@pytest.mark.parametrize(
+    ("template", "field", "allows"),
+    [
+        ({"spec": {"serviceAccountName": "fulcrum-operator"}}, "spec.serviceAccountName", "ServiceAccount/fulcrum-operator"),
+        ({"spec": {"serviceAccount": "a"}}, "spec.serviceAccount", "ServiceAccount/a"),
+        ({"spec": {"automountServiceAccountToken": True}}, "automountServiceAccountToken", "ServiceAccount/default"),
+        (
+            {"spec": {"volumes": [{"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]}},
+            "spec.volumes[t].projected.sources.serviceAccountToken",
+            "ServiceAccount/default",
+        ),
+        ({"spec": {"volumes": [{"name": "v", "secret": {"secretName": "s"}}]}}, "spec.volumes[v].secret", "Secret/s"),
+        (
+            {"spec": {"volumes": [{"name": "v", "projected": {"sources": [{"secret": {"name": "s"}}]}}]}},
+            "spec.volumes[v].projected.sources.secret",
+            "Secret/s",
+        ),
+        (
+            {"spec": {"volumes": [{"name": "v", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s"}}}]}},
+            "spec.volumes[v].csi.nodePublishSecretRef",
+            "Secret/s",
+        ),
+        (worker(envFrom=[{"secretRef": {"name": "s"}}]), "containers[worker].envFrom.secretRef", "Secret/s"),
+        (
+            worker(env=[{"name": "E", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]),
+            "containers[worker].env[E].valueFrom.secretKeyRef",
+            "Secret/s",
+        ),
+        (
+            {"spec": {"initContainers": [
+                {"name": "i", "securityContext": SIDECAR_SECURITY, "envFrom": [{"secretRef": {"name": "s"}}]}
+            ]}},
+            "spec.initContainers[i].envFrom.secretRef",
+            "Secret/s",
+        ),
+        ({"metadata": {"labels": {"app": "payments"}}}, "metadata.labels[app]", "Label/app"),
+        (
+            {"metadata": {"labels": {"app.kubernetes.io/name": "x"}}},
+            "metadata.labels[app.kubernetes.io/name]",
+            "Label/app.kubernetes.io/name",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_template_takes_is_allowed_by_name_alone(template: dict[str, Any], field: str, allows: str) -> None:
+    message = refused_templates(OWNER, spec_of(template), Installation())["p"].message
+    assert field in message
+    assert f"--template-may-use {allows}" in message
+    assert refused_templates(OWNER, spec_of(template), Installation(templates_may_use=frozenset((allows,)))) == {}
+    other = Installation(templates_may_use=frozenset(("Secret/other", "ServiceAccount/other", "Label/other")))
+    assert refused_templates(OWNER, spec_of(template), other) != {}
+
+
+@pytest.mark.parametrize(
+    ("template", "field"),
+    [
+        ({"metadata": {"finalizers": ["x/y"]}}, "metadata.finalizers"),
+        ({"metadata": {"ownerReferences": []}}, "metadata.ownerReferences"),
+        ({"metadata": {"annotations": {"fulcrum.dev/replaces": "c-p-1"}}}, "annotations[fulcrum.dev/replaces]"),
+        (
+            {"metadata": {"annotations": {"container.apparmor.security.beta.kubernetes.io/worker": "unconfined"}}},
+            "use runtime/default",
+        ),
+        ({"metadata": {"annotations": {"seccomp.security.alpha.kubernetes.io/pod": "unconfined"}}}, "runtime/default"),
+        ({"spec": {"priorityClassName": "system-node-critical"}}, "spec.priorityClassName"),
+    ],
+)
+def test_what_no_template_may_have(template: dict[str, Any], field: str) -> None:
+    assert field in refused_templates(OWNER, spec_of(template), Installation())["p"].message
+
+
+def test_a_pool_has_no_class_that_keeps_nodes_alive() -> None:
+    spec = spec_of({}, priorityClassName="system-cluster-critical")
+    assert "priorityClassName" in refused_templates(OWNER, spec, Installation())["p"].message
+
+
+def test_labels_and_annotations_of_ones_own_are_kept() -> None:
+    template = {
+        "metadata": {
+            "labels": {"team": "a", "kueue.x-k8s.io/queue-name": "q"},
+            "annotations": {"container.apparmor.security.beta.kubernetes.io/worker": "runtime/default"},
+        }
+    }
+    assert refused_templates(OWNER, spec_of(template), Installation()) == {}
+
+
 def planned(*workers: Worker) -> Plan:
     spec = spec_of(PRIVILEGED)
     snapshot = Snapshot(

@@ -222,14 +222,15 @@ async def test_the_gateways_rights_are_those_that_it_uses(server: ApiServer, tmp
 
 async def test_a_namespaced_install_needs_nothing_beyond_its_namespace(server: ApiServer) -> None:
     server.kubectl("create", "namespace", "inference")
+    server.kubectl("apply", "-f", str(REPOSITORY / "manifests" / "operator" / "namespace.yaml"))
     installed = [
         each for each in manifests("overlays/namespaced") if each["kind"] not in ("Deployment", "NetworkPolicy")
     ]
     (server.folder / "installed.yaml").write_text(yaml.safe_dump_all(installed))
     server.kubectl("apply", "-f", str(server.folder / "installed.yaml"))
-    server.operator_kubeconfig = kubeconfig_of(server, "inference", "fulcrum-operator")
+    server.operator_kubeconfig = kubeconfig_of(server, "fulcrum-system", "fulcrum-operator")
     client = client_of(server)
-    lease = ("--lease-duration", "15s", "--lease", "inference/fulcrum-operator")
+    lease = ("--lease-duration", "15s", "--lease", "fulcrum-system/fulcrum-operator")
     try:
         with Operator(server, "--namespace", "inference", *lease):
             await live(Cluster(server, client, "inference"))
@@ -238,6 +239,6 @@ async def test_a_namespaced_install_needs_nothing_beyond_its_namespace(server: A
     refused = [
         line
         for line in server.kubectl("get", "--raw", "/metrics").stdout.splitlines()
-        if "serviceaccount:inference:fulcrum-operator" in line and 'code="403"' in line
+        if "serviceaccount:fulcrum-system:fulcrum-operator" in line and 'code="403"' in line
     ]
     assert refused == []

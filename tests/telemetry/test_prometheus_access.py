@@ -154,6 +154,7 @@ class Secrets:
     def __init__(self) -> None:
         self.held: dict[str, str] | None = None
         self.refused = False
+        self.labels = {"fulcrum.dev/prometheus-access": "true"}
         self.reads: list[tuple[str, str]] = []
 
     async def read(self, namespace: str, name: str) -> dict[str, Any] | None:
@@ -162,7 +163,8 @@ class Secrets:
             raise ApiError(403, "Forbidden", 'secrets "prometheus" is forbidden')
         if self.held is None:
             return None
-        return {"data": {key: base64.b64encode(value.encode()).decode() for key, value in self.held.items()}}
+        data = {key: base64.b64encode(value.encode()).decode() for key, value in self.held.items()}
+        return {"metadata": {"labels": self.labels}, "data": data}
 
 
 async def test_the_secret_is_read_from_the_clusters_namespace_and_read_again_when_a_token_is_rotated(
@@ -187,6 +189,11 @@ async def test_the_secret_is_read_from_the_clusters_namespace_and_read_again_whe
         seconds[0] += SECRET_SECONDS
         assert "has no series" in await reason(await sources.of(spec, "ml"))
         assert set(secrets.reads) == {("ml", "prometheus")}
+        # Another Secret's token goes nowhere.
+        seconds[0] += SECRET_SECONDS
+        secrets.labels = {}
+        told = await reason(await sources.of(spec, "ml"))
+        assert "kubectl label secret prometheus fulcrum.dev/prometheus-access=true" in told
         # Another namespace does not get this one's token.
         secrets.held = None
         assert "does not exist" in await reason(await sources.of(spec, "other"))

@@ -21,6 +21,8 @@ SCALE_SHORT_NAME: Final = "isc"
 FIELD_MANAGER: Final = "fulcrum-controller"
 """Field manager of everything that the controller applies."""
 
+LABEL_PROMETHEUS_ACCESS: Final = f"{GROUP}/prometheus-access"
+"""With the value `true` on a Secret: the operator may send what is in it to the server that a spec names."""
 LABEL_CLUSTER: Final = f"{GROUP}/cluster"
 LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_ROLE: Final = f"{GROUP}/role"

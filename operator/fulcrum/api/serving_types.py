@@ -158,7 +158,8 @@ class Prometheus(ApiStruct, frozen=True, kw_only=True):
         ObjectName | None,
         Meta(
             description="Secret in the same namespace: its key `token` is sent as bearer token, its key `ca.crt` is "
-            "the CA of the server's certificate; each may be absent. The operator needs a Role to read it: see "
+            "the CA of the server's certificate; each may be absent. It must have the label "
+            'fulcrum.dev/prometheus-access: "true", and the operator needs a Role to read it: see '
             "docs/operations/security.md."
         ),
     ] = None

@@ -66,6 +66,13 @@ if TYPE_CHECKING:
     help="Let the Pod templates of pools exceed the Pod Security level restricted (hostPath, privileged ...).",
 )
 @click.option(
+    "--template-may-use",
+    "templates_may_use",
+    multiple=True,
+    metavar="KIND/NAME",
+    help="Let the Pod templates of pools name this: ServiceAccount/NAME, Secret/NAME or Label/KEY (repeatable).",
+)
+@click.option(
     "--open-workers",
     is_flag=True,
     envvar="FULCRUM_OPEN_WORKERS",
@@ -87,6 +94,7 @@ def command(
     worker_image: str | None,
     gateway_image: str | None,
     allow_privileged_templates: bool,
+    templates_may_use: tuple[str, ...],
     open_workers: bool,
     verbose: bool,
 ) -> None:
@@ -115,10 +123,16 @@ def command(
     import uvloop
 
     from fulcrum.api.names import ENV_POD_NAME, ENV_POD_NAMESPACE
+    from fulcrum.controller.children.template_access import KINDS
     from fulcrum.controller.installation import Installation
     from fulcrum.controller.leader import LeaseLostError
     from fulcrum.controller.run import run_operator
 
+    for each in templates_may_use:
+        if each.partition("/")[0] not in KINDS or not each.partition("/")[2]:
+            raise click.BadParameter(
+                f"{each} is none of {', '.join(sorted(KINDS))}/NAME", param_hint="--template-may-use"
+            )
     if kubeconfig is not None:
         os.environ["KUBECONFIG"] = kubeconfig
     host, port = _host_and_port(health_address or f"{os.environ.get('POD_IP') or '127.0.0.1'}:8081")
@@ -136,6 +150,7 @@ def command(
     }
     installation = Installation(
         allow_privileged_templates=allow_privileged_templates,
+        templates_may_use=frozenset(templates_may_use),
         open_workers=open_workers,
         **{name: value for name, value in told.items() if value},
     )

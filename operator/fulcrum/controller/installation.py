@@ -18,5 +18,7 @@ class Installation:
     """Namespace of the operator's own Pod."""
     allow_privileged_templates: bool = False
     """Pod templates of pools may exceed the Pod Security level `restricted`."""
+    templates_may_use: frozenset[str] = frozenset()
+    """Service accounts, Secrets and labels that Pod templates of pools may name: `ServiceAccount/NAME` and so on."""
     open_workers: bool = False
     """Replace workers that ask for a token by ones that ask for none: before going back to a release without it."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
+from fulcrum.api.names import LABEL_PROMETHEUS_ACCESS
 from fulcrum.api.types import BalanceMode, InferenceClusterSpec
 from fulcrum.balance.tuning import TUNING
 from fulcrum.controller.kube import ApiFailure
@@ -154,6 +155,9 @@ class Sources:
             )
         if secret is None:
             return f"{where} does not exist; create it with the keys token and ca.crt, or one of them."
+        if (secret["metadata"].get("labels") or {}).get(LABEL_PROMETHEUS_ACCESS) != "true":
+            # Who writes the spec also names the server: any Secret's token would go wherever they like.
+            return f"{where} is not meant for it: kubectl label secret {name} {LABEL_PROMETHEUS_ACCESS}=true."
         try:
             values = {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
         except (UnicodeDecodeError, ValueError):

@@ -11,6 +11,7 @@ from fulcrum.balance import Refusal
 from fulcrum.controller.children.overlay import MERGE_KEYS
 from fulcrum.controller.children.owner import Manifest, Owner
 from fulcrum.controller.children.pod_security import violations
+from fulcrum.controller.children.template_access import priority_is_reserved, takes
 from fulcrum.controller.children.worker_pod import CONTAINER, worker_pod
 from fulcrum.controller.installation import Installation
 from fulcrum.kube import misshapen
@@ -23,7 +24,11 @@ def refused_templates(owner: Owner, spec: InferenceClusterSpec, installation: In
     """Return, by pool, why no worker of it is made."""
     refused = {}
     for number, pool in enumerate(spec.pools):
-        if pool.template and (why := _refusal(owner, spec, pool, f"spec.pools[{number}].template", installation)):
+        if priority_is_reserved(pool.priority_class_name) and not installation.allow_privileged_templates:
+            refused[pool.name] = Refusal(
+                message=f"spec.pools[{number}].priorityClassName: use a class of your own: system-* keep nodes alive."
+            )
+        elif pool.template and (why := _refusal(owner, spec, pool, f"spec.pools[{number}].template", installation)):
             refused[pool.name] = why
     return refused
 
@@ -41,6 +46,9 @@ def _refusal(
         return Refusal(message=f"{path}.spec.containers: removes the container {CONTAINER}, which is the worker.")
     if installation.allow_privileged_templates:
         return None
+    taken = list(takes(pool.template, installation.templates_may_use))
+    if taken:
+        return Refusal(message=f"{'; '.join(f'{path}.{each.field}: {each.fix}' for each in taken)}.")
     found = list(violations(pod["spec"], own_capabilities=frozenset(("IPC_LOCK",) if pool.rdma else ())))
     if not found:
         return None
