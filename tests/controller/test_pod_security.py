@@ -109,7 +109,7 @@ SIDECAR_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": 
 @pytest.mark.parametrize(
     ("template", "field", "allows"),
     [
-        ({"spec": {"serviceAccountName": "fulcrum-operator"}}, "spec.serviceAccountName", "ServiceAccount/fulcrum-operator"),
+        ({"spec": {"serviceAccountName": "fulcrum"}}, "spec.serviceAccountName", "ServiceAccount/fulcrum"),
         ({"spec": {"serviceAccount": "a"}}, "spec.serviceAccount", "ServiceAccount/a"),
         ({"spec": {"automountServiceAccountToken": True}}, "automountServiceAccountToken", "ServiceAccount/default"),
         (

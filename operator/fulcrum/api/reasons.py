@@ -12,6 +12,8 @@ class Reason(StrEnum):
     # Conditions.
     READY = "Ready"
     GATEWAY_NOT_READY = "GatewayNotReady"
+    GATEWAY_STARTING = "GatewayStarting"
+    GATEWAY_ROLLOUT_FAILED = "GatewayRolloutFailed"
     NO_READY_WORKERS = "NoReadyWorkers"
     ROLE_EMPTY = "RoleEmpty"
     WORKERS_STARTING = "WorkersStarting"

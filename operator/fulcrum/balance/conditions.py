@@ -113,6 +113,8 @@ def with_conditions(
     ready = {role: counts.ready for role, counts in status.roles.items() if counts.ready}
     degraded = _worst(snapshot, decision, faults, halted=halted, serving=sum(ready.values()))
     moving = _progress(snapshot.workers, decision.assignment, actions, halted=halted)
+    if moving.reason is Reason.RECONCILED and snapshot.gateway.rolling:
+        moving = Finding(True, Reason.GATEWAY_STARTING, "Gateways are being replaced or started.")
     findings = {
         ConditionType.AVAILABLE: _available(ready, snapshot.gateway),
         ConditionType.PROGRESSING: _progressing(
@@ -133,7 +135,8 @@ def _available(roles: Iterable[Role], gateway: GatewayState) -> Finding:
     if missing:
         return Finding(False, Reason.ROLE_EMPTY, f"No {missing[0]} worker is ready.")
     if gateway.ready < 1:
-        return Finding(False, Reason.GATEWAY_NOT_READY, "No gateway replica is ready.")
+        why = f" {gateway.stuck}" if gateway.stuck is not None else ""
+        return Finding(False, Reason.GATEWAY_NOT_READY, f"No gateway replica is ready.{why}")
     return Finding(True, Reason.READY, "Prefill and decode are served.")
 
 
@@ -196,14 +199,22 @@ def _worst(
         return next(iter(snapshot.refused.values())).reason, " ".join(said)
     if faults.worst is not None:
         return faults.worst
-    if decision.trace.failure is not None:
-        return Reason.PLAN_FAILED, _plan_failed(decision.trace.failure)
-    if halted:
-        return Reason.ROLLOUT_HALTED, halted
+    stopped = _stopped(snapshot, decision, halted)
+    if stopped is not None:
+        return stopped
     rejected = _rejecting(snapshot, serving=serving)
     if decision.trace.over_capacity:
         return Reason.OVER_CAPACITY, _over_capacity(snapshot.spec, rejected)
     return None if rejected is None else (Reason.REQUESTS_REJECTED, rejected)
+
+
+def _stopped(snapshot: Snapshot, decision: Decision, halted: str) -> tuple[Reason, str] | None:
+    """Return what does not go on by itself."""
+    if decision.trace.failure is not None:
+        return Reason.PLAN_FAILED, _plan_failed(decision.trace.failure)
+    if snapshot.gateway.stuck is not None:
+        return Reason.GATEWAY_ROLLOUT_FAILED, f"Gateways cannot be made as the spec says: {snapshot.gateway.stuck}"
+    return (Reason.ROLLOUT_HALTED, halted) if halted else None
 
 
 def _rejecting(snapshot: Snapshot, *, serving: int) -> str | None:

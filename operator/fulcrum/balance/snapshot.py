@@ -166,6 +166,10 @@ class GatewayState:
     desired: int = 0
     ready: int = 0
     cluster_ip: str | None = None
+    rolling: bool = False
+    """Some replicas are not yet as the Deployment wants them."""
+    stuck: str | None = None
+    """What keeps them from it, as Kubernetes says it: an image, a quota, a deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,11 +28,12 @@ from fulcrum.api.names import (
     worker_name,
 )
 from fulcrum.api.types import InferenceCluster
-from fulcrum.balance import GatewayState, Snapshot, Termination, Worker, WorkerPhase
+from fulcrum.balance import Snapshot, Termination, Worker, WorkerPhase
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.children.owner import GATEWAY
 from fulcrum.controller.children.worker_pod import CONTAINER as WORKER_CONTAINER
+from fulcrum.controller.gateway_state import gateway_state
 from fulcrum.controller.groups import followers_of, worker_pods
 from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, INFERENCE_SCALE, LEADER_WORKER_SET, SERVICE
 
@@ -144,7 +145,7 @@ def make_snapshot(
         generation=cluster.metadata.generation,
         spec=cluster.spec,
         workers=tuple(sorted(workers, key=lambda w: (w.pool, w.ordinal))),
-        gateway=_gateway(observed),
+        gateway=gateway_state(observed.deployment, observed.service, observed.gateways),
         status=cluster.status,
         paused=is_paused(cluster),
         continues_rollout=(
@@ -269,16 +270,6 @@ def _termination(container: Manifest) -> Termination | None:
         if ended:
             return Termination(exit_code=int(ended.get("exitCode") or 0), message=ended.get("message") or "")
     return None
-
-
-def _gateway(observed: Observed) -> GatewayState:
-    deployment, service = observed.deployment or {}, observed.service or {}
-    address = (service.get("spec") or {}).get("clusterIP")
-    return GatewayState(
-        desired=int((deployment.get("spec") or {}).get("replicas") or 0),
-        ready=int((deployment.get("status") or {}).get("availableReplicas") or 0),
-        cluster_ip=address if address not in (None, "", "None") else None,
-    )
 
 
 def _role(text: str | None) -> Role | None:
