@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from fulcrum.controller.nodes import FRESH_SECONDS, GONE_SECONDS, OVERDUE, Nodes
+from fulcrum.controller.nodes import FRESH_SECONDS, GONE_SECONDS, OVERDUE, READS_AT_ONCE, Nodes
 from fulcrum.kube import ApiError
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -85,3 +86,22 @@ async def test_nodes_are_read_once_in_a_while_and_only_in_trouble() -> None:
     assert api.reads == 2
     await nodes.lost([pod(ready=True)], NOW)
     assert api.reads == 2
+
+
+async def test_many_nodes_are_read_several_at_a_time() -> None:
+    most = under_way = 0
+
+    class Slow:
+        async def get(self, *_: Any) -> Any:
+            nonlocal most, under_way
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0)
+            under_way -= 1
+            return NOT_READY
+
+    many = [pod(due=LATE, node=f"n{number}") for number in range(500)]
+    for number, each in enumerate(many):
+        each["metadata"]["uid"] = f"u{number}"
+    assert len(await Nodes(Slow()).lost(many, NOW)) == 500  # type: ignore[arg-type]
+    assert 10 <= most <= READS_AT_ONCE

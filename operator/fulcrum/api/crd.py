@@ -254,7 +254,19 @@ def _numeric(kind: str, form: str, bounds: inspect.IntType | inspect.FloatType) 
         schema |= {"minimum": bounds.gt, "exclusiveMinimum": True}
     if bounds.lt is not None:
         schema |= {"maximum": bounds.lt, "exclusiveMaximum": True}
-    return schema
+    # A real API server cuts the fraction off a bound before it compares an integer with it: 0.05 lets a 0 pass.
+    signs = (
+        (bounds.ge, ">=", "at least"),
+        (bounds.le, "<=", "at most"),
+        (bounds.gt, ">", "above"),
+        (bounds.lt, "<", "below"),
+    )
+    rules = [
+        {"rule": f"self {sign} {bound}", "message": f"must be {word} {bound}"}
+        for bound, sign, word in signs
+        if bound is not None and bound != int(bound)
+    ]
+    return schema | {"x-kubernetes-validations": rules} if rules else schema
 
 
 def _bounded(schema: JsonObject, **bounds: int | str | None) -> JsonObject:

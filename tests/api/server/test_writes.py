@@ -99,6 +99,21 @@ def test_another_uid_conflicts(api: Http, path: str) -> None:
     assert "UID in precondition" in status["message"]
 
 
+@pytest.mark.parametrize("headers", [MERGE, STRATEGIC])
+@pytest.mark.parametrize("field", ["uid", "deletionTimestamp"])
+def test_a_patch_makes_no_other_object_of_it(api: Http, path: str, headers: dict[str, str], field: str) -> None:
+    made = _ok(api.post(path, json=config_map("a")), 201)
+    value = {"uid": str(uuid.uuid4()), "deletionTimestamp": "2030-01-01T00:00:00Z"}[field]
+    refused = _status(api.patch(f"{path}/a", json={"metadata": {field: value}}, headers=headers), 422, "Invalid")
+    assert f"metadata.{field}" in refused["message"]
+    assert _ok(api.get(f"{path}/a"))["metadata"] == made["metadata"]
+
+
+@pytest.mark.parametrize("limit", ["x", "1.5", "0x1"])
+def test_a_limit_is_a_number(api: Http, path: str, limit: str) -> None:
+    _status(api.get(f"{path}?limit={limit}"), 400, "BadRequest")
+
+
 def test_a_write_that_changes_nothing_writes_nothing(api: Http, path: str) -> None:
     obj = _ok(api.post(path, json=config_map("one", a="1")), 201)
     version = obj["metadata"]["resourceVersion"]

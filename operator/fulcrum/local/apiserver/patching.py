@@ -38,7 +38,8 @@ def patch(store: Store, writer: Writer, call: Call) -> tuple[Json, bool]:
     changer = patch_changer(call, call.kind)
     target = call.target
     options = call.write_options()
-    obj = writer.update(call.kind, target.namespace, target.name, changer, options, subresource=target.subresource)
+    change = _keeping_identity(call.kind, target.name, changer)
+    obj = writer.update(call.kind, target.namespace, target.name, change, options, subresource=target.subresource)
     return obj, False
 
 
@@ -131,3 +132,21 @@ def _applied(writer: Writer, call: Call) -> Json:
 
 def _causes(conflict: ApplyConflict) -> list[Json]:
     return [{"reason": cause.reason, "message": cause.message, "field": cause.field} for cause in conflict.causes]
+
+
+def _keeping_identity(kind: Kind, name: str, change: Changer) -> Changer:
+    """`change`, refused with 422 where it makes another object of it: a patch has no preconditions but its version."""
+
+    def changed(live: Json) -> Json:
+        wanted = change(live)
+        metadata, stands = wanted.get("metadata") or {}, live["metadata"]
+        causes = [
+            errors.invalid_value(f"metadata.{field}", metadata[field], "field is immutable")
+            for field in ("uid", "deletionTimestamp")
+            if isinstance(metadata, dict) and metadata.get(field) and metadata[field] != stands.get(field)
+        ]
+        if causes:
+            raise errors.invalid(kind.group, kind.kind, name, causes)
+        return wanted
+
+    return changed

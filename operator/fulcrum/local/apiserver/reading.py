@@ -53,7 +53,7 @@ def selection(kind: Kind, query: Mapping[str, str], name: str = "") -> Selection
 def list_page(store: Store, kind: Kind, namespace: str, query: Mapping[str, str], name: str = "") -> Page:
     """The page of a list that the query asks for."""
     selected = selection(kind, query, name)
-    limit = int(query.get("limit") or 0)
+    limit = _limit(query.get("limit") or "0")
     token, match = query.get("continue", ""), query.get("resourceVersionMatch", "")
     asked = parse_version(query.get("resourceVersion") or "0")
     start: Key | None = None
@@ -115,3 +115,9 @@ def list_metadata(page: Page) -> Json:
         if page.remaining is not None:
             metadata["remainingItemCount"] = page.remaining
     return metadata
+
+
+def _limit(text: str) -> int:
+    if not text.removeprefix("-").isdecimal():
+        raise errors.bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
+    return max(0, int(text))

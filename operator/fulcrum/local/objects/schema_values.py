@@ -95,6 +95,8 @@ def go_pattern(pattern: str) -> re.Pattern[str]:
 
 def _number_errors(value: float, schema: Schema, path: str) -> Iterator[FieldError]:
     maximum, minimum, step = schema.get("maximum"), schema.get("minimum"), schema.get("multipleOf")
+    if isinstance(value, int):  # as a real server compares integers: with the bound's whole part
+        maximum, minimum = (None if bound is None else int(bound) for bound in (maximum, minimum))
     if maximum is not None:
         exclusive = bool(schema.get("exclusiveMaximum"))
         if value > maximum or (exclusive and value == maximum):
