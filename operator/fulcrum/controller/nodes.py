@@ -65,16 +65,18 @@ class Nodes:
         """What is known of nodes; those that were not read of late are read now, several at a time."""
         at = self._clock()
         self._states = {name: entry for name, entry in self._states.items() if at - entry[0] < FRESH_SECONDS}
-        unread = sorted(nodes - self._states.keys())
+        found = {name: self._states[name][1] for name in nodes & self._states.keys()}
+        unread = sorted(nodes - found.keys())
         for first in range(0, len(unread), READS_AT_ONCE):
             names = unread[first : first + READS_AT_ONCE]
             for name, state in zip(names, await asyncio.gather(*map(self._read, names)), strict=True):
+                found[name] = state
                 self._states[name] = (at, state)
                 if state is NodeState.GONE:
                     self._gone_since.setdefault(name, at)
                 else:
                     self._gone_since.pop(name, None)
-        return {name: self._states[name][1] for name in nodes}
+        return found
 
     async def _read(self, name: str) -> NodeState:
         try:
