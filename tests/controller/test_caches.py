@@ -226,14 +226,14 @@ async def test_a_namespace_that_may_not_be_read_stops_no_other(script: Script, m
     caches = Caches(kube.api, ("n", "n2"), changed=lambda _: None)
     task = asyncio.create_task(caches.run())
     script.server.handler = answer
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(10)):
         await caches.synced("n")
         await caches.any_synced()
     assert observe(caches, *KEY) is not None
     assert caches.complete("n")
     assert not caches.complete("n2")
     refused.clear()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(10)):
         await caches.synced("n2")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

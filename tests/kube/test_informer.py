@@ -142,7 +142,7 @@ async def test_what_was_read_is_missing_only_when_the_refusal_lasts(monkeypatch:
     monkeypatch.setattr("fulcrum.kube.watch._LONGEST_DELAY_SECONDS", 0.02)
     informer = Informer(cast("Api", script), PODS, optional=True)
     task = asyncio.create_task(informer.run())
-    await asyncio.wait_for(informer.synced.wait(), 10)
+    await asyncio.wait_for(informer.synced.wait(), deadline_seconds(10))
     refusing = script.request
     refused = 0
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kube.conftest import Server, event, events, page, pod
+from tests.machine import deadline_seconds
 
 from fulcrum.kube import UNREADABLE, Api, Json, Resource
 from fulcrum.kube.informer import Informer
@@ -107,7 +108,7 @@ async def test_the_others_are_read(server: Server, hostile: str) -> None:
     informer = Informer(api, PODS, shape=_Shape)
     task = asyncio.create_task(informer.run())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(deadline_seconds(10)):
             while informer.get(("n", "after")) is None:  # noqa: ASYNC110 - polls what has no event
                 await asyncio.sleep(0.005)
         names = {obj["metadata"]["name"]: obj.get(UNREADABLE) for obj in informer}
@@ -153,7 +154,7 @@ async def test_a_defect_in_a_subscriber_does_not_end_an_informer(
 
     informer.subscribe(fail_once)
     task = asyncio.create_task(informer.run())
-    await asyncio.wait_for(informer.synced.wait(), 30)
+    await asyncio.wait_for(informer.synced.wait(), deadline_seconds(10))
     assert not task.done()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

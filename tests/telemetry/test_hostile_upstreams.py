@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.sources import UNUSED_SECONDS, Sources
@@ -159,12 +160,13 @@ async def test_edits_of_the_url_leave_nothing_behind() -> None:
             now[0] += UNUSED_SECONDS / 4
             source = await sources.of(spec_of(number), "ml")
             assert isinstance(source, PrometheusSource)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.02):
-                    await source.traffic(CLUSTER, window_seconds=30, now=1000.0)
+            asking = asyncio.create_task(source.traffic(CLUSTER, window_seconds=30, now=1000.0))
+            await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
         assert len(sources._prometheus) <= 4
         assert threading.active_count() <= threads + 2, "name resolution has some"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(deadline_seconds(10)):
             while len(_tasks()) > tasks:  # noqa: ASYNC110 - polls what has no event
                 await asyncio.sleep(0.01)
 
@@ -204,7 +206,7 @@ async def test_a_call_that_is_given_up_keeps_no_turn() -> None:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    async with asyncio.timeout(1), turns.of("a"):
+    async with asyncio.timeout(deadline_seconds(1)), turns.of("a"):
         pass
 
 
