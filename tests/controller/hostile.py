@@ -68,7 +68,7 @@ def _deep(dice: random.Random) -> Json:
 
 
 def _wide(dice: random.Random) -> Json:
-    size = dice.choice((100, 2_000, 20_000))
+    size = dice.choice((100, 1_000, 5_000))
     name = dice.choice(("labels", "annotations"))
     return _with_template(
         dice.choice(

@@ -27,7 +27,8 @@ from fulcrum.controller.kube import INFERENCE_CLUSTER
 from fulcrum.kube import ApiError, ApiFailure
 
 OBJECTS = int(os.environ.get("FULCRUM_HOSTILE_OBJECTS", "150"))
-AT_ONCE = 8
+AT_ONCE = 2
+"""Writes of hostile objects at a time: the embedded API server shares the machine's cores with the operator."""
 KEPT = 40
 """Hostile objects that are there at a time."""
 OWNER = Owner(name="c", namespace="ns", uid="u")
