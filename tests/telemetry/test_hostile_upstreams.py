@@ -19,6 +19,7 @@ from tests.machine import deadline_seconds
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.sources import UNUSED_SECONDS, Sources
 from fulcrum.telemetry import Agents, ClusterRef, PrometheusSource, ScrapeSource, Unknown
+from fulcrum.telemetry.prometheus_calls import AT_ONCE, PrometheusCalls
 from fulcrum.telemetry.turns import Turns
 
 CLUSTER = ClusterRef(namespace="ml", name="chat")
@@ -115,30 +116,32 @@ async def upstream(write: Write) -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("kind", HOSTILE)
 async def test_hostile_answers_are_unknown_soon_and_take_little_memory(kind: str) -> None:
-    async with upstream(HOSTILE[kind]()) as port:
-        prometheus = PrometheusSource(f"http://127.0.0.1:{port}", deadline_seconds=1.0)
-        async with (
-            Agents(port=port, gateway_port=port, deadline_seconds=1.0) as agents,
-            ScrapeSource(port=port, older_port=None, deadline_seconds=1.0) as scrape,
-        ):
-            tracemalloc.start()
-            began = time.monotonic()
-            try:
-                traffic, loads, pairs, _ = await asyncio.gather(
-                    prometheus.traffic(CLUSTER, window_seconds=30, now=1000.0),
-                    agents.loads({f"w{n}": "127.0.0.1" for n in range(AGENTS)}),
-                    agents.pairs({f"g{n}": "127.0.0.1" for n in range(GATEWAYS)}),
-                    scrape.scrape(CLUSTER, {f"g{n}": "127.0.0.1" for n in range(GATEWAYS)}, 1000.0),
-                )
-                peak = tracemalloc.get_traced_memory()[1]
-            finally:
-                tracemalloc.stop()
-            print(f"{kind}: peak {peak >> 20} MiB, {time.monotonic() - began:.1f} s")
-            assert isinstance(traffic, Unknown)
-            assert set(loads.values()) == {None}
-            assert pairs == ()
-            assert isinstance(await scrape.traffic(CLUSTER, window_seconds=30, now=1000.0), Unknown)
-            assert peak < MOST_BYTES
+    async with (
+        upstream(HOSTILE[kind]()) as port,
+        PrometheusCalls() as calls,
+        Agents(port=port, gateway_port=port, deadline_seconds=1.0) as agents,
+        ScrapeSource(port=port, older_port=None, deadline_seconds=1.0) as scrape,
+    ):
+        prometheus = PrometheusSource(f"http://127.0.0.1:{port}", deadline_seconds=1.0, calls=calls)
+        await calls.client()  # its modules are no answer's memory
+        tracemalloc.start()
+        began = time.monotonic()
+        try:
+            traffic, loads, pairs, _ = await asyncio.gather(
+                prometheus.traffic(CLUSTER, window_seconds=30, now=1000.0),
+                agents.loads({f"w{n}": "127.0.0.1" for n in range(AGENTS)}),
+                agents.pairs({f"g{n}": "127.0.0.1" for n in range(GATEWAYS)}),
+                scrape.scrape(CLUSTER, {f"g{n}": "127.0.0.1" for n in range(GATEWAYS)}, 1000.0),
+            )
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        print(f"{kind}: peak {peak >> 20} MiB, {time.monotonic() - began:.1f} s")
+        assert isinstance(traffic, Unknown)
+        assert set(loads.values()) == {None}
+        assert pairs == ()
+        assert isinstance(await scrape.traffic(CLUSTER, window_seconds=30, now=1000.0), Unknown)
+        assert peak < MOST_BYTES
 
 
 async def test_edits_of_the_url_leave_nothing_behind() -> None:
@@ -165,7 +168,7 @@ async def test_edits_of_the_url_leave_nothing_behind() -> None:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
         assert len(sources._prometheus) <= 4
-        assert threading.active_count() <= threads + 2, "name resolution has some"
+        assert threading.active_count() <= threads + AT_ONCE, "those of the one pool"
         async with asyncio.timeout(deadline_seconds(10)):
             while len(_tasks()) > tasks:  # noqa: ASYNC110 - polls what has no event
                 await asyncio.sleep(0.01)
@@ -216,8 +219,15 @@ def test_every_client_session_of_the_operator_decompresses_nothing_and_reads_wit
     for room in ("telemetry", "controller"):
         for file in (root / room).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
-                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                if not isinstance(node, ast.Call):
                     continue
+                if ast.unparse(node.func) == "PrometheusConnect":
+                    sessions += 1
+                    wrong += [file] if "session" not in {k.arg for k in node.keywords} else []
+                if not isinstance(node.func, ast.Attribute):
+                    continue
+                if node.func.attr == "Session":
+                    wrong.append(file)  # the one of prometheus_session is a subclass
                 if node.func.attr == "ClientSession":
                     sessions += 1
                     wrong += [file] if not any(k.arg == "auto_decompress" for k in node.keywords) else []

@@ -23,6 +23,7 @@ from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.sources import SECRET_SECONDS, Sources
 from fulcrum.kube import ApiError
 from fulcrum.telemetry import ClusterRef, PrometheusAccess, PrometheusSource, Unknown
+from fulcrum.telemetry.prometheus_calls import PrometheusCalls
 
 CLUSTER = ClusterRef(namespace="ml", name="chat")
 TOKEN = "t0ken-of-a-reader"
@@ -86,7 +87,7 @@ async def test_token_and_ca_open_a_server_and_nothing_else_does(tmp_path: Path) 
     context, ca_pem = self_signed(tmp_path)
     (tmp_path / "other").mkdir()
     _, other = self_signed(tmp_path / "other")
-    async with serving(guarded, context) as url:
+    async with serving(guarded, context) as url, PrometheusCalls() as calls:
         for access, said in (
             (PrometheusAccess(token=TOKEN, ca_pem=ca_pem), "has no series"),
             (PrometheusAccess(token="another", ca_pem=ca_pem), "refused a query (HTTP 401)"),
@@ -95,7 +96,7 @@ async def test_token_and_ca_open_a_server_and_nothing_else_does(tmp_path: Path) 
             (PrometheusAccess(token=TOKEN, ca_pem=other), "certificate is not trusted"),
             (PrometheusAccess(token=TOKEN, ca_pem="no pem"), "ca.crt of metrics.prometheus.secretName holds no"),
         ):
-            told = await reason(PrometheusSource(url, access))
+            told = await reason(PrometheusSource(url, access, calls=calls))
             assert said in told
             assert TOKEN not in told + repr(access)
 
@@ -116,8 +117,8 @@ async def test_what_a_foreign_server_answers_is_never_repeated(status: int, body
     async def answer(_: web.Request) -> web.Response:
         return web.Response(status=status, text=body, content_type="application/json")
 
-    async with serving(answer) as url:
-        told = await reason(PrometheusSource(url))
+    async with serving(answer) as url, PrometheusCalls() as calls:
+        told = await reason(PrometheusSource(url, calls=calls))
     assert "internal" not in told
     assert "metrics.prometheus" in told
 
@@ -134,8 +135,8 @@ async def test_redirects_are_not_followed() -> None:
         async def redirect(_: web.Request) -> web.Response:
             return web.Response(status=302, headers={"Location": f"{target}/latest/meta-data"})
 
-        async with serving(redirect) as url:
-            assert "redirects" in await reason(PrometheusSource(url))
+        async with serving(redirect) as url, PrometheusCalls() as calls:
+            assert "redirects" in await reason(PrometheusSource(url, calls=calls))
     assert followed == []
 
 

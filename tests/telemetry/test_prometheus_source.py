@@ -19,6 +19,7 @@ from tests.telemetry.gateways import two_gateways
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry import ClusterRef, PrometheusSource, Unknown
+from fulcrum.telemetry.prometheus_calls import PrometheusCalls
 from fulcrum.telemetry.prometheus_queries import _partial, _usual
 
 CLUSTER = ClusterRef(namespace="prod", name="chat", gateways=2)
@@ -54,9 +55,10 @@ async def test_a_real_prometheus_over_real_gateways(tmp_path: Path) -> None:
     async with (
         two_gateways() as (one, two),
         prometheus_server(tmp_path, one.target, two.target) as server,
+        PrometheusCalls() as calls,
     ):
-        source = PrometheusSource(server.url, deadline_seconds=60.0)
-        impatient = PrometheusSource(server.url, deadline_seconds=3.0)
+        source = PrometheusSource(server.url, deadline_seconds=60.0, calls=calls)
+        impatient = PrometheusSource(server.url, deadline_seconds=3.0, calls=calls)
 
         async def traffic(cluster: ClusterRef = CLUSTER) -> Traffic | Unknown:
             return await source.traffic(cluster, window_seconds=WINDOW_SECONDS, now=time.time())
@@ -151,9 +153,12 @@ async def test_what_is_no_answer_is_unknown(status: int, body: str, words: tuple
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        source = PrometheusSource(f"http://127.0.0.1:{runner.addresses[0][1]}/")
-        assert says(*words)(await source.traffic(CLUSTER, window_seconds=30, now=1000.0))
-        assert says(*words)(await source.load_series(CLUSTER, interval_seconds=60, history_seconds=3600, now=1000.0))
+        async with PrometheusCalls() as calls:
+            source = PrometheusSource(f"http://127.0.0.1:{runner.addresses[0][1]}/", calls=calls)
+            assert says(*words)(await source.traffic(CLUSTER, window_seconds=30, now=1000.0))
+            assert says(*words)(
+                await source.load_series(CLUSTER, interval_seconds=60, history_seconds=3600, now=1000.0)
+            )
     finally:
         await runner.cleanup()
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -16,8 +17,8 @@ from fulcrum.balance.tuning import TUNING
 from fulcrum.controller.kube import ApiFailure
 from fulcrum.load.traffic import traffic_window_seconds
 from fulcrum.telemetry.prometheus_access import PrometheusAccess
+from fulcrum.telemetry.prometheus_calls import PrometheusCalls
 from fulcrum.telemetry.prometheus_source import PrometheusSource
-from fulcrum.telemetry.reading import BodyReader
 from fulcrum.telemetry.scrape_source import ScrapeSource
 from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown
 
@@ -108,16 +109,18 @@ class Sources:
         """Fits take whole cores; reconciles must not wait for the interpreter."""
         self._prometheus: dict[tuple[str, str, str], _Opened] = {}
         """By URL, and namespace and name of the Secret."""
-        self._bodies = BodyReader()
+        self._calls = PrometheusCalls()
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        await self.scrape.__aenter__()
+        await self._stack.enter_async_context(self.scrape)
+        await self._stack.enter_async_context(self._calls)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.scrape.__aexit__(kind, error, trace)
+        await self._stack.aclose()
 
     async def of(self, spec: InferenceClusterSpec, namespace: str) -> TelemetrySource:
         """Return the source that the spec of a cluster in `namespace` asks for."""
@@ -139,7 +142,7 @@ class Sources:
             source = opened.source
             source.access = access
         else:
-            source = PrometheusSource(prometheus.url, access, bodies=self._bodies)
+            source = PrometheusSource(prometheus.url, access, calls=self._calls)
         self._prometheus[key] = _Opened(source=source, read_at=now, used_at=now)
         return source
 

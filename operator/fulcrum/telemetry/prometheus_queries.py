@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
-import aiohttp
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,28 +28,20 @@ from fulcrum.telemetry.counts import (
     Key,
     count_class,
 )
-from fulcrum.telemetry.reading import BodyReader
 from fulcrum.telemetry.source import ClusterRef
 
-_MAX_POINTS: Final = 10_000
-"""Prometheus refuses range queries of more than 11,000 steps."""
+if TYPE_CHECKING:
+    from prometheus_api_client import PrometheusConnect
+
+_MAX_POINTS: Final = 5_000
+"""Steps of a range query. Prometheus refuses more than 11,000; these, of a dozen gateways, are an answer of 2 MiB."""
 _MIN_SAMPLES: Final = 2
 """Without two scrapes in a window there is no increase."""
 _KNOWN_SHARE: Final = 0.5
-_ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""Most of an answer: 10,000 points of a dozen gateways. Decoded it takes 20 times as much, one answer at a time."""
 _MOST_SERIES: Final = 1_000
 """Most series of an answer: gateways of one cluster, those of rollouts of days among them."""
 
 Row = Mapping[str, Any]
-
-
-class _Data(msgspec.Struct):
-    result: list[Row]
-
-
-class _Answer(msgspec.Struct):
-    data: _Data
 
 
 class UnknownError(Exception):
@@ -59,19 +49,17 @@ class UnknownError(Exception):
 
 
 class Queries:
-    """Queries of one call, one after the other."""
+    """Queries of one call, one after the other, in a thread. Its client bounds their time and size."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, bodies: BodyReader) -> None:
-        self._url = url
-        self._session = session
-        self._bodies = bodies
+    def __init__(self, client: PrometheusConnect) -> None:
+        self._client = client
 
-    async def check_gateways(self, cluster: ClusterRef, now: float, stale_seconds: float) -> None:
+    def check_gateways(self, cluster: ClusterRef, now: float, stale_seconds: float) -> None:
         """Raise UnknownError unless the expected gateways have been scraped of late."""
         if cluster.gateways < 1:
             raise UnknownError(f"no gateway is ready; look at Deployment {cluster.name}-gateway")
         selected = _select(INFO, cluster)
-        rows = await self._instant(f"timestamp({selected})", now)
+        rows = self._instant(f"timestamp({selected})", now)
         fresh = sum(now - _value(row) <= stale_seconds for row in rows)
         if fresh >= cluster.gateways:
             return
@@ -86,48 +74,46 @@ class Queries:
             f"it scrapes {fresh} of {cluster.gateways} gateways; look at the targets that are down in Status > Targets"
         )
 
-    async def counts(self, cluster: ClusterRef, window_seconds: float, now: float) -> Counts:
+    def counts(self, cluster: ClusterRef, window_seconds: float, now: float) -> Counts:
         """What all gateways counted in the window. Raises UnknownError when one was not scraped twice in it."""
         window = _duration(window_seconds)
-        seen = await self._instant(f"count_over_time({_select(INFO, cluster)}[{window}])", now)
+        seen = self._instant(f"count_over_time({_select(INFO, cluster)}[{window}])", now)
         if sum(_value(row) >= _MIN_SAMPLES for row in seen) < cluster.gateways:
             raise UnknownError(
                 f"not every gateway was scraped twice in the last {window}; wait, or scrape the gateways more often"
             )
 
-        async def increase(name: str, by: str = "", **labels: str) -> list[Row]:
-            return await self._instant(f"sum by ({by}) (increase({_select(name, cluster, **labels)}[{window}]))", now)
+        def increase(name: str, by: str = "", **labels: str) -> list[Row]:
+            return self._instant(f"sum by ({by}) (increase({_select(name, cluster, **labels)}[{window}]))", now)
 
-        counts: Counts = {Key(ARRIVALS): _value(_only(await increase(ARRIVALS)))}
-        for row in await increase(REQUESTS, "reason", reason="|".join(REJECTIONS)):
+        counts: Counts = {Key(ARRIVALS): _value(_only(increase(ARRIVALS)))}
+        for row in increase(REQUESTS, "reason", reason="|".join(REJECTIONS)):
             counts[Key(REQUESTS, row["metric"].get("reason", ""))] = _value(row)
-        for row in await increase(SLO, "outcome"):
+        for row in increase(SLO, "outcome"):
             counts[Key(SLO, row["metric"].get("outcome", ""))] = _value(row)
         for name in HISTOGRAMS:
-            for row in await increase(f"{name}_bucket", "le"):
+            for row in increase(f"{name}_bucket", "le"):
                 counts[Key(f"{name}_bucket", row["metric"]["le"])] = _value(row)
         for name in (PROMPT, OUTPUT):
             for part in ("sum", "count"):
-                counts[Key(f"{name}_{part}")] = _value(_only(await increase(f"{name}_{part}")))
+                counts[Key(f"{name}_{part}")] = _value(_only(increase(f"{name}_{part}")))
         for name in ESTIMATES:
             for part in ("sum", "count"):
                 by = "class" if name == ARRIVED_PROMPT else ""
-                for row in await increase(f"{name}_{part}", by):  # gateways of an earlier version have none
+                for row in increase(f"{name}_{part}", by):  # gateways of an earlier version have none
                     count_class(counts, f"{name}_{part}", row["metric"].get("class", ""), _value(row))
         return counts
 
-    async def series(
-        self, cluster: ClusterRef, interval_seconds: float, intervals: int, end_seconds: float
-    ) -> LoadSeries:
+    def series(self, cluster: ClusterRef, interval_seconds: float, intervals: int, end_seconds: float) -> LoadSeries:
         """The last `intervals` intervals, from the first one that is known on. Raises UnknownError without any."""
         if intervals < 1:
             raise UnknownError("the history that was asked for is shorter than one interval")
         window = _duration(interval_seconds)
 
-        async def fold(query: str) -> dict[str, NDArray[np.float64]]:
-            return await self._range(query, end_seconds, interval_seconds, intervals)
+        def fold(query: str) -> dict[str, NDArray[np.float64]]:
+            return self._range(query, end_seconds, interval_seconds, intervals)
 
-        samples = list((await fold(f"count_over_time({_select(INFO, cluster)}[{window}])")).values())
+        samples = list((fold(f"count_over_time({_select(INFO, cluster)}[{window}])")).values())
         usual = _usual(samples)
         # `increase` sees no step between the last scrape of one window and the first of the next, and makes up for it
         # by stretching what it saw. One more scrape in each window, and the stretch taken back: then all steps count.
@@ -138,10 +124,10 @@ class Queries:
         def increase(name: str) -> str:
             return f"sum(increase({_select(name, cluster)}[{wider}]))"
 
-        async def one(query: str) -> NDArray[np.float64]:
-            return next(iter((await fold(query)).values()), np.full(intervals, np.nan))
+        def one(query: str) -> NDArray[np.float64]:
+            return next(iter((fold(query)).values()), np.full(intervals, np.nan))
 
-        arrivals = await one(increase(ARRIVALS)) * stretch
+        arrivals = one(increase(ARRIVALS)) * stretch
         known = ~(_partial(samples, usual, intervals) | np.isnan(arrivals))
         if not known.any():
             raise UnknownError(
@@ -149,7 +135,7 @@ class Queries:
             )
         first = int(np.argmax(known))
         lengths = [
-            np.where(known, await one(f"{increase(f'{name}_sum')} / {increase(f'{name}_count')}"), np.nan)
+            np.where(known, one(f"{increase(f'{name}_sum')} / {increase(f'{name}_count')}"), np.nan)
             for name in (PROMPT, OUTPUT)
         ]
         return LoadSeries(
@@ -160,20 +146,20 @@ class Queries:
             osl_tokens=lengths[1][first:],
         )
 
-    async def _instant(self, query: str, now: float) -> list[Row]:
-        return await self._ask("query", query, time=f"{now:.3f}")
+    def _instant(self, query: str, now: float) -> list[Row]:
+        rows: list[Row] = self._client.custom_query(query, params={"time": f"{now:.3f}"})
+        return rows
 
-    async def _range(
-        self, query: str, end_seconds: float, step_seconds: float, steps: int
-    ) -> dict[str, NDArray[np.float64]]:
+    def _range(self, query: str, end_seconds: float, step_seconds: float, steps: int) -> dict[str, NDArray[np.float64]]:
         """Values by series, one for each step, the last one at `end_seconds`; NaN where there is none."""
         found: dict[str, NDArray[np.float64]] = {}
         for first in range(0, steps, _MAX_POINTS):
             last = min(first + _MAX_POINTS, steps) - 1
             begin, end = (end_seconds - (steps - 1 - place) * step_seconds for place in (first, last))
-            rows = await self._ask(
-                "query_range", query, start=f"{begin:.3f}", end=f"{end:.3f}", step=_duration(step_seconds)
-            )
+            rows: list[Row] = self._client.custom_query_range(
+                query, datetime.fromtimestamp(begin, UTC), datetime.fromtimestamp(end, UTC), _duration(step_seconds),
+                params={"start": f"{begin:.3f}", "end": f"{end:.3f}"},
+            )  # fmt: skip
             for row in rows:
                 name = json.dumps(row["metric"], sort_keys=True)
                 if name not in found and len(found) >= _MOST_SERIES:
@@ -184,21 +170,6 @@ class Queries:
                     if 0 <= place < steps and math.isfinite(value := float(text)):
                         values[place] = value
         return found
-
-    async def _ask(self, what: str, query: str, **params: str) -> list[Row]:
-        """The rows of one answer. Errors: UnknownError and those that `PrometheusSource._run` names."""
-        url = f"{self._url}/api/v1/{what}"
-        async with self._session.get(url, params={"query": query, **params}, allow_redirects=False) as response:
-            if 300 <= response.status < 400:
-                raise UnknownError(
-                    "it redirects, which is not followed; write the final address into metrics.prometheus.url"
-                )
-            if response.status != HTTPStatus.OK:
-                raise UnknownError(
-                    f"it refused a query (HTTP {response.status}); look at its log and at metrics.prometheus.secretName"
-                )
-            body = await self._bodies.read(response, most_bytes=_ANSWER_BYTES)
-        return msgspec.json.decode(body, type=_Answer).data.result
 
 
 def _usual(samples: Sequence[NDArray[np.float64]]) -> float:

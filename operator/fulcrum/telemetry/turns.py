@@ -19,23 +19,27 @@ class Turns:
     @contextlib.asynccontextmanager
     async def of(self, caller: Hashable) -> AsyncIterator[None]:
         """Wait for a turn of `caller`, and keep it within the context."""
-        if self._free > 0 and not self._waiting:
-            self._free -= 1
-        else:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(caller, deque()).append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._give()  # it came at the same moment
-                raise
+        await self.take(caller)
         try:
             yield
         finally:
-            self._give()
+            self.give()
 
-    def _give(self) -> None:
+    async def take(self, caller: Hashable) -> None:
+        """Wait for a turn of `caller`, who gives it back."""
+        if self._free > 0 and not self._waiting:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give()  # it came at the same moment
+            raise
+
+    def give(self) -> None:
         """Give a turn that is free to the next caller."""
         while self._waiting:
             caller, calls = self._waiting.popitem(last=False)
