@@ -26,6 +26,7 @@ from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry.source import ClusterRef, Unknown
+from fulcrum.telemetry.turns import Turns
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 BUSY = Traffic(
@@ -40,6 +41,7 @@ BUSY = Traffic(
     tpot_p90_seconds=0.03,
     rejected=0.0,
 )
+
 IDLE = Traffic(window_seconds=30.0, rate=0.0)
 
 
@@ -99,7 +101,7 @@ class World:
         self.pairs_reports: tuple[PairsReport, ...] = ()
         self.woken = 0
         self.scrape = object()
-        self.forecasts = asyncio.Semaphore(1)
+        self.forecasts, self.comparisons = Turns(1), Turns(1)
         self.watched = WatchedCluster(
             namespace="ns",
             name="c",

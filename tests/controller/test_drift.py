@@ -31,6 +31,7 @@ from fulcrum.controller.drift import (
 )
 from fulcrum.load.traffic import Traffic
 from fulcrum.placement.drift import Comparison
+from fulcrum.telemetry.turns import Turns
 
 STABILIZATION = 60.0
 POOLS = [{"name": "a", "accelerator": "H100-SXM-80GB", "parallelism": {"tensor": 8}, "workers": {"max": 1}}]
@@ -179,7 +180,7 @@ async def test_the_event_loop_goes_on_during_a_search() -> None:
     assert demand is not None
     pools = [{**POOLS[0], "parallelism": {"tensor": 1}, "workers": {"max": 256}}]
     question = PlacementQuestion(spec=spec_of(pools=pools), generation=1, demand=demand, max_batch=256)
-    search = asyncio.create_task(compare_in_background(question, asyncio.Semaphore(1)))
+    search = asyncio.create_task(compare_in_background(question, Turns(1), "ml"))
     turns = 0
     while not search.done():
         await asyncio.sleep(0)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.controller.nodes import FRESH_SECONDS, GONE_SECONDS, OVERDUE, READS_AT_ONCE, Nodes
 from fulcrum.kube import ApiError
@@ -88,7 +89,8 @@ async def test_nodes_are_read_once_in_a_while_and_only_in_trouble() -> None:
     assert api.reads == 2
 
 
-async def test_many_nodes_are_read_several_at_a_time() -> None:
+async def test_many_nodes_are_read_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fulcrum.controller.nodes.READS_SECONDS", deadline_seconds(10))
     most = under_way = 0
 
     class Slow:
@@ -105,3 +107,20 @@ async def test_many_nodes_are_read_several_at_a_time() -> None:
         each["metadata"]["uid"] = f"u{number}"
     assert len(await Nodes(Slow()).lost(many, NOW)) == 500  # type: ignore[arg-type]
     assert 10 <= most <= READS_AT_ONCE
+
+
+async def test_a_tick_waits_for_slow_nodes_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fulcrum.controller.nodes.READS_SECONDS", 0.1)
+    answer = asyncio.Event()
+
+    class Stuck:
+        async def get(self, *_: Any) -> Any:
+            await answer.wait()
+            return NOT_READY
+
+    nodes = Nodes(Stuck())  # type: ignore[arg-type]
+    many = [pod(due=LATE, node=f"n{number}") for number in range(2 * READS_AT_ONCE)]
+    async with asyncio.timeout(deadline_seconds(10)):
+        assert await nodes.lost(many, NOW) == frozenset(), "what was not read gives up no Pod"
+        answer.set()
+        assert await nodes.lost(many, NOW) == frozenset({"u"})

@@ -88,7 +88,7 @@ class ClusterForecast:
         series = self._finite(series)
         self.peak = peak_of(series, seconds(cluster.spec.balance.scale_down.stabilization))
         forecaster = self._forecaster_for(cluster.spec, season_seconds)
-        async with self._sources.forecasts:
+        async with self._sources.forecasts.of(cluster.namespace):
             forecast = await asyncio.to_thread(
                 forecaster.update, series, horizon_seconds=_horizon_seconds(cluster.spec, start_seconds)
             )

@@ -202,7 +202,7 @@ class ClusterWatch:
 
     async def _compare(self, question: PlacementQuestion) -> None:
         try:
-            found = await compare_in_background(question, self._sources.forecasts)
+            found = await compare_in_background(question, self._sources.comparisons, self.cluster.namespace)
             if self._drift.take(question, found, published=self.cluster.status.recommendation):
                 self._wake()
         except Exception:

@@ -22,6 +22,7 @@ from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.speed import MAX_BATCH, WorkerSpeed
 from fulcrum.load.demand import Demand, promised
 from fulcrum.load.traffic import Traffic
+from fulcrum.telemetry.turns import Turns
 
 if TYPE_CHECKING:
     from fulcrum.placement.drift import Comparison, PoolForm
@@ -216,7 +217,7 @@ def _spread(cv2: float | None) -> float:
     return 1.0 if cv2 is None else cv2
 
 
-async def compare_in_background(question: PlacementQuestion, turns: asyncio.Semaphore) -> Comparison | None:
-    """Return the comparison from a thread; `turns` bounds how many searches and fits run at once."""
-    async with turns:
+async def compare_in_background(question: PlacementQuestion, turns: Turns, caller: str) -> Comparison | None:
+    """Return the comparison from a thread; `turns` bounds how many searches run at once, callers in turn."""
+    async with turns.of(caller):
         return await asyncio.to_thread(compared, question)

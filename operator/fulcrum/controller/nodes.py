@@ -13,6 +13,7 @@ from typing import Final
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import Kube
 from fulcrum.kube import ApiError, Resource
+from fulcrum.telemetry.turns import Turns
 
 NODE: Final = Resource(api_version="v1", kind="Node", plural="nodes", namespaced=False)
 
@@ -21,7 +22,9 @@ GONE_SECONDS: Final = 15.0
 OVERDUE: Final = timedelta(seconds=30)
 """How long after the end of its grace period a Pod may still be reported as there: clocks differ, kubelets are busy."""
 READS_AT_ONCE: Final = 50
-"""Nodes that are read at a time: 500 of them within a second."""
+"""Nodes that are read at a time, of all clusters together."""
+READS_SECONDS: Final = 0.5
+"""How long a tick waits for nodes. What was not read until then is read in the next tick, and gives up no Pod now."""
 FRESH_SECONDS: Final = 5.0
 """How often a node is read while a Pod on it is in trouble; nodes of healthy Pods are never read."""
 
@@ -41,6 +44,8 @@ class Nodes:
         self._kube = kube
         self._clock = clock
         self._states: dict[str, tuple[float, NodeState]] = {}
+        """State of each node, and when it was read."""
+        self._turns = Turns(READS_AT_ONCE)
         self._gone_since: dict[str, float] = {}
 
     async def lost(self, pods: Iterable[Manifest], now: datetime) -> frozenset[str]:
@@ -50,7 +55,9 @@ class Nodes:
         ]
         states = await self._states_of({node for _, node in in_trouble})
         return frozenset(
-            pod["metadata"]["uid"] for pod, node in in_trouble if self._is_lost(pod, node, states[node], now)
+            pod["metadata"]["uid"]
+            for pod, node in in_trouble
+            if node in states and self._is_lost(pod, node, states[node], now)
         )
 
     def _is_lost(self, pod: Manifest, node: str, state: NodeState, now: datetime) -> bool:
@@ -62,21 +69,33 @@ class Nodes:
         return due is not None and now - datetime.fromisoformat(due) > OVERDUE
 
     async def _states_of(self, nodes: set[str]) -> dict[str, NodeState]:
-        """What is known of nodes; those that were not read of late are read now, several at a time."""
+        """Return what is known of nodes. Those that were not read of late are read now, the oldest news first."""
         at = self._clock()
-        self._states = {name: entry for name, entry in self._states.items() if at - entry[0] < FRESH_SECONDS}
-        found = {name: self._states[name][1] for name in nodes & self._states.keys()}
-        unread = sorted(nodes - found.keys())
-        for first in range(0, len(unread), READS_AT_ONCE):
-            names = unread[first : first + READS_AT_ONCE]
-            for name, state in zip(names, await asyncio.gather(*map(self._read, names)), strict=True):
-                found[name] = state
-                self._states[name] = (at, state)
-                if state is NodeState.GONE:
-                    self._gone_since.setdefault(name, at)
-                else:
-                    self._gone_since.pop(name, None)
-        return found
+        self._states = {name: entry for name, entry in self._states.items() if at - entry[0] < GONE_SECONDS}
+        due = [name for name in nodes if name not in self._states or at - self._states[name][0] >= FRESH_SECONDS]
+        due.sort(key=lambda name: self._states[name][0] if name in self._states else float("-inf"))
+        caller = object()
+        reading = [asyncio.create_task(self._read_in_turn(caller, name)) for name in due]
+        try:
+            if reading:
+                await asyncio.wait(reading, timeout=READS_SECONDS)
+        finally:
+            for task in reading:
+                task.cancel()
+        for result in await asyncio.gather(*reading, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+        return {name: self._states[name][1] for name in nodes if name in self._states}
+
+    async def _read_in_turn(self, caller: object, name: str) -> None:
+        async with self._turns.of(caller):
+            state = await self._read(name)
+        at = self._clock()
+        self._states[name] = (at, state)
+        if state is NodeState.GONE:
+            self._gone_since.setdefault(name, at)
+        else:
+            self._gone_since.pop(name, None)
 
     async def _read(self, name: str) -> NodeState:
         try:

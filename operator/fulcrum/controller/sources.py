@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,6 +20,7 @@ from fulcrum.telemetry.prometheus_calls import PrometheusCalls
 from fulcrum.telemetry.prometheus_source import PrometheusSource
 from fulcrum.telemetry.scrape_source import ScrapeSource
 from fulcrum.telemetry.source import ClusterRef, TelemetrySource, Unknown
+from fulcrum.telemetry.turns import Turns
 
 SECRET_SECONDS: Final = 60.0
 """How long what a Secret held is used before it is read again."""
@@ -30,6 +30,8 @@ TICK_SECONDS: Final = TUNING.tick_seconds
 """How often a cluster is looked at whose ratio is decided here."""
 FORECASTS_AT_ONCE: Final = 1
 """Forecasts that are fitted at a time: a fit takes a whole core, and Python's warning filters hold for all threads."""
+COMPARISONS_AT_ONCE: Final = 1
+"""Searches for a better plan that run at a time: each takes a whole core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +107,10 @@ class Sources:
         self._read_secret = read_secret
         self._clock = clock
         self.scrape = ScrapeSource()
-        self.forecasts = asyncio.Semaphore(FORECASTS_AT_ONCE)
-        """Fits take whole cores; reconciles must not wait for the interpreter."""
+        self.forecasts = Turns(FORECASTS_AT_ONCE)
+        """Fits take whole cores; reconciles must not wait for the interpreter. Namespaces take turns."""
+        self.comparisons = Turns(COMPARISONS_AT_ONCE)
+        """Searches for a better plan take longer than a forecast may wait."""
         self._prometheus: dict[tuple[str, str, str], _Opened] = {}
         """By URL, and namespace and name of the Secret."""
         self._calls = PrometheusCalls()

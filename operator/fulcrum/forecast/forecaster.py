@@ -43,7 +43,7 @@ _ORIGINS: Final = 360
 _REPLAYED_ORIGINS: Final = 120
 """Origins that a fresh start back-tests on the history, beyond the horizon's length."""
 _REPLAY_FITS: Final = 2
-"""Such a back-test may take as long as this many fits."""
+"""Such a back-test may take as long as this many fits, for each method."""
 _MOST_GROWTH: Final = 4.0
 """No forecast is above this multiple of the highest rate of the history: an extrapolated exponential soon is absurd."""
 _REFIT_SHARE: Final = 8
@@ -130,32 +130,48 @@ class Forecaster:
         for method in self._methods:
             self._fit(method, before)
         self._record()
-        started_seconds = self._clock()
-        for value in rate[len(before) :]:
-            # On a machine that is too slow for a back-test now, the models still have to see all.
-            self._advance(float(value), record=self._clock() - started_seconds <= _REPLAY_FITS * self._fit_seconds)
+        self._replay(rate[len(before) :])
         for method in self._methods:
             if method not in self._models:
                 self._fit(method, rate)
 
-    def _advance(self, rate: float, *, record: bool = True) -> None:
+    def _replay(self, newer: Floats) -> None:
+        """Take in history as if it came now. A model that is too slow for that is left out, and fitted to all of it."""
+        spent_seconds: Counter[ForecastMethod] = Counter()
+        for rate in newer:
+            self._backtest.observe(float(rate))
+            self._taken += 1
+            paths = {}
+            for method, model in tuple(self._models.items()):
+                began = self._clock()
+                model.advance(float(rate))
+                path = self._path(method, model)
+                if path is not None:
+                    paths[method] = path
+                spent_seconds[method] += self._clock() - began
+                if spent_seconds[method] > _REPLAY_FITS * self._fit_seconds:
+                    self._models.pop(method, None)
+            self._backtest.record(paths)
+
+    def _advance(self, rate: float) -> None:
         self._backtest.observe(rate)
         for model in self._models.values():
             model.advance(rate)
         self._taken += 1
-        if record:
-            self._record()
+        self._record()
 
     def _record(self) -> None:
-        paths: dict[ForecastMethod, Floats] = {}
-        for method, model in tuple(self._models.items()):
-            path = np.minimum(model.path(self._backtest.reach), _MOST_GROWTH * self._highest)
-            if np.isfinite(path).all():
-                paths[method] = path
-            else:
-                self._fell_back(method, "its forecast is not finite")
-                del self._models[method]
-        self._backtest.record(paths)
+        paths = {method: self._path(method, model) for method, model in tuple(self._models.items())}
+        self._backtest.record({method: path for method, path in paths.items() if path is not None})
+
+    def _path(self, method: ForecastMethod, model: Model) -> Floats | None:
+        """Return what a model expects; None, and the model is dropped, when that is not finite."""
+        path: Floats = np.minimum(model.path(self._backtest.reach), _MOST_GROWTH * self._highest)
+        if np.isfinite(path).all():
+            return path
+        self._fell_back(method, "its forecast is not finite")
+        del self._models[method]
+        return None
 
     def _fit_one_that_is_due(self, rate: Floats) -> None:
         """Fit the most overdue model, one at a time so that no update takes long."""

@@ -93,9 +93,9 @@ def worker_pod(
 
 def _keep_requests_below_limits(pod: Manifest) -> None:
     """Drop a request of ours that is above the template's limit: Kubernetes refuses both, and takes a lone limit."""
-    for container in pod["spec"]["containers"]:
+    for container in _worker_containers(pod):
         amounts = container.get("resources") or {}
-        if container["name"] == CONTAINER and amounts.get("requests"):
+        if amounts.get("requests"):
             limits = amounts.get("limits") or {}
             amounts["requests"] = {
                 name: amount for name, amount in amounts["requests"].items() if not is_more(amount, limits.get(name))
@@ -104,10 +104,14 @@ def _keep_requests_below_limits(pod: Manifest) -> None:
 
 def _ask_for_token(pod: Manifest, owner: Owner) -> None:
     """Give the worker its token, whatever the template says: with another one no gateway could speak to it."""
-    for container in pod["spec"]["containers"]:
-        if container["name"] == CONTAINER:
-            others = [entry for entry in container.get("env") or () if entry["name"] != ENV_WORKER]
-            container["env"] = [*others, token_env(ENV_WORKER, owner.name)]
+    for container in _worker_containers(pod):
+        others = [entry for entry in container.get("env") or () if entry["name"] != ENV_WORKER]
+        container["env"] = [*others, token_env(ENV_WORKER, owner.name)]
+
+
+def _worker_containers(pod: Manifest) -> list[Manifest]:
+    """Return the worker's container; nothing where a template took it away (such a template is refused)."""
+    return [each for each in pod["spec"].get("containers") or () if each.get("name") == CONTAINER]
 
 
 def role_labels(role: Role) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +32,33 @@ def parse_body(raw: bytes, content_type: str) -> Any:
         except (msgspec.DecodeError, RecursionError) as error:
             raise bad_request(f"the object provided is unrecognized (must be valid JSON): {error}") from None
     raise unsupported_media_type(_ACCEPTED)
+
+
+def duplicate_fields(raw: bytes) -> list[str]:
+    """Paths of keys that an object in a JSON body has twice: decoders keep the last one and do not say so."""
+    try:
+        whole = json.loads(raw, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError):
+        return []  # another format, or one that is refused elsewhere
+    return list(dict.fromkeys(_duplicates(whole, "")))
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """Members of an object, in their order."""
+
+
+def _duplicates(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, _Pairs):
+        seen: set[str] = set()
+        for key, item in value:
+            below = f"{path}.{key}" if path else key
+            if key in seen:
+                yield below
+            seen.add(key)
+            yield from _duplicates(item, below)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _duplicates(item, f"{path}[{number}]")
 
 
 def parse_yaml(raw: bytes) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fulcrum.local.apiserver import errors
 from fulcrum.local.apiserver.bodies import as_object, parse_body, parse_yaml
+from fulcrum.local.apiserver.decoding import check_body
 from fulcrum.local.apiserver.errors import ApiError, Json
 from fulcrum.local.apiserver.kinds import Kind
 from fulcrum.local.apiserver.request import flag
@@ -37,7 +39,7 @@ def patch(store: Store, writer: Writer, call: Call) -> tuple[Json, bool]:
         return _server_side_apply(store, writer, call)
     changer = patch_changer(call, call.kind)
     target = call.target
-    options = call.write_options()
+    options = replace(call.write_options(), patched=True)
     change = _keeping_identity(call.kind, target.name, changer)
     obj = writer.update(call.kind, target.namespace, target.name, change, options, subresource=target.subresource)
     return obj, False
@@ -76,7 +78,7 @@ def _server_side_apply(store: Store, writer: Writer, call: Call) -> tuple[Json, 
         text = "fieldManager: Required value: is required for apply patch"
         raise ApiError(422, f'PatchOptions.meta.k8s.io "" is invalid: {text}')
     options = call.write_options()
-    applied = _applied(writer, call)
+    applied = _applied(call)
     metadata = applied["metadata"]
     lists = writer.strategy(kind).lists
 
@@ -109,7 +111,7 @@ def _server_side_apply(store: Store, writer: Writer, call: Call) -> tuple[Json, 
     return obj, False
 
 
-def _applied(writer: Writer, call: Call) -> Json:
+def _applied(call: Call) -> Json:
     """The configuration that is applied, restricted to what the path may change."""
     target, kind = call.target, call.kind
     applied = as_object(parse_yaml(call.raw))
@@ -121,7 +123,7 @@ def _applied(writer: Writer, call: Call) -> Json:
     metadata.setdefault("name", target.name)
     if kind.namespaced:
         metadata.setdefault("namespace", target.namespace)
-    writer.check_body(kind, target.namespace, applied, name=target.name)
+    check_body(kind, target.namespace, applied, name=target.name)
     if target.subresource:
         names = ("apiVersion", "kind", "metadata", target.subresource)
         applied = {name: applied[name] for name in names if name in applied}

@@ -55,6 +55,7 @@ def list_page(store: Store, kind: Kind, namespace: str, query: Mapping[str, str]
     selected = selection(kind, query, name)
     limit = _limit(query.get("limit") or "0")
     token, match = query.get("continue", ""), query.get("resourceVersionMatch", "")
+    _check_match(query)
     asked = parse_version(query.get("resourceVersion") or "0")
     start: Key | None = None
     version = store.version
@@ -121,3 +122,21 @@ def _limit(text: str) -> int:
     if not text.removeprefix("-").isdecimal():
         raise errors.bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
     return max(0, int(text))
+
+
+def _check_match(query: Mapping[str, str]) -> None:
+    """422 for a resourceVersionMatch that says nothing."""
+    match, version = query.get("resourceVersionMatch", ""), query.get("resourceVersion", "")
+    if not match:
+        return
+    if not version:
+        why = "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"
+    elif query.get("continue"):
+        why = "Forbidden: resourceVersionMatch is forbidden when continue is provided"
+    elif match not in ("Exact", "NotOlderThan"):
+        why = f'Unsupported value: "{match}": supported values: "Exact", "NotOlderThan"'
+    elif match == "Exact" and version == "0":
+        why = 'Forbidden: resourceVersionMatch "Exact" is forbidden for resourceVersion "0"'
+    else:
+        return
+    raise errors.ApiError(422, f'ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: {why}')

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from fulcrum.local.apiserver import errors, patching
 from fulcrum.local.apiserver.authentication import User
-from fulcrum.local.apiserver.bodies import as_object, parse_body
+from fulcrum.local.apiserver.bodies import as_object, duplicate_fields, parse_body
 from fulcrum.local.apiserver.chaos import Chaos
 from fulcrum.local.apiserver.conversion import served_form
 from fulcrum.local.apiserver.deleting import Deleter, parse_delete_options
@@ -66,6 +66,7 @@ class Call:
             manager=self.query.get("fieldManager") or default_manager(self.request),
             dry_run=bool(dry_run and dry_run != [""]),
             field_validation=validation,
+            duplicates=() if validation == "Ignore" else tuple(duplicate_fields(self.raw)),
             warnings=self.warnings,
         )
 

@@ -7,17 +7,18 @@ import secrets
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from fulcrum.local.apiserver import errors
 from fulcrum.local.apiserver.authentication import User
 from fulcrum.local.apiserver.conversion import served_form, stored_form
-from fulcrum.local.apiserver.errors import Json
+from fulcrum.local.apiserver.decoding import check_body, decoded
+from fulcrum.local.apiserver.errors import ApiError, Json
 from fulcrum.local.apiserver.kinds import Kind
 from fulcrum.local.apiserver.lifecycles import Lifecycles
-from fulcrum.local.apiserver.metadata import metadata_causes, metadata_shape_problem
+from fulcrum.local.apiserver.metadata import metadata_causes
 from fulcrum.local.apiserver.store import Store, Stored
-from fulcrum.local.apiserver.strategies import Strategies, Strategy, unknown_field_texts
+from fulcrum.local.apiserver.strategies import Strategies, Strategy
 from fulcrum.local.apiserver.times import now_text
 from fulcrum.local.objects.server_side_apply import record_update
 
@@ -38,6 +39,10 @@ class WriteOptions:
     manager: str
     dry_run: bool = False
     field_validation: str = "Warn"
+    duplicates: tuple[str, ...] = ()
+    """Paths of keys that the body has twice."""
+    patched: bool = False
+    """The object is what a patch made of the one that is there."""
     warnings: list[str] = field(default_factory=list, compare=False)
 
 
@@ -51,9 +56,9 @@ class Writer:
 
     def create(self, kind: Kind, namespace: str, body: Json, options: WriteOptions, *, managed: bool = False) -> Json:
         """A new object; `managed` when its managedFields are already right (server-side apply)."""
-        self.check_body(kind, namespace, body)
+        check_body(kind, namespace, body)
         self._require_namespace(kind, namespace, body)
-        obj = self._decoded(kind, body, options)
+        obj = decoded(self._strategies.of(kind), kind, body, options)
         metadata = obj["metadata"] = dict(obj.get("metadata") or {})
         if metadata.get("resourceVersion"):
             raise errors.bad_request("resourceVersion should not be set on objects to be created")
@@ -98,11 +103,11 @@ class Writer:
         stored = self._existing(kind, namespace, name)
         live = served_form(kind, stored.obj)
         wanted = change(live)
-        self.check_body(kind, namespace, wanted, name=name)
-        wanted = self._decoded(kind, wanted, options)
+        check_body(kind, namespace, wanted, name=name, patched=options.patched)
+        strategy = self._strategies.of(kind)
+        wanted = decoded(strategy, kind, wanted, options)
         self._check_preconditions(kind, wanted["metadata"], stored)
         new = self._isolated(kind, live, wanted, subresource)
-        strategy = self._strategies.of(kind)
         new = strategy.default(new)
         self._check_metadata(kind, new)
         _refuse_new_finalizers(kind, live["metadata"], new["metadata"])
@@ -120,45 +125,6 @@ class Writer:
     def strategy(self, kind: Kind) -> Strategy:
         """How objects of the kind are treated."""
         return self._strategies.of(kind)
-
-    def check_body(self, kind: Kind, namespace: str, body: Any, *, name: str = "") -> None:
-        """400 when a body is not an object of the kind, name and namespace that the path says."""
-        if not isinstance(body, dict):
-            raise errors.bad_request("the object provided is unrecognized (must be a JSON object)")
-        if body.get("kind", kind.kind) != kind.kind or body.get("apiVersion", kind.api_version) != kind.api_version:
-            raise errors.bad_request(
-                f"the object provided is unrecognized (must be of type {kind.kind}): "
-                f"{body.get('apiVersion')}, Kind={body.get('kind')} does not match the expected "
-                f"{kind.api_version}, Kind={kind.kind}"
-            )
-        metadata = body.get("metadata") or {}
-        if problem := metadata_shape_problem(metadata):
-            raise errors.bad_request(
-                f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: {problem}'
-            )
-        if kind.namespaced and metadata.get("namespace", namespace) != namespace:
-            raise errors.bad_request(
-                "the namespace of the provided object does not match the namespace sent on the request"
-            )
-        if name and metadata.get("name", name) != name:
-            raise errors.bad_request(
-                f"the name of the object ({metadata['name']}) does not match the name on the URL ({name})"
-            )
-        body["kind"], body["apiVersion"] = kind.kind, kind.api_version
-
-    def _decoded(self, kind: Kind, body: Json, options: WriteOptions) -> Json:
-        decoded, unknown = self._strategies.of(kind).decode(body)
-        if unknown and options.field_validation != "Ignore":
-            texts = unknown_field_texts(unknown)
-            if options.field_validation == "Strict":
-                raise errors.bad_request(
-                    f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: '
-                    f"strict decoding error: {', '.join(texts)}"
-                )
-            options.warnings.extend(texts)
-        metadata = decoded.get("metadata") or {}
-        decoded["metadata"] = {name: value for name, value in metadata.items() if value not in (None, [], {}, "")}
-        return decoded
 
     def _require_namespace(self, kind: Kind, namespace: str, body: Json) -> None:
         if not kind.namespaced:
@@ -191,6 +157,8 @@ class Writer:
             why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {live['uid']}"
             raise errors.conflict(kind.group, kind.plural, live["name"], why)
         version = metadata.get("resourceVersion")
+        if version and not version.isdecimal():
+            raise ApiError(500, f'strconv.ParseUint: parsing "{version}": invalid syntax')
         if version and version != live["resourceVersion"]:
             raise errors.conflict(kind.group, kind.plural, live["name"], errors.OBJECT_MODIFIED)
 
