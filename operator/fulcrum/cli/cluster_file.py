@@ -23,8 +23,8 @@ def spec_of(path: Path) -> InferenceClusterSpec:
     from fulcrum.local.objects.schema import StructuralSchema
 
     try:
-        documents = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if isinstance(each, dict)]
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        documents = [each for each in yaml.safe_load_all(path.read_bytes()) if isinstance(each, dict)]
+    except (yaml.YAMLError, UnicodeError, RecursionError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     found = [each for each in documents if each.get("kind") == KIND]
     if len(found) != 1:

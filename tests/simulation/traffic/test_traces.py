@@ -79,7 +79,7 @@ GOOD_MOONCAKE = '{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_i
         ("t.jsonl", GOOD_MOONCAKE + "{oops\n", "t.jsonl:2: line: not JSON"),
         ("t.jsonl", GOOD_MOONCAKE + "[]\n", "t.jsonl:2: line: Expected `object`"),
         ("t.jsonl", '{"timestamp": 0, "input_length": 6}\n', "t.jsonl:1: output_length: missing"),
-        ("t.jsonl", GOOD_MOONCAKE.replace("6", '"6"'), "t.jsonl:1: input_length: Expected `int`, got `str`"),
+        ("t.jsonl", GOOD_MOONCAKE.replace("6", '"6"'), "t.jsonl:1: input_length: Expected `int | float`, got `str`"),
         (
             "t.jsonl",
             GOOD_MOONCAKE.replace(": 0,", ": -1,"),
@@ -97,6 +97,56 @@ GOOD_MOONCAKE = '{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_i
 )
 def test_errors_name_file_line_and_field(tmp_path: Path, name: str, text: str, message: str) -> None:
     path = write(tmp_path, name, text)
+    with pytest.raises(TraceError) as caught:
+        load_trace(path)
+    assert f"{tmp_path}/{message}" in str(caught.value)
+
+
+ROW = "2023-11-16 18:15:46,374,44\r\n"
+QUOTED = '"TIMESTAMP", "ContextTokens" ,"GeneratedTokens"\r\n'
+BURST = '"Timestamp","Model","Request tokens","Response tokens"\n0.5,"a, b",374,44.0\n'
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", AZURE_HEADER + ROW),
+        ("t.csv", QUOTED + ROW.replace("374", '"374.0"').replace("44", " 44.00 ")),
+        ("t.csv", BURST),
+        ("t.jsonl", '{"timestamp": 0, "input_length": 374, "output_length": 44}\n'),
+        ("t.jsonl", '{"timestamp": 0, "input_length": 374.0, "output_length": 44.0}\n'),
+    ],
+)
+def test_what_spreadsheets_save_is_read(tmp_path: Path, name: str, text: str, encoding: str) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding=encoding, newline="")
+    assert [(each.prompt_tokens, each.output_tokens) for each in load_trace(path)] == [(374, 44)]
+
+
+LATIN = "TIMESTAMP,ContextTokens,GeneratedTokens,Name\n2023-11-16 18:15:46,1,1,a\n2023-11-16 18:15:46,1,1,\xe9\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", LATIN.encode("latin-1"), "t.csv:3: encoding: is no UTF-8 text; save it as UTF-8"),
+        ("t.csv", (AZURE_HEADER + ROW).encode("utf-16-le"), "t.csv:1: TIMESTAMP: no such column"),
+        ("t.csv", (AZURE_HEADER + ROW).encode("utf-16")[:-1], "t.csv:2: encoding: is no UTF-16 text"),
+        ("t.csv", (AZURE_HEADER + ROW).replace(",", ";").encode(), "t.csv:1: TIMESTAMP: no such column"),
+        ("t.csv", (AZURE_HEADER + "x" * 200_000 + ",1,1").encode(), "t.csv:2: line: is no CSV: field larger than"),
+        ("t.csv", (AZURE_HEADER + ROW.replace("374", "472.5")).encode(), "t.csv:2: ContextTokens: expected a whole"),
+        ("t.csv", (AZURE_HEADER + ROW.replace("374", "1e400")).encode(), "t.csv:2: ContextTokens: expected a whole"),
+        ("t.csv", (AZURE_HEADER + ROW.replace("374", "9" * 5000)).encode(), "t.csv:2: ContextTokens: expected a whole"),
+        ("t.jsonl", GOOD_MOONCAKE.encode() + b'{"timestamp": "\xe9"}', "t.jsonl:2: encoding: is no UTF-8 text"),
+        ("t.jsonl", GOOD_MOONCAKE.encode() + b'{"x": ' + b"[" * 5000, "t.jsonl:2: line: not JSON"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_file_and_line(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
     with pytest.raises(TraceError) as caught:
         load_trace(path)
     assert f"{tmp_path}/{message}" in str(caught.value)

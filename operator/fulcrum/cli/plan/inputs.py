@@ -89,9 +89,8 @@ def _yaml(path: Path) -> Any:
     import yaml
 
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-        return yaml.safe_load(text)
+        return yaml.safe_load(sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes())
     except OSError as error:
         raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeError, RecursionError) as error:
         raise click.UsageError(f"{path} is not YAML: {error}") from None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from fulcrum.simulation.traffic.lines import table
 from fulcrum.simulation.traffic.trace import Request, TraceError, positive_int
 
 FIELDS = ("Timestamp", "Request tokens", "Response tokens")
@@ -14,25 +14,14 @@ FIELDS = ("Timestamp", "Request tokens", "Response tokens")
 
 def read(path: Path) -> Iterator[Request]:
     """Requests in file order, those that failed (0 response tokens) left out. Raises TraceError."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.reader(file)
-        header = next(rows, None) or []
-        missing = [field for field in FIELDS if field not in header]
-        if missing:
-            raise TraceError(path, 1, missing[0], f"no such column; expected {','.join(FIELDS)}")
-        timestamp_at, prompt_at, output_at = (header.index(field) for field in FIELDS)
-        for row in rows:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise TraceError(path, rows.line_num, "line", f"expected {len(header)} columns, got {len(row)}")
-            if row[output_at].strip() in ("0", "0.0"):
-                continue
-            yield Request(
-                arrival_seconds=_seconds(path, rows.line_num, row[timestamp_at]),
-                prompt_tokens=positive_int(path, rows.line_num, "Request tokens", row[prompt_at]),
-                output_tokens=positive_int(path, rows.line_num, "Response tokens", row[output_at]),
-            )
+    for line, (timestamp, prompt, output) in table(path, FIELDS):
+        if output in ("0", "0.0"):
+            continue
+        yield Request(
+            arrival_seconds=_seconds(path, line, timestamp),
+            prompt_tokens=positive_int(path, line, "Request tokens", prompt),
+            output_tokens=positive_int(path, line, "Response tokens", output),
+        )
 
 
 def _seconds(path: Path, line: int, text: str) -> float:

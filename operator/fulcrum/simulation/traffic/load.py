@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fulcrum.simulation.traffic import azure, burstgpt, mooncake
+from fulcrum.simulation.traffic.lines import header_of
 from fulcrum.simulation.traffic.trace import Request, TraceError
 
 
@@ -32,9 +33,7 @@ def _read(path: Path) -> Iterator[Request]:
 
 
 def _is_burstgpt(path: Path) -> bool:
-    with path.open(encoding="utf-8") as file:
-        columns = file.readline().strip().split(",")
-    return set(burstgpt.FIELDS) <= set(columns)
+    return set(burstgpt.FIELDS) <= set(header_of(path))
 
 
 def prepared(

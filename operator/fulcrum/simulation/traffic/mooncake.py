@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from fulcrum.simulation.traffic.lines import lines_of
 from fulcrum.simulation.traffic.trace import Request, TraceError, positive_int
 
 PREFIX_BLOCK_TOKENS: Final = 512
@@ -16,37 +17,36 @@ PREFIX_BLOCK_TOKENS: Final = 512
 
 class _Line(msgspec.Struct, frozen=True):
     timestamp: float
-    input_length: int
-    output_length: int
+    input_length: int | float
+    output_length: int | float
     hash_ids: tuple[int, ...] = ()
 
 
 def read(path: Path) -> Iterator[Request]:
     """Requests in file order, `arrival_seconds` as the file has it. Raises TraceError."""
     decoder = msgspec.json.Decoder(_Line)
-    with path.open("rb") as file:
-        for number, text in enumerate(file, start=1):
-            if not text.strip():
-                continue
-            try:
-                line = decoder.decode(text)
-            except msgspec.ValidationError as error:
-                raise TraceError(path, number, *_field_and_problem(str(error))) from None
-            except msgspec.DecodeError as error:
-                raise TraceError(path, number, "line", f"not JSON: {error}") from None
-            if line.timestamp < 0:
-                raise TraceError(path, number, "timestamp", f"expected at least 0 ms, got {line.timestamp}")
-            prompt_tokens = positive_int(path, number, "input_length", line.input_length)
-            if len(line.hash_ids) * PREFIX_BLOCK_TOKENS >= prompt_tokens + PREFIX_BLOCK_TOKENS:
-                raise TraceError(
-                    path, number, "hash_ids", f"{len(line.hash_ids)} blocks are more than {prompt_tokens} tokens fill"
-                )
-            yield Request(
-                arrival_seconds=line.timestamp / 1000,
-                prompt_tokens=prompt_tokens,
-                output_tokens=positive_int(path, number, "output_length", line.output_length),
-                prefix_hash_ids=line.hash_ids,
+    for number, text in enumerate(lines_of(path), start=1):
+        if not text.strip():
+            continue
+        try:
+            line = decoder.decode(text)
+        except msgspec.ValidationError as error:
+            raise TraceError(path, number, *_field_and_problem(str(error))) from None
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise TraceError(path, number, "line", f"not JSON: {error}") from None
+        if line.timestamp < 0:
+            raise TraceError(path, number, "timestamp", f"expected at least 0 ms, got {line.timestamp}")
+        prompt_tokens = positive_int(path, number, "input_length", line.input_length)
+        if len(line.hash_ids) * PREFIX_BLOCK_TOKENS >= prompt_tokens + PREFIX_BLOCK_TOKENS:
+            raise TraceError(
+                path, number, "hash_ids", f"{len(line.hash_ids)} blocks are more than {prompt_tokens} tokens fill"
             )
+        yield Request(
+            arrival_seconds=line.timestamp / 1000,
+            prompt_tokens=prompt_tokens,
+            output_tokens=positive_int(path, number, "output_length", line.output_length),
+            prefix_hash_ids=line.hash_ids,
+        )
 
 
 def _field_and_problem(message: str) -> tuple[str, str]:

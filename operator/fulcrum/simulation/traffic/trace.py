@@ -31,9 +31,11 @@ class TraceError(ValueError):
 
 
 def positive_int(path: Path, line: int, field: str, text: object) -> int:
-    """A token count of a trace line: an integer of at least 1. Raises TraceError."""
+    """A token count of a trace line: an integer of at least 1, which may be written `472.0`. Raises TraceError."""
+    number = str(text)
+    whole, _, fraction = number.partition(".")
     try:
-        count = int(str(text))
+        count = int(number if fraction.strip("0") else whole)
     except ValueError:
         raise TraceError(path, line, field, f"expected a whole number, got {text!r}") from None
     if count < 1:
