@@ -26,6 +26,7 @@ from fulcrum.balance import (
     plan,
     stopped_status,
 )
+from fulcrum.balance.tuning import TUNING
 
 P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
 
@@ -346,6 +347,22 @@ def test_a_settled_cluster_is_available_and_quiet() -> None:
         "http://10.0.0.1:8080",
     )
     assert result.requeue_after_seconds == 300
+
+
+@pytest.mark.parametrize("mode", ["Manual", "Auto"])
+def test_a_cluster_that_only_waits_for_its_pods_is_looked_at_less_and_less(mode: str) -> None:
+    world = World(make_spec(pool(), mode=mode))
+    for action in world.plan().actions:
+        world.do(action)
+    assert {worker.phase for worker in world.workers.values()} == {WorkerPhase.PENDING}
+    waits = []
+    for seconds in (1, 59, 240, 3_600):
+        world.pass_time(seconds)
+        waits.append(world.plan().requeue_after_seconds)
+    assert waits == [TUNING.tick_seconds, 6.0, 30.0, TUNING.resync_seconds]
+    # One Pod runs: its engine starts, and there is more to wait for than events.
+    world.set(next(iter(world.workers)), phase=WorkerPhase.RUNNING)
+    assert world.plan().requeue_after_seconds == TUNING.tick_seconds
 
 
 @pytest.mark.parametrize(

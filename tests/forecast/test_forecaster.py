@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.forecast.histories import Floats, drifting, seasonal, series_of
 
 from fulcrum.api.types import ForecastMethod
+from fulcrum.forecast import forecaster as forecaster_module
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.series import LoadSeries
@@ -315,3 +317,37 @@ def test_the_same_history_gives_the_same_forecasts(seed: int) -> None:
     one, other = forecaster(), forecaster()
     for history in moving(rate, 110, 100):
         assert one.update(history, horizon_seconds=180) == other.update(history, horizon_seconds=180)
+
+
+def test_a_slow_model_takes_no_longer_than_agreed_and_is_fitted_to_all_of_the_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, fitted = [0.0], []
+
+    class Slow:
+        """Takes 0.1 s for each interval, which a long history has thousands of."""
+
+        def advance(self, rate: float) -> None:
+            now[0] += 0.1
+
+        def path(self, steps: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+            return np.ones(steps)
+
+    def fit(rate: Any, **_: Any) -> Slow:
+        fitted.append(len(rate))
+        return Slow()
+
+    monkeypatch.setitem(forecaster_module._FITS, ForecastMethod.ARIMA, fit)
+    slow = Forecaster(season_seconds=86_400.0, clock=lambda: now[0], fit_seconds=0.3)
+    history = LoadSeries(
+        interval_seconds=60.0,
+        end_seconds=1e9,
+        rate=np.full(4_000, 1.0),
+        isl_tokens=np.full(4_000, 1.0),
+        osl_tokens=np.full(4_000, 1.0),
+    )
+    forecast = slow.update(history, horizon_seconds=86_400.0)
+    assert now[0] <= 3 * 0.3
+    assert fitted[-1] == len(history.rate)
+    assert forecast is not None
+    assert forecast.error == 0.0, "the quick models were back-tested to the end"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -19,7 +19,7 @@ from fulcrum.balance.last_applied import last_applied
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.revision import with_revisions
 from fulcrum.balance.rollout import rollout_of
-from fulcrum.balance.snapshot import Snapshot
+from fulcrum.balance.snapshot import Snapshot, Worker, WorkerPhase
 from fulcrum.balance.status import PlanEvent, events_of, status_of
 from fulcrum.balance.step_context import next_actions, step_context
 from fulcrum.balance.steps import STEPS
@@ -69,7 +69,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
         actions=actions,
         status=status,
         events=events_of(snapshot.status, status),
-        requeue_after_seconds=_requeue_seconds(snapshot, actions, status),
+        requeue_after_seconds=_requeue_seconds(snapshot, actions, status, now),
         least_available=least_available,
         target=(decision.proposal or decision).assignment.counts,
         trace=decision.trace,
@@ -103,14 +103,28 @@ def _least_available(assignment: Assignment, faults: Faults) -> int:
     return max(able - 1, min(able, 1) if len(assignment.slots) > 1 else 0)
 
 
-def _requeue_seconds(snapshot: Snapshot, actions: tuple[Action, ...], status: InferenceClusterStatus) -> float:
+def _requeue_seconds(
+    snapshot: Snapshot, actions: tuple[Action, ...], status: InferenceClusterStatus, now: datetime
+) -> float:
     if snapshot.paused:
         return TUNING.resync_seconds
     if any(worker.role is Role.DRAINING and not worker.deleting for worker in snapshot.workers):
         return TUNING.drain_poll_seconds
+    acts = any(changes_cluster(action) for action in actions)
+    if not acts and (waited := _only_waits_since(snapshot.workers)) is not None:
+        # The kubelet's news comes as an event; a deadline may be noticed late by a tenth of it.
+        waited_seconds = (now - waited).total_seconds()
+        return min(max(TUNING.tick_seconds, waited_seconds / 10), TUNING.resync_seconds)
     decides = snapshot.spec.balance.mode is not BalanceMode.MANUAL
     faulty = any(condition.reason is Reason.KV_TRANSFER_FAILING for condition in status.conditions)
     moves = any(w.stale or w.deleting or not w.ready or not w.role_acknowledged for w in snapshot.workers)
-    if decides or faulty or moves or any(changes_cluster(action) for action in actions):
+    if decides or faulty or moves or acts:
         return TUNING.tick_seconds
     return TUNING.resync_seconds
+
+
+def _only_waits_since(workers: Iterable[Worker]) -> datetime | None:
+    """Return since when a cluster waits for its Pods to begin and for nothing else; None when it does not."""
+    pending = [worker.phase is WorkerPhase.PENDING and worker.live and not worker.stale for worker in workers]
+    created = [worker.created for worker in workers if worker.created is not None]
+    return max(created) if pending and all(pending) and len(created) == len(pending) else None

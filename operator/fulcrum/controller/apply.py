@@ -22,7 +22,7 @@ from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDr
 from fulcrum.controller.children import Manifest, Owner, role_labels, worker_pod
 from fulcrum.controller.children.worker_group import worker_group
 from fulcrum.controller.installation import Installation
-from fulcrum.controller.kube import LEADER_WORKER_SET, POD, ApiFailure, Kube, NotLeadingError
+from fulcrum.controller.kube import LEADER_WORKER_SET, POD, ApiFailure, Kube, StopTickError
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.observe import ANNOTATION_DRAINING_FROM, ANNOTATION_DRAINING_SINCE, is_of_namesake
 
@@ -102,7 +102,7 @@ class Applier:
         except ApiFailure as error:
             logger.warning("action_failed cluster=%s action=%r error=%r", self._owner.name, action, error)
             return f"{action.name}: {error}"
-        except NotLeadingError:
+        except StopTickError:
             raise
         except Exception as error:
             # A defect costs this action, and is told: the cluster's others go on.

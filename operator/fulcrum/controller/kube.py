@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Final, TypeVar
 
 from fulcrum import kube
 from fulcrum.api.names import API_VERSION, FIELD_MANAGER, KIND, PLURAL, SCALE_KIND, SCALE_PLURAL
 from fulcrum.controller.metrics import Metrics
-from fulcrum.kube import ApiFailure, Json, Key, Resource
+from fulcrum.kube import ApiError, ApiFailure, Json, Key, Resource
 
-__all__ = ["ApiFailure", "Kube", "NotLeadingError", "Resource"]
+__all__ = ["ApiFailure", "Kube", "NamespaceEndsError", "NotLeadingError", "Resource", "StopTickError"]
 
+_T = TypeVar("_T")
+
+_ENDS: Final = "because it is being terminated"
+"""What every API server says of a namespace that is being deleted; the Status has no reason of its own for it."""
 RBAC: Final = "rbac.authorization.k8s.io/v1"
 
 INFERENCE_CLUSTER: Final = Resource(api_version=API_VERSION, kind=KIND, plural=PLURAL)
@@ -38,8 +43,16 @@ CHILD_RESOURCES: Final = {
 }
 
 
-class NotLeadingError(Exception):
+class StopTickError(Exception):
+    """Nothing more can be written in this tick. No failure of one write: it passes what handles those."""
+
+
+class NotLeadingError(StopTickError):
     """A write was held back: another operator may be acting by now."""
+
+
+class NamespaceEndsError(StopTickError):
+    """The API server makes nothing new in a namespace that is being deleted."""
 
 
 class Kube(kube.Kube):
@@ -62,6 +75,16 @@ class Kube(kube.Kube):
     def from_environment(cls, metrics: Metrics) -> Kube:
         """Return a client for `$KUBECONFIG`, or for the Pod's service account."""
         return cls(kube.Api(), metrics)
+
+    async def _counted(
+        self, verb: str, resource: Resource, call: Awaitable[_T], *, absent: tuple[int, ...] = ()
+    ) -> _T | None:
+        try:
+            return await super()._counted(verb, resource, call, absent=absent)
+        except ApiError as error:
+            if error.code == HTTPStatus.FORBIDDEN and _ENDS in str(error) and resource is not LEASE:
+                raise NamespaceEndsError(str(error)) from error
+            raise
 
     def _before_write(self) -> None:
         if not self._may_write():

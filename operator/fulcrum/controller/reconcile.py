@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
 from fulcrum.api.errors import InvalidValueError
 from fulcrum.api.names import SHORT_NAME, Role
@@ -34,7 +35,7 @@ from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
 from fulcrum.controller.groups import groups_missing, with_leaders
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
-from fulcrum.controller.kube import LEADER_WORKER_SET, ApiFailure, Kube, NotLeadingError
+from fulcrum.controller.kube import LEADER_WORKER_SET, ApiFailure, Kube, NamespaceEndsError, StopTickError
 from fulcrum.controller.kv_claims import KvClaims
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.nodes import Nodes
@@ -55,6 +56,9 @@ from fulcrum.kube import UNREADABLE
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)
+
+NAMESPACE_SECONDS: Final = 60.0
+"""Pause of a cluster whose namespace is being deleted: most are gone by then."""
 
 
 class ReconcileError(Exception):
@@ -109,10 +113,18 @@ class Reconciler:
             self._forget(key)
             return None
         memory = self._memories.setdefault(key, Memory())
-        memory.uid = observed.cluster["metadata"]["uid"]
+        uid = observed.cluster["metadata"]["uid"]
+        left_seconds = memory.namespace_ended_at + NAMESPACE_SECONDS - time.monotonic()
+        if memory.uid == uid and left_seconds > 0:
+            return left_seconds
+        memory.uid = uid
         try:
             return await self._tick(key, observed, memory)
-        except (ApiFailure, ReconcileError, NotLeadingError):
+        except NamespaceEndsError:
+            logger.info("namespace_ends namespace=%s cluster=%s", *key)
+            memory.namespace_ended_at = time.monotonic()
+            return NAMESPACE_SECONDS
+        except (ApiFailure, ReconcileError, StopTickError):
             raise
         except Exception as error:
             # A defect, or an object that nobody thought of: it stops this cluster alone, and must not go unseen.
