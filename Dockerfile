@@ -1,5 +1,7 @@
 # Control plane: operator, gateway and the `fulcrum` command. The worker has its own image (worker_image/Dockerfile).
-FROM python:3.11.14-slim-bookworm AS build
+# A release may name it by digest: PYTHON_IMAGE=python@sha256:... make images
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 # The compiler is for what runs for every request, which is compiled into the wheel (hatch_build.py).
 RUN apt-get update \
@@ -7,16 +9,17 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/fulcrum
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
-COPY requirements/fulcrum.lock requirements/fulcrum.lock
+COPY requirements/image.lock requirements/image.lock
 COPY crds crds
 COPY manifests manifests
 COPY examples/simulate.yaml examples/simulate.yaml
 COPY operator operator
 COPY worker_image/fulcrum_worker worker_image/fulcrum_worker
-# The lock names what was tested; of it, only what the control plane imports is installed.
-RUN FULCRUM_COMPILE=1 /opt/fulcrum/bin/pip install --no-cache-dir --constraint requirements/fulcrum.lock .
+# The lock names what was tested, by version and by hash.
+RUN /opt/fulcrum/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/image.lock \
+    && FULCRUM_COMPILE=1 /opt/fulcrum/bin/pip install --no-cache-dir --no-deps .
 
-FROM python:3.11.14-slim-bookworm
+FROM ${PYTHON_IMAGE}
 ENV PATH=/opt/fulcrum/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1

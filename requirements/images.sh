@@ -4,6 +4,7 @@
 #   CONTAINER_ENGINE  docker or podman (default: the first of them that answers)
 #   IMAGES            what their names begin with (default ghcr.io/fulcrum)
 #   TAG               their tag (default: the version in pyproject.toml)
+#   PYTHON_IMAGE, BUILD_IMAGE, VLLM_IMAGE  what they are built on, by digest if that was read (default: the tags in the Dockerfiles)
 set -eu
 cd "$(dirname "$0")/.."
 images=${IMAGES:-ghcr.io/fulcrum}
@@ -18,9 +19,12 @@ if [ -z "$engine" ] || ! answers "$engine"; then
     echo "Install Docker or Podman, start it (\`docker info\` or \`podman info\` must succeed) and run make images again." >&2
     exit 1
 fi
+named() { for name in "$@"; do eval "value=\${$name:-}"; [ -z "$value" ] || printf '%s ' "--build-arg $name=$value"; done; }
 step() { echo "[images] $1 ($engine)"; }
 step "$images/fulcrum:$tag"
-"$engine" build --file Dockerfile --tag "$images/fulcrum:$tag" .
+# shellcheck disable=SC2046
+"$engine" build $(named PYTHON_IMAGE) --file Dockerfile --tag "$images/fulcrum:$tag" .
 step "$images/worker:$tag, on vLLM's image for CUDA (about 10 GB)"
-"$engine" build --file worker_image/Dockerfile --tag "$images/worker:$tag" .
+# shellcheck disable=SC2046
+"$engine" build $(named BUILD_IMAGE VLLM_IMAGE) --file worker_image/Dockerfile --tag "$images/worker:$tag" .
 "$engine" run --rm "$images/fulcrum:$tag" fulcrum --version

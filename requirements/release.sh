@@ -21,9 +21,12 @@ sh requirements/tool.sh cyclonedx
 alone=$(mktemp -d)
 trap 'rm -rf "$alone"' EXIT
 "$venv/bin/python" -m venv "$alone"
-PIP_DISABLE_PIP_VERSION_CHECK=1 "$alone/bin/pip" install --quiet -c requirements/fulcrum.lock dist/*.whl
+PIP_DISABLE_PIP_VERSION_CHECK=1 "$alone/bin/pip" install --quiet --no-deps --require-hashes -r requirements/image.lock
+PIP_DISABLE_PIP_VERSION_CHECK=1 "$alone/bin/pip" install --quiet --no-deps dist/*.whl
+"$alone/bin/pip" check >/dev/null
 "$alone/bin/fulcrum" --version
 "$alone/bin/pip" uninstall --quiet --yes pip setuptools >/dev/null 2>&1 || true
 "$venv/cyclonedx/bin/cyclonedx-py" environment "$alone" --pyproject pyproject.toml --output-reproducible -o dist/sbom.cdx.json
 step "checksums"
 (cd dist && sha256sum -- * >SHA256SUMS && cat SHA256SUMS)
+step "not signed: the release workflow signs what it builds, with its own identity; no key is kept"

@@ -40,7 +40,8 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
 
 def build_stage(dockerfile: Path) -> Stage:
     found = instructions(dockerfile)
-    stage = found[: [name for name, _ in found].index("FROM", 1)]
+    begin, end, *_ = (place for place, (name, _) in enumerate(found) if name == "FROM")
+    stage = found[begin:end]
     copies = [shlex.split(text) for name, text in stage if name == "COPY"]
     (command,) = (text for name, text in stage if name == "RUN" and re.search(r"pip (wheel|install) .* \.$", text))
     words = shlex.split(command)

