@@ -10,10 +10,10 @@ import pytest
 from tests.machine import deadline_seconds
 
 from fulcrum.controller.queue import (
-    EVENTS_IN_A_ROW,
     FIRST_BACKOFF_SECONDS,
     KEPT_FOR_EVENTS,
     LAST_BACKOFF_SECONDS,
+    OVERTAKEN_MOST,
     KeyedQueue,
     Wake,
 )
@@ -212,15 +212,24 @@ async def test_timers_are_not_starved_by_changes_without_end() -> None:
     queue.stop()
     await asyncio.wait_for(task, deadline_seconds(5))
     places = [place for place, key in enumerate(done) if key.startswith("t")]
-    assert places == [EVENTS_IN_A_ROW, 2 * EVENTS_IN_A_ROW + 1, 3 * EVENTS_IN_A_ROW + 2]
+    assert places == [OVERTAKEN_MOST, 2 * OVERTAKEN_MOST + 1, 3 * OVERTAKEN_MOST + 2]
 
 
-async def test_slow_turns_of_timers_leave_workers_for_a_change() -> None:
+async def test_what_is_new_goes_between_changes_and_timers() -> None:
+    added = [("t", Wake.TIMER), ("n1", Wake.NEW), ("n2", Wake.NEW), ("e", Wake.EVENT), ("t", Wake.NEW)]
+    assert await begun_in_order(*added) == ["e", "n1", "n2", "t"]
+    crowd = [(f"n{number}", Wake.NEW) for number in range(2 * OVERTAKEN_MOST)]
+    done = await begun_in_order(("t", Wake.TIMER), *crowd)
+    assert done.index("t") == OVERTAKEN_MOST, "nothing waits for ever"
+
+
+@pytest.mark.parametrize("slow", [Wake.NEW, Wake.TIMER])
+async def test_slow_turns_of_others_leave_workers_for_a_change(slow: Wake) -> None:
     work = Work()
     work.gate.clear()
     async with running(work, workers=4) as queue:
         for number in range(10):
-            queue.add(f"t{number}", Wake.TIMER)
+            queue.add(f"t{number}", slow)
         await until(lambda: len(work.running) == 4 - KEPT_FOR_EVENTS)
         for number in range(10):
             queue.add(f"e{number}")

@@ -1,6 +1,7 @@
 """A queue of keys: each key at most once in it, at most once in work, again later on demand, slower after failures.
 
-A change is worked on before what is due by the clock, and neither keeps the other waiting for ever.
+A change of what serves is worked on before what is new, and that before what is due by the clock. None keeps another
+waiting for ever.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ SPREAD: Final = 0.1
 """Long waits are shortened by up to this share: a fleet that was first seen together must not be due together."""
 
 
-EVENTS_IN_A_ROW: Final = 4
-"""Changes that go before one periodic tick, while both wait."""
+OVERTAKEN_MOST: Final = 4
+"""Keys that go before one of a later kind, while both wait."""
 KEPT_FOR_EVENTS: Final = 2
-"""Workers of the queue that take no periodic tick: a change does not wait for slow answers to such ticks."""
+"""Workers of the queue that take changes only: those do not wait for slow answers to other ticks."""
 
 
 class Wake(IntEnum):
@@ -35,7 +36,9 @@ class Wake(IntEnum):
 
     EVENT = 0
     """Something changed."""
-    TIMER = 1
+    NEW = 1
+    """Something changed of what does not serve yet: much of it may come at once."""
+    TIMER = 2
     """Time passed: a resync, a retry, a poll, a measurement, an object in a list that need not have changed."""
 
 
@@ -71,7 +74,8 @@ class KeyedQueue(Generic[Key]):
         self._states: dict[Key, _State] = {}
         self._waiting_keys: dict[Wake, OrderedDict[Key, None]] = {wake: OrderedDict() for wake in Wake}
         self._in_work = dict.fromkeys(Wake, 0)
-        self._events_in_a_row = 0
+        self._overtaken = dict.fromkeys(Wake, 0)
+        """How many keys of earlier kinds have gone first while one of this kind waited."""
         self._news = asyncio.Event()
         """Something may begin now, or `run` is to end."""
         self._stopping = False
@@ -113,18 +117,21 @@ class KeyedQueue(Generic[Key]):
         """Return the kind of wake whose first key is to begin now, None when nothing waits or nothing may begin."""
         if sum(self._in_work.values()) >= self._workers:
             return None
-        may_take_timer = self._in_work[Wake.TIMER] < max(1, self._workers - KEPT_FOR_EVENTS)
-        if self._waiting_keys[Wake.TIMER] and may_take_timer:
-            passed_over = self._events_in_a_row >= EVENTS_IN_A_ROW
-            return Wake.EVENT if self._waiting_keys[Wake.EVENT] and not passed_over else Wake.TIMER
-        return Wake.EVENT if self._waiting_keys[Wake.EVENT] else None
+        others = sum(count for wake, count in self._in_work.items() if wake is not Wake.EVENT)
+        may_take_others = others < max(1, self._workers - KEPT_FOR_EVENTS)
+        waiting = [wake for wake in Wake if self._waiting_keys[wake] and (wake is Wake.EVENT or may_take_others)]
+        passed_over = [wake for wake in waiting if self._overtaken[wake] >= OVERTAKEN_MOST]
+        return next(iter([*reversed(passed_over), *waiting]), None)
 
     def _begin(self, group: asyncio.TaskGroup, wake: Wake) -> None:
         key, _ = self._waiting_keys[wake].popitem(last=False)
         state = self._states[key]
         state.waiting, state.running, state.again = None, True, None
         self._in_work[wake] += 1
-        self._events_in_a_row = self._events_in_a_row + 1 if wake is Wake.EVENT else 0
+        self._overtaken[wake] = 0
+        for later in Wake:
+            if later > wake and self._waiting_keys[later]:
+                self._overtaken[later] += 1
         group.create_task(self._work(key, state, wake), name=f"tick-{key}")
 
     async def _work(self, key: Key, state: _State, wake: Wake) -> None:

@@ -94,6 +94,11 @@ class Reconciler:
         self._memories: dict[ClusterKey, Memory] = {}
         self._roles = AgentRoles(agents)
 
+    def serves(self, key: ClusterKey) -> bool:
+        """Whether workers of a cluster were ready when it was last looked at."""
+        memory = self._memories.get(key)
+        return memory is not None and memory.serves
+
     async def reconcile(self, key: ClusterKey) -> float | None:
         """Run one tick; returns seconds until the next, None when the cluster is gone or going."""
         began = time.monotonic()
@@ -266,6 +271,7 @@ class Reconciler:
         actions = [action for action in tick.plan.actions if has_token or not isinstance(action, CreateWorker)]
         outcome = await applier.carry_out(actions, now=tick.now, changed=tell)
         tick.memory.taken_names |= outcome.taken_names
+        tick.memory.serves = any(worker.serving for worker in tick.snapshot.workers)
         failures = [Failure(message=message) for message in outcome.failures]
         if tick.token.failure is not None:
             failures.append(tick.token.failure)

@@ -125,9 +125,13 @@ class _Acting:
         )
         self._queue: KeyedQueue[ClusterKey] = KeyedQueue(self._reconcile, jitter=random.random)
 
-    def _changed(self, key: ClusterKey) -> None:
-        # What the first lists name need not have changed: a change must not wait behind a whole fleet.
-        self._queue.add(key, Wake.EVENT if self._caches.complete(key[0]) else Wake.TIMER)
+    def _changed(self, key: ClusterKey, wake: Wake = Wake.EVENT) -> None:
+        """Let clusters that serve go first: 1,000 new ones, good or bad, do not delay a change of one that serves."""
+        if not self._caches.complete(key[0]):
+            wake = Wake.TIMER  # what the first lists name need not have changed
+        elif wake is Wake.EVENT and not self._reconciler.serves(key):
+            wake = Wake.NEW
+        self._queue.add(key, wake)
 
     def _measured(self, key: ClusterKey) -> None:
         self._queue.add(key, Wake.TIMER)
@@ -150,7 +154,7 @@ class _Acting:
             source = OperatorSource(self._api, self._caches, self._watches, self._namespaces)
             showing = [asyncio.create_task(source.show(self._board), name="dashboard")]
         stopping = asyncio.create_task(stop.wait(), name="stop")
-        listening = asyncio.create_task(Intake(self._namespaces, self._queue.add).run(), name="intake")
+        listening = asyncio.create_task(Intake(self._namespaces, self._changed).run(), name="intake")
         tasks = {working, watching, listening, stopping}
         try:
             # None of them ends by itself but by a defect, which must not go unseen.

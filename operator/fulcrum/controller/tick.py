@@ -29,6 +29,8 @@ class Memory:
     verified: tuple[str, int, int] | None = None
     """(uid, generation, workers that evictions must leave) whose children were all compared."""
     verified_at: float = 0.0
+    serves: bool = False
+    """Workers were ready in the last tick."""
     namespace_ended_at: float = float("-inf")
     """Monotonic time at which the API server last said that the cluster's namespace is being deleted."""
     told_failures: set[str] = field(default_factory=set)
