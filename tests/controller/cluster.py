@@ -304,7 +304,7 @@ class Cluster:
         """Bring up what the operator made, as a kubelet and a Deployment controller would."""
 
         async def all_made() -> bool:
-            return len(await self.pods()) == count and await self._deployment() is not None
+            return len(await self.pods()) == count and await self.deployment() is not None
 
         await eventually(all_made)
         for name in await self.pods():
@@ -324,11 +324,11 @@ class Cluster:
     async def bring_up_gateway(self) -> None:
         """As a Deployment controller and two gateway Pods would."""
         status = {"status": {"replicas": 2, "readyReplicas": 2, "availableReplicas": 2, "updatedReplicas": 2}}
-        path = DEPLOYMENT.path((self.namespace, "c-gateway"), "status")
+        path = DEPLOYMENT.path((self.namespace, f"{self.name}-gateway"), "status")
         await self.api.patch(path, status, content_type=MERGE)
 
-    async def _deployment(self) -> Manifest | None:
-        return await self.kube.get(DEPLOYMENT, self.namespace, "c-gateway")
+    async def deployment(self) -> Manifest | None:
+        return await self.kube.get(DEPLOYMENT, self.namespace, f"{self.name}-gateway")
 
 
 class Kubelet:
@@ -364,7 +364,7 @@ class Kubelet:
                 if "deletionTimestamp" not in pod["metadata"] and uid not in self.agents:
                     self.agents[uid] = Agent()
                     starts.create_task(self._start(name, uid))
-            deployment = await self._cluster.kube.get(DEPLOYMENT, self._cluster.namespace, "c-gateway")
+            deployment = await self._cluster.deployment()
             if deployment is not None and not gateway_is_up:
                 await self._cluster.bring_up_gateway()
                 gateway_is_up = True

@@ -1,13 +1,7 @@
-"""Whatever one author writes, the clusters of the others are reconciled.
-
-`FULCRUM_HOSTILE_OBJECTS=10000` makes it the long run.
-"""
+"""Whatever one author writes, the clusters of the others are reconciled. `benchmarks/authors.py` is the long run."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import time
 from typing import Any
 
 import msgspec
@@ -16,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.controller.cluster import Cluster, Operator, eventually
 from tests.controller.hostile import documents
+from tests.controller.hostile_run import beside_hostile_objects
+from tests.machine import deadline_seconds
 
 from fulcrum.api.errors import InvalidValueError
 from fulcrum.api.names import Role
@@ -24,13 +20,8 @@ from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.children import Owner, refused_templates, worker_pod
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import INFERENCE_CLUSTER
-from fulcrum.kube import ApiError, ApiFailure
 
-OBJECTS = int(os.environ.get("FULCRUM_HOSTILE_OBJECTS", "150"))
-AT_ONCE = 2
-"""Writes of hostile objects at a time: the embedded API server shares the machine's cores with the operator."""
-KEPT = 40
-"""Hostile objects that are there at a time."""
+OBJECTS = 150
 OWNER = Owner(name="c", namespace="ns", uid="u")
 
 
@@ -80,58 +71,14 @@ def test_a_null_and_a_number_are_allowed_where_kubernetes_allows_them(container:
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(900)
 async def test_good_clusters_are_reconciled_beside_hostile_objects(cluster: Cluster) -> None:
-    other = Cluster(cluster.server, cluster.api, cluster.namespace)
-    other.name = "d"
-    accepted: list[str] = []
-    slowest = 0.0
     with Operator(cluster.server, "--namespace", cluster.namespace) as operator:
-        for good in (cluster, other):
-            await good.apply(workers=4, balance={"mode": "Manual", "ratio": {"prefill": 2, "decode": 2}})
-        writing = asyncio.create_task(_write_all(cluster, accepted))
-        for turn in range(20):
-            began = time.monotonic()
-            prefill = 1 + turn % 3
-            for good in (cluster, other):
-                await good.patch({"spec": {"balance": {"ratio": {"prefill": prefill, "decode": 4 - prefill}}}})
-
-            async def carried_out(prefill: int = prefill) -> bool:
-                roles = [(await good.roles()).values() for good in (cluster, other)]
-                return all(sum(role == "prefill" for role in each) == prefill for each in roles)
-
-            await eventually(carried_out)
-            slowest = max(slowest, time.monotonic() - began)
-        await writing
+        found = await beside_hostile_objects(cluster, OBJECTS, seed=36)
         assert "fulcrum_" in operator.metrics()
-    print(f"{OBJECTS} hostile objects, {len(accepted)} accepted; slowest of 20 ratios {slowest:.1f} s")
-    assert len(accepted) >= 0.3 * OBJECTS
-
-
-async def _write_all(cluster: Cluster, accepted: list[str]) -> None:
-    """Write every hostile object; the oldest are deleted, so that their number stays bounded."""
-    slots = asyncio.Semaphore(AT_ONCE)
-
-    async def write(number: int, spec: dict[str, Any]) -> None:
-        name = f"h{number}"
-        metadata = {"name": name, "namespace": cluster.namespace}
-        body = {"apiVersion": "fulcrum.dev/v1alpha1", "kind": "InferenceCluster", "metadata": metadata, "spec": spec}
-        async with slots:
-            try:
-                await cluster.api.create(INFERENCE_CLUSTER.collection(cluster.namespace), body)
-            except ApiError as error:
-                if error.code >= 500:
-                    raise
-                return
-            accepted.append(name)
-            if len(accepted) > KEPT:
-                await cluster.api.delete(INFERENCE_CLUSTER.path((cluster.namespace, accepted[-KEPT])))
-
-    results = await asyncio.gather(
-        *(write(number, spec) for number, spec in enumerate(documents(36, OBJECTS))), return_exceptions=True
-    )
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, ApiFailure | ValueError):
-            raise result
+    print(found)
+    assert found.accepted >= 0.3 * OBJECTS
+    assert found.slowest_seconds < deadline_seconds(10)
 
 
 @pytest.mark.integration

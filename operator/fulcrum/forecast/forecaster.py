@@ -137,7 +137,7 @@ class Forecaster:
 
     def _replay(self, newer: Floats) -> None:
         """Take in history as if it came now. A model that is too slow for that is left out, and fitted to all of it."""
-        spent_seconds: Counter[ForecastMethod] = Counter()
+        spent_seconds = dict.fromkeys(self._methods, 0.0)
         for rate in newer:
             self._backtest.observe(float(rate))
             self._taken += 1
