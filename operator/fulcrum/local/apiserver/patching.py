@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ from fulcrum.local.apiserver.store import Store
 from fulcrum.local.apiserver.strategies import canonical_or_refused
 from fulcrum.local.apiserver.times import now_text
 from fulcrum.local.apiserver.writing import Changer, Writer
+from fulcrum.local.objects.json_copy import json_copy
 from fulcrum.local.objects.patch import PatchError, json_patch, merge_patch, strategic_merge_patch
 from fulcrum.local.objects.server_side_apply import ApplyConflict, apply
 
@@ -55,7 +55,7 @@ def patch_changer(call: Call, kind: Kind) -> Changer:
     body = parse_body(call.raw, "application/json")
 
     def change(live: Json) -> Json:
-        obj = copy.deepcopy(live)
+        obj = json_copy(live)
         try:
             changed: Any
             if kind_of_patch == JSON_PATCH:
@@ -85,7 +85,7 @@ def _server_side_apply(store: Store, writer: Writer, call: Call) -> tuple[Json, 
     def change(live: Json | None) -> Json:
         try:
             return apply(
-                copy.deepcopy(live), copy.deepcopy(applied), manager=options.manager, force=flag(query, "force"),
+                json_copy(live), json_copy(applied), manager=options.manager, force=flag(query, "force"),
                 lists=lists, now=now_text(), subresource=target.subresource,
             )  # fmt: skip
         except ApplyConflict as conflict:

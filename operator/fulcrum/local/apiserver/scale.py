@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from aiohttp import web
@@ -17,6 +16,7 @@ from fulcrum.local.apiserver.printers import selector_text
 from fulcrum.local.apiserver.resources import Call, answer
 from fulcrum.local.apiserver.store import Store
 from fulcrum.local.apiserver.writing import Writer
+from fulcrum.local.objects.json_copy import json_copy
 
 _SPEC_REPLICAS = ".spec.replicas"
 _STATUS_REPLICAS = ".status.replicas"
@@ -97,7 +97,7 @@ def _with_replicas(kind: Kind, live: Json, scale: Json) -> Json:
     version = (scale.get("metadata") or {}).get("resourceVersion")
     if version and version != live["metadata"]["resourceVersion"]:
         raise errors.conflict(kind.group, kind.plural, name, errors.OBJECT_MODIFIED)
-    obj = copy.deepcopy(live)
+    obj = json_copy(live)
     paths: Json = (kind.custom.scale if kind.custom else None) or {}
     *parents, last = paths.get("specReplicasPath", _SPEC_REPLICAS).strip(".").split(".")
     inner = obj

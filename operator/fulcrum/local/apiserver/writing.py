@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import secrets
 import uuid
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from fulcrum.local.apiserver.metadata import metadata_causes
 from fulcrum.local.apiserver.store import Store, Stored
 from fulcrum.local.apiserver.strategies import Strategies, Strategy
 from fulcrum.local.apiserver.times import now_text
+from fulcrum.local.objects.json_copy import json_copy
 from fulcrum.local.objects.server_side_apply import record_update
 
 _NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
@@ -173,18 +173,18 @@ class Writer:
             metadata["managedFields"] = live["metadata"]["managedFields"]
         if subresource == "status":
             if kind.storage not in _STATUS_KEEPS_METADATA:
-                kept = copy.deepcopy(live["metadata"])
+                kept = json_copy(live["metadata"])
                 if "managedFields" in metadata:
                     kept["managedFields"] = metadata["managedFields"]
                 metadata = kept
-            new = {**copy.deepcopy(live), "metadata": metadata}
+            new = {**json_copy(live), "metadata": metadata}
             new.pop("status", None)
             return new | ({"status": wanted["status"]} if "status" in wanted else {})
         new = {**wanted, "metadata": metadata}
         if kind.resets_status:
             new.pop("status", None)
             if "status" in live:
-                new["status"] = copy.deepcopy(live["status"])
+                new["status"] = json_copy(live["status"])
         return new
 
     def _check_metadata(self, kind: Kind, obj: Json) -> None:

@@ -57,11 +57,12 @@ def to_cel(value: Any, schema: dict[str, Any]) -> Any:
 
 
 def _map_to_cel(value: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the members that the schema describes: rules see no others, and those are what may be large."""
     properties = schema.get("properties")
     if properties is None:
         values = schema.get("additionalProperties")
-        return {key: to_cel(item, values if isinstance(values, dict) else {}) for key, item in value.items()}
-    return {escaped(key): to_cel(item, properties.get(key, {})) for key, item in value.items()}
+        return {key: to_cel(item, values) for key, item in value.items()} if isinstance(values, dict) else {}
+    return {escaped(key): to_cel(item, properties[key]) for key, item in value.items() if key in properties}
 
 
 def _string_to_cel(value: str, schema: dict[str, Any]) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import jsonpatch
 import jsonpointer
 
 from fulcrum.local.objects.builtin_shapes import shape_of
+from fulcrum.local.objects.json_copy import json_copy
 
 Schema = dict[str, Any]
 _DIRECTIVE = "$patch"
@@ -37,8 +37,8 @@ def json_patch(obj: dict[str, Any], ops: Any) -> dict[str, Any]:
 def merge_patch(obj: Any, patch: Any) -> Any:
     """Apply a JSON merge patch (RFC 7386): null removes, objects merge, everything else replaces."""
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
-    result = copy.deepcopy(obj) if isinstance(obj, dict) else {}
+        return json_copy(patch)
+    result = json_copy(obj) if isinstance(obj, dict) else {}
     for name, value in patch.items():
         if value is None:
             result.pop(name, None)
@@ -62,7 +62,7 @@ def _merged_map(obj: dict[str, Any], patch: dict[str, Any], schema: Schema) -> d
         case None | "merge":
             result = _prepared(obj, patch)
         case "replace":
-            return copy.deepcopy({name: value for name, value in patch.items() if name != _DIRECTIVE})
+            return json_copy({name: value for name, value in patch.items() if name != _DIRECTIVE})
         case "delete":
             return {}
         case other:
@@ -83,7 +83,7 @@ def _merged_map(obj: dict[str, Any], patch: dict[str, Any], schema: Schema) -> d
 
 def _prepared(obj: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """A copy of the object without what the patch's directives remove."""
-    result = copy.deepcopy(obj)
+    result = json_copy(obj)
     if _RETAIN_KEYS in patch:
         result = _retained(result, patch)
     for name, values in patch.items():
@@ -115,7 +115,7 @@ def _merged(old: Any, value: Any, schema: Schema, order: list[Any] | None) -> An
     if isinstance(value, dict):
         return _merged_map(old if isinstance(old, dict) else {}, value, schema)
     if not isinstance(value, list) or "merge" not in schema.get("x-kubernetes-patch-strategy", "").split(","):
-        return copy.deepcopy(value)
+        return json_copy(value)
     before = old if isinstance(old, list) else []
     key = _merge_key(schema)
     merged = _merged_maps(before, value, key, schema.get("items", {})) if key else _merged_primitives(before, value)
@@ -132,8 +132,8 @@ def _merged_maps(old: list[Any], patch: list[Any], key: str, items: Schema) -> l
             raise PatchError(f"expected an object with the merge key {key}, found {item!r}")
     additions = [item for item in patch if item.get(_DIRECTIVE) not in {"replace", "delete"} or key in item]
     if any(item.get(_DIRECTIVE) == "replace" and key not in item for item in patch):
-        return copy.deepcopy(additions)
-    result = copy.deepcopy(old)
+        return json_copy(additions)
+    result = json_copy(old)
     for item in additions:
         if key not in item:
             raise PatchError(f"map: {item} does not contain declared merge key: {key}")

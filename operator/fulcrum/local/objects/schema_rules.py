@@ -54,23 +54,29 @@ def _errors(value: Any, schema: Schema, path: str, old: Any) -> Iterator[FieldEr
 
 
 def _own_errors(value: Any, schema: Schema, path: str, old: Any) -> Iterator[FieldError]:
-    self_value = _self(value, schema, path)
-    old_value = _self(old, schema, path) if old is not None else None
+    unchanged = old is not None and old == value
+    self_value = old_value = None
     for rule in schema[RULES]:
         program = cel.compiled(rule["rule"])
-        variables: dict[str, Any] = {"self": self_value}
-        if "oldSelf" in program.variables:
-            if rule.get("optionalOldSelf"):
-                variables["oldSelf"] = cel.absent() if old is None else cel.present(old_value)
-            elif old is None:
-                continue  # a transition rule says nothing about a new value
-            else:
-                variables["oldSelf"] = old_value
-        elif old is not None and old == value:
+        is_transition = "oldSelf" in program.variables
+        if is_transition and old is None and not rule.get("optionalOldSelf"):
+            continue  # it says nothing about a new value
+        if unchanged and not is_transition:
             continue  # accepted before this rule existed
+        # What rules see is made when the first of them is evaluated: large objects cost more than rules.
+        self_value = _self(value, schema, path) if self_value is None else self_value
+        variables: dict[str, Any] = {"self": self_value}
+        if is_transition:
+            old_value = _self(old, schema, path) if old is not None and old_value is None else old_value
+            optional = rule.get("optionalOldSelf")
+            variables["oldSelf"] = _optional(old_value, known=old is not None) if optional else old_value
         error = _failure(rule, program, variables, path, value)
         if error is not None:
             yield error
+
+
+def _optional(old_value: Any, *, known: bool) -> Any:
+    return cel.present(old_value) if known else cel.absent()
 
 
 def _self(value: Any, schema: Schema, path: str) -> Any:

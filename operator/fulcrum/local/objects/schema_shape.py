@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
 from fulcrum.local.objects.field_error import child, index
+from fulcrum.local.objects.json_copy import json_copy
 
 Schema = dict[str, Any]
 _RESOURCE_PROPERTIES: Schema = {
     "apiVersion": {"type": "string"},
     "kind": {"type": "string"},
-    "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+    "metadata": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "generateName": {"type": "string"}},
+        "x-kubernetes-preserve-unknown-fields": True,
+    },
 }
-"""Every resource has these, declared or not; the API server itself checks metadata."""
+"""Every resource has these, declared or not; the API server itself checks metadata, of which rules see the names."""
 
 
 def as_resource(schema: Schema) -> Schema:
@@ -47,12 +51,12 @@ def defaulted(value: Any, schema: Schema) -> Any:
     for name, item in value.items():
         known = child_schema(schema, name)
         if known is None:
-            result[name] = copy.deepcopy(item)
+            result[name] = json_copy(item)
         elif item is not None or known.get("nullable") or name not in schema.get("properties", {}):
             result[name] = defaulted(item, known)
     for name, known in schema.get("properties", {}).items():
         if name not in result and "default" in known:
-            result[name] = defaulted(copy.deepcopy(known["default"]), known)
+            result[name] = defaulted(json_copy(known["default"]), known)
     return result
 
 
@@ -60,7 +64,7 @@ def pruned(value: Any, schema: Schema) -> Any:
     """A copy of `value` without unknown fields."""
     if isinstance(value, list):
         items = schema.get("items")
-        return [pruned(item, items) for item in value] if items is not None else copy.deepcopy(value)
+        return [pruned(item, items) for item in value] if items is not None else json_copy(value)
     if not isinstance(value, dict):
         return value
     schema = _embedded(schema)
@@ -71,7 +75,7 @@ def pruned(value: Any, schema: Schema) -> Any:
         if known is not None:
             result[name] = pruned(item, known)
         elif keeps_unknown:
-            result[name] = copy.deepcopy(item)
+            result[name] = json_copy(item)
     return result
 
 

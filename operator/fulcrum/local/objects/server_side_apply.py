@@ -5,13 +5,13 @@ Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import msgspec
 
 from fulcrum.local.objects import field_set, managed_fields
 from fulcrum.local.objects.field_set import FieldSet, Path
+from fulcrum.local.objects.json_copy import json_copy
 from fulcrum.local.objects.list_types import ListTypes
 from fulcrum.local.objects.managed_fields import Manager, Managers
 from fulcrum.local.objects.patch import PatchError
@@ -119,13 +119,13 @@ def _taken_over(others: Managers, changed: field_set.Changes, *, force: bool) ->
 
 def _merged(live: Any, applied: Any, lists: ListTypes) -> Any:
     if lists.is_granular_map(live) and lists.is_granular_map(applied):
-        result = copy.deepcopy(live)
+        result = json_copy(live)
         for name, value in applied.items():
-            result[name] = _merged(live[name], value, lists.entry(name)) if name in live else copy.deepcopy(value)
+            result[name] = _merged(live[name], value, lists.entry(name)) if name in live else json_copy(value)
         return result
     if lists.is_keyed_list(live) and lists.is_keyed_list(applied):
         return _merged_list(live, applied, lists)
-    return copy.deepcopy(applied)
+    return json_copy(applied)
 
 
 def _merged_list(live: list[Any], applied: list[Any], lists: ListTypes) -> list[Any]:
@@ -137,12 +137,12 @@ def _merged_list(live: list[Any], applied: list[Any], lists: ListTypes) -> list[
         while element in remaining or (element not in before and remaining and remaining[0] not in wanted):
             first = remaining.pop(0)
             if first not in wanted:
-                result += copy.deepcopy(before[first])
+                result += json_copy(before[first])
         item = items[0]
-        result.append(_merged(before[element][0], item, lists.items) if element in before else copy.deepcopy(item))
+        result.append(_merged(before[element][0], item, lists.items) if element in before else json_copy(item))
     for element in remaining:
         if element not in wanted:
-            result += copy.deepcopy(before[element])
+            result += json_copy(before[element])
     return result
 
 
