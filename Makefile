@@ -91,6 +91,7 @@ bench: install  ## The benchmarks that back a claim (the last two start real eng
 	$(BIN)/python benchmarks/streams.py
 	$(BIN)/python benchmarks/flip.py
 	$(BIN)/python benchmarks/overload.py
+	$(BIN)/python benchmarks/authors.py
 
 generate: install  ## Rewrite generated files
 	$(BIN)/fulcrum crd > crds/fulcrum.dev_inferenceclusters.yaml
