@@ -90,7 +90,7 @@ def test_below_capacity_nobody_is_turned_away() -> None:
 def test_a_flood_of_free_traffic_does_not_harm_premium(prompt: int, output: int, capacity: float) -> None:
     served: list[Served] = []
     free: list[Served] = []
-    turned, seeds = 0, (1, 2, 3, 4)
+    turned, seeds = 0, range(1, 9)  # premium is turned away so seldom that four are a matter of luck
     for seed in seeds:
         admission, view = make(classes=TIERS, speed=SHORT_STEPS, prefills=4, decodes=4)
         world = World(admission, view)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
 from fulcrum.admission import Admission, Preempt, Reject
 from fulcrum.api.names import Role
@@ -61,11 +63,11 @@ class Served:
     arrival: Arrival
     flight: Flight
     prefill_left: float
-    made: float = 0.0
+    number: int
+    """Of arrival."""
     first_at: float | None = None
     ended_at: float | None = None
     preempted: bool = False
-    begun: bool = False
 
     @property
     def ttft_seconds(self) -> float:
@@ -84,6 +86,51 @@ class Served:
 
 
 @dataclass
+class PromptQueue:
+    """Prompts of one worker. As engines do: what has begun goes on, then by priority, then first come, first served."""
+
+    waiting: list[tuple[int, int, Served]] = field(default_factory=list)
+    """A heap of (rank, number, request)."""
+    begun: Served | None = None
+
+    def head(self) -> Served | None:
+        """What is computed now."""
+        while (self.begun is None or self.begun.preempted) and self.waiting:
+            self.begun = heappop(self.waiting)[2]
+        return None if self.begun is None or self.begun.preempted else self.begun
+
+
+@dataclass
+class Batch:
+    """Requests that decode on one worker. All make tokens at one pace, so that one count is enough for all of them."""
+
+    speed: WorkerSpeed
+    context: float = 0.0
+    """Tokens of all requests, prompts included."""
+    made: float = 0.0
+    """Tokens that a request has made which is in it from the beginning."""
+    ends: list[tuple[float, int, Served]] = field(default_factory=list)
+    """A heap of (`made` at the end of the request, number, request)."""
+
+    def join(self, one: Served) -> None:
+        """The first token is made in prefill."""
+        self.context += one.arrival.prompt_tokens + 1.0
+        heappush(self.ends, (self.made + one.arrival.output_tokens - 1.0, one.number, one))
+
+    def step(self, seconds: float, slowness: float) -> list[Served]:
+        """Make tokens for `seconds`; returns the requests that have all of theirs."""
+        step_seconds = self.speed.decode_step_seconds(len(self.ends), self.context) * slowness
+        self.made += seconds / step_seconds
+        self.context += len(self.ends) * seconds / step_seconds
+        ended = []
+        while self.ends and self.ends[0][0] <= self.made:
+            end, _, one = heappop(self.ends)
+            self.context -= one.arrival.prompt_tokens + one.arrival.output_tokens + self.made - end
+            ended.append(one)
+        return ended
+
+
+@dataclass
 class World:
     """Runs arrivals through an admission; `slowness`: how much slower than predicted the workers are."""
 
@@ -97,6 +144,8 @@ class World:
     served: list[Served] = field(default_factory=list)
     rejected: list[tuple[Arrival, Reject]] = field(default_factory=list)
     active: dict[Flight, Served] = field(default_factory=dict)
+    queues: dict[str, PromptQueue] = field(default_factory=lambda: defaultdict(PromptQueue))
+    batches: dict[str, Batch] = field(default_factory=dict)
 
     def run(self, arrivals: Iterable[Arrival], drain_seconds: float = 300.0) -> None:
         waiting = sorted(arrivals, key=lambda one: one.at)
@@ -124,44 +173,35 @@ class World:
                 self.view.finish(victim, self.now)
                 self.active.pop(victim).preempted = True
         flight = self.view.start(incoming, outcome.route, self.now)
-        one = Served(arrival, flight, flight.work_seconds * self.slowness)
+        one = Served(arrival, flight, flight.work_seconds * self.slowness, number=len(self.served))
+        queue = self.queues[flight.prefill.name]
+        heappush(queue.waiting, (self.view.ranks[flight.qos], one.number, one))
         self.served.append(one)
         self.active[flight] = one
         return True
 
     def _work(self) -> None:
-        heads: dict[str, Served] = {}
-        batches: dict[str, list[Served]] = {}
-        for one in list(self.active.values()):
-            flight = one.flight
-            if one.first_at is None:
-                head = heads.get(flight.prefill.name)
-                if head is None or self._before(one, head):
-                    heads[flight.prefill.name] = one
-            else:
-                batches.setdefault(flight.decode.name, []).append(one)
-        for one in heads.values():
-            one.begun = True
+        prefilled = []
+        for queue in self.queues.values():
+            one = queue.head()
+            if one is None:
+                continue
             one.prefill_left -= self.tick_seconds
             if one.prefill_left <= 1e-9:
+                queue.begun = None
                 one.first_at = self.now
-                one.made = 1.0
                 self.view.prefill_done(one.flight, self.now)
-        for batch in batches.values():
-            speed = batch[0].flight.decode.speed
-            context = sum(one.arrival.prompt_tokens + one.made for one in batch)
-            step = speed.decode_step_seconds(len(batch), context) * self.slowness
-            for one in batch:
-                one.made += self.tick_seconds / step
-                if one.made >= one.arrival.output_tokens:
+                prefilled.append(one)
+        for batch in self.batches.values():
+            if batch.ends:
+                for one in batch.step(self.tick_seconds, self.slowness):
                     one.ended_at = self.now
                     self._end(one)
-
-    def _before(self, one: Served, other: Served) -> bool:
-        """As engines do: what has begun goes on, then by priority, then first come, first served."""
-        if one.begun or other.begun:
-            return one.begun
-        return self.view.ranks[one.flight.qos] < self.view.ranks[other.flight.qos]
+        for one in prefilled:
+            worker = one.flight.decode
+            if worker.name not in self.batches:
+                self.batches[worker.name] = Batch(worker.speed)
+            self.batches[worker.name].join(one)
 
     def _end(self, one: Served) -> None:
         del self.active[one.flight]
