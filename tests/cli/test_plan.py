@@ -25,9 +25,9 @@ def run(*arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(main, ["plan", *arguments], input=stdin)
 
 
-def test_the_table_says_what_there_is_to_know(tmp_path: Path) -> None:
-    picture = tmp_path / "plan.svg"
-    result = run(*USUAL, "--inventory", str(INVENTORY), "--plot", str(picture))
+def test_table_and_picture_say_what_there_is_to_know_and_the_crd_accepts_what_is_emitted(tmp_path: Path) -> None:
+    picture, emitted = tmp_path / "plan.svg", tmp_path / "cluster.yaml"
+    result = run(*USUAL, "--inventory", str(INVENTORY), "--plot", str(picture), "--emit", str(emitted))
     assert result.exit_code == 0, result.output
     for shown in (
         "POOL",
@@ -41,15 +41,20 @@ def test_the_table_says_what_there_is_to_know(tmp_path: Path) -> None:
         assert shown in result.output
     paths = ET.fromstring(picture.read_text()).findall("{http://www.w3.org/2000/svg}path")
     assert len(paths) == result.output.count("KV: ")
+    check_emitted(emitted)
 
 
 @pytest.mark.parametrize(
-    "more", [(), ("--goal", "least-price", "--rate", "20"), ("--goal", "best-ratio"), ("--budget", "12")]
+    "more", [("--goal", "least-price", "--rate", "20"), ("--goal", "best-ratio"), ("--budget", "12")]
 )
 def test_what_is_emitted_is_what_the_crd_accepts(tmp_path: Path, more: tuple[str, ...]) -> None:
     emitted = tmp_path / "cluster.yaml"
     result = run(*USUAL, "--inventory", str(INVENTORY), "--emit", str(emitted), *more)
     assert result.exit_code == 0, result.output
+    check_emitted(emitted)
+
+
+def check_emitted(emitted: Path) -> None:
     document: dict[str, Any] = yaml.safe_load(emitted.read_text())
     schema = StructuralSchema(root_schema())
     assert not schema.unknown_fields(document)
@@ -59,8 +64,10 @@ def test_what_is_emitted_is_what_the_crd_accepts(tmp_path: Path, more: tuple[str
     assert all(pool.parallelism.pipeline == 1 or pool.roles == ("mixed",) for pool in spec.pools)
 
 
-def test_emitted_to_standard_output_is_nothing_else() -> None:
-    result = run(*USUAL, "--inventory", str(INVENTORY), "--emit", "-")
+def test_emitted_to_standard_output_is_nothing_else(tmp_path: Path) -> None:
+    inventory = tmp_path / "inventory.yaml"
+    inventory.write_text("nodes: [{accelerator: H100-SXM-80GB, gpus: 2}]")
+    result = run(*USUAL, "--inventory", str(inventory), "--emit", "-")
     assert yaml.safe_load(result.stdout)["kind"] == "InferenceCluster"
 
 
