@@ -43,7 +43,7 @@ def test_defaults() -> None:
     assert cluster.spec.balance.mode is BalanceMode.AUTO
     assert cluster.spec.balance.ratio is None
     assert cluster.spec.admission.policy is AdmissionPolicy.PREDICTIVE
-    assert cluster.spec.engine.kv_cache.dtype is KvCacheDtype.FP8
+    assert cluster.spec.engine.kv_cache.dtype is KvCacheDtype.AUTO
     assert cluster.spec.pools[0].roles == (Role.PREFILL, Role.DECODE, Role.MIXED)
     assert cluster.status == InferenceClusterStatus()
 

@@ -286,7 +286,7 @@ def test_a_stale_worker_that_serves_nobody_is_replaced_at_once() -> None:
         {"admission": {"policy": "Threshold"}},
         {"gateway": {"replicas": 3}},
         {"balance": {"flip": {"drainTimeout": "90s"}}},
-        {"engine": {"kvCache": {"dtype": "fp8"}}},  # said out loud, still the default
+        {"engine": {"kvCache": {"dtype": "auto"}}},  # said out loud, still the default
     ],
 )
 def test_what_is_no_part_of_a_worker_restarts_none(changes: dict[str, object]) -> None:
@@ -302,6 +302,7 @@ def test_what_is_no_part_of_a_worker_restarts_none(changes: dict[str, object]) -
         {"model": {"name": "m", "maxModelLen": 64}},
         {"engine": {"image": "elsewhere/worker:2"}},
         {"engine": {"kvCache": {"dtype": "bf16"}}},
+        {"engine": {"kvCache": {"dtype": "fp8"}}},
         {"engine": {"args": ["--max-num-seqs=8"]}},
         {"pools": [{**pool(), "template": {"spec": {"priorityClassName": "high"}}}]},
         {"pools": [{**pool(), "accelerator": "L40S-48GB"}]},

@@ -202,6 +202,7 @@ def test_configuration_documents_hold_no_defaults_and_tolerate_what_a_newer_oper
         "servedName": "chat",
         "accelerator": "cpu",
         "maxModelLen": 4096,
+        "kvCache": {"dtype": "auto"},  # without it an agent of release 0.1.0 takes fp8
         "role": "decode",
     }
     newer = {**document, "fromTheFuture": 1, "kvCache": {"dtype": "bf16", "tiering": {}}}

@@ -23,7 +23,7 @@ def with_engine(engine: Any) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("document", [QUICKSTART, with_engine({}), with_engine(None), with_engine({"kvCache": {}})])
+@pytest.mark.parametrize("document", [QUICKSTART, with_engine({"kvCache": {"dtype": "fp8"}})])
 def test_fp8_on_a_cpu_without_the_kernels(document: dict[str, Any]) -> None:
     (line,) = cannot_run([document], AVX2)
     assert line.startswith("InferenceCluster quickstart: spec.engine.kvCache.dtype: ")
@@ -42,6 +42,9 @@ def on_gpus() -> dict[str, Any]:
     [
         with_engine({"kvCache": {"dtype": "bf16"}}),
         with_engine({"kvCache": {"dtype": "auto"}}),
+        with_engine({}),
+        with_engine(None),
+        with_engine({"kvCache": {}}),
         on_gpus(),
         # What the API server refuses, it explains better.
         with_engine("fp8"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from tests.machine import deadline_seconds
 
 from fulcrum.api.names import ENV_POD_IP, ENV_POD_NAME, ENV_WORKER_CONFIG, Role
 from fulcrum.api.worker import EXIT_BAD_CONFIG
-from fulcrum_worker.config import BadConfigError, check_machine, read_config
+from fulcrum_worker.config import BadConfigError, check_locked_memory, check_machine, read_config
+from fulcrum_worker.memory import may_lock_memory
 
 GOOD: dict[str, Any] = {
     "cluster": "chat",
@@ -114,6 +117,39 @@ def test_fp8_on_a_cpu_that_cannot() -> None:
 def test_machines_that_can(change: dict[str, Any], cpuinfo: str) -> None:
     config, _ = read_config(environment({**GOOD, **change}))
     check_machine(config, cpuinfo)
+
+
+def test_rdma_needs_memory_that_may_be_locked() -> None:
+    config, _ = read_config(environment({**GOOD, "rdma": True}))
+    with pytest.raises(BadConfigError, match="LimitMEMLOCK=infinity") as refused:
+        check_locked_memory(config, unlimited=False)
+    assert "spec.pools[].rdma.runAsRoot" in str(refused.value)
+    check_locked_memory(config, unlimited=True)
+    check_locked_memory(read_config(environment(GOOD))[0], unlimited=False)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("CapInh:\t0\nCapEff:\t0000000000004000\n", True),
+        ("CapEff:\t00000000a80425fb\n", False),
+        ("CapEff:\tunreadable\n", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_who_may_lock_memory(
+    status: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel asks for CAP_IPC_LOCK in the effective set, which a capability that is added to a user is not in."""
+    limits = {resource.RLIMIT_MEMLOCK: (65536, 65536)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    file = tmp_path / "status"
+    if status is not None:
+        file.write_text(status)
+    assert may_lock_memory(file) is expected
+    limits[resource.RLIMIT_MEMLOCK] = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    assert may_lock_memory(file)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.vllm_source import code
 from tests.worker_image.agents import worker_config
 
-from fulcrum.api.worker import KvCacheConfig, TransferConfig, WorkerConfig
+from fulcrum.api.worker import KvCacheConfig, OffloadConfig, TransferConfig, WorkerConfig
 from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.engine_command import EngineCommand, engine_command
 
@@ -57,6 +58,19 @@ def cuda(**changes: Any) -> WorkerConfig:
         (cuda(kv_cache=KvCacheConfig(memory_bytes=5)), "--kv-cache-memory-bytes", "5"),
         (worker_config(), "--kv-cache-memory-bytes", str(16 << 20)),
         (worker_config(kv_cache=KvCacheConfig()), "--kv-cache-memory-bytes", str(1 << 30)),
+        (cuda(kv_cache=KvCacheConfig(memory_bytes=80), tensor_parallel=4), "--kv-cache-memory-bytes", "20"),
+        (
+            cuda(kv_cache=KvCacheConfig(memory_bytes=80), tensor_parallel=4, pipeline_parallel=2),
+            "--kv-cache-memory-bytes",
+            "10",
+        ),
+        (cuda(), "--kv-cache-dtype-skip-layers", None),
+        (
+            cuda(kv_cache=KvCacheConfig(skip_layers=("sliding_window",))),
+            "--kv-cache-dtype-skip-layers",
+            "sliding_window",
+        ),
+        (cuda(exchanges_kv=False), "--kv-transfer-config", None),
         (cuda(max_model_len=None), "--max-model-len", None),
         (cuda(max_model_len=4096), "--max-model-len", "4096"),
         (cuda(tensor_parallel=4, pipeline_parallel=2), "--tensor-parallel-size", "4"),
@@ -114,6 +128,26 @@ def test_transfer_config(config: WorkerConfig, changes: dict[str, object]) -> No
         **changes,
     }
     assert json.loads(value(argv_of(config), "--kv-transfer-config") or "") == expected
+
+
+def test_a_worker_that_exchanges_no_kv_has_only_the_connector_of_its_host_memory() -> None:
+    offload = KvCacheConfig(offload=OffloadConfig(host_bytes=1 << 30))
+    found = json.loads(value(argv_of(cuda(exchanges_kv=False, kv_cache=offload)), "--kv-transfer-config") or "")
+    assert found["kv_connector"] == "TierConnector"
+    both = json.loads(value(argv_of(cuda(kv_cache=offload)), "--kv-transfer-config") or "")
+    connectors = both["kv_connector_extra_config"]["connectors"]
+    assert [each["kv_connector"] for each in connectors] == ["NixlConnector", "TierConnector"]
+
+
+def test_states_of_hybrid_models_are_laid_out_for_nixl() -> None:
+    """NIXL asserts it (vLLM: `NixlBaseConnectorWorker`), and only the CPU platform sets it by itself."""
+    assert environment_of(cuda())["VLLM_SSM_CONV_STATE_LAYOUT"] == "DS"
+    assert "VLLM_SSM_CONV_STATE_LAYOUT" not in environment_of(cuda(exchanges_kv=False))
+    assert environment_of(cuda(), VLLM_SSM_CONV_STATE_LAYOUT="SD")["VLLM_SSM_CONV_STATE_LAYOUT"] == "SD"
+    nixl = "distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py"
+    assert "is_conv_state_dim_first()" in code(nixl)
+    assert "get_conv_state_layout() == 'DS'" in code("model_executor/layers/mamba/mamba_utils.py")
+    assert "VLLM_SSM_CONV_STATE_LAYOUT" not in code("platforms/cuda.py")
 
 
 def test_environment_of_a_cuda_worker() -> None:

@@ -105,14 +105,14 @@ OLDER = msgspec.structs.replace(DONE, computed_tokens=None)
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (NEW, EngineMetrics(running=3, waiting=2, kv_usage=0.25, kv_capacity_tokens=728 * 32)),
+        (NEW, EngineMetrics(running=3, waiting=2, kv_usage=0.25, kv_capacity_tokens=728 * 32, kv_cache_dtype="fp8")),
         (
             NEW.replace("kv_cache_usage_perc", "gpu_cache_usage_perc"),
-            EngineMetrics(running=3, waiting=2, kv_usage=0.25, kv_capacity_tokens=728 * 32),
+            EngineMetrics(running=3, waiting=2, kv_usage=0.25, kv_capacity_tokens=728 * 32, kv_cache_dtype="fp8"),
         ),
         (
             NEW.replace('num_gpu_blocks="728"', 'num_gpu_blocks="None"'),
-            EngineMetrics(running=3, waiting=2, kv_usage=0.25),
+            EngineMetrics(running=3, waiting=2, kv_usage=0.25, kv_cache_dtype="fp8"),
         ),
         (WORK, EngineMetrics(work=DONE, max_batch=128, max_batched_tokens=2048)),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -96,19 +97,29 @@ async def test_it_stays_in_our_process_group() -> None:
 
 
 async def test_children_of_the_main_module_die_with_their_parent(tmp_path: Path) -> None:
-    """vLLM's shape: a main module that arms itself and makes children with `spawn`, killed in the middle."""
+    """vLLM's shape: a main module that arms itself and makes ranks with `spawn`, from threads that end before them.
+
+    The end of such a thread kills no rank (0.33: `MultiprocExecutor._start_workers_concurrently`); the parent's does.
+    """
     (tmp_path / "engine_like.py").write_text(
         textwrap.dedent(
             """
             import multiprocessing, os, time
-            from fulcrum_worker.engine_main import die_with_parent
-            def work():
+            import threading
+            from fulcrum_worker.engine_main import end_with_parent
+            def work(number):
+                time.sleep(number / 4)
                 print("child", os.getpid(), flush=True)
                 time.sleep(600)
             if __name__ == "__mp_main__":
-                die_with_parent(os.getppid())
+                end_with_parent(os.getppid())
             if __name__ == "__main__":
-                multiprocessing.get_context("spawn").Process(target=work).start()
+                for number in (1, 2):
+                    start = multiprocessing.get_context("spawn").Process(target=work, args=(number,)).start
+                    starting = threading.Thread(target=start)
+                    starting.start()
+                    starting.join()
+                print("threads are gone", flush=True)
                 time.sleep(600)
             """
         )
@@ -122,12 +133,14 @@ async def test_children_of_the_main_module_die_with_their_parent(tmp_path: Path)
         output=output,
     )
     await process.start()
-    await until(lambda: b"child" in output.getvalue() and output.getvalue().endswith(b"\n"))
-    child = psutil.Process(int(output.getvalue().split()[1]))
+    await until(lambda: output.getvalue().count(b"child") == 2 and output.getvalue().endswith(b"\n"))
+    children = [psutil.Process(int(pid)) for pid in re.findall(rb"child (\d+)", output.getvalue())]
+    assert all(child.is_running() for child in children)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
-    await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    for child in children:
+        await until(lambda child=child: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 async def until(condition: object, seconds: float = 60.0) -> None:

@@ -9,15 +9,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
+
+from fulcrum.api.names import Role
 from fulcrum.api.worker import EXIT_BAD_CONFIG
 from fulcrum.capacity.cpu import CPUINFO
 from fulcrum_worker.agent import run_agent
-from fulcrum_worker.config import BadConfigError, check_host_memory, check_machine, read_config
+from fulcrum_worker.config import BadConfigError, check_host_memory, check_locked_memory, check_machine, read_config
 from fulcrum_worker.engine_access import token_from
-from fulcrum_worker.engine_command import engine_command
+from fulcrum_worker.engine_command import EngineCommand, engine_command
 from fulcrum_worker.engine_files import EngineFiles
+from fulcrum_worker.engine_start import Roles, vllm_facts
 from fulcrum_worker.kv.policy import offload_setting, vllm_version
-from fulcrum_worker.memory import memory_limit_bytes, shm_bytes
+from fulcrum_worker.memory import may_lock_memory, memory_limit_bytes, shm_bytes
 from fulcrum_worker.models import local_model
 
 
@@ -29,6 +33,7 @@ def main() -> int:
     try:
         config, pod = read_config(os.environ)
         check_machine(config, CPUINFO.read_text(errors="replace") if CPUINFO.is_file() else "")
+        check_locked_memory(config, unlimited=may_lock_memory())
         check_host_memory(config, shm_bytes=shm_bytes(), limit_bytes=memory_limit_bytes())
         if (tier := offload_setting(config, vllm_version())) is not None and tier.reason is not None:
             logging.getLogger(__name__).warning("offload_policy runs=%s reason=%r", tier.policy, tier.reason)
@@ -43,10 +48,24 @@ def main() -> int:
             config.accelerator,
             model or config.model,
         )
+        facts = vllm_facts(version=vllm_version())
         with tempfile.TemporaryDirectory(prefix="fulcrum-") as folder:
             files = EngineFiles(Path(folder))
-            command = engine_command(config, pod, model=model, environment=os.environ, vllm=vllm_version(), files=files)
-            return asyncio.run(run_agent(config, pod, command, token=token_from(os.environ), files=files))
+
+            def command(role: Role) -> EngineCommand:
+                told = msgspec.structs.replace(config, role=role)
+                return engine_command(told, pod, model=model, environment=os.environ, files=files, facts=facts)
+
+            return asyncio.run(
+                run_agent(
+                    config,
+                    pod,
+                    command(config.role),
+                    token=token_from(os.environ),
+                    files=files,
+                    turned=command if facts.roles is Roles.AT_START else None,
+                )
+            )
     except BadConfigError as error:
         print(f"the worker's configuration cannot be used: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG

@@ -7,13 +7,13 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
 
-from fulcrum.api.names import ENV_POD_IP, PORT_AGENT, PORT_ENGINE, PORT_NIXL
+from fulcrum.api.names import ENV_POD_IP, PORT_AGENT, PORT_ENGINE, PORT_NIXL, Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_STALLED, WorkerConfig
 from fulcrum_worker.config import BadConfigError, PodIdentity
@@ -22,6 +22,7 @@ from fulcrum_worker.engine_access import headers_of
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand
 from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.engine_process import EngineProcess
+from fulcrum_worker.engine_start import Roles, kv_role
 from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.kv.orphans import remove_orphans
 from fulcrum_worker.kv.policy import offload_setting, vllm_version
@@ -34,6 +35,9 @@ from fulcrum_worker.start_progress import usage_of, wait_until_stuck
 from fulcrum_worker.state import WorkerState
 
 logger = logging.getLogger(__name__)
+
+Turned = Callable[[Role], EngineCommand]
+"""The command of the engine that takes a role."""
 
 _START_POLL_SECONDS: Final = 0.2
 _STOP_GRACE_SECONDS: Final = SHUTDOWN_TIMEOUT_SECONDS + 10.0
@@ -51,11 +55,13 @@ async def run_agent(
     *,
     token: str | None = None,
     files: EngineFiles | None = None,
+    turned: Turned | None = None,
 ) -> int:
     """Runs the worker until it is told to stop (SIGTERM, SIGINT) or vLLM ends; returns the process's exit code.
 
     `token` is what the engine asks for, and what the agent asks of callers that would change something. `files` are
-    shared with the engine.
+    shared with the engine. `turned` gives the command for another role where that takes another engine; None: an engine
+    takes every role.
     """
     stop = asyncio.Event()
     hurry = asyncio.Event()
@@ -71,15 +77,16 @@ async def run_agent(
         state = WorkerState(
             session=session,
             engine_url=f"http://{pod.url_host}:{PORT_ENGINE}",
-            side_channel=(pod.ip, PORT_NIXL),
+            host=pod.ip,
             role=WorkerRole(role=config.role, epoch=config.role_epoch),
             pod_name=pod.name,
             token=token,
             offload=offload_setting(config, vllm_version()),
             speed_file=files.speed if files is not None else None,
+            roles=Roles.LIVE if turned is None else Roles.AT_START,
         )
         async with _serving(config, pod, state), _hearing(state, files):
-            return await _Life(config, state, EngineProcess(command), stop, hurry).run()
+            return await _Life(config, state, EngineProcess(command), stop, hurry, turned=turned).run()
 
 
 @contextlib.asynccontextmanager
@@ -113,17 +120,36 @@ async def _hearing(state: WorkerState, files: EngineFiles | None) -> AsyncIterat
 
 class _Life:
     def __init__(
-        self, config: WorkerConfig, state: WorkerState, engine: EngineProcess, stop: asyncio.Event, hurry: asyncio.Event
+        self,
+        config: WorkerConfig,
+        state: WorkerState,
+        engine: EngineProcess,
+        stop: asyncio.Event,
+        hurry: asyncio.Event,
+        *,
+        turned: Turned | None,
     ) -> None:
         self._config = config
         self._state = state
         self._engine = engine
         self._stop = stop
         self._hurry = hurry
-        state.engine_stage = lambda: engine.stage
+        self._turned = turned
+        self._engine_role = kv_role(state.roles, config.role)
+        state.engine_stage = lambda: self._engine.stage
 
     async def run(self) -> int:
+        while (code := await self._run_engine()) is None:
+            assert self._turned is not None
+            role = self._state.role.role
+            self._engine, self._engine_role = EngineProcess(self._turned(role)), kv_role(self._state.roles, role)
+        return code
+
+    async def _run_engine(self) -> int | None:
+        """One engine from its start to its end; None: another one must follow, for another role."""
         started = time.monotonic()
+        exchanges = self._config.exchanges_kv and self._engine_role is not None
+        self._state.side_channel = (self._state.host, PORT_NIXL) if exchanges else None
         remove_orphans()  # of an engine that was killed together with its agent
         try:
             await self._engine.start()
@@ -137,7 +163,7 @@ class _Life:
             await self._engine.stop(grace_seconds=_STOP_GRACE_SECONDS)
             remove_orphans()
 
-    async def _watch(self, started: float) -> int:
+    async def _watch(self, started: float) -> int | None:
         ended = asyncio.create_task(self._engine.wait())
         stopped = asyncio.create_task(self._stop.wait())
         stuck = asyncio.create_task(
@@ -160,19 +186,45 @@ class _Life:
                 await self._engine.stop(grace_seconds=_STOP_GRACE_SECONDS)
                 return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM {stuck.result()} (stage {stage}): {reason}")
             stuck.cancel()
-            stalled = asyncio.create_task(wait_until_stalled(self._state.engine_metrics, self._state.speed))
-            try:
-                await asyncio.wait((ended, stopped, stalled), return_when=asyncio.FIRST_COMPLETED)
-                if ended.done():
-                    return await self._failed(EXIT_ENGINE_DIED, f"vLLM {_how(ended.result())} while serving")
-                if stalled.done() and not stopped.done():
-                    return await self._stalled(stalled.result())
-            finally:
-                stalled.cancel()
-            return await self._drain(ended)
+            return await self._serve(ended, stopped)
         finally:
             for task in (ended, stopped, stuck):
                 task.cancel()
+
+    async def _serve(self, ended: asyncio.Task[int], stopped: asyncio.Task[Any]) -> int | None:
+        """From the engine's readiness on; None: it is of another role than the worker now."""
+        stalled = asyncio.create_task(wait_until_stalled(self._state.engine_metrics, self._state.speed))
+        turning = asyncio.create_task(self._until_turned())
+        try:
+            await asyncio.wait((ended, stopped, stalled, turning), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return await self._failed(EXIT_ENGINE_DIED, f"vLLM {_how(ended.result())} while serving")
+            if stopped.done():
+                return await self._drain(ended)
+            if stalled.done():
+                return await self._stalled(stalled.result())
+            return await self._turn(ended, stopped)
+        finally:
+            stalled.cancel()
+            turning.cancel()
+
+    async def _until_turned(self) -> None:
+        """Wait for a role that this engine cannot take. A mixed worker, or one that drains, needs none."""
+        while (wanted := kv_role(self._state.roles, self._state.role.role)) in (None, self._engine_role):
+            await self._state.role_changed.wait()
+            self._state.role_changed.clear()
+        logger.info("role_needs_restart engine=%s wanted=%s", self._engine_role, wanted)
+
+    async def _turn(self, ended: asyncio.Task[int], stopped: asyncio.Task[Any]) -> int | None:
+        """Finish what the engine has, unready meanwhile, so that requests of its new role wait for the next one."""
+        self._state.warm = False
+        timeout_seconds = self._config.drain_timeout_seconds
+        idling = wait_until_idle(self._state.engine_metrics, timeout_seconds=timeout_seconds)
+        await _first(idling, ended, stopped)
+        if ended.done():
+            return await self._failed(EXIT_ENGINE_DIED, f"vLLM {_how(ended.result())} while it finished for a flip")
+        self._state.engine_alive = False
+        return 0 if stopped.done() else None
 
     async def _bring_up(self, started: float) -> bool:
         state = self._state
@@ -180,7 +232,7 @@ class _Life:
             await asyncio.sleep(_START_POLL_SECONDS)
         state.engine_start_seconds = time.monotonic() - started
         logger.info("engine_up seconds=%.1f", state.engine_start_seconds)
-        if self._config.measure_at_start:
+        if self._config.measure_at_start and state.speed is None:
             if state.startup_probed:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(state.startup_told.wait(), _TOLD_SECONDS)

@@ -12,12 +12,10 @@ import msgspec
 from fulcrum.api.engine_args import check_engine_args
 from fulcrum.api.names import ENV_POD_IP, ENV_POD_NAME, ENV_POD_NAMESPACE, ENV_WORKER_CONFIG, Role
 from fulcrum.api.types import OffloadEviction, OffloadPolicy
-from fulcrum.api.worker import OffloadConfig, WorkerConfig
+from fulcrum.api.worker import ENGINE_KV_DTYPES, OffloadConfig, WorkerConfig
 from fulcrum.capacity.cpu import NO_FP8_KV, refuses_fp8_kv
 
 CPU: Final = "cpu"
-KV_CACHE_DTYPES: Final = {"fp8": "fp8", "bf16": "bfloat16", "auto": "auto"}
-"""Our names of KV cache types -> vLLM's (`--kv-cache-dtype`)."""
 _CONNECTORS: Final = ("nixl",)
 _LOAD_FAILURE_POLICIES: Final = ("recompute", "fail")
 
@@ -69,6 +67,16 @@ def check_host_memory(config: WorkerConfig, *, shm_bytes: int | None, limit_byte
         raise BadConfigError(
             f"{asked} do not fit under the container's memory limit ({limit_bytes}): lower hostMemory, or raise "
             "spec.pools[].resources.limits.memory"
+        )
+
+
+def check_locked_memory(config: WorkerConfig, *, unlimited: bool) -> None:
+    """Raises BadConfigError where RDMA could not register the memory that it moves: KV would go over TCP, unseen."""
+    if config.rdma and not unlimited:
+        raise BadConfigError(
+            f"{ENV_WORKER_CONFIG}: rdma (spec.pools[].rdma): RLIMIT_MEMLOCK is limited here, and RDMA locks the memory "
+            "that it moves. Set LimitMEMLOCK=infinity in the systemd unit of the nodes' container runtime (containerd, "
+            "cri-o) and restart it; or set spec.pools[].rdma.runAsRoot: the operator then needs --allow-host-access"
         )
 
 
@@ -132,8 +140,8 @@ def _problems(config: WorkerConfig) -> list[tuple[str, str]]:
         ("pipelineParallel", config.pipeline_parallel >= 1, "must be at least 1"),
         (
             "kvCache.dtype",
-            config.kv_cache.dtype in KV_CACHE_DTYPES,
-            f"{config.kv_cache.dtype!r} is not one of {', '.join(KV_CACHE_DTYPES)}",
+            config.kv_cache.dtype in ENGINE_KV_DTYPES,
+            f"{config.kv_cache.dtype!r} is not one of {', '.join(ENGINE_KV_DTYPES)}",
         ),
         (
             "kvCache.blockSize",

@@ -8,31 +8,32 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from fulcrum.api.names import ENV_WORKER_CONFIG, PORT_ENGINE, PORT_NIXL
 from fulcrum.api.types import OffloadPolicy
-from fulcrum.api.worker import WorkerConfig
-from fulcrum_worker.config import CPU, KV_CACHE_DTYPES, PodIdentity
+from fulcrum.api.worker import ENGINE_KV_DTYPES, WorkerConfig
+from fulcrum_worker.config import CPU, PodIdentity
 from fulcrum_worker.engine_access import GUARD
 from fulcrum_worker.engine_files import EngineFiles
+from fulcrum_worker.engine_start import VllmFacts
+from fulcrum_worker.engine_transfer import transfer_config
 from fulcrum_worker.group import GroupPlace, read_place
 from fulcrum_worker.kv.events import events_config
-from fulcrum_worker.kv.policy import FRONT, FRONT_SCHEDULER, LAYOUT, effective_policy
-from fulcrum_worker.kv.registration import CONNECTOR_MODULE, TIER_CONNECTOR
-from fulcrum_worker.kv.speed_file import SPEED_FILE
+from fulcrum_worker.kv.policy import FRONT_SCHEDULER, effective_policy
 from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS
 
 CPU_DEFAULT_KV_BYTES: Final = 1 << 30
 _CPU_BLOCK_TOKENS: Final = 32
 """vLLM's CPU attention refuses block sizes that are no multiple of this."""
-POOL_FOLDER: Final = "fulcrum-kv"
-"""Folder of the pool in its volume, which may have files of its own."""
 SHUTDOWN_TIMEOUT_SECONDS: Final = 5
 """How long vLLM itself goes on after SIGTERM: for a request that came between the last scrape and the signal."""
 
+_USUAL: Final = VllmFacts()
+_DTYPES: Final = {"auto": "bfloat16", "half": "float16", "float": "float32"}
+"""Other names that vLLM's `--dtype` takes."""
 _UCX_CPU: Final = {"UCX_TLS": "tcp,self,sm"}
 # Transports and thresholds for KV blocks over RDMA: O'Reilly, AI Systems Performance Engineering, ch. 18.
 _UCX_GPU: Final = {"UCX_RNDV_THRESH": "16384", "UCX_MAX_EAGER_RAILS": "1"}
@@ -64,15 +65,19 @@ def engine_command(
     environment: Mapping[str, str],
     vllm: str | None = None,
     files: EngineFiles | None = None,
+    facts: VllmFacts = _USUAL,
 ) -> EngineCommand:
     """vLLM's command for this worker.
 
     `model` is the model's folder on this machine, None when `config.model` is a hub id. `environment` is the agent's
     own: UCX_*, OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND found there (a pool's template sets them) win over our
     defaults. `vllm` is the version of vLLM; where it is unknown, offloaded KV is loaded as vLLM itself does it. `files`
-    are shared with the agent; None: there is none.
+    are shared with the agent; None: there is none. `facts` are those of this vLLM.
     """
-    argv = (*_argv(config, pod, model, vllm, files), *_in_group(read_place(config, environment)))
+    argv = (
+        *_argv(config, pod, model, files, replace(facts, version=vllm or facts.version)),
+        *_in_group(read_place(config, environment)),
+    )
     return EngineCommand(argv=argv, environment=_environment(config, pod, model is not None, environment))
 
 
@@ -96,16 +101,26 @@ def block_tokens(config: WorkerConfig) -> int | None:
 
 
 def _argv(
-    config: WorkerConfig, pod: PodIdentity, model: Path | None, vllm: str | None, files: EngineFiles | None
+    config: WorkerConfig,
+    pod: PodIdentity,
+    model: Path | None,
+    files: EngineFiles | None,
+    facts: VllmFacts,
 ) -> tuple[str, ...]:
     on_cpu = config.accelerator == CPU
-    kv_bytes = config.kv_cache.memory_bytes or (CPU_DEFAULT_KV_BYTES if on_cpu else None)
-    restored = effective_policy(config, vllm)
-    transfer = _transfer(config, restored, files)
+    kv_bytes = _kv_bytes_per_gpu(config)
+    restored = effective_policy(config, facts.version)
+    transfer = transfer_config(config, restored, files, facts.roles)
     argv = [sys.executable, "-m", "fulcrum_worker.engine_main"]
     argv += ["--model", str(model or config.model), "--served-model-name", config.served_name]
+    if model is None and config.model_revision is not None:
+        argv += ["--revision", config.model_revision, "--code-revision", config.model_revision]
+    if config.trust_remote_code:
+        argv += ["--trust-remote-code"]
     argv += ["--host", pod.ip, "--port", str(PORT_ENGINE)]
-    argv += ["--kv-cache-dtype", KV_CACHE_DTYPES[config.kv_cache.dtype]]
+    argv += ["--kv-cache-dtype", _kv_cache_dtype(config, facts)]
+    if config.kv_cache.skip_layers:
+        argv += ["--kv-cache-dtype-skip-layers", *config.kv_cache.skip_layers]
     if (tokens := block_tokens(config)) is not None:
         argv += ["--block-size", str(tokens)]
     if config.attention_backend is not None:
@@ -117,7 +132,8 @@ def _argv(
     argv += ["--tensor-parallel-size", str(config.tensor_parallel)]
     argv += ["--pipeline-parallel-size", str(config.pipeline_parallel)]
     argv += ["--enable-chunked-prefill", "--enable-prefix-caching", "--scheduling-policy", "priority"]
-    argv += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
+    if transfer is not None:
+        argv += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
     argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_SECONDS), "--disable-uvicorn-access-log"]
     if restored is OffloadPolicy.PARTIAL_RECOMPUTE:
         argv += ["--scheduler-cls", FRONT_SCHEDULER]
@@ -132,53 +148,25 @@ def _argv(
     return (*argv, *config.engine_args)
 
 
-def _transfer(config: WorkerConfig, restored: OffloadPolicy | None, files: EngineFiles | None) -> dict[str, Any]:
-    """vLLM's `--kv-transfer-config`: NIXL between workers, and host memory below it where the spec has it."""
-    nixl = {
-        "kv_connector": "NixlConnector",
-        # Every engine can send and receive, so a role is only a routing decision and a flip needs no restart.
-        "kv_role": "kv_both",
-        "kv_buffer_device": "cpu" if config.accelerator == CPU else "cuda",
-        "kv_load_failure_policy": config.transfer.load_failure_policy,
-        "kv_connector_extra_config": {"backends": list(config.transfer.backends)},
-    }
-    offload = config.kv_cache.offload
-    if offload is None:
-        return nixl
-    tier: dict[str, Any] = {
-        "kv_connector": TIER_CONNECTOR,
-        "kv_connector_module_path": CONNECTOR_MODULE,
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": config.transfer.load_failure_policy,
-        "kv_connector_extra_config": {
-            "spec_name": "HostTierSpec",
-            "spec_module_path": "fulcrum_worker.kv.spec",
-            "cpu_bytes_to_use": offload.host_bytes,
-            "eviction_policy": offload.eviction,
-            FRONT: restored is OffloadPolicy.PARTIAL_RECOMPUTE,
-            # Answers as well: the next turn of a conversation begins with them.
-            "offload_prompt_only": False,
-            SPEED_FILE: str(files.speed) if files is not None else None,
-        },
-    }
-    if offload.pool is not None:
-        tier["kv_connector_extra_config"] |= {
-            LAYOUT: config.attention_backend or config.accelerator,
-            "secondary_tiers": [
-                {
-                    "type": "PoolTier",
-                    "module_path": "fulcrum_worker.kv.pool.tier",
-                    "root": f"{offload.pool.path}/{POOL_FOLDER}",
-                    "size_bytes": offload.pool.size_bytes,
-                }
-            ],
-        }
-    return {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": config.transfer.load_failure_policy,
-        "kv_connector_extra_config": {"connectors": [nixl, tier]},
-    }
+def _kv_cache_dtype(config: WorkerConfig, facts: VllmFacts) -> str:
+    """vLLM's name of the type; `auto` for a type that the model computes in anyway, or that this vLLM refuses."""
+    dtype = ENGINE_KV_DTYPES[config.kv_cache.dtype]
+    if dtype == ENGINE_KV_DTYPES["bf16"] and facts.refuses_unlike_kv_dtype and _computes_in(config) != dtype:
+        return ENGINE_KV_DTYPES["auto"]
+    return dtype
+
+
+def _computes_in(config: WorkerConfig) -> str:
+    """Type that the spec's arguments let the model compute in; without one, that of nearly all models of today."""
+    items = zip(config.engine_args, (*config.engine_args[1:], ""), strict=False)
+    named = [item.partition("=")[2] or after for item, after in items if item.partition("=")[0] == "--dtype"]
+    return _DTYPES.get(named[-1], named[-1]) if named else ENGINE_KV_DTYPES["bf16"]
+
+
+def _kv_bytes_per_gpu(config: WorkerConfig) -> int | None:
+    """KV cache of each GPU: the spec's is a worker's, vLLM's option a GPU's (`CacheConfig.kv_cache_memory_bytes`)."""
+    kv_bytes = config.kv_cache.memory_bytes or (CPU_DEFAULT_KV_BYTES if config.accelerator == CPU else None)
+    return None if kv_bytes is None else kv_bytes // (config.tensor_parallel * config.pipeline_parallel)
 
 
 def _environment(
@@ -186,6 +174,10 @@ def _environment(
 ) -> dict[str, str]:
     on_cpu = config.accelerator == CPU
     defaults = {**_UCX_CPU, **_CPU_DEFAULTS} if on_cpu else _ucx_gpu(config)
+    if config.exchanges_kv:
+        # NIXL moves the states of hybrid models (Mamba, gated delta nets) in this layout only. vLLM sets it by itself
+        # on CPUs alone; other models have no such states.
+        defaults["VLLM_SSM_CONV_STATE_LAYOUT"] = "DS"
     fixed = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": pod.ip,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(PORT_NIXL),
@@ -197,6 +189,9 @@ def _environment(
         # vLLM would set it itself, but not when NIXL is imported already; without it UCX may leak memory.
         "UCX_RCACHE_MAX_UNRELEASED": "1024",
     }
+    if config.socket_interface is not None:
+        names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+        defaults.update(dict.fromkeys(names, config.socket_interface))
     if config.nodes > 1:
         # The address by which the ranks of other nodes reach those of this one.
         fixed["VLLM_HOST_IP"] = pod.ip

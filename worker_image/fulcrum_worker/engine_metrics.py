@@ -74,6 +74,8 @@ class EngineMetrics:
     kv_usage: float | None = None
     """Fraction of KV blocks in use, 0 to 1; what only the prefix cache remembers counts as free."""
     kv_capacity_tokens: int | None = None
+    kv_cache_dtype: str | None = None
+    """Element type of the KV cache, in vLLM's words; None where engines differ or do not say."""
     work: WorkCounters | None = None
     max_batch: int | None = None
     max_batched_tokens: int | None = None
@@ -152,6 +154,7 @@ def parse_engine_metrics(text: str) -> EngineMetrics:
         waiting=_total(samples.get(_WAITING)),
         kv_usage=sum(sample.value for sample in usage) / len(usage) if usage else None,
         kv_capacity_tokens=_capacity_tokens(samples.get(_CACHE_CONFIG, [])),
+        kv_cache_dtype=_cache_dtype(samples.get(_CACHE_CONFIG, [])),
         work=_work(
             {name: sum(sample.value for sample in samples[name]) for name in _WORK if name in samples},
             computed_tokens=_from_source(samples.get(_BY_SOURCE, []), "local_compute"),
@@ -279,6 +282,11 @@ def _capacity_tokens(samples: list[Sample]) -> int | None:
             return None  # vLLM writes "None" until the cache is allocated
         total += int(block_size) * int(blocks)
     return total or None
+
+
+def _cache_dtype(samples: list[Sample]) -> str | None:
+    found = {sample.labels.get("cache_dtype") for sample in samples}
+    return found.pop() or None if len(found) == 1 else None
 
 
 async def scrape_engine(session: aiohttp.ClientSession, base_url: str, *, timeout_seconds: float) -> EngineMetrics:

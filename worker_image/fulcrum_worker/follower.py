@@ -13,10 +13,12 @@ import signal
 import sys
 
 from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED
-from fulcrum_worker.config import BadConfigError, read_config
+from fulcrum_worker.config import BadConfigError, check_locked_memory, read_config
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand, engine_command
 from fulcrum_worker.engine_process import EngineProcess
+from fulcrum_worker.engine_start import vllm_facts
 from fulcrum_worker.kv.policy import vllm_version
+from fulcrum_worker.memory import may_lock_memory
 from fulcrum_worker.models import local_model
 
 logger = logging.getLogger(__name__)
@@ -51,8 +53,11 @@ def main() -> int:
     )
     try:
         config, pod = read_config(os.environ)
+        check_locked_memory(config, unlimited=may_lock_memory())
         model = local_model(config.model)
-        command = engine_command(config, pod, model=model, environment=os.environ, vllm=vllm_version())
+        command = engine_command(
+            config, pod, model=model, environment=os.environ, facts=vllm_facts(version=vllm_version())
+        )
     except BadConfigError as error:
         print(f"the worker's configuration cannot be used: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG

@@ -45,11 +45,11 @@ async def side_channel_answers(host: str, port: int) -> bool:
 
 
 async def not_ready_reason(
-    session: aiohttp.ClientSession, engine_url: str, side_channel: tuple[str, int]
+    session: aiohttp.ClientSession, engine_url: str, side_channel: tuple[str, int] | None
 ) -> str | None:
-    """None when the engine can serve and be pulled from; else what is missing."""
+    """None when the engine can serve and be pulled from; else what is missing. No `side_channel`: none pulls."""
     if not await engine_answers(session, engine_url):
         return "the engine does not answer on /health"
-    if not await side_channel_answers(*side_channel):
+    if side_channel is not None and not await side_channel_answers(*side_channel):
         return f"the NIXL side channel does not answer on {side_channel[0]}:{side_channel[1]}"
     return None

@@ -12,6 +12,7 @@ import aiohttp
 
 from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients, Stage
 from fulcrum_worker.engine_metrics import EngineMetrics, scrape_engine
+from fulcrum_worker.engine_start import Roles
 from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.readiness import not_ready_reason
 from fulcrum_worker.roles import WorkerRole
@@ -28,7 +29,10 @@ class WorkerState:
 
     session: aiohttp.ClientSession
     engine_url: str
-    side_channel: tuple[str, int]
+    side_channel: tuple[str, int] | None = None
+    """Where peers ask what to pull; None: the engine exchanges no KV."""
+    host: str = ""
+    """Address of the Pod."""
     role: WorkerRole
     pod_name: str = ""
     """Empty: callers cannot check that an answer comes from the Pod that was meant."""
@@ -47,6 +51,10 @@ class WorkerState:
     """True once a startup probe has asked."""
     startup_told: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a startup probe has been answered that the engine is up."""
+    roles: Roles = Roles.LIVE
+    """How this vLLM's engines get their roles."""
+    role_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set with each change of the role."""
     drains: int = 0
     offload: OffloadReport | None = None
     """The host tier as it is set up; None without one."""
@@ -61,6 +69,7 @@ class WorkerState:
         """Takes over a new role, counting the beginnings of drains."""
         self.drains += role.draining and not self.role.draining
         self.role = role
+        self.role_changed.set()
 
     @property
     def stage(self) -> Stage:
@@ -112,6 +121,7 @@ class WorkerState:
             kv_usage=metrics.kv_usage,
             kv_held_for_peers=metrics.kv_held_for_peers,
             kv_capacity_tokens=metrics.kv_capacity_tokens,
+            kv_cache_dtype=metrics.kv_cache_dtype,
             speed=self.speed,
             work=metrics.work,
             max_batch=metrics.max_batch,
@@ -120,5 +130,6 @@ class WorkerState:
             progress=metrics.progress_at(time.monotonic()),
             offload=metrics.with_counts(self.offload) if self.offload is not None else None,
             stage=self.stage,
+            flips_restart=self.roles is Roles.AT_START,
             residency=self.kv_events.residency() if self.kv_events is not None else None,
         )

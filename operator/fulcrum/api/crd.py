@@ -202,6 +202,8 @@ def _schema(kind: inspect.Type) -> JsonObject:  # noqa: PLR0911 - one return for
         case inspect.StrType():
             text = {"type": "string"}
             return _bounded(text, minLength=kind.min_length, maxLength=kind.max_length, pattern=kind.pattern)
+        case inspect.BoolType():
+            return {"type": "boolean"}
         case inspect.IntType():
             return _numeric("integer", "int64", kind)
         case inspect.FloatType():

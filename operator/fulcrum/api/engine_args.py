@@ -106,9 +106,10 @@ _REFUSALS: Final = (
     ),
     _Refusal(names=("shutdown-timeout",), instead="set spec.balance.flip.drainTimeout"),
     # Code that the image did not bring.
+    _Refusal(names=("trust-remote-code",), instead="set spec.model.trustRemoteCode and spec.model.revision"),
     _Refusal(
-        names=("trust-remote-code", "model-class-overrides"),
-        instead="it runs code from the model's repository; use a model whose architecture the engine has",
+        names=("model-class-overrides",),
+        instead="it runs code that the image did not bring; use a model whose architecture the engine has",
     ),
     _Refusal(
         names=(

@@ -79,10 +79,20 @@ class KvCache(ApiStruct, frozen=True, kw_only=True):
     dtype: Annotated[
         KvCacheDtype,
         Meta(
-            description="Element type of the KV cache: fp8, bf16, or auto (what the model computes in). "
-            "On CPUs fp8 needs AVX-512 or AMX."
+            description="Element type of the KV cache of all workers. auto: fp8 for models that are known to be good "
+            "with it, on GPUs that compute in it; else vLLM's own choice, the checkpoint's scheme or what the model "
+            "computes in. status.kvCache says what it came to. fp8 and bf16 force it; on CPUs fp8 needs AVX-512 or AMX."
         ),
-    ] = KvCacheDtype.FP8
+    ] = KvCacheDtype.AUTO
+    skip_layers: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^([0-9]{1,4}|sliding_window)$")], ...],
+        Meta(
+            max_length=256,
+            description="Layers that keep KV in the model's own type beside an fp8 cache: their numbers, or "
+            "sliding_window for all that have one.",
+            extra_json_schema={"x-kubernetes-list-type": "set"},
+        ),
+    ] = ()
     block_size: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | None,
         Meta(description="Tokens in one KV block; default: what vLLM chooses for the attention backend (16 for most)."),

@@ -12,6 +12,7 @@ _SCHEDULING: Final = frozenset(
         "max-num-seqs", "max-num-batched-tokens", "max-num-partial-prefills", "max-long-partial-prefills",
         "long-prefill-token-threshold", "gpu-memory-utilization", "enforce-eager", "async-scheduling",
         "stream-interval", "cudagraph-capture-sizes", "max-cudagraph-capture-size", "compilation-config", "log-level",
+        "enable-expert-parallel", "all2all-backend", "moe-backend", "enable-eplb", "enable-dbo",
     )
 )  # fmt: skip
 """Arguments of vLLM that prefill and decode pools set differently, and that change no byte of the KV."""
@@ -24,8 +25,9 @@ def kv_format(config: WorkerConfig, image: str) -> str:
     the extra arguments all count but those that are known not to matter.
     """
     kv, arguments = config.kv_cache, tuple(_relevant(config.engine_args))
-    parts = (image, config.model, kv.dtype, kv.block_size, config.transfer.connector, config.attention_backend)
-    return repr((*parts, arguments))
+    model = (config.model, config.model_revision)
+    cache = (kv.dtype, kv.skip_layers, kv.block_size)
+    return repr((image, *model, *cache, config.transfer.connector, config.attention_backend, arguments))
 
 
 def _relevant(arguments: tuple[str, ...]) -> Iterator[str]:

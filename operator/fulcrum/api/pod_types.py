@@ -59,6 +59,20 @@ class Rdma(ApiStruct, frozen=True, kw_only=True):
             extra_json_schema={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
+    socket_interface: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=15, pattern=r"^[A-Za-z0-9_.-]+$")] | None,
+        Meta(
+            description="Interface by which the ranks of a worker find each other (NCCL_SOCKET_IFNAME, "
+            "GLOO_SOCKET_IFNAME), where an SR-IOV network adds others to eth0; default: the libraries' choice."
+        ),
+    ] = None
+    run_as_root: Annotated[
+        bool,
+        Meta(
+            description="Run the worker as root, so that IPC_LOCK holds: for nodes whose container runtime has no "
+            "LimitMEMLOCK=infinity. Only where the operator runs with --allow-host-access."
+        ),
+    ] = False
 
 
 class ResourceAmounts(ApiStruct, frozen=True, kw_only=True):

@@ -41,6 +41,17 @@ class Model(ApiStruct, frozen=True, kw_only=True):
             description="Hub id, such as meta-llama/Llama-3.1-70B-Instruct, or a path inside the worker.",
         ),
     ]
+    revision: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s-][^\s]*$")] | None,
+        Meta(description="Commit, branch or tag of the model's repository; default: its main branch."),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        Meta(
+            description="Let the engine run code from the model's repository, at `revision`, where the operator runs "
+            "with --allow-remote-code. Models such as Kimi-K2 need it."
+        ),
+    ] = False
     served_name: Annotated[
         Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s-][^\s]*$")] | None,
         Meta(description="Name that clients send as `model`; default: the name of the InferenceCluster."),
@@ -53,6 +64,13 @@ class Model(ApiStruct, frozen=True, kw_only=True):
     cache: Annotated[
         ModelCache | None, Meta(description="Where weights are kept between starts; default: the worker's own disk.")
     ] = None
+
+    rules: ClassVar[Rules] = (
+        rule(
+            "!self.trustRemoteCode || has(self.revision)",
+            "trustRemoteCode: code from a repository runs as it was reviewed; name the commit in revision",
+        ),
+    )
 
 
 class Slo(ApiStruct, frozen=True, kw_only=True):

@@ -122,6 +122,15 @@ class KvTierStatus(ApiStruct, frozen=True, kw_only=True):
     ] = None
 
 
+class KvCacheStatus(ApiStruct, frozen=True, kw_only=True):
+    """The KV cache of new workers."""
+
+    dtype: Annotated[
+        str, Meta(max_length=32, description="Element type that engines are told; auto: vLLM's own choice.")
+    ]
+    reason: Annotated[str, Meta(max_length=1024, description="Why it is that.")]
+
+
 class DecidedLoad(ApiStruct, frozen=True, kw_only=True):
     """The load that a decision was made for, with its bounds."""
 
@@ -259,6 +268,9 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
     ] = None
     forecast: Annotated[
         ForecastStatus | None, Meta(description="The load that is planned for; absent until known.")
+    ] = None
+    kv_cache: Annotated[
+        KvCacheStatus | None, Meta(description="What engine.kvCache.dtype came to; the same in all pools.")
     ] = None
     kv_tiers: Annotated[
         Annotated[dict[str, KvTierStatus], Meta(max_length=16)] | None,

@@ -63,6 +63,7 @@ from fulcrum.api.status import (
     Explanation,
     ForecastStatus,
     InferenceClusterStatus,
+    KvCacheStatus,
     KvRoute,
     KvTierStatus,
     LatencyQuantiles,
@@ -100,6 +101,7 @@ __all__ = [
     "InferenceClusterStatus",
     "KvCache",
     "KvCacheDtype",
+    "KvCacheStatus",
     "KvOffload",
     "KvPool",
     "KvRoute",
@@ -224,6 +226,18 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
             "pools[].accelerator: unlike accelerators would exchange FP8 KV, and which attention backend they have in "
             "common is not known; set engine.attentionBackend to one that all of them have, or give a pool roles: "
             "[mixed], which exchanges no KV",
+        ),
+        rule(
+            f"self.pools.all(p, !({_EXCHANGES.format('p')}) || self.pools.all(q, !({_EXCHANGES.format('q')})"
+            " || p.parallelism.tensor <= q.parallelism.tensor || p.parallelism.tensor % q.parallelism.tensor == 0))",
+            "pools[].parallelism.tensor: pools that exchange KV have tensor parallelism of which none divides the "
+            "other, so vLLM cannot split the KV heads among their ranks; make one a multiple of the other",
+        ),
+        rule(
+            "!has(self.engine.kvCache.offload) || self.pools.all(p, !has(p.gpu.perNode) ||"
+            " p.parallelism.tensor * p.parallelism.pipeline <= p.gpu.perNode)",
+            "engine.kvCache.offload: a worker on several nodes would keep in the leader's host memory only the KV of "
+            "the leader's own GPUs, and restore wrong KV; remove offload, or let each worker fit on one node",
         ),
         rule(
             "self.pools.all(p, p.workers.max == 0 || 'decode' in p.roles || 'mixed' in p.roles || self.pools.exists(q,"

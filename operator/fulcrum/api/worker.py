@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from fulcrum.api.names import Role
+
+ENGINE_KV_DTYPES: Final = {"fp8": "fp8", "bf16": "bfloat16", "auto": "auto"}
+"""Our names of KV cache types -> vLLM's (`--kv-cache-dtype`)."""
 
 
 class KvPoolConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -38,7 +42,9 @@ class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """KV cache of one engine."""
 
     dtype: str = "fp8"
-    """`fp8`, `bf16` or `auto` (what the model computes in)."""
+    """`fp8`, `bf16` or `auto` (vLLM's own choice). The default is that of release 0.1.0, for its workers."""
+    skip_layers: tuple[str, ...] = ()
+    """Layers that keep the model's type beside `fp8`: numbers, or `sliding_window`."""
     block_size: int | None = None
     """Tokens per KV block; None: what vLLM chooses for the attention backend."""
     memory_bytes: int | None = None
@@ -65,6 +71,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     served_name: str
     accelerator: str
     """`cpu`, or the name of a GPU (`H100-SXM-80GB`)."""
+    model_revision: str | None = None
+    """Commit, branch or tag of the model's repository; None: its main branch."""
+    trust_remote_code: bool = False
+    """The engine may run code of that revision."""
     max_model_len: int | None = None
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -74,10 +84,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     transfer: TransferConfig = TransferConfig()
     attention_backend: str | None = None
     """vLLM's attention backend; None leaves the choice to vLLM."""
+    exchanges_kv: bool = True
+    """Workers of the pool send KV to others or receive it; without, the engine has no NIXL."""
     rdma: bool = False
     """RDMA devices are in the Pod; without them KV goes over TCP."""
     rdma_devices: tuple[str, ...] = ()
     """Network devices that UCX may use; empty: all of them."""
+    socket_interface: str | None = None
+    """Interface by which ranks find each other; None: their libraries choose."""
     engine_args: tuple[str, ...] = ()
     """Extra vLLM arguments, already checked against the deny-list (the agent checks again)."""
     role: Role = Role.MIXED
@@ -254,6 +268,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     kv_held_for_peers: float | None = None
     """Fraction of KV blocks held for a decode engine that has not pulled them yet, 0 to 1."""
     kv_capacity_tokens: int | None = None
+    kv_cache_dtype: str | None = None
+    """Element type that the engine took, in vLLM's words (`fp8`, `bfloat16`, `auto`)."""
     speed: SpeedCoefficients | None = None
     """None until the engine has been measured."""
     work: WorkCounters | None = None
@@ -267,6 +283,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """None without a host tier."""
     residency: KvResidency | None = None
     """None without a host tier."""
+    flips_restart: bool = False
+    """This vLLM has no role for both sides of KV transfers: another role starts the engine again."""
     stage: str | None = None
     """A `Stage`, or one that a newer agent has; None where the agent is older than stages."""
 

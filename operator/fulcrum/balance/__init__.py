@@ -4,7 +4,7 @@ from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole,
 from fulcrum.balance.decision import RoleScale
 from fulcrum.balance.faults import is_late
 from fulcrum.balance.plan import Plan, plan
-from fulcrum.balance.revision import worker_config, worker_image, worker_revision
+from fulcrum.balance.revision import chosen_kv_dtype, worker_config, worker_image, worker_revision
 from fulcrum.balance.snapshot import GatewayState, Refusal, Snapshot, Termination, Worker, WorkerPhase
 from fulcrum.balance.status import PlanEvent, stopped_status
 from fulcrum.balance.target import make_target
@@ -26,6 +26,7 @@ __all__ = [
     "Worker",
     "WorkerPhase",
     "changes_cluster",
+    "chosen_kv_dtype",
     "is_late",
     "make_target",
     "plan",

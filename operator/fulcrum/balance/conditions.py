@@ -161,6 +161,8 @@ def _progressing(workers: Iterable[Worker], decision: Decision, finding: Finding
     tiers = [worker.load.offload for worker in workers if worker.load is not None and worker.load.offload is not None]
     reasons = {tier.reason for tier in tiers if tier.reason is not None}
     notes += [f"KV comes back by policy load: {reason}." for reason in sorted(reasons)]
+    if any(worker.load is not None and worker.load.flips_restart for worker in workers):
+        notes.append("Flips start engines again: this vLLM gives each engine one side of KV transfers.")
     ready = sum(worker.ready and not worker.deleting for worker in workers)
     if finding.status and 0 < ready <= least_available:
         notes.append("No further worker may be evicted until the next one is ready: a node drain waits for it.")
@@ -205,7 +207,17 @@ def _worst(
     rejected = _rejecting(snapshot, serving=serving)
     if decision.trace.over_capacity:
         return Reason.OVER_CAPACITY, _over_capacity(snapshot.spec, rejected)
-    return None if rejected is None else (Reason.REQUESTS_REJECTED, rejected)
+    return _unsuited(snapshot) if rejected is None else (Reason.REQUESTS_REJECTED, rejected)
+
+
+def _unsuited(snapshot: Snapshot) -> tuple[Reason, str] | None:
+    """Return why the forced element type of the KV cache does not suit the model; None where it may."""
+    if snapshot.kv_dtype is None or snapshot.kv_dtype.problem is None:
+        return None
+    return Reason.KV_DTYPE_UNSUITED, (
+        f"{snapshot.kv_dtype.problem}. spec.engine.kvCache.dtype forces it: set it to auto, which makes new workers, "
+        "or serve a checkpoint that brings scales."
+    )
 
 
 def _stopped(snapshot: Snapshot, decision: Decision, halted: str) -> tuple[Reason, str] | None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from fulcrum.api.attention import attention_backend
-from fulcrum.api.engine_types import STORED_BLOCK_SIZE, STORED_IMAGE
+from fulcrum.api.attention import AttentionKind, attention_backend, exchanges_kv
+from fulcrum.api.engine_types import STORED_BLOCK_SIZE, STORED_IMAGE, KvCacheDtype
 from fulcrum.api.names import KV_POOL_PATH, Role
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig, TransferConfig, WorkerConfig
 from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.capacity.kv_dtype import KvDtype, resolved_kv_dtype
+from fulcrum.capacity.model_kinds import kind_of_name
 
 _POD_FIELDS = ("gpu", "rdma", "resources", "shared_memory", "priority_class_name", "topology")
 _REQUIRED: dict[str, Any] = {"cluster": "", "pool": "", "model": "", "served_name": "", "accelerator": ""}
@@ -26,10 +29,12 @@ def with_revisions(snapshot: Snapshot) -> Snapshot:
     spec = snapshot.spec
     revisions = {pool.name: worker_revision(cluster=snapshot.name, spec=spec, pool=pool) for pool in spec.pools}
     images = {pool.name: worker_image(spec, pool) for pool in spec.pools}
+    exchanging = frozenset(pool.name for pool in spec.pools if exchanges_kv(pool))
 
     def seen(worker: Worker) -> Worker:
         image = images.get(worker.pool)
         renewed = image is not None and worker.release_image not in (None, image)
+        renewed |= worker.exchanges_no_kv and worker.pool in exchanging
         stale = worker.pool not in snapshot.refused and (renewed or worker.spec_hash != revisions.get(worker.pool))
         # Of thousands of workers few change: a copy of each would take a tenth of a plan.
         return worker if stale == worker.stale else replace(worker, stale=stale)
@@ -37,11 +42,41 @@ def with_revisions(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, workers=tuple(map(seen, snapshot.workers)))
 
 
+def chosen_kv_dtype(snapshot: Snapshot) -> KvDtype:
+    """Return the element type of the KV cache that new workers get.
+
+    What `auto` came to for workers of the present revisions stands: an upgrade that knows more about a model restarts
+    none, and all workers go on understanding each other.
+    """
+    wanted, spec = resolved_kv_dtype(snapshot.spec), snapshot.spec
+    if spec.engine.kv_cache.dtype is not KvCacheDtype.AUTO:
+        return wanted
+    revisions = {pool.name: worker_revision(cluster=snapshot.name, spec=spec, pool=pool) for pool in spec.pools}
+    standing = Counter(
+        worker.kv_dtype for worker in snapshot.workers if worker.live and worker.spec_hash == revisions.get(worker.pool)
+    )
+    if not standing or wanted.dtype in standing:
+        return wanted
+    kept, _ = standing.most_common(1)[0]
+    why = f"the workers that stand were made with {kept.value}; a new revision gets {wanted.dtype.value}: {wanted.why}"
+    return KvDtype(dtype=kept, why=why)
+
+
 def worker_config(
-    *, cluster: str, spec: InferenceClusterSpec, pool: Pool, role: Role, role_epoch: int = 0
+    *,
+    cluster: str,
+    spec: InferenceClusterSpec,
+    pool: Pool,
+    role: Role,
+    role_epoch: int = 0,
+    kv_dtype: KvCacheDtype | None = None,
 ) -> WorkerConfig:
-    """Return the configuration that a worker of `pool` starts with."""
+    """Return the configuration that a worker of `pool` starts with.
+
+    `kv_dtype` is what the spec's element type of the KV cache came to; None: as the spec has it.
+    """
     cache, transfer, offload = spec.engine.kv_cache, spec.engine.transfer, None
+    kind, dtype = kind_of_name(spec.model.name), kv_dtype or cache.dtype
     if (tiers := cache.offload) is not None:
         shared = tiers.pool
         offload = OffloadConfig(
@@ -56,12 +91,15 @@ def worker_config(
         model=spec.model.name,
         served_name=spec.model.served_name or cluster,
         accelerator=pool.accelerator,
+        model_revision=spec.model.revision,
+        trust_remote_code=spec.model.trust_remote_code,
         max_model_len=spec.model.max_model_len,
         tensor_parallel=pool.parallelism.tensor,
         pipeline_parallel=pool.parallelism.pipeline,
         nodes=pool.nodes,
         kv_cache=KvCacheConfig(
-            dtype=cache.dtype.value,
+            dtype=dtype.value,
+            skip_layers=cache.skip_layers,
             block_size=cache.block_size,
             memory_bytes=number_of_bytes(cache.memory) if cache.memory is not None else None,
             offload=offload,
@@ -71,9 +109,13 @@ def worker_config(
             backends=transfer.backends,
             load_failure_policy=transfer.load_failure_policy.value,
         ),
-        attention_backend=attention_backend(spec, pool),
+        attention_backend=attention_backend(
+            spec, pool, kind=kind.attention if kind else AttentionKind.DENSE, fp8=dtype is KvCacheDtype.FP8
+        ),
+        exchanges_kv=exchanges_kv(pool) or pool.workers.max == 0,
         rdma=pool.rdma is not None,
         rdma_devices=pool.rdma.devices if pool.rdma is not None else (),
+        socket_interface=pool.rdma.socket_interface if pool.rdma is not None else None,
         engine_args=(*spec.engine.args, *(pool.engine.args if pool.engine is not None else ())),
         role=role,
         role_epoch=role_epoch,
@@ -91,10 +133,12 @@ def worker_image(spec: InferenceClusterSpec, pool: Pool) -> str | None:
 def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> str:
     """Return the revision of a pool's workers, 10 hex digits.
 
-    Role, epoch and timeouts are left out: a running worker takes new ones, or needs none any more. SLO, ratio,
-    admission and gateway are no part of a worker. A configuration field that is at its default is left out too, so
-    that an operator that knows more fields does not restart the workers of an older one. An absent image counts as the
-    one that release 0.1.0 takes for it, so that neither going there nor coming back restarts workers.
+    Role, epoch and timeouts are left out: a running worker takes new ones, or needs none any more. So is what
+    `kvCache.dtype: auto` comes to, and whether KV is exchanged: what stands is kept (`chosen_kv_dtype`,
+    `with_revisions`). SLO, ratio, admission and gateway are no part of a worker. A configuration field that is at its
+    default is left out too, so that an operator that knows more fields does not restart the workers of an older one.
+    An absent image counts as the one that release 0.1.0 takes for it, so that neither going there nor coming back
+    restarts workers.
     """
     config, usual = worker_config(cluster=cluster, spec=spec, pool=pool, role=Role.MIXED), WorkerConfig(**_REQUIRED)
     cache, model = config.kv_cache, spec.model
@@ -106,6 +150,7 @@ def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> 
                 config,
                 start_timeout_seconds=usual.start_timeout_seconds,
                 drain_timeout_seconds=usual.drain_timeout_seconds,
+                exchanges_kv=usual.exchanges_kv,
                 kv_cache=cache,
             )
         ),

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
+from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
@@ -20,6 +21,7 @@ from fulcrum.api.worker import (
 )
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.tuning import TUNING
+from fulcrum.capacity.kv_dtype import KvDtype
 
 EXIT_MEANINGS: Final = {
     EXIT_BAD_CONFIG: "its configuration cannot be used",
@@ -110,6 +112,10 @@ class Worker:
     """Uid of the worker whose place it takes once it is ready: it was created beyond the wanted number."""
     release_image: str | None = None
     """Its image, if the spec named none when it was made: such workers share a revision with those of release 0.1.0."""
+    kv_dtype: KvCacheDtype = KvCacheDtype.AUTO
+    """What `kvCache.dtype: auto` came to when it was made."""
+    exchanges_no_kv: bool = False
+    """It was made without KV transfer, and can be nothing but mixed."""
     stale: bool = False
     """Made from another spec; set by `plan`."""
     role_acknowledged: bool = False
@@ -192,6 +198,8 @@ class Snapshot:
     """Load, latency and speed; read in modes Auto and Observe."""
     asked: Mapping[tuple[str, Role], int] = field(default_factory=dict)
     """Workers that the cluster's InferenceScales ask for, by pool and role; read in mode External."""
+    kv_dtype: KvDtype | None = None
+    """The element type of the KV cache that new workers get; None: nothing is said of it."""
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     """Pools whose workers may not be made, and why; workers that are there are left as they are."""
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from fulcrum.api.messages import shortened
 from fulcrum.api.names import PORT_GATEWAY, Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import ConditionType, InferenceClusterStatus, RoleCounts
+from fulcrum.api.types import ConditionType, InferenceClusterStatus, KvCacheStatus, RoleCounts
 from fulcrum.api.types import Decision as LastDecision
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.conditions import Finding, timestamp, with_conditions, with_findings
@@ -60,8 +60,15 @@ def status_of(
         ),
         routes=(before.routes if decision.trace.routes is None else decision.trace.routes) or None,
         recommendation=recommendation,
+        kv_cache=_kv_cache(snapshot),
     )
     return with_conditions(status, snapshot, decision, actions, faults, now=now, least_available=least_available)
+
+
+def _kv_cache(snapshot: Snapshot) -> KvCacheStatus | None:
+    if (chosen := snapshot.kv_dtype) is None:
+        return snapshot.status.kv_cache
+    return KvCacheStatus(dtype=chosen.dtype.value, reason=shortened(chosen.why))
 
 
 def _counts(workers: Iterable[Worker]) -> Counter[Role]:

@@ -9,6 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from fulcrum.capacity.model import ModelConfig
+    from fulcrum.capacity.precision import Precision
     from fulcrum.capacity.sheet import Sheet
 
 _FORMATS: Final = ("auto", "bf16", "fp8", "fp4")
@@ -23,7 +24,13 @@ _FORMATS: Final = ("auto", "bf16", "fp8", "fp4")
 @click.option(
     "--dtype", type=click.Choice(_FORMATS), default="auto", show_default=True, help="Weights; auto is as published."
 )
-@click.option("--kv-dtype", type=click.Choice(("fp8", "bf16")), default="fp8", show_default=True, help="KV cache.")
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(("auto", "fp8", "bf16")),
+    default="auto",
+    show_default=True,
+    help="KV cache; auto is as in a cluster.",
+)
 @click.option("--kv-memory", metavar="SIZE", help="KV cache per GPU, such as 20Gi, instead of what is left.")
 @click.option("--isl", type=click.IntRange(min=1), default=1024, show_default=True, help="Prompt tokens.")
 @click.option("--osl", type=click.IntRange(min=1), default=256, show_default=True, help="Output tokens.")
@@ -71,13 +78,14 @@ def command(
 
     try:
         known = model_config(model, config)
+        kv, why = _kv_cache(kv_dtype, model, accelerator, config)
         shape = EngineShape(
             model=known,
             accelerator=accelerator_of(accelerator),
             tensor=tensor,
             pipeline=pipeline,
             weights=known.weights if dtype == "auto" else Precision(dtype),
-            kv=Precision(kv_dtype),
+            kv=kv,
         )
         shown = sheet(
             shape,
@@ -100,7 +108,26 @@ def command(
 
         click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
     else:
-        _show(shown)
+        _show(shown, why)
+
+
+def _kv_cache(dtype: str, model: str, accelerator: str, config: Path | None) -> tuple[Precision, str]:
+    """Return the size of KV, and what `auto` came to with its reason; empty where it was said."""
+    import msgspec
+
+    from fulcrum.api.types import InferenceClusterSpec
+    from fulcrum.capacity.kv_dtype import resolved_kv_dtype
+    from fulcrum.capacity.model_kinds import kind_of_config
+    from fulcrum.capacity.precision import Precision
+
+    if dtype != "auto":
+        return Precision(dtype), ""
+    pool = {"name": "p", "accelerator": accelerator, "workers": {"max": 1}}
+    spec = msgspec.convert({"model": {"name": model}, "pools": [pool]}, InferenceClusterSpec)
+    path = config or Path(model) / "config.json"
+    found = resolved_kv_dtype(spec, kind_of_config(_read_json(path), model) if path.is_file() else None)
+    precision = Precision.FP8 if found.dtype.value == Precision.FP8 else Precision.BF16
+    return precision, f"engine.kvCache.dtype auto is {found.dtype.value} here: {found.why}"
 
 
 def model_config(name: str, config: Path | None) -> ModelConfig:
@@ -127,7 +154,7 @@ def _read_json(path: Path) -> Any:
         raise click.ClickException(f"{path} is not JSON: {error}") from None
 
 
-def _show(shown: Sheet) -> None:
+def _show(shown: Sheet, kv_why: str) -> None:
     import sys
 
     from rich.console import Console
@@ -137,6 +164,8 @@ def _show(shown: Sheet) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     gpus = f"{shown.tensor * shown.pipeline} x {shown.accelerator} (tp {shown.tensor}, pp {shown.pipeline})"
     console.print(f"{shown.model} on {gpus}, weights {shown.weights}, KV {shown.kv}", markup=False, soft_wrap=True)
+    if kv_why:
+        console.print(f"{kv_why}.", markup=False, soft_wrap=True)
     console.print()
     if shown.accelerator == "cpu":
         console.print("On a CPU these are orders of magnitude: workers measure themselves when they start.")

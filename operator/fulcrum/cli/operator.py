@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Let the Pod templates of pools exceed the Pod Security level restricted (hostPath, privileged ...).",
 )
+@click.option("--allow-remote-code", is_flag=True, help="Let engines run code from models' repositories.")
+@click.option("--allow-host-access", is_flag=True, help="Let workers with rdma.runAsRoot run as root.")
 @click.option(
     "--template-may-use",
     "templates_may_use",
@@ -95,6 +97,8 @@ def command(
     gateway_image: str | None,
     allow_privileged_templates: bool,
     templates_may_use: tuple[str, ...],
+    allow_remote_code: bool,
+    allow_host_access: bool,
     open_workers: bool,
     verbose: bool,
 ) -> None:
@@ -151,6 +155,8 @@ def command(
     installation = Installation(
         allow_privileged_templates=allow_privileged_templates,
         templates_may_use=frozenset(templates_may_use),
+        allow_remote_code=allow_remote_code,
+        allow_host_access=allow_host_access,
         open_workers=open_workers,
         **{name: value for name, value in told.items() if value},
     )

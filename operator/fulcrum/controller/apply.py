@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.names import (
     ANNOTATION_REPLACES,
     ANNOTATION_RESTART,
@@ -62,9 +63,11 @@ class Applier:
         groups: Iterable[Manifest] = (),
         followers: Iterable[Manifest] = (),
         installation: Installation,
+        kv_dtype: KvCacheDtype | None = None,
         token_fingerprint: str | None,
     ) -> None:
-        """`images` is what the workers of each (pool, revision) run; `token_fingerprint` as in `worker_pod`.
+        """`images` is what the workers of each (pool, revision) run; `kv_dtype` and `token_fingerprint` as in
+        `worker_pod`.
 
         `groups` are the LeaderWorkerSets of workers on several nodes, `followers` their Pods beside the leaders.
         """
@@ -77,6 +80,7 @@ class Applier:
         self._followers = tuple(followers)
         self._groups = {leader_name(group["metadata"]["name"]): group["metadata"] for group in groups}
         self._installation = installation
+        self._kv_dtype = kv_dtype
         self._token_fingerprint = token_fingerprint
 
     async def carry_out(
@@ -134,7 +138,7 @@ class Applier:
                 image = self._images.get((pool.name, revision), self._installation.worker_image)
                 pod = worker_pod(
                     self._owner, self._spec, pool, ordinal=action.ordinal, role=action.role, image=image,
-                    token_fingerprint=self._token_fingerprint,
+                    kv_dtype=self._kv_dtype, token_fingerprint=self._token_fingerprint,
                 )  # fmt: skip
                 if action.replaces is not None:
                     pod["metadata"]["annotations"][ANNOTATION_REPLACES] = action.replaces

@@ -18,7 +18,7 @@ from fulcrum.balance.measurements import Drift
 from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelerator
 from fulcrum.capacity.engine import EngineShapeError
 from fulcrum.capacity.known_models import UnknownModelError, known_model
-from fulcrum.capacity.precision import Precision
+from fulcrum.capacity.kv_dtype import kv_precision
 from fulcrum.capacity.speed import MAX_BATCH, WorkerSpeed
 from fulcrum.load.demand import Demand, promised
 from fulcrum.load.traffic import Traffic
@@ -88,7 +88,7 @@ def compared(question: PlacementQuestion) -> Comparison | None:
     try:
         engine = Engine(
             model=known_model(spec.model.name),
-            kv=Precision.FP8 if spec.engine.kv_cache.dtype.value == Precision.FP8 else Precision.BF16,
+            kv=kv_precision(spec),
             max_batch=question.max_batch,
             max_model_tokens=spec.model.max_model_len or 0,
         )

@@ -20,5 +20,9 @@ class Installation:
     """Pod templates of pools may exceed the Pod Security level `restricted`."""
     templates_may_use: frozenset[str] = frozenset()
     """Service accounts, Secrets and labels that Pod templates of pools may name: `ServiceAccount/NAME` and so on."""
+    allow_remote_code: bool = False
+    """Engines may run code from models' repositories (`model.trustRemoteCode`)."""
+    allow_host_access: bool = False
+    """Workers may run as root for RDMA (`rdma.runAsRoot`)."""
     open_workers: bool = False
     """Replace workers that ask for a token by ones that ask for none: before going back to a release without it."""

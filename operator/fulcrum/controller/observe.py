@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
+from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.internal_token import ANNOTATION_TOKEN
 from fulcrum.api.names import (
     ANNOTATION_CONTINUE_ROLLOUT,
+    ANNOTATION_KV_DTYPE,
+    ANNOTATION_NO_KV,
     ANNOTATION_PAUSED,
     ANNOTATION_RELEASE_IMAGE,
     ANNOTATION_REPLACES,
@@ -225,6 +228,8 @@ def read_worker(
         node=(pod.get("spec") or {}).get("nodeName"),
         replaces=annotations.get(ANNOTATION_REPLACES),
         release_image=annotations.get(ANNOTATION_RELEASE_IMAGE),
+        kv_dtype=_kv_dtype(annotations.get(ANNOTATION_KV_DTYPE)),
+        exchanges_no_kv=ANNOTATION_NO_KV in annotations,
         pod_ip=status.get("podIP") or None,
         restarts=restarts,
         waiting_reason=waiting.get("reason"),
@@ -274,6 +279,10 @@ def _termination(container: Manifest) -> Termination | None:
 
 def _role(text: str | None) -> Role | None:
     return Role(text) if text in set(Role) else None
+
+
+def _kv_dtype(text: str | None) -> KvCacheDtype:
+    return KvCacheDtype(text) if text in set(KvCacheDtype) else KvCacheDtype.AUTO
 
 
 def _integer(text: str | None) -> int:

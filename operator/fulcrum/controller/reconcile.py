@@ -23,6 +23,8 @@ from fulcrum.balance import (
     Snapshot,
     StartDrain,
     TellRole,
+    chosen_kv_dtype,
+    is_late,
     plan,
 )
 from fulcrum.balance.tuning import TUNING
@@ -31,6 +33,7 @@ from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import NameTakenError
 from fulcrum.controller.children import Manifest, Owner, refused_templates
+from fulcrum.controller.children.engine_check import refused_engines
 from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
 from fulcrum.controller.groups import groups_missing, with_leaders
 from fulcrum.controller.installation import Installation
@@ -200,6 +203,9 @@ class Reconciler:
             workers=snapshot.workers,
             generation=snapshot.generation,
         )
+        kv_dtype = chosen_kv_dtype(snapshot)
+        engines = refused_engines(cluster.spec, self._installation, kv_dtype.dtype)
+        snapshot = replace(snapshot, kv_dtype=kv_dtype, refused={**engines, **snapshot.refused})
         measured, loads, settled = self._watches.measurements_of(watched)
         snapshot = replace(snapshot, measurements=measured).with_loads({**loads}, frozenset(memory.acknowledged))
         now, decided = self._plan(snapshot)
@@ -264,6 +270,7 @@ class Reconciler:
             groups=tick.observed.groups,
             followers=tick.observed.followers,
             installation=self._installation,
+            kv_dtype=tick.snapshot.kv_dtype.dtype if tick.snapshot.kv_dtype is not None else None,
             token_fingerprint=(self._asked_for(tick.token) or None) if gateways_send_token(tick.observed) else None,
         )
         has_token = tick.token.text is not None

@@ -28,7 +28,7 @@ def cannot_run(documents: Iterable[Json], cpuinfo: str) -> Iterator[str]:
 
 def _keeps_fp8_on_cpu(spec: Any) -> bool:
     try:
-        dtype = ((spec.get("engine") or {}).get("kvCache") or {}).get("dtype", KvCacheDtype.FP8)
+        dtype = ((spec.get("engine") or {}).get("kvCache") or {}).get("dtype", KvCacheDtype.AUTO)
         return dtype == KvCacheDtype.FP8 and any(pool.get("accelerator") == "cpu" for pool in spec["pools"])
     except (AttributeError, KeyError, TypeError):
         return False

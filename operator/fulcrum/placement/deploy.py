@@ -23,7 +23,7 @@ def inference_cluster(
         "slo": {"ttft": ttft, "tpot": tpot, "attainment": attainment},
         "pools": _pools(plan),
         "engine": {
-            "kvCache": {"dtype": "fp8" if engine.kv.value == "fp8" else "auto"},
+            "kvCache": {"dtype": engine.kv.value},
             "args": ["--max-num-seqs", str(engine.max_batch)],
         },
         "balance": {"mode": "Auto"},

@@ -10,7 +10,7 @@ from fulcrum.api.types import InferenceClusterSpec, OffloadPolicy, Pool
 from fulcrum.capacity.accelerators import CPU, accelerator
 from fulcrum.capacity.known_models import UnknownModelError, known_model
 from fulcrum.capacity.kv import BLOCK_TOKENS, TransferCost, kv_bytes_per_token
-from fulcrum.capacity.precision import Precision
+from fulcrum.capacity.kv_dtype import kv_precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.simulation.cluster import ClusterModel, Links, PoolModel
@@ -69,7 +69,7 @@ def _kv_tiers(spec: InferenceClusterSpec, host_bytes_per_second: float, pool_byt
     if offload is None:
         return None
     try:
-        size = kv_bytes_per_token(known_model(spec.model.name), _kv_precision(spec))
+        size = kv_bytes_per_token(known_model(spec.model.name), kv_precision(spec))
     except UnknownModelError as error:
         raise NoSpeedError(f"engine.kvCache.offload: how large the KV of a token is, is not known: {error}") from error
 
@@ -85,10 +85,6 @@ def _kv_tiers(spec: InferenceClusterSpec, host_bytes_per_second: float, pool_byt
     )
 
 
-def _kv_precision(spec: InferenceClusterSpec) -> Precision:
-    return Precision.FP8 if spec.engine.kv_cache.dtype.value == Precision.FP8 else Precision.BF16
-
-
 def _roofline(spec: InferenceClusterSpec, pool: Pool) -> WorkerSpeed:
     chosen = accelerator(pool.accelerator)
     if chosen is CPU:
@@ -101,6 +97,6 @@ def _roofline(spec: InferenceClusterSpec, pool: Pool) -> WorkerSpeed:
         chosen,
         tensor=tensor,
         pipeline=pipeline,
-        kv=_kv_precision(spec),
+        kv=kv_precision(spec),
         kv_memory_bytes=memory,
     )

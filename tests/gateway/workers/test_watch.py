@@ -106,6 +106,8 @@ def test_what_routing_must_know_of_a_pod() -> None:
     # Pools differ in much that does not touch the format of the KV.
     assert of_pool("l40s", document=worker_config("l40s", tensor_parallel=2)).revision == record.revision
     batches = ("--max-num-seqs", "512", "--max_num_batched_tokens=16384", "--no-enforce-eager")
+    experts = ("--enable-expert-parallel", "--all2all-backend", "deepep_low_latency", "--moe-backend=triton")
+    assert of_pool("l40s", document=worker_config("l40s", engine_args=experts)).revision == record.revision
     assert of_pool("l40s", document=worker_config("l40s", engine_args=batches)).revision == record.revision
 
 
@@ -117,11 +119,42 @@ def test_what_routing_must_know_of_a_pod() -> None:
         of_pool("h100", document=worker_config("h100", engine_args=("--seed=1",))),
         of_pool("h100", document=worker_config("h100", engine_args=("--max-num-seqs", "8", "--dtype", "half"))),
         of_pool("h100", document=worker_config("h100", attention_backend="FLASHINFER")),
+        of_pool("h100", document=worker_config("h100", model_revision="abc")),
+        of_pool("h100", document=worker_config("h100", kv_cache=KvCacheConfig(skip_layers=("0",)))),
+        of_pool("h100", document=worker_config("h100", exchanges_kv=False)),
         of_pool("h100", document='{"of": "another version"}'),
     ],
 )
 def test_what_changes_the_format_of_the_kv_is_another_revision(other: WorkerRecord) -> None:
     assert other.revision != of_pool("h100").revision
+
+
+def test_workers_whose_engines_took_another_kv_type_share_kv_only_with_their_like() -> None:
+    """A type that is not the one that was told, as its agent reports it, is a revision of its own."""
+    registry = WorkerRegistry(Metrics())
+    told = KvCacheConfig(dtype="fp8")
+    for name in ("a", "b"):
+        given = of_pool("h100", document=worker_config("h100", kv_cache=told))
+        assert given.kv_cache_dtype == "fp8"
+        registry.put(msgspec.structs.replace(given, name=name, host=f"127.77.0.{ord(name)}"))
+    one, other = (worker for worker in registry.workers)
+    for dtype in (None, "fp8"):  # not known yet, and as it was told
+        registry.took_kv_dtype(one, dtype)
+        assert one.state.revision == other.state.revision
+    registry.took_kv_dtype(one, "fp8_ds_mla")
+    assert one.state.revision != other.state.revision
+    registry.took_kv_dtype(other, "fp8_ds_mla")
+    assert one.state.revision == other.state.revision
+    registry.put(one.record)  # as the watch does with each change of the Pod
+    assert one.state.revision == other.state.revision
+    registry.took_kv_dtype(one, "fp8")
+    assert one.state.revision != other.state.revision
+
+
+def test_a_mixed_worker_without_transfers_pairs_with_none_in_another_role() -> None:
+    documents = [worker_config("h100", exchanges_kv=exchanges) for exchanges in (True, False)]
+    usual, without = (of_pool("h100", document=document) for document in documents)
+    assert without.revision not in {usual.revision, ""}
 
 
 def test_a_pod_that_is_being_deleted_is_no_worker() -> None:

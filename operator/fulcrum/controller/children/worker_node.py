@@ -107,8 +107,10 @@ def container_security(pool: Pool) -> Manifest:
     """Return the security context of the worker's container."""
     if pool.rdma is None:
         return dict(CONTAINER_SECURITY)
-    # RDMA registers (locks) the memory that it reads and writes.
-    return {**CONTAINER_SECURITY, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
+    # RDMA registers (locks) the memory that it reads and writes. A capability that is added holds for root alone: as
+    # another user the worker needs a runtime that does not limit locked memory, which its agent checks.
+    security = {**CONTAINER_SECURITY, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
+    return security | {"runAsUser": 0, "runAsNonRoot": False} if pool.rdma.run_as_root else security
 
 
 def shared_memory(spec: InferenceClusterSpec, pool: Pool) -> Manifest | None:

@@ -7,8 +7,11 @@ from typing import Final
 
 import msgspec
 
+from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.internal_token import ANNOTATION_TOKEN, ENV_WORKER
 from fulcrum.api.names import (
+    ANNOTATION_KV_DTYPE,
+    ANNOTATION_NO_KV,
     ANNOTATION_RELEASE_IMAGE,
     ANNOTATION_ROLE_EPOCH,
     ANNOTATION_SPEC_HASH,
@@ -27,7 +30,7 @@ from fulcrum.api.names import (
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.quantities import is_more
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.api.worker import PATH_STARTED
+from fulcrum.api.worker import PATH_STARTED, WorkerConfig
 from fulcrum.balance import worker_config, worker_image, worker_revision
 from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.overlay import overlay
@@ -62,9 +65,12 @@ def worker_pod(
     ordinal: int,
     role: Role,
     image: str,
+    kv_dtype: KvCacheDtype | None = None,
     token_fingerprint: str | None = None,
 ) -> Manifest:
     """Return the Pod of worker `ordinal` of `pool`, created in `role` at epoch 0.
+
+    `kv_dtype` is what the spec's element type of the KV cache came to; None: as the spec has it.
 
     `image` is used where the spec names none. With `token_fingerprint` the worker asks for the cluster's token, which
     has this fingerprint; without it the worker asks for none.
@@ -80,7 +86,12 @@ def worker_pod(
         metadata["annotations"][ANNOTATION_RELEASE_IMAGE] = image
     if token_fingerprint is not None:
         metadata["annotations"][ANNOTATION_TOKEN] = token_fingerprint
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(owner, spec, pool, role, image)}
+    config = worker_config(cluster=owner.name, spec=spec, pool=pool, role=role, kv_dtype=kv_dtype)
+    if config.kv_cache.dtype != spec.engine.kv_cache.dtype.value:
+        metadata["annotations"][ANNOTATION_KV_DTYPE] = config.kv_cache.dtype
+    if not config.exchanges_kv:
+        metadata["annotations"][ANNOTATION_NO_KV] = "true"
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(owner, spec, pool, config, image)}
     template = {key: value for key, value in pool.template.items() if key in ("metadata", "spec") and value}
     merged = overlay(pod, template)
     _keep_requests_below_limits(merged)
@@ -119,8 +130,8 @@ def role_labels(role: Role) -> dict[str, str]:
     return {LABEL_ROLE: role.value, LABEL_LLM_D_ROLE: LLM_D_ROLES[role]}
 
 
-def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role, image: str) -> Manifest:
-    container = _container(owner, spec, pool, role)
+def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, config: WorkerConfig, image: str) -> Manifest:
+    container = _container(spec, pool, config)
     container["image"] = worker_image(spec, pool) or image
     volumes: list[Manifest] = [{"name": "cache", **_cache_source(spec)}, {"name": "tmp", "emptyDir": {}}]
     mounts: list[Manifest] = [{"name": "cache", "mountPath": CACHE_PATH}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 (a mount)
@@ -148,8 +159,7 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role, 
     }
 
 
-def _container(owner: Owner, spec: InferenceClusterSpec, pool: Pool, role: Role) -> Manifest:
-    config = worker_config(cluster=owner.name, spec=spec, pool=pool, role=role)
+def _container(spec: InferenceClusterSpec, pool: Pool, config: WorkerConfig) -> Manifest:
     start_seconds = config.longest_start_seconds + START_MARGIN_SECONDS
     return {
         "name": CONTAINER,

@@ -75,6 +75,8 @@ class LoadPoller:
             if speed is not None:
                 self._registry.cluster.set_speed(pool, speed)
         for worker in self._registry.workers:
+            if worker.report is not None:
+                self._registry.took_kv_dtype(worker, worker.report.kv_cache_dtype)
             if worker.report is not None and worker.report.offload is not None:
                 self._registry.cluster.set_tiers(worker.name, tiers_of(worker.report.offload))
         if self.alone:

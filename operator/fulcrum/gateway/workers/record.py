@@ -23,4 +23,6 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Workers of a pool are alike."""
     revision: str = ""
     """Only workers of one revision understand each other's KV."""
+    kv_cache_dtype: str = ""
+    """Element type of the KV cache that its engine was told, in vLLM's words; empty: unknown."""
     node: str = ""

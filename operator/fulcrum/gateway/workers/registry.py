@@ -93,6 +93,8 @@ class WorkerRegistry:
         self._response_budget = response_budget or ResponseBudget()
         self._workers: dict[str, Worker] = {}
         self._leaving: set[Worker] = set()
+        self._kv_dtypes: dict[str, str] = {}
+        """By worker: the element type of its KV cache, where it is not the one that its engine was told."""
         self.workers: list[Worker] = []
         """Usable workers, in no order."""
         self.joined: Callable[[Worker], None] = lambda _worker: None
@@ -105,7 +107,7 @@ class WorkerRegistry:
             record.name,
             record.role,
             pool=record.pool,
-            revision=record.revision,
+            revision=record.revision + self._kv_dtypes.get(record.name, ""),
             node=record.node,
             incarnation=f"{record.incarnation}@{record.host}:{record.port}",
         )
@@ -123,6 +125,7 @@ class WorkerRegistry:
     def remove(self, name: str, why: str) -> None:
         """A worker takes no new requests; what is under way on it finishes."""
         worker = self._workers.pop(name, None)
+        self._kv_dtypes.pop(name, None)
         if worker is None:
             return
         self.cluster.remove(name)
@@ -137,6 +140,16 @@ class WorkerRegistry:
             self.remove(name, "not_listed")
         for record in listed.values():
             self.put(record)
+
+    def took_kv_dtype(self, worker: Worker, dtype: str | None) -> None:
+        """Its engine says of which type its KV is. One that was told another shares KV only with its like."""
+        told = worker.record.kv_cache_dtype
+        unlike = "" if dtype is None or told in ("", dtype) else f" as {dtype}"
+        if self._kv_dtypes.get(worker.name, "") == unlike:
+            return
+        self._kv_dtypes[worker.name] = unlike
+        logger.warning("kv_dtype_differs worker=%s told=%s took=%s", worker.name, told, dtype)
+        self.put(worker.record)
 
     def of(self, state: routing.WorkerView) -> Worker:
         """The worker that a path names; paths are used as soon as they are found."""

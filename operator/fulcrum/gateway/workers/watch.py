@@ -6,7 +6,7 @@ Workers become the view that requests are routed by. Gateways are counted: they 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -16,7 +16,7 @@ from fulcrum import kube
 from fulcrum.api import names
 from fulcrum.api.kv_format import kv_format
 from fulcrum.api.names import Role
-from fulcrum.api.worker import WorkerConfig
+from fulcrum.api.worker import ENGINE_KV_DTYPES, WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.record import WorkerRecord
@@ -131,7 +131,8 @@ def record_of(pod: Pod) -> WorkerRecord | None:
         agent_port=names.PORT_AGENT,
         incarnation=f"{metadata.uid}/{restarts}",
         pool=(metadata.labels or {}).get(names.LABEL_POOL, ""),
-        revision=_revision(pod),
+        revision=_revision(pod, role),
+        kv_cache_dtype=_kv_cache_dtype(pod),
         node=pod.spec.nodeName or "",
     )
 
@@ -147,22 +148,44 @@ def _ready(pod: Pod) -> bool:
     return any(condition.type == "Ready" and condition.status == "True" for condition in conditions)
 
 
-def _revision(pod: Pod) -> str:
-    """What the format of a worker's KV depends on. The hash on the Pod will not do: each pool has its own."""
+def _revision(pod: Pod, role: Role) -> str:
+    """What the format of a worker's KV depends on. The hash on the Pod will not do: each pool has its own.
+
+    A worker that was made to be mixed, and has another role now, can hand KV to none.
+    """
+    for image, document in _configs(pod):
+        config = _config(document)
+        if config is not None and not config.exchanges_kv and role is not Role.MIXED:
+            return f"{pod.metadata.name} exchanges no KV"
+        return document if config is None else _kv_format(image, document)
+    return ""
+
+
+def _kv_cache_dtype(pod: Pod) -> str:
+    """Element type of the KV cache that the engine was told; empty where the configuration does not say."""
+    found = next((_config(document) for _, document in _configs(pod)), None)
+    return ENGINE_KV_DTYPES.get(found.kv_cache.dtype, "") if found is not None else ""
+
+
+def _configs(pod: Pod) -> Iterator[tuple[str, str]]:
+    """Image and configuration of the worker's container."""
     for container in pod.spec.containers:
         for variable in container.env or ():
             if variable.name == names.ENV_WORKER_CONFIG and variable.value:
-                return _kv_format(container.image or "", variable.value)
-    return ""
+                yield container.image or "", variable.value
+
+
+@lru_cache(maxsize=256)
+def _config(document: str) -> WorkerConfig | None:
+    try:
+        return msgspec.json.decode(document, type=WorkerConfig)
+    except msgspec.DecodeError:  # of another version
+        return None
 
 
 @lru_cache(maxsize=256)
 def _kv_format(image: str, document: str) -> str:
-    try:
-        config = msgspec.json.decode(document, type=WorkerConfig)
-    except msgspec.DecodeError:  # of another version
-        return document
-    return kv_format(config, image)
+    return kv_format(msgspec.json.decode(document, type=WorkerConfig), image)
 
 
 async def watch_workers(follower: Follower) -> None:

@@ -1,0 +1,96 @@
+"""What no engine could serve, or may not without the operator's leave, found before any worker is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from fulcrum.api.attention import AttentionKind, common_backend, exchanges_kv, usual_backend
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import InferenceClusterSpec, KvCacheDtype, Pool
+from fulcrum.balance import Refusal
+from fulcrum.capacity.known_models import UnknownModelError, known_model
+from fulcrum.capacity.model_kinds import ModelKind, kind_of_name
+from fulcrum.controller.installation import Installation
+
+_UNKNOWN: Final = ModelKind()
+_LATENT: Final = frozenset((AttentionKind.LATENT, AttentionKind.SPARSE_LATENT))
+
+
+def refused_engines(
+    spec: InferenceClusterSpec, installation: Installation, kv_dtype: KvCacheDtype | None = None
+) -> dict[str, Refusal]:
+    """Return, by pool, why its workers are not made. `kv_dtype` is what the spec's came to."""
+    kind = kind_of_name(spec.model.name) or _UNKNOWN
+    fp8 = (kv_dtype or spec.engine.kv_cache.dtype) is KvCacheDtype.FP8
+    pools = [pool for pool in spec.pools if pool.workers.max > 0]
+    refused = {}
+    for pool in pools:
+        found = [*_not_allowed(spec, pool, kind, installation), *_no_backend(spec, pool, kind, fp8=fp8)]
+        found += _not_pullable(spec, pool, pools, kind)
+        if found:
+            refused[pool.name] = Refusal(message=" ".join(found), reason=Reason.ENGINE_REFUSED)
+    return refused
+
+
+def _not_allowed(spec: InferenceClusterSpec, pool: Pool, kind: ModelKind, installation: Installation) -> Iterator[str]:
+    """What only the operator's flags allow."""
+    if spec.model.trust_remote_code and not installation.allow_remote_code:
+        yield "model.trustRemoteCode: the operator does not run with --allow-remote-code."
+    if kind.remote_code and not spec.model.trust_remote_code:
+        yield (
+            f"model.name: the architecture of {spec.model.name} is code in its own repository; set "
+            "model.trustRemoteCode and model.revision."
+        )
+    if pool.rdma is not None and pool.rdma.run_as_root and not installation.allow_host_access:
+        yield "pools[].rdma.runAsRoot: the operator does not run with --allow-host-access."
+
+
+def _no_backend(spec: InferenceClusterSpec, pool: Pool, kind: ModelKind, *, fp8: bool) -> Iterator[str]:
+    """Where vLLM has no attention backend for the model on this GPU, or none that all pools have."""
+    if usual_backend(pool.accelerator, kind.attention, fp8=fp8) == "-":
+        yield f"vLLM has no attention backend for {spec.model.name} ({kind.attention.value}) on {pool.accelerator}."
+        return
+    if not exchanges_kv(pool) or spec.engine.attention_backend or (pool.engine and pool.engine.attention_backend):
+        return
+    usual = {
+        other.accelerator: usual_backend(other.accelerator, kind.attention, fp8=fp8)
+        for other in spec.pools
+        if exchanges_kv(other)
+    }
+    able = {name: backend for name, backend in usual.items() if backend != "-"}  # the others are refused themselves
+    chosen = set(able.values())
+    if len(chosen) > 1 and None not in chosen and common_backend(able, kind.attention) is None:
+        yield (
+            f"{', '.join(sorted(able))} have no attention backend in common for {spec.model.name} "
+            f"({kind.attention.value}), so no KV could be handed over; use like GPUs, or roles: [mixed]."
+        )
+
+
+def _not_pullable(spec: InferenceClusterSpec, pool: Pool, pools: list[Pool], kind: ModelKind) -> Iterator[str]:
+    """Where decode workers cannot pull KV that is split over more ranks than the model has KV heads.
+
+    Source: `NixlBaseConnectorWorker._validate_remote_agent_handshake` and `TransferTopology.is_kv_replicated` of vLLM
+    0.32: fewer ranks on the decode side do not read replicated heads, except latent attention and hybrid models.
+    """
+    heads = _kv_heads(spec, kind)
+    if heads is None or kind.hybrid or kind.attention in _LATENT or Role.PREFILL not in pool.roles:
+        return
+    tensor = pool.parallelism.tensor
+    if tensor <= heads:
+        return
+    smaller = [other.name for other in pools if Role.DECODE in other.roles and other.parallelism.tensor < tensor]
+    if smaller:
+        yield (
+            f"pools[].parallelism.tensor: {tensor} prefill ranks are more than the {heads} KV heads of "
+            f"{spec.model.name}, and vLLM cannot pull their KV into fewer ranks (pool {', '.join(smaller)}); use at "
+            f"most {heads}, the same in both, or take prefill out of the roles of pool {pool.name}."
+        )
+
+
+def _kv_heads(spec: InferenceClusterSpec, kind: ModelKind) -> int | None:
+    try:
+        return known_model(spec.model.name).kv_heads
+    except UnknownModelError:
+        return kind.kv_heads
