@@ -105,6 +105,10 @@ format: install  ## Format the code
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
+vllm-next: install  ## What is known of vLLM by its source, held against its newest release (340 MB are downloaded)
+	$(BIN)/python requirements/vllm_next.py build/vllm-next
+	FULCRUM_VLLM_SOURCE=build/vllm-next $(PYTEST) -m vllm_facts --quiet
+
 lock:  ## Resolve the lock files again (needs uv)
 	sh requirements/lock.sh
 

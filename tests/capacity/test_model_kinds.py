@@ -73,6 +73,7 @@ def test_heads_scales_and_verdicts_by_config() -> None:
     assert not kind_of_config({"quantization_config": {"quant_method": "fp8"}}).scaled
 
 
+@pytest.mark.vllm_facts
 def test_model_types_are_those_of_vllm() -> None:
     """`ModelArchConfigConvertorBase`: which `model_type` has latent attention, and which a multimodal prefix."""
     assert strings(ARCHITECTURE, "ModelArchConfigConvertorBase", "is_deepseek_mla") >= MLA_TYPES
@@ -80,6 +81,7 @@ def test_model_types_are_those_of_vllm() -> None:
     assert {each for each in known if each.isidentifier()} - {"is_mm_prefix_lm", "model_type"} == PREFIX_TYPES
 
 
+@pytest.mark.vllm_facts
 def test_auto_takes_the_scheme_of_the_checkpoint() -> None:
     """`resolve_kv_cache_dtype_string`: with `auto`, the scheme in quantization_config decides."""
     assert "get_kv_cache_quant_algo_string(quant_cfg)" in code("utils/torch_utils.py", "resolve_kv_cache_dtype_string")

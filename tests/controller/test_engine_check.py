@@ -100,6 +100,7 @@ def test_fp8_counts_as_it_came_out() -> None:
     assert refused_engines(spec, ALLOWED, KvCacheDtype.FP8) == {}
 
 
+@pytest.mark.vllm_facts
 def test_what_vllm_can_pull() -> None:
     """The handshake asserts it; ratios must be whole."""
     handshake = code(NIXL, "NixlBaseConnectorWorker", "_validate_remote_agent_handshake")

@@ -139,6 +139,7 @@ def test_a_worker_that_exchanges_no_kv_has_only_the_connector_of_its_host_memory
     assert [each["kv_connector"] for each in connectors] == ["NixlConnector", "TierConnector"]
 
 
+@pytest.mark.vllm_facts
 def test_states_of_hybrid_models_are_laid_out_for_nixl() -> None:
     """NIXL asserts it (vLLM: `NixlBaseConnectorWorker`), and only the CPU platform sets it by itself."""
     assert environment_of(cuda())["VLLM_SSM_CONV_STATE_LAYOUT"] == "DS"

@@ -24,6 +24,7 @@ from fulcrum_worker.engine_start import (
     vllm_facts,
 )
 from fulcrum_worker.engine_transfer import transfer_config
+from fulcrum_worker.start_progress import SIGNS
 
 AT_START = Roles.AT_START
 POD = PodIdentity(ip="10.1.2.3", name="w", namespace="default")
@@ -33,6 +34,7 @@ def path_of(module: str) -> str:
     return module.removeprefix("vllm.").replace(".", "/") + ".py"
 
 
+@pytest.mark.vllm_facts
 def test_this_vllm() -> None:
     """A tree without `kv_both` or with another float check changes what is found here, and nothing else has to."""
     facts = vllm_facts(root())
@@ -40,6 +42,7 @@ def test_this_vllm() -> None:
     assert facts.refuses_unlike_kv_dtype == ("_reject_mismatched_float_kv_cache" in code("config/vllm.py"))
 
 
+@pytest.mark.vllm_facts
 def test_symbols_are_where_they_are_looked_for() -> None:
     assert "def main()" in code(path_of(SERVER_ENTRY))
     for modules, symbol in ((ENVIRONMENT_MODULES, "cli_env_setup"), (ARGUMENT_MODULES, "make_arg_parser")):
@@ -55,6 +58,7 @@ def without_both(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.vllm_facts
 def test_a_vllm_without_a_role_for_both(tmp_path: Path) -> None:
     assert vllm_facts(without_both(tmp_path / "vllm")).roles is AT_START
 
@@ -120,3 +124,24 @@ def test_a_kv_type_that_the_model_does_not_compute_in(
     facts = VllmFacts(refuses_unlike_kv_dtype=refuses)
     argv = engine_command(config, POD, model=None, environment={}, facts=facts).argv
     assert argv[argv.index("--kv-cache-dtype") + 1] == expected
+
+
+@pytest.mark.vllm_facts
+def test_what_the_agent_knows_of_vllm_by_name() -> None:
+    """Log lines, metrics, options and messages that it reads or writes: each is still in vLLM's source."""
+    facts = {
+        "v1/metrics/loggers.py": ("vllm:cache_config_info", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"),
+        "config/cache.py": ("kv_cache_dtype_skip_layers", "kv_cache_memory_bytes", "Size of KV Cache per GPU in bytes"),
+        "distributed/kv_transfer/kv_connector/v1/nixl/metadata.py": (
+            "attn_backend_name",
+            "cache_dtype",
+            "get_meta_msg",
+        ),
+        "engine/arg_utils.py": ("--kv-cache-dtype-skip-layers", "--code-revision", "--trust-remote-code"),
+    }
+    for path, known in facts.items():
+        source = (root() / path).read_text()
+        assert [each for each in known if each not in source] == [], path
+    folders = ("v1/engine", "v1/worker", "v1/core", "model_executor/model_loader")
+    sources = [file.read_text() for folder in folders for file in (root() / folder).rglob("*.py")]
+    assert [sign for sign, _ in SIGNS if not any(sign in source for source in sources)] == []

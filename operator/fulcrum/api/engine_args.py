@@ -106,7 +106,10 @@ _REFUSALS: Final = (
     ),
     _Refusal(names=("shutdown-timeout",), instead="set spec.balance.flip.drainTimeout"),
     # Code that the image did not bring.
-    _Refusal(names=("trust-remote-code",), instead="set spec.model.trustRemoteCode and spec.model.revision"),
+    _Refusal(
+        names=("trust-remote-code",),
+        instead="it runs code from the model's repository; set spec.model.trustRemoteCode and spec.model.revision",
+    ),
     _Refusal(
         names=("model-class-overrides",),
         instead="it runs code that the image did not bring; use a model whose architecture the engine has",
@@ -143,6 +146,7 @@ _REFUSALS: Final = (
         instead="it lets clients send serialized tensors; send text or media",
     ),
     _Refusal(names=("chat-template",), instead="put chat_template.jinja into the model's folder"),
+    _Refusal(names=("watchdog-config",), instead="it writes dumps to the worker's disk; remove it"),
     _Refusal(names=("profiler-config",), instead="it lets clients write traces to the worker's disk; remove it"),
 )
 
