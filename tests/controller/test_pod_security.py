@@ -226,3 +226,18 @@ def test_workers_that_stand_are_neither_drained_nor_deleted_for_it() -> None:
         for ordinal, role in enumerate((Role.PREFILL, Role.DECODE))
     ]
     assert planned(*standing).actions == ()
+
+
+def test_a_template_beside_rdma_as_root_is_judged_by_itself() -> None:
+    """Root is what the pool's field asks for; what the template adds is its own."""
+    rdma, labels = {"runAsRoot": True}, {"metadata": {"annotations": {"a": "b"}}}
+    spec = msgspec.convert(
+        {"model": {"name": "m"}, "pools": [{"name": "p", "accelerator": "H100-SXM-80GB", "workers": {"max": 1},
+                                            "rdma": rdma, "template": labels}]},
+        InferenceClusterSpec,
+    )  # fmt: skip
+    assert refused_templates(OWNER, spec, Installation()) == {}
+    host = msgspec.structs.replace(spec.pools[0], template={"spec": {"hostNetwork": True}})
+    refused = refused_templates(OWNER, msgspec.structs.replace(spec, pools=(host,)), Installation())
+    assert "hostNetwork" in refused["p"].message
+    assert "runAsUser" not in refused["p"].message

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from fulcrum.api.names import Role
+from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import WorkerConfig
 from fulcrum.balance import worker_revision
@@ -113,6 +114,20 @@ def test_a_pools_engine_lies_over_that_of_the_spec() -> None:
     assert config_of(spec).engine_args == ("--seed=1", "--max-num-seqs=8")
     assert config_of(spec).attention_backend == "ROCM_ATTN"
     assert (config_of(spec, 1).engine_args, config_of(spec, 1).attention_backend) == (("--seed=1",), None)
+
+
+def test_weights_that_a_worker_downloads_are_asked_for_on_its_disk() -> None:
+    """16 GB of Llama-3.1-8B, and 8 GiB for all else; nothing where a claim has them, or where the size is unknown."""
+    llama = {"name": "meta-llama/Llama-3.1-8B-Instruct"}
+    spec = spec_of(H100, model=llama)
+    (asked,) = [worker(pod_of(spec))["resources"]["requests"].get("ephemeral-storage")]
+    assert asked is not None
+    assert 15 + 8 < number_of_bytes(asked) / 2**30 < 16 + 8
+    usual, longer = (worker(pod_of(each))["startupProbe"]["failureThreshold"] for each in (spec_of(H100), spec))
+    assert 300 < longer - usual < 340, "seconds for 16 GB at 50 MB/s"
+    for model in ({**llama, "cache": {"persistentVolumeClaim": "c"}}, {"name": "/models/llama-3.1-8b"}, {"name": "m"}):
+        assert "ephemeral-storage" not in worker(pod_of(spec_of(H100, model=model)))["resources"]["requests"]
+    assert revision(spec) == revision(spec_of({**H100}, model=llama))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from fulcrum.cli.model import command
-from fulcrum_worker.models import local_model, models_folder
+from fulcrum_worker.models import downloaded_bytes, local_model, models_folder
 
 
 @pytest.fixture
@@ -22,6 +22,21 @@ def make_model(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     return folder
+
+
+def test_what_has_been_downloaded(tmp_path: Path) -> None:
+    """Counted in blocks on disk: a file that was made as long as it will be has none yet."""
+    blobs = tmp_path / "hub" / "models--org--m" / "blobs"
+    environment = {"HF_HOME": str(tmp_path)}
+    assert downloaded_bytes("org/m", environment) == 0
+    blobs.mkdir(parents=True)
+    with (blobs / "sparse.incomplete").open("wb") as file:
+        file.truncate(1 << 30)
+    assert downloaded_bytes("org/m", environment) < 1 << 20
+    (blobs / "part.incomplete").write_bytes(b"x" * (2 << 20))
+    assert 2 << 20 <= downloaded_bytes("org/m", environment) < 4 << 20
+    assert downloaded_bytes("org/m", {"HF_HUB_CACHE": str(tmp_path / "hub")}) >= 2 << 20
+    assert downloaded_bytes("org/other", environment) == 0
 
 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,3 +107,17 @@ async def test_when_a_start_is_given_up(usages: list[Usage], said: str) -> None:
     clock = Clock(usages)
     waiting = wait_until_stuck(clock.look, timeout_seconds=10, longest_seconds=40, clock=clock, poll_seconds=0)
     assert await asyncio.wait_for(waiting, deadline_seconds(60)) == said
+
+
+async def test_time_in_which_weights_are_downloaded_does_not_count() -> None:
+    """75 looks of which 35 download: the longest start is 40 s without them."""
+    clock = Clock([Usage(bytes=n * LEAST_BYTES) for n in range(300)])
+    waiting = wait_until_stuck(
+        clock.look,
+        timeout_seconds=10,
+        longest_seconds=40,
+        clock=clock,
+        poll_seconds=0,
+        downloaded=lambda: int(min(clock.now, 36)) * LEAST_BYTES,
+    )
+    assert await asyncio.wait_for(waiting, deadline_seconds(60)) == "was not ready after 75 s"

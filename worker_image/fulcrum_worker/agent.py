@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -27,6 +28,7 @@ from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.kv.orphans import remove_orphans
 from fulcrum_worker.kv.policy import offload_setting, vllm_version
 from fulcrum_worker.kv.speed_file import write_speed
+from fulcrum_worker.models import downloaded_bytes
 from fulcrum_worker.readiness import not_ready_reason
 from fulcrum_worker.roles import WorkerRole
 from fulcrum_worker.server import make_app
@@ -171,6 +173,7 @@ class _Life:
                 lambda: usage_of(self._engine.pid, new_lines=self._engine.new_lines),
                 timeout_seconds=self._config.start_timeout_seconds,
                 longest_seconds=self._config.longest_start_seconds,
+                downloaded=lambda: downloaded_bytes(self._config.model, os.environ),
             )
         )
         try:

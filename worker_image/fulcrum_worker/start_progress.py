@@ -88,14 +88,17 @@ async def wait_until_stuck(
     longest_seconds: float,
     clock: Callable[[], float] = time.monotonic,
     poll_seconds: float | None = None,
+    downloaded: Callable[[], int] = lambda: 0,
 ) -> str:
     """Poll until the engine has made no progress for `timeout_seconds`, or until `longest_seconds`; returns why.
 
-    The second bound is for an engine that turns in circles: from outside that looks like work.
+    The second bound is for an engine that turns in circles: from outside that looks like work. Time in which
+    `downloaded` (bytes on disk) grows does not count.
     """
     poll_seconds = min(_POLL_SECONDS, timeout_seconds / 4) if poll_seconds is None else poll_seconds
     begun = looked_at = moved_at = clock()
     last = marked = look()
+    downloading_seconds, had_bytes = 0.0, downloaded()
     while True:
         await asyncio.sleep(poll_seconds)
         now, usage = clock(), look()
@@ -105,8 +108,10 @@ async def wait_until_stuck(
         recent = Usage(new_lines=marked.new_lines, cpu_seconds=last.cpu_seconds, bytes=marked.bytes)
         if usage.is_work_since(recent, seconds=now - looked_at):
             moved_at, marked = now, usage
+        if (have_bytes := downloaded()) >= had_bytes + LEAST_BYTES:
+            downloading_seconds, had_bytes = downloading_seconds + now - looked_at, have_bytes
         last, looked_at = usage, now
         if now - moved_at >= timeout_seconds:
             return f"made no progress for {now - moved_at:.0f} s"
-        if now - begun >= longest_seconds:
+        if now - begun - downloading_seconds >= longest_seconds:
             return f"was not ready after {now - begun:.0f} s"

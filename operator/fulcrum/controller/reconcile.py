@@ -24,7 +24,6 @@ from fulcrum.balance import (
     StartDrain,
     TellRole,
     chosen_kv_dtype,
-    is_late,
     plan,
 )
 from fulcrum.balance.tuning import TUNING

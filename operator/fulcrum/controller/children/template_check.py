@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from msgspec import structs
+
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.balance import Refusal
 from fulcrum.controller.children.overlay import MERGE_KEYS
 from fulcrum.controller.children.owner import Manifest, Owner
-from fulcrum.controller.children.pod_security import violations
+from fulcrum.controller.children.pod_security import Violation, violations
 from fulcrum.controller.children.template_access import priority_is_reserved, takes
 from fulcrum.controller.children.worker_pod import CONTAINER, worker_pod
 from fulcrum.controller.installation import Installation
@@ -49,7 +51,12 @@ def _refusal(
     taken = list(takes(pool.template, installation.templates_may_use))
     if taken:
         return Refusal(message=f"{'; '.join(f'{path}.{each.field}: {each.fix}' for each in taken)}.")
-    found = list(violations(pod["spec"], own_capabilities=frozenset(("IPC_LOCK",) if pool.rdma else ())))
+    found = list(_violations(pod, pool))
+    if found and pool.rdma is not None and pool.rdma.run_as_root:
+        # What a field of the pool asks for is not the template's.
+        plain = worker_pod(owner, spec, structs.replace(pool, template={}), ordinal=0, role=Role.MIXED, image="")
+        of_field = set(_violations(plain, pool))
+        found = [each for each in found if each not in of_field]
     if not found:
         return None
     said = "; ".join(f"{path}.{each.field}: {each.fix}" for each in found)
@@ -57,6 +64,10 @@ def _refusal(
         message=f"{said}. The worker would be above the Pod Security level restricted, which templates may not exceed "
         "unless the operator runs with --allow-privileged-templates."
     )
+
+
+def _violations(pod: Manifest, pool: Pool) -> Iterator[Violation]:
+    return violations(pod["spec"], own_capabilities=frozenset(("IPC_LOCK",) if pool.rdma else ()))
 
 
 def problems(template: Manifest, path: str) -> Iterator[str]:

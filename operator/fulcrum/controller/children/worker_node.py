@@ -27,6 +27,8 @@ CPU_ENGINE_BYTES: Final = 1 << 30
 """Memory of an engine on CPUs beside weights and KV cache."""
 CPU_KV_BYTES: Final = 1 << 30
 """KV cache of an engine on CPUs whose spec sets none."""
+CACHE_BYTES: Final = 8 << 30
+"""Disk of a worker on GPUs beside its weights: compiled kernels, CUDA graphs' caches and logs."""
 CLAIM: Final = "gpus"
 _MEBIBYTE: Final = 1 << 20
 
@@ -65,7 +67,10 @@ def _amounts(amounts: msgspec.Struct) -> dict[str, str]:
 def _default_requests(spec: InferenceClusterSpec, pool: Pool) -> dict[str, str]:
     count = gpus(pool)
     if count:
-        return {"cpu": str(GPU_CPU_CORES * count), "memory": _and_offload(spec, f"{GPU_MEMORY_GIBIBYTES * count}Gi")}
+        asked = {"cpu": str(GPU_CPU_CORES * count), "memory": _and_offload(spec, f"{GPU_MEMORY_GIBIBYTES * count}Gi")}
+        if disk := downloaded_bytes(spec):
+            asked["ephemeral-storage"] = f"{-(-(disk + CACHE_BYTES) // _MEBIBYTE)}Mi"
+        return asked
     cache = spec.engine.kv_cache.memory
     kv_bytes = CPU_KV_BYTES if cache is None else number_of_bytes(cache)
     needed = CPU_ENGINE_BYTES + kv_bytes + _offload_bytes(spec) + _weight_bytes(spec)
@@ -88,6 +93,12 @@ def _weight_bytes(spec: InferenceClusterSpec) -> int:
         return int(known_model(spec.model.name).weight_bytes())
     except UnknownModelError:
         return 0
+
+
+def downloaded_bytes(spec: InferenceClusterSpec) -> int:
+    """Return the weights that each Pod of a worker downloads to its own disk; 0: none, or an unknown size."""
+    local = spec.model.cache is not None or spec.model.name.startswith(("/", "."))
+    return 0 if local else _weight_bytes(spec)
 
 
 def _devices(pool: Pool) -> dict[str, int]:

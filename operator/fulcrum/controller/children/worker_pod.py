@@ -42,7 +42,13 @@ from fulcrum.controller.children.owner import (
     pod_identity_env,
 )
 from fulcrum.controller.children.probe import http_probe
-from fulcrum.controller.children.worker_node import container_security, placement, resources, shared_memory
+from fulcrum.controller.children.worker_node import (
+    container_security,
+    downloaded_bytes,
+    placement,
+    resources,
+    shared_memory,
+)
 
 CONTAINER: Final = "worker"
 IMAGE_GROUP: Final = 10001
@@ -55,6 +61,8 @@ GRACE_MARGIN_SECONDS: Final = 30
 START_MARGIN_SECONDS: Final = 120
 """The agent judges a start by its progress and gives up first: its exit says more than a kubelet's kill. The startup
 probe is for an agent that hangs itself."""
+SLOWEST_DOWNLOAD_BYTES_PER_SECOND: Final = 50e6
+"""A start may take longer by a download at this rate: 4 h for the 689 GB of DeepSeek-V3."""
 
 
 def worker_pod(
@@ -160,7 +168,8 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, config: Work
 
 
 def _container(spec: InferenceClusterSpec, pool: Pool, config: WorkerConfig) -> Manifest:
-    start_seconds = config.longest_start_seconds + START_MARGIN_SECONDS
+    download_seconds = downloaded_bytes(spec) / SLOWEST_DOWNLOAD_BYTES_PER_SECOND
+    start_seconds = config.longest_start_seconds + download_seconds + START_MARGIN_SECONDS
     return {
         "name": CONTAINER,
         "command": ["python3", "-m", "fulcrum_worker"],
