@@ -122,7 +122,7 @@ def test_weights_that_a_worker_downloads_are_asked_for_on_its_disk() -> None:
     spec = spec_of(H100, model=llama)
     (asked,) = [worker(pod_of(spec))["resources"]["requests"].get("ephemeral-storage")]
     assert asked is not None
-    assert 15 + 8 < number_of_bytes(asked) / 2**30 < 16 + 8
+    assert 14 + 8 < number_of_bytes(asked) / 2**30 < 16 + 8
     usual, longer = (worker(pod_of(each))["startupProbe"]["failureThreshold"] for each in (spec_of(H100), spec))
     assert 300 < longer - usual < 340, "seconds for 16 GB at 50 MB/s"
     for model in ({**llama, "cache": {"persistentVolumeClaim": "c"}}, {"name": "/models/llama-3.1-8b"}, {"name": "m"}):
