@@ -51,7 +51,7 @@ from fulcrum.controller.observe import (
     running_images,
 )
 from fulcrum.controller.reporting import Reporter, news_of_failures
-from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status
+from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status, summary_of
 from fulcrum.controller.tick_children import TickChildren
 from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.kube import UNREADABLE
@@ -291,7 +291,7 @@ class Reconciler:
         key = (tick.owner.namespace, tick.owner.name)
         self._metrics.cluster_states.say(key, tick.cluster.spec, status, tick.plan.scales)
         if failures:
-            raise ReconcileError("; ".join(failure.message for failure in failures))
+            raise ReconcileError(summary_of(failures))
         return 0.0 if outcome.taken_names else tick.plan.requeue_after_seconds
 
 

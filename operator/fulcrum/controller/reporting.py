@@ -20,7 +20,7 @@ from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.events import event_of_action, event_of_state
 from fulcrum.controller.kube import EVENT, INFERENCE_CLUSTER, ApiFailure, Kube
 from fulcrum.controller.published import PUBLISH_SECONDS, keeping_measurements
-from fulcrum.controller.tick import Failure, Memory
+from fulcrum.controller.tick import MOST_FAILURES, Failure, Memory
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +85,17 @@ class Reporter:
 
 
 def news_of_failures(failures: Iterable[Failure], memory: Memory) -> list[PlanEvent]:
-    """Return an event for each failure that the last tick did not have; figures in its message make no new one."""
-    told, memory.told_failures = memory.told_failures, {_plain(each.message) for each in failures}
+    """Return an event for each kind of failure that the last tick did not have: messages that differ by figures only,
+    such as those of 500 workers, are of one kind."""
+    kinds: dict[str, Failure] = {}
+    for each in failures:
+        kinds.setdefault(_plain(each.message), each)
+    told, memory.told_failures = memory.told_failures, set(kinds)
     return [
-        PlanEvent(reason=each.reason, message=each.message, subject=_plain(each.message), warning=True)
-        for each in failures
-        if _plain(each.message) not in told
-    ]
+        PlanEvent(reason=each.reason, message=each.message, subject=kind, warning=True)
+        for kind, each in kinds.items()
+        if kind not in told
+    ][:MOST_FAILURES]
 
 
 def _plain(message: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
@@ -15,6 +17,9 @@ from fulcrum.controller.apply import Outcome
 from fulcrum.controller.children import Owner
 from fulcrum.controller.observe import Observed
 from fulcrum.controller.published import keeping_measurements, with_measurements
+
+MOST_FAILURES: Final = 10
+"""Failures of one tick that are told: a cluster may have hundreds of workers."""
 
 
 @dataclass(slots=True)
@@ -73,11 +78,18 @@ class Tick:
     """Whether unknown figures are more than not yet known."""
 
 
+def summary_of(failures: Iterable[Failure]) -> str:
+    """Return the first few failures, and how many more there are."""
+    messages = [each.message for each in failures]
+    more = len(messages) - MOST_FAILURES
+    return "; ".join(messages[:MOST_FAILURES]) + (f"; and {more} more" if more > 0 else "")
+
+
 def final_status(tick: Tick, outcome: Outcome, failures: list[Failure]) -> InferenceClusterStatus:
     """Return the planned status with what was measured, corrected by what came of the plan."""
     status, last = tick.plan.status, tick.cluster.status
     if failures:
-        message = "; ".join(failure.message for failure in failures)
+        message = summary_of(failures)
         reason = next((f.reason for f in failures if f.reason is Reason.NAME_TAKEN), Reason.RECONCILE_FAILED)
         generation = tick.snapshot.generation
         status = stopped_status(reason, message, status=status, last=last, generation=generation, now=tick.now)
