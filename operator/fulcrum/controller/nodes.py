@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -24,7 +25,7 @@ OVERDUE: Final = timedelta(seconds=30)
 READS_AT_ONCE: Final = 50
 """Nodes that are read at a time, of all clusters together."""
 READS_SECONDS: Final = 0.5
-"""How long a tick waits for nodes. What was not read until then is read in the next tick, and gives up no Pod now."""
+"""How long a tick waits for nodes. What is read later counts in the next tick, and gives up no Pod now."""
 FRESH_SECONDS: Final = 5.0
 """How often a node is read while a Pod on it is in trouble; nodes of healthy Pods are never read."""
 
@@ -46,6 +47,8 @@ class Nodes:
         self._states: dict[str, tuple[float, NodeState]] = {}
         """State of each node, and when it was read."""
         self._turns = Turns(READS_AT_ONCE)
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        """Reads that are under way, by node."""
         self._gone_since: dict[str, float] = {}
 
     async def lost(self, pods: Iterable[Manifest], now: datetime) -> frozenset[str]:
@@ -75,17 +78,23 @@ class Nodes:
         due = [name for name in nodes if name not in self._states or at - self._states[name][0] >= FRESH_SECONDS]
         due.sort(key=lambda name: self._states[name][0] if name in self._states else float("-inf"))
         caller = object()
-        reading = [asyncio.create_task(self._read_in_turn(caller, name)) for name in due]
-        try:
-            if reading:
-                await asyncio.wait(reading, timeout=READS_SECONDS)
-        finally:
-            for task in reading:
-                task.cancel()
-        for result in await asyncio.gather(*reading, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
+        for name in due:
+            if name not in self._reading:
+                task = asyncio.create_task(self._read_in_turn(caller, name), name=f"node-{name}")
+                self._reading[name] = task
+                task.add_done_callback(partial(self._was_read, name))
+        waiting = [self._reading[name] for name in due]
+        if waiting:
+            # Those that are late go on: to cut them would cost their connections.
+            done, _ = await asyncio.wait(waiting, timeout=READS_SECONDS)
+            for error in [error for task in done if (error := task.exception()) is not None]:
+                raise error
         return {name: self._states[name][1] for name in nodes if name in self._states}
+
+    def _was_read(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._reading[name]
+        if not task.cancelled():
+            task.exception()  # the tick that waited has it, if it still does
 
     async def _read_in_turn(self, caller: object, name: str) -> None:
         async with self._turns.of(caller):
