@@ -12,8 +12,9 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -59,12 +60,14 @@ def _run(command: list[str], folder: str) -> None:
 
 
 class PrometheusServer:
-    """Scrapes `targets` (`host:port`); stopped and started again, it keeps its data and its address."""
+    """Scrapes `targets` (`host:port`), or what `jobs` (scrape configurations) find; stopped and started again, it keeps
+    its data and its address."""
 
-    def __init__(self, folder: Path, *, scrape_interval: str = "500ms") -> None:
+    def __init__(self, folder: Path, *, scrape_interval: str = "500ms", jobs: Sequence[dict[str, Any]] = ()) -> None:
         self._binary = prometheus_binary()
         self._folder = folder
         self._scrape_interval = scrape_interval
+        self._jobs = list(jobs)
         self._process: asyncio.subprocess.Process | None = None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -86,9 +89,8 @@ class PrometheusServer:
             self.scrape()
         config = {
             "global": {"scrape_interval": self._scrape_interval, "scrape_timeout": self._scrape_interval},
-            "scrape_configs": [
-                {"job_name": "gateways", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
-            ],
+            "scrape_configs": self._jobs
+            or [{"job_name": "gateways", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}],
         }
         (self._folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
         with (self._folder / "log").open("ab") as log:
@@ -140,10 +142,10 @@ class PrometheusServer:
 
 @contextlib.asynccontextmanager
 async def prometheus_server(
-    folder: Path, *targets: str, scrape_interval: str = "500ms"
+    folder: Path, *targets: str, scrape_interval: str = "500ms", jobs: Sequence[dict[str, Any]] = ()
 ) -> AsyncIterator[PrometheusServer]:
-    """A server that scrapes `targets`; it is stopped at the end."""
-    server = PrometheusServer(folder, scrape_interval=scrape_interval)
+    """A server that scrapes `targets`, or what `jobs` find; it is stopped at the end."""
+    server = PrometheusServer(folder, scrape_interval=scrape_interval, jobs=jobs)
     server.scrape(*targets)
     await server.start()
     try:

@@ -79,6 +79,11 @@ class Worker:
         )
         return web.Response(body=msgspec.json.encode(report))
 
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Say how much runs, as engine and agent do."""
+        text = f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running {self._running}\n"
+        return web.Response(text=text, content_type="text/plain")
+
     async def role(self, request: web.Request) -> web.Response:
         """Take a role."""
         self._role = msgspec.json.decode(await request.read(), type=RoleRequest)
@@ -97,10 +102,11 @@ class Worker:
         routes = {
             PORT_ENGINE: [
                 post("/v1/completions", self.complete), post("/v1/chat/completions", self.complete), get("/health", ok),
+                get("/metrics", self.metrics),
             ],
             PORT_AGENT: [
                 get("/healthz", ok), get("/readyz", ok), get("/load", self.load), post("/role", self.role),
-                post("/drain", self.drain),
+                post("/drain", self.drain), get("/metrics", self.metrics),
             ],
         }  # fmt: skip
         runners = []

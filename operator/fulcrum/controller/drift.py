@@ -22,10 +22,10 @@ from fulcrum.capacity.kv_dtype import kv_precision
 from fulcrum.capacity.speed import MAX_BATCH, WorkerSpeed
 from fulcrum.load.demand import Demand, promised
 from fulcrum.load.traffic import Traffic
-from fulcrum.telemetry.turns import Turns
 
 if TYPE_CHECKING:
     from fulcrum.placement.drift import Comparison, PoolForm
+    from fulcrum.telemetry.turns import Turns
 
 logger = logging.getLogger(__name__)
 
