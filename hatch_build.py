@@ -32,14 +32,15 @@ PLAIN = {
     "defines values; msgspec, dataclasses and enums make classes in ways of their own": (
         "routing/pairs", "routing/path", "routing/restoring", "routing/sharing", "routing/tuning",
         "admission/outcome", "admission/tuning",
-        "gateway/http/upstream_answer",
+        "gateway/http/places", "gateway/http/upstream_answer",
         "gateway/openai/api_keys", "gateway/openai/inference_request", "gateway/openai/media",
         "gateway/openai/stream_event", "gateway/dispatch/held_prefill", "gateway/dispatch/recovery",
         "gateway/dispatch/resume", "gateway/metrics/slo", "gateway/workers/record",
     ),
     "a long tuple of numbers as a constant, which mypyc does not set": ("gateway/metrics/class_metrics",),
     "no request waits for it": (
-        "gateway/http/internal_server", "gateway/openai/openapi", "gateway/dispatch/continuation",
+        "gateway/http/internal_server", "gateway/http/peer", "gateway/openai/openapi", "gateway/dispatch/continuation",
+        "gateway/dispatch/crashes",
         "gateway/metrics/counts", "gateway/workers/learned_speeds",
         "gateway/workers/canary", "gateway/workers/load_poll", "gateway/workers/prefix_sharing",
         "gateway/workers/prewarm", "gateway/workers/progress", "gateway/workers/watch",

@@ -449,6 +449,49 @@ def test_requests_of_a_gateway_are_limited_as_the_spec_says() -> None:
     assert gateway_limits({}) == gateway_limits({"maxBodySize": "8Mi"}) == GatewayLimits()
 
 
+@pytest.mark.parametrize(
+    ("gateway", "port"), [({}, 8082), ({"image": "registry.example.com/fulcrum:0.1.0"}, 8080)], ids=["ours", "pinned"]
+)
+def test_probes_ask_the_port_that_clients_cannot_take(gateway: dict[str, Any], port: int) -> None:
+    (container,) = gateway_children(gateway)[0]["spec"]["template"]["spec"]["containers"]
+    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
+    assert [probe["port"] for probe in probes] == [port] * 3
+    assert [probe["path"] for probe in probes] == ["/health", "/ready", "/health"]
+
+
+def gateway_config_of(gateway: dict[str, Any], engine: dict[str, Any] | None = None) -> GatewayConfig:
+    spec = make_spec(gateway=gateway, **({"engine": engine} if engine is not None else {}))
+    made = {child["kind"]: child for child in children(OWNER, spec, token_fingerprint="f1")}
+    (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return msgspec.json.decode(container["env"][0]["value"], type=GatewayConfig)
+
+
+def test_how_clients_are_treated_is_as_the_spec_says() -> None:
+    config = gateway_config_of(
+        {"idleTimeout": "2m", "heartbeat": "15s", "cors": {"allowedOrigins": ["https://a.example.com"]}},
+        {"mediaDomains": ["images.example.com"]},
+    )
+    assert config.limits.idle_timeout_seconds == 120
+    assert (config.heartbeat_seconds, config.cors_origins) == (15, ("https://a.example.com",))
+    assert config.media_domains == ("images.example.com",)
+    plain = gateway_config_of({})
+    assert (plain.heartbeat_seconds, plain.cors_origins, plain.media_domains) == (None, (), ())
+    assert plain.limits.idle_timeout_seconds > 600, "longer than a balancer keeps an idle connection"
+
+
+@pytest.mark.parametrize(
+    ("args", "forced"),
+    [
+        ([], False),
+        (["--enable-force-include-usage"], True),
+        (["--enable_force_include_usage"], True),
+        (["--enable-force-include-usage", "--no-enable-force-include-usage"], False),
+    ],
+)
+def test_a_gateway_knows_that_engines_always_tell_usage(args: list[str], forced: bool) -> None:
+    assert gateway_config_of({}, {"args": args}).force_include_usage is forced
+
+
 def test_more_gateways_restart_none() -> None:
     two, three = (gateway_children({"replicas": replicas})[0]["spec"] for replicas in (2, 3))
     assert (two.pop("replicas"), three.pop("replicas")) == (2, 3)

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,15 @@ from fulcrum.api.gateway import GatewayConfig, GatewayLimits
 from fulcrum.api.names import Role
 from fulcrum.gateway.app import Gateway
 from fulcrum.gateway.config import Settings
+from fulcrum.gateway.openai.inference_request import ServedModel
 from fulcrum.gateway.workers.record import WorkerRecord
 
+SERVED = ServedModel(name="m")
 KV = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [[1]], "remote_host": "h"}
+
+
+FIELDS: dict[str, list[str]] = json.loads((Path(__file__).parent / "vllm_fields.json").read_text())
+"""What vLLM reads on each route (tests/benchmarks/test_request_models.py compares)."""
 
 
 @dataclass
@@ -29,6 +36,12 @@ class Seen:
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
+
+    @property
+    def read(self) -> dict[str, Any]:
+        """What an engine reads of the body: on each route only the fields that vLLM has there."""
+        names = FIELDS.get(self.path)
+        return self.body if names is None else {name: each for name, each in self.body.items() if name in names}
 
     @property
     def leg(self) -> str:
@@ -120,7 +133,9 @@ class Engine:
             await self.whole(seen, writer)
 
     async def whole(self, seen: Seen, writer: asyncio.StreamWriter, **extra: Any) -> None:
-        count = 1 if seen.leg == "prefill" else min(self.tokens, seen.body.get("max_tokens") or self.tokens)
+        read = seen.read
+        most = read.get("max_completion_tokens") or read.get("max_tokens") or self.tokens
+        count = 1 if seen.leg == "prefill" else min(self.tokens, most)
         answer = {
             "id": seen.headers["x-request-id"],
             "choices": [{"text": f"{self.name} " * count}],

@@ -123,12 +123,13 @@ class Model(Engine):
 
 async def answer(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
     assert isinstance(engine, Model)
-    body = seen.body
+    body = seen.read
     CREATED["n"] += 1
     if seen.path == "/tokenize":
         await engine.send(writer, 200, {"tokens": list(body["prompt"].encode()), "count": 0, "max_model_len": 1})
         return True
-    engine.twist(body)
+    engine.twist(seen.body)
+    body = seen.read
     if body.get("stream"):
         await stream(engine, seen, writer)
         return True
@@ -142,7 +143,7 @@ async def answer(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bo
 
 
 async def stream(engine: Model, seen: Seen, writer: asyncio.StreamWriter) -> None:
-    body = seen.body
+    body = seen.read
     chat = "messages" in body
     cut = engine.cuts.pop(0) if engine.cuts else None
     tells = engine.token_ids and bool(body.get("return_token_ids"))

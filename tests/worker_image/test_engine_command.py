@@ -43,6 +43,8 @@ def cuda(**changes: Any) -> WorkerConfig:
         (cuda(), "--host", "10.1.2.3"),
         (cuda(), "--port", "8000"),
         (cuda(), "--middleware", "fulcrum_worker.engine_access.EngineGuard"),
+        (cuda(), "--allowed-media-domains", None),
+        (cuda(media_domains=("a.example.com", "b.example.com")), "--allowed-media-domains", "a.example.com"),
         (cuda(), "--api-key", None),  # arguments can be read by everyone on the machine
         (cuda(), "--kv-cache-dtype", "fp8"),
         (cuda(kv_cache=KvCacheConfig(dtype="bf16")), "--kv-cache-dtype", "bfloat16"),
@@ -213,6 +215,15 @@ def in_group(rank: str, **changes: Any) -> EngineCommand:
     config = cuda(tensor_parallel=16, nodes=2, **changes)
     environment = {"LWS_LEADER_ADDRESS": "c-p-0-0.c-p-0.ml", "LWS_WORKER_INDEX": rank}
     return engine_command(config, POD, model=MODEL, environment=environment)
+
+
+def test_the_engine_fetches_from_named_hosts_alone() -> None:
+    argv = argv_of(cuda(media_domains=("a.example.com", "b.example.com")))
+    at = argv.index("--allowed-media-domains")
+    assert argv[at + 1 : at + 3] == ("a.example.com", "b.example.com")
+    assert argv[at + 3].startswith("--")
+    assert environment_of(cuda())["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+    assert environment_of(cuda(), VLLM_MEDIA_URL_ALLOW_REDIRECTS="1")["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
 
 
 def test_an_engine_on_one_node_is_told_of_no_other() -> None:

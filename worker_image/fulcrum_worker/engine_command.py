@@ -129,6 +129,8 @@ def _argv(
         argv += ["--kv-cache-memory-bytes", str(kv_bytes)]
     if config.max_model_len is not None:
         argv += ["--max-model-len", str(config.max_model_len)]
+    if config.media_domains:
+        argv += ["--allowed-media-domains", *config.media_domains]
     argv += ["--tensor-parallel-size", str(config.tensor_parallel)]
     argv += ["--pipeline-parallel-size", str(config.pipeline_parallel)]
     argv += ["--enable-chunked-prefill", "--enable-prefix-caching", "--scheduling-policy", "priority"]
@@ -183,6 +185,8 @@ def _environment(
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(PORT_NIXL),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        # A host that may be asked could send the engine to one that may not.
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
         # Prefix hashes must agree between workers.
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",

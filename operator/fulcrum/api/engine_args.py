@@ -57,6 +57,7 @@ _REFUSALS: Final = (
         names=("kv-transfer-config", "ec-transfer-config", "weight-transfer-config", "kv-events-config"),
         instead="transfers between workers are Fulcrum's; set spec.engine.transfer",
     ),
+    _Refusal(names=("allowed-media-domains",), instead="set spec.engine.mediaDomains"),
     _Refusal(names=("api-key",), instead="only the gateway talks to a worker; remove it"),
     # Another shape of worker than one engine in one Pod.
     _Refusal(

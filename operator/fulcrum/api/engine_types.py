@@ -137,6 +137,7 @@ _EngineArg = Annotated[
         extra_json_schema={"x-kubernetes-validations": engine_args.cel_rules()},
     ),
 ]
+_Domain = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 AttentionBackend = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Z][A-Z0-9_]*$")]
 
 
@@ -166,6 +167,15 @@ class Engine(ApiStruct, frozen=True, kw_only=True):
             max_length=64,
             description="Extra vLLM arguments, each option and each value an item of its own, options in their long "
             "form. Refused are those that open a hole or that another field owns.",
+        ),
+    ] = ()
+    media_domains: Annotated[
+        tuple[_Domain, ...],
+        Meta(
+            max_length=64,
+            description="Hosts from which engines fetch images, recordings and videos that a request names by URL, "
+            "exactly; redirects are not followed. Empty: none, and a URL that is not `data:` is answered with 400.",
+            extra_json_schema={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
     attention_backend: Annotated[

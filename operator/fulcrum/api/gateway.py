@@ -19,7 +19,9 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     header_timeout_seconds: float = 10.0
     body_timeout_seconds: float = 60.0
     request_timeout_seconds: float = 3600.0
-    idle_timeout_seconds: float = 75.0
+    idle_timeout_seconds: float = 620.0
+    """Longer than load balancers keep an idle connection (Google's 600 s): the one that closes first must not be the
+    gateway, or a request that is on its way meets a closed connection."""
 
 
 class GatewayPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -51,6 +53,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     salt_prefixes: bool = False
     """Prompts of one API key never hit what another's left in an engine's prefix cache."""
     limits: GatewayLimits = GatewayLimits()
+    heartbeat_seconds: float | None = None
+    """A stream without a token gets an SSE comment this often; None: none."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may ask; `*`: every one."""
+    force_include_usage: bool = False
+    """Engines close every stream with its usage, also where the client did not ask for it."""
+    media_domains: tuple[str, ...] = ()
+    """Hosts from which engines fetch media; empty: none, so that a URL in a request is refused."""
     shutdown_grace_seconds: float = 120.0
     """How long SIGTERM waits for streams that are under way."""
 

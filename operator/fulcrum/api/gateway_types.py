@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from fulcrum.api.base import ApiStruct, Image, ObjectName, PositiveDuration, Quantity, Rules, rule
+from fulcrum.api.cors_types import Cors
 from fulcrum.api.pod_types import LABEL_PART, LabelKey, ResourceAmounts
 
 DEFAULT_REQUEST_TIMEOUT: Final = "1h"
@@ -16,6 +17,8 @@ DEFAULT_REQUEST_TIMEOUT: Final = "1h"
 DEFAULT_BODY_SIZE: Final = "8Mi"
 _MAX_BODY_SIZE: Final = "128Mi"
 """Half of what a gateway holds of all large bodies that are still arriving."""
+DEFAULT_IDLE_TIMEOUT: Final = "620s"
+"""Longer than the idle time-out of load balancers: Google's is 600 s, Azure's 120 s, AWS's 60 s."""
 _MAX_ENTRIES: Final = 32
 
 _LabelValue = Annotated[str, Meta(max_length=63, pattern=rf"^({LABEL_PART})?$")]
@@ -226,6 +229,21 @@ class Gateway(ApiStruct, frozen=True, kw_only=True):
             "The default lets 16,384 tokens finish at 200 ms each."
         ),
     ] = DEFAULT_REQUEST_TIMEOUT
+    idle_timeout: Annotated[
+        PositiveDuration,
+        Meta(
+            description="How long a connection without a request stays open, at most 24h; longer than that of the load "
+            "balancer in front."
+        ),
+    ] = DEFAULT_IDLE_TIMEOUT
+    heartbeat: Annotated[
+        PositiveDuration | None,
+        Meta(
+            description="A stream that waits for its first token gets an SSE comment this often, at least 1s, so that "
+            "no balancer cuts it; its status is then 200 before an engine answered. Absent: none."
+        ),
+    ] = None
+    cors: Annotated[Cors | None, Meta(description="Web pages that may ask; absent: none.")] = None
     max_body_size: Annotated[
         Quantity,
         Meta(description="Largest body of a request, at most 128Mi; a larger one is answered with 413."),
@@ -254,6 +272,14 @@ class Gateway(ApiStruct, frozen=True, kw_only=True):
 
     rules: ClassVar[Rules] = (
         rule("duration(self.requestTimeout) <= duration('24h')", "requestTimeout must not be longer than 24h"),
+        rule(
+            "!has(self.idleTimeout) || duration(self.idleTimeout) <= duration('24h')",
+            "idleTimeout must not be longer than 24h",
+        ),
+        rule(
+            "!has(self.heartbeat) || duration(self.heartbeat) >= duration('1s')",
+            "heartbeat must not be shorter than 1s",
+        ),
         rule(
             f"quantity(self.maxBodySize).compareTo(quantity('{_MAX_BODY_SIZE}')) <= 0",
             f"maxBodySize must not be above {_MAX_BODY_SIZE}: a gateway holds bodies in memory",

@@ -92,6 +92,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Network devices that UCX may use; empty: all of them."""
     socket_interface: str | None = None
     """Interface by which ranks find each other; None: their libraries choose."""
+    media_domains: tuple[str, ...] = ()
+    """Hosts from which the engine may fetch media; empty: gateways let no URL through."""
     engine_args: tuple[str, ...] = ()
     """Extra vLLM arguments, already checked against the deny-list (the agent checks again)."""
     role: Role = Role.MIXED

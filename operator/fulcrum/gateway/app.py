@@ -20,7 +20,9 @@ from fulcrum.gateway.dispatch.serve import Inference
 from fulcrum.gateway.gauges import gauges
 from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.connection import ClientConnection
+from fulcrum.gateway.http.cors import Cors
 from fulcrum.gateway.http.internal_server import InternalServer
+from fulcrum.gateway.http.places import Places
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
@@ -37,8 +39,8 @@ from fulcrum.gateway.workers.registry import WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
-_BODIES_BYTES: Final = 256 * 1024 * 1024
-"""Most bytes of all large requests together that are still arriving."""
+_ARRIVING_BYTES: Final = 256 * 1024 * 1024
+"""Most bytes of all requests together, heads included, that are still arriving."""
 _BACKLOG: Final = 2048
 _SWEEP_SECONDS: Final = 0.25
 _KERNEL_UNSENT_BYTES: Final = 64 * 1024
@@ -53,14 +55,15 @@ class Gateway:
         self.settings = settings
         self._loop = loop
         self.limits = settings.config.limits
-        self.max_connections = settings.max_connections
-        self.connections: set[ClientConnection] = set()
+        self.places: Places[ClientConnection] = Places(settings.max_connections)
+        self.connections = self.places.open
         self.slow_readers = SlowReaders()
         self.response_budget = ResponseBudget()
-        self.bodies: Budget[ClientConnection] = Budget(_BODIES_BYTES)
+        self.bodies: Budget[ClientConnection] = Budget(_ARRIVING_BYTES)
         self.closing = False
         self.admission = AdmissionControl(settings.config, prefix_seed=prefix_seed(settings.token))
-        self.kept_headers = self.admission.kept_headers
+        self.cors = Cors(settings.config.cors_origins)
+        self.kept_headers = self.admission.kept_headers | self.cors.kept_headers
         self.metrics = Metrics(
             model=settings.config.served_name,
             labels={"fulcrum_cluster": settings.config.cluster, "fulcrum_namespace": settings.namespace},
@@ -75,6 +78,7 @@ class Gateway:
         self._routes = Routes(
             settings.config,
             admission=self.admission,
+            cors=self.cors,
             not_ready=self.not_ready,
             refused=self.refused,
         )
@@ -89,6 +93,7 @@ class Gateway:
                 "/kv-pairs": lambda: (b"application/json", msgspec.json.encode(self.prewarmer.report())),
             },
             {SENT_PATH: self._prefixes.learn},
+            {"/health": lambda: None, "/ready": self.not_ready},
             token=settings.token,
         )
         self._tasks: list[asyncio.Task[None]] = []
@@ -185,7 +190,7 @@ class Gateway:
         logger.info(
             "gateway_started host=%s port=%d inside=%d cluster=%s model=%s max_connections=%d",
             settings.host, self.port, self.inside_port, settings.config.cluster, settings.config.served_name,
-            self.max_connections,
+            self.places.most,
         )  # fmt: skip
 
     async def stop(self) -> None:
@@ -239,6 +244,8 @@ class Gateway:
             now = self._loop.time()
             for connection in [connection for connection in self.connections if connection.deadline < now]:
                 connection.expire()
+            for connection in list(self.places.unread):
+                connection.look_for_client()
             self.slow_readers.sweep(now, self.response_budget)
             self._inference.first_tokens.pass_time(now)
             self.registry.sweep(now)
@@ -262,7 +269,7 @@ async def run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(log_unhandled)
     gateway = Gateway(settings, loop)
-    gateway.max_connections = min(settings.max_connections, raise_file_limit() // 2)  # a stream takes two files
+    gateway.places.most = min(settings.max_connections, raise_file_limit() // 2)  # a stream takes two files
     signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled.set)

@@ -90,7 +90,7 @@ async def test_bodies_that_do_not_end_are_bounded_together(make_site: MakeSite) 
     site.gateway.bodies = Budget(1_000_000)
     patient, *others = [await site.connect() for _ in range(11)]
     patient.send(head("Content-Length: 100000") + b"x" * 70_000)
-    await eventually(lambda: site.gateway.bodies.total_bytes == 70_000)
+    await eventually(lambda: site.gateway.bodies.total_bytes >= 70_000)
     for client in others:
         client.send(head("Content-Length: 8000000") + b"x" * 200_000)
     answers = [asyncio.ensure_future(client.answer()) for client in others]

@@ -208,9 +208,14 @@ async def test_a_request_that_is_turned_away_is_load(
 
 
 async def test_too_many_connections_are_load_too(make_site: MakeSite) -> None:
-    site = await make_site(*pair(), slo_seconds=SLO, max_connections=1)
-    await site.connect()
-    await eventually(lambda: len(site.gateway.connections) == 1)
+    async def hang(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        await asyncio.sleep(60)
+        return True
+
+    engine = Engine("m", Role.MIXED, behave=hang)
+    site = await make_site(engine, slo_seconds=SLO, max_connections=1)
+    (await site.connect()).post(BODY)
+    await eventually(lambda: bool(engine.seen))
     second = await site.connect()
     assert (await second.answer()).status == 503
     page = await site.page()

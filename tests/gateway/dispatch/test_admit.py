@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.gateway.agents import SLOW, Agent, report
-from tests.gateway.conftest import Engine, MakeSite, Seen, Site, eventually
+from tests.gateway.conftest import SERVED, Engine, MakeSite, Seen, Site, eventually
 
 from fulcrum.admission import Admit
 from fulcrum.api.gateway import GatewayConfig, GatewayPool
@@ -93,7 +93,7 @@ def test_headers_tighten_the_promise_and_never_loosen_it(headers: dict[str, str]
     admission = AdmissionControl(
         GatewayConfig(cluster="c", served_name="m", model="m", slo_ttft_seconds=2, slo_tpot_seconds=0.1)
     )
-    request = read_request(COMPLETIONS_PATH, json.dumps(BODY).encode(), "m")
+    request = read_request(COMPLETIONS_PATH, json.dumps(BODY).encode(), SERVED)
     incoming = admission.incoming(request, 0, headers)
     assert (incoming.ttft_seconds, incoming.tpot_seconds) == (ttft, tpot)
 
@@ -101,7 +101,7 @@ def test_headers_tighten_the_promise_and_never_loosen_it(headers: dict[str, str]
 @pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "inf", "1, 2"])
 def test_a_promise_that_is_no_time_is_refused(text: str) -> None:
     admission = AdmissionControl(GatewayConfig(cluster="c", served_name="m", model="m"))
-    request = read_request(COMPLETIONS_PATH, json.dumps(BODY).encode(), "m")
+    request = read_request(COMPLETIONS_PATH, json.dumps(BODY).encode(), SERVED)
     with pytest.raises(RequestError, match="milliseconds"):
         admission.incoming(request, 0, {"x-llm-d-slo-ttft-ms": text})
 
@@ -110,16 +110,17 @@ def test_a_promise_that_is_no_time_is_refused(text: str) -> None:
     ("path", "body", "expected"),
     [
         (COMPLETIONS_PATH, {"prompt": "x"}, 16),
-        (COMPLETIONS_PATH, {"prompt": "x", "max_tokens": None}, None),
+        (COMPLETIONS_PATH, {"prompt": "x", "max_tokens": None}, 16),
         (COMPLETIONS_PATH, {"prompt": "x", "max_tokens": 7}, 7),
         (CHAT_PATH, {"messages": [{}]}, None),
         (CHAT_PATH, {"messages": [{}], "max_tokens": 7}, 7),
+        (COMPLETIONS_PATH, {"prompt": "x", "max_tokens": 7, "max_completion_tokens": 5}, 7),
         (CHAT_PATH, {"messages": [{}], "max_tokens": 7, "max_completion_tokens": 5}, 5),
         (CHAT_PATH, {"messages": [{}], "max_completion_tokens": 5, "max_tokens": 7}, 5),
     ],
 )
 def test_how_much_a_request_may_make(path: str, body: dict[str, Any], expected: int | None) -> None:
-    assert read_request(path, json.dumps(body).encode(), "m").max_tokens == expected
+    assert read_request(path, json.dumps(body).encode(), SERVED).max_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_equal_prompts_may_have_different_prefixes(field: str) -> None:
 
     def keys(**more: Any) -> tuple[int, ...]:
         body = {"messages": [{"role": "user", "content": "x" * 2000}], **more}
-        return admission.incoming(read_request(CHAT_PATH, json.dumps(body).encode(), "m"), 0, {}).prefix
+        return admission.incoming(read_request(CHAT_PATH, json.dumps(body).encode(), SERVED), 0, {}).prefix
 
     assert len(keys()) == len(keys(**{field: "a"})) > 0
     assert keys(**{field: "a"}) == keys(**{field: "a"})

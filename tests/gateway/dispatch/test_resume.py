@@ -199,7 +199,7 @@ async def test_what_is_not_asked_for_is_no_obstacle(make_site: MakeSite, more: d
 async def test_pictures_cannot_be_sent_again(make_site: MakeSite) -> None:
     site, models = await two_each(make_site)
     cut_all(models, Cut(3, "reset"))
-    parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "http://x"}}]
+    parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
     body = CHAT | {"messages": [{"role": "user", "content": parts}]}
     answer = await site.post(body, "/v1/chat/completions")
     assert not answer.complete

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.gateway.conftest import Behave, Engine, MakeSite, Seen, eventually
+from tests.gateway.conftest import SERVED, Behave, Engine, MakeSite, Seen, eventually
 
 from fulcrum.api.names import Role
 from fulcrum.gateway.dispatch.leg_deadlines import between_pieces_seconds
@@ -123,7 +123,7 @@ async def test_who_leaves_before_a_whole_answer_pays_what_was_expected(make_site
 
 async def test_long_intervals_are_no_stall(make_site: MakeSite) -> None:
     site = await make_site(*engines(packed(), legs=1))
-    request = read_request("/v1/completions", json.dumps({**STREAM, "stream_interval": 1000.0}).encode(), "m")
+    request = read_request("/v1/completions", json.dumps({**STREAM, "stream_interval": 1000.0}).encode(), SERVED)
     assert request.stream_interval == 1000
     incoming = site.gateway.admission.incoming(request, 0, {})
     decided = site.gateway.admission.decide(incoming, 0.0)

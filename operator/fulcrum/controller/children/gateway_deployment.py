@@ -55,7 +55,21 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         salt_prefixes=spec.gateway.auth is not None and spec.gateway.auth.prefix_cache is PrefixCacheScope.PER_KEY,
         api_keys_directory=API_KEYS_DIRECTORY if spec.gateway.auth is not None else None,
         limits=_limits(spec.gateway),
+        heartbeat_seconds=None if spec.gateway.heartbeat is None else seconds(spec.gateway.heartbeat),
+        cors_origins=spec.gateway.cors.allowed_origins if spec.gateway.cors is not None else (),
+        force_include_usage=_forces_usage(spec),
+        media_domains=spec.engine.media_domains,
     )
+
+
+def _forces_usage(spec: InferenceClusterSpec) -> bool:
+    """Whether an engine's own arguments close every stream with its usage; as vLLM, the last of several counts."""
+    forced = False
+    for argument in (*spec.engine.args, *(each for pool in spec.pools if pool.engine for each in pool.engine.args)):
+        name = argument.partition("=")[0].replace("_", "-")
+        if name in ("--enable-force-include-usage", "--no-enable-force-include-usage"):
+            forced = not name.startswith("--no-")
+    return forced
 
 
 def _limits(gateway: Gateway) -> GatewayLimits:
@@ -64,6 +78,7 @@ def _limits(gateway: Gateway) -> GatewayLimits:
         max_body_bytes=body_bytes,
         body_timeout_seconds=max(GatewayLimits().body_timeout_seconds, body_bytes / SLOWEST_BODY_BYTES_PER_SECOND),
         request_timeout_seconds=seconds(gateway.request_timeout),
+        idle_timeout_seconds=seconds(gateway.idle_timeout),
     )
 
 
@@ -102,6 +117,15 @@ def _placement(gateway: Gateway, selector: dict[str, str]) -> Manifest:
     return chosen
 
 
+def probe_port(gateway: Gateway, installation: Installation) -> int:
+    """Return the port that kubelets ask: the one for the cluster, whose places clients cannot take.
+
+    A pinned image may be of a release that answers probes on the clients' port alone; all answer them there.
+    """
+    pinned = gateway.image is not None and gateway.image != installation.gateway_image
+    return PORT_GATEWAY if pinned else PORT_GATEWAY_INSIDE
+
+
 def _replicas(gateway: Gateway, live_replicas: int | None) -> int:
     """Leaving the field out would hand it over, too, but resets it to 1 where nothing else has written it yet."""
     if gateway.scaling is GatewayScaling.FIXED or live_replicas is None:
@@ -130,6 +154,7 @@ def gateway_deployment(
         mounts.append({"name": VOLUME_API_KEYS, "mountPath": API_KEYS_DIRECTORY, "readOnly": True})
         volumes.append({"name": VOLUME_API_KEYS, "secret": {"secretName": spec.gateway.auth.secret_name}})
     selector = owner.selector(GATEWAY)
+    port = probe_port(spec.gateway, installation)
     container: Manifest = {
         "name": CONTAINER,
         "image": spec.gateway.image or installation.gateway_image,
@@ -143,9 +168,9 @@ def gateway_deployment(
             {"name": "http", "containerPort": PORT_GATEWAY, "protocol": "TCP"},
             {"name": "inside", "containerPort": PORT_GATEWAY_INSIDE, "protocol": "TCP"},
         ],
-        "readinessProbe": http_probe("/ready", port=PORT_GATEWAY, period_seconds=1, failures=3),
-        "livenessProbe": http_probe("/health", port=PORT_GATEWAY, period_seconds=10, failures=3),
-        "startupProbe": http_probe("/health", port=PORT_GATEWAY, period_seconds=1, failures=60),
+        "readinessProbe": http_probe("/ready", port=port, period_seconds=1, failures=3),
+        "livenessProbe": http_probe("/health", port=port, period_seconds=10, failures=3),
+        "startupProbe": http_probe("/health", port=port, period_seconds=1, failures=60),
         "resources": _resources(spec.gateway),
         "securityContext": dict(CONTAINER_SECURITY),
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -11,7 +11,7 @@ from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.exchange import Exchange
 from fulcrum.gateway.metrics.class_metrics import ClassMetrics, Sum
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.metrics.slo import judge_latency, judge_refusal
+from fulcrum.gateway.metrics.slo import UNREACHABLE, judge_latency, judge_refusal
 from fulcrum.gateway.openai.errors import RequestError
 from fulcrum.gateway.openai.inference_request import InferenceRequest
 from fulcrum.routing import Incoming
@@ -80,7 +80,11 @@ class Accounts:
             if error is None and code == _OK:
                 self._answer(exchange, exchange.request, counts, duration_seconds)
             elif self.has_slo and (refused := judge_refusal(code, reason)) is not None:
-                counts.slo[refused] += 1
+                asks = exchange.incoming is not None and self._asks_more(exchange.incoming)
+                if asks:
+                    counts.slo_asked[refused] += 1
+                if not (asks and reason in UNREACHABLE):
+                    counts.slo[refused] += 1
         level = logging.WARNING if code >= _SERVER_ERRORS else logging.INFO
         if self._access_log or level > logging.INFO:
             logger.log(
@@ -122,15 +126,8 @@ class Accounts:
             if output_tokens is not None and output_tokens > 1 and not request.whole:
                 tpot_seconds = (duration_seconds - ttft_seconds) / (output_tokens - 1)
                 counts.tpot_seconds.observe(tpot_seconds)
-        if self.has_slo and (asked := exchange.incoming) is not None:
-            outcome = judge_latency(
-                ttft_seconds=ttft_seconds,
-                tpot_seconds=tpot_seconds,
-                slo_ttft_seconds=_tighter(self._slo_ttft_seconds, asked.ttft_seconds),
-                slo_tpot_seconds=_tighter(self._slo_tpot_seconds, asked.tpot_seconds),
-            )
-            if outcome is not None:
-                counts.slo[outcome] += 1
+        if self.has_slo:
+            self._judge(exchange, counts, ttft_seconds, tpot_seconds)
         # The pace of a client that does not keep up is its own; that of a resumed stream is of several workers.
         pace_seconds = None if exchange.response.slowed or exchange.attempts > 1 else tpot_seconds
         if exchange.flight is not None and (self._admission.decides or self._count % _LEARN_EVERY == 0):
@@ -148,6 +145,36 @@ class Accounts:
                     tpot_seconds=pace_seconds,
                 )
 
+    def _judge(
+        self, exchange: Exchange, counts: ClassMetrics, ttft_seconds: float | None, tpot_seconds: float | None
+    ) -> None:
+        """Judge an answer by what is promised to all, and one that asked for more by that as well."""
+        slo_ttft_seconds, slo_tpot_seconds = self._slo_ttft_seconds, self._slo_tpot_seconds
+        outcome = judge_latency(
+            ttft_seconds=ttft_seconds,
+            tpot_seconds=tpot_seconds,
+            slo_ttft_seconds=slo_ttft_seconds,
+            slo_tpot_seconds=slo_tpot_seconds,
+        )
+        if outcome is not None:
+            counts.slo[outcome] += 1
+        if (asked := exchange.incoming) is None or not self._asks_more(asked):
+            return
+        outcome = judge_latency(
+            ttft_seconds=ttft_seconds,
+            tpot_seconds=tpot_seconds,
+            slo_ttft_seconds=_tighter(slo_ttft_seconds, asked.ttft_seconds),
+            slo_tpot_seconds=_tighter(slo_tpot_seconds, asked.tpot_seconds),
+        )
+        if outcome is not None:
+            counts.slo_asked[outcome] += 1
+
+    def _asks_more(self, asked: Incoming) -> bool:
+        """Whether a request asks for more than is promised to all."""
+        return (self._slo_ttft_seconds is not None and asked.ttft_seconds < self._slo_ttft_seconds) or (
+            self._slo_tpot_seconds is not None and asked.tpot_seconds < self._slo_tpot_seconds
+        )
+
 
 def _used(exchange: Exchange, code: int) -> float:
     """Tokens that a request came to."""
@@ -158,8 +185,10 @@ def _used(exchange: Exchange, code: int) -> float:
         if exchange.response.streaming:
             output = exchange.streamed_tokens()
         else:
-            # A client that leaves before the answer has had the work all the same.
-            output = exchange.incoming.output_tokens if code == _CLIENT_CLOSED and exchange.flight is not None else 0
+            # A client that leaves before the answer has had the work all the same, and so has one whose engine does not
+            # say what it was.
+            worked = code in (_CLIENT_CLOSED, _OK) and exchange.flight is not None
+            output = exchange.incoming.output_tokens if worked else 0
     return (exchange.prompt_tokens or 0) + output
 
 

@@ -12,6 +12,7 @@ from fulcrum.admission import Preempt
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.dispatch.crashes import Crashes
 from fulcrum.gateway.dispatch.exchange import MAX_ATTEMPTS, Exchange
 from fulcrum.gateway.dispatch.first_tokens import FirstTokens
 from fulcrum.gateway.dispatch.held_prefill import HeldPrefill
@@ -22,7 +23,7 @@ from fulcrum.gateway.dispatch.resume import follow
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Answer, Failure
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.bodies import read_answer
+from fulcrum.gateway.openai.bodies import read_answer, read_usage
 from fulcrum.gateway.openai.errors import rejected, upstream_failed
 from fulcrum.gateway.openai.inference_request import InferenceRequest, ask_for_usage
 from fulcrum.gateway.openai.stream_log import StreamLogBudget
@@ -36,7 +37,6 @@ _MOST_ATTEMPTS: Final = 6
 """Attempts in all: a request that kills its workers must not go through the whole cluster."""
 # Plain numbers: looking up a member of HTTPStatus costs half a microsecond.
 _OK: Final = 200
-_READ_USAGE_BYTES: Final = 256 * 1024
 _LONGEST_GUESS_SECONDS: Final = 600.0
 
 
@@ -52,6 +52,8 @@ class Attempts:
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._heartbeat_seconds = config.heartbeat_seconds
+        self._forces_usage = config.force_include_usage
         self._admission = admission
         self._cluster = admission.cluster
         self._registry = registry
@@ -59,6 +61,7 @@ class Attempts:
         self._loop = loop
         self._legs = Legs(registry, metrics, loop)
         self._recovery = Recovery(legs=self._legs, admission=admission, registry=registry, metrics=metrics, loop=loop)
+        self._crashes = Crashes(registry, metrics, loop)
         self.first_tokens = FirstTokens(admission.cluster)
         self._budget = StreamLogBudget()
         self._leg_deadlines = LegDeadlines(
@@ -82,7 +85,8 @@ class Attempts:
         slow: frozenset[str] = frozenset()
         if request.stream:
             exchange.response.deadline = exchange.deadline
-            exchange.response.hides_usage = ask_for_usage(request)
+            exchange.response.hides_usage = ask_for_usage(request) and not self._forces_usage
+            exchange.response.begin_heartbeat(self._loop, self._heartbeat_seconds)
             exchange.stream_log = exchange.response.stream_log = follow(request, self._budget)
         self._leg_deadlines.arrived()
         while True:
@@ -95,6 +99,7 @@ class Attempts:
                 if exchange.response.started:
                     incoming = self._recovery.lost(exchange, request, incoming, failed)
                 self._after_failure(exchange, failed)
+                self._crashes.note(exchange, failed)
                 tried |= {failed.worker.name}
                 if failed.failure is Failure.STALL:
                     slow |= {failed.worker.name}
@@ -107,6 +112,7 @@ class Attempts:
                 now = self._loop.time()
                 self.first_tokens.pass_time(now)
                 self._cluster.finish(flight, now)
+            await self._crashes.check(exchange)
             route = self._another_decode(exchange, incoming, tried) or await self._recovery.detour(
                 exchange, incoming, tried, slow
             )
@@ -286,7 +292,5 @@ def _pass_on(exchange: Exchange, answer: Answer) -> None:
     if exchange.response.started:
         raise upstream_failed(f"A worker answered {answer.status} when it was to go on with the answer. Retry it.")
     exchange.response.send(answer.status, answer.content_type, answer.body)
-    if answer.status == _OK and len(answer.body) <= _READ_USAGE_BYTES:
-        read = read_answer(answer.body)
-        if read is not None:
-            exchange.note_usage(read.usage, output=True)
+    if answer.status == _OK:
+        exchange.note_usage(read_usage(answer.body), output=True)

@@ -46,6 +46,11 @@ class Continuation:
         self._began = began
         self._source: StreamSource | None = None
 
+    @property
+    def done(self) -> bool:
+        """As `StreamSink`."""
+        return self._stream_log.done
+
     def stream_begin(self, source: StreamSource) -> None:
         """As `StreamSink`; the client's stream has begun long ago."""
         self._source = source
@@ -166,6 +171,11 @@ class Restart:
         self._stream_log = stream_log
         self._began = began
         self._started = False
+
+    @property
+    def done(self) -> bool:
+        """As `StreamSink`."""
+        return self._response.done
 
     def stream_begin(self, source: StreamSource) -> None:
         """As `StreamSink`; the client's stream has begun long ago."""

@@ -11,6 +11,7 @@ from fulcrum.gateway.http.upstream_answer import StreamSink
 from fulcrum.gateway.openai.api_keys import ApiKey
 from fulcrum.gateway.openai.inference_request import InferenceRequest, Usage
 from fulcrum.gateway.openai.stream_log import StreamLog
+from fulcrum.gateway.workers.registry import Worker
 from fulcrum.routing import Flight, Incoming
 
 MAX_ATTEMPTS: Final = 3
@@ -21,7 +22,7 @@ class Exchange:
     """One request on its way, and what is known of it when it ends."""
 
     __slots__ = (
-        "accused", "attempts", "deadline", "first_token_at", "flight", "fruitless", "held",
+        "accused", "attempts", "broken", "deadline", "first_token_at", "flight", "fruitless", "held",
         "incoming", "key", "lost_at", "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class", "request",
         "response", "route", "sink", "started_at", "stream_log", "tokens_before",
     )  # fmt: skip
@@ -41,6 +42,8 @@ class Exchange:
         self.attempts = 0
         self.accused: list[LegFailedError] = []
         """Failures that may be its own fault, until another worker serves it."""
+        self.broken: list[Worker] = []
+        """Workers whose connections broke before a token was sent."""
         self.held: HeldPrefill | None = None
         """Its KV, while the prefill worker holds it for the first worker that pulls it."""
         self.sink: StreamSink | None = None

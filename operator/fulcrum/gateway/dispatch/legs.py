@@ -7,9 +7,11 @@ from math import inf
 
 from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.openai.bodies import is_aborted
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 
 # A plain number: looking up a member of HTTPStatus costs half a microsecond.
+_OK = 200
 _SERVER_ERRORS = 500
 _UNAUTHORIZED = 401
 
@@ -67,6 +69,8 @@ class Legs:
                 request, sink=sink, deadline=deadline, silence_seconds=silence_seconds, excuse=excuse
             )
         except UpstreamError as error:
+            if sink is not None and sink.done:  # the client has all of it; what broke is the connection's end
+                return Answer(status=_OK, content_type=b"", body=b"", streamed=True)
             failure = error.failure
             # One that computes, or answers others, is late, and no more than that.
             computes = worker.progress.moved_at > max(began_at, self._loop.time() - silence_seconds)
@@ -74,7 +78,7 @@ class Legs:
             raise self._failed(worker, leg, failure, blame=not late) from error
         if answer.status == _UNAUTHORIZED:  # the client's own key was looked at here, and not sent on
             raise self._failed(worker, leg, Failure.REFUSED)
-        if answer.status >= _SERVER_ERRORS:
+        if answer.status >= _SERVER_ERRORS or (leg != "prefill" and is_aborted(answer.body)):
             raise self._failed(worker, leg, Failure.ERROR_STATUS)
         self._registry.worked(worker)
         self._metrics.legs[leg, "answered"] += 1

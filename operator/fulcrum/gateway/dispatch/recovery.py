@@ -26,7 +26,7 @@ from fulcrum.gateway.dispatch.resume import (
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSink
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.errors import RequestError, engine_error, upstream_failed
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, InferenceRequest
+from fulcrum.gateway.openai.inference_request import CHAT_PATH, InferenceRequest, wants_every_usage
 from fulcrum.gateway.openai.stream_log import StreamLog
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 from fulcrum.routing import Incoming, Route
@@ -155,7 +155,6 @@ class Recovery:
             "" if stream_log.finish_reason is not None else await self._rewind(exchange, request, worker, stream_log)
         )
         exchange.tokens_before = len(stream_log.ids)
-        options = bytes(request.fields.get("stream_options", b""))
         sink = Continuation(
             exchange.response,
             stream_log,
@@ -163,7 +162,7 @@ class Recovery:
             again=again,
             prompt_tokens=exchange.prompt_tokens or 0,
             wants_usage=wants_usage,
-            wants_every_usage=wants_usage and b'"continuous_usage_stats"' in options,
+            wants_every_usage=wants_usage and wants_every_usage(request),
             began=partial(self._resumed, exchange),
         )
         if stream_log.finish_reason is not None:

@@ -178,7 +178,18 @@ def _says(fields: dict[str, Raw], name: str) -> bool:
     value = fields.get(name)
     if value is None or bytes(value) in _NOTHING:
         return False
-    return not (name == "response_format" and b'"text"' in bytes(value))
+    return not (name == "response_format" and _type_of(value) == "text")
+
+
+class _Format(msgspec.Struct):
+    type: str = ""
+
+
+def _type_of(value: Raw) -> str:
+    try:
+        return msgspec.json.decode(value, type=_Format).type
+    except msgspec.DecodeError:
+        return ""  # for the engine to refuse
 
 
 def _number(value: Raw | None) -> float:

@@ -14,6 +14,7 @@ import msgspec
 
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.http.cors import Cors
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.openai import openapi
@@ -35,12 +36,14 @@ class Routes:
         config: GatewayConfig,
         *,
         admission: AdmissionControl,
+        cors: Cors,
         not_ready: Callable[[], str | None],
         refused: Callable[[RequestError], None],
     ) -> None:
         """`not_ready`: why there should be no traffic; `refused`: counts an error."""
         self._config = config
         self._admission = admission
+        self._cors = cors
         self._not_ready = not_ready
         self._refused = refused
         self._created = int(time.time())
@@ -60,6 +63,9 @@ class Routes:
         return True
 
     def _answer_other(self, path: str, request: Request, response: Response) -> None:
+        if request.method == b"OPTIONS" and (allowed := self._cors.preflight(request.headers)) is not None:
+            response.send(HTTPStatus.OK, _TEXT, b"", allowed)  # a browser sends no key with it
+            return
         if request.unauthorized is not None:
             self._fail(response, request.unauthorized)
             return

@@ -20,7 +20,7 @@ from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import check_body, read_checked, read_request
 from fulcrum.gateway.openai.errors import SERVER_ERROR, RequestError
-from fulcrum.gateway.openai.inference_request import InferenceRequest
+from fulcrum.gateway.openai.inference_request import InferenceRequest, ServedModel
 from fulcrum.gateway.unhandled import describe
 from fulcrum.gateway.workers.registry import WorkerRegistry
 
@@ -47,7 +47,9 @@ class Inference:
         loop: asyncio.AbstractEventLoop,
         access_log: bool,
     ) -> None:
-        self._served_name = config.served_name
+        self._served = ServedModel(
+            name=config.served_name, max_model_len=config.max_model_len, media_urls=bool(config.media_domains)
+        )
         self._request_timeout_seconds = config.limits.request_timeout_seconds
         self._salts_prefixes = config.salt_prefixes
         self._admission = admission
@@ -81,7 +83,7 @@ class Inference:
             if large:
                 request = await self._read_large(http_request)
             else:
-                request = read_request(http_request.path, http_request.body, self._served_name)
+                request = read_request(http_request.path, http_request.body, self._served)
             if key is not None and self._salts_prefixes:
                 request.fields["cache_salt"] = Raw(key.cache_salt(bytes(request.fields.get("cache_salt", b""))))
             began = perf_counter()
@@ -111,6 +113,8 @@ class Inference:
         try:
             if error is not None:
                 exchange.response.fail(error)
+                if exchange.response.done:
+                    error = None  # the client has the whole answer
             self._accounts.close(exchange, error)
         except Exception as crash:  # noqa: BLE001  the client's next requests come on the same connection
             request_id = exchange.response.request_id.decode()
@@ -124,7 +128,7 @@ class Inference:
         for _ in check_body(http_request.body):
             began = await self._rest(began)
         began = await self._rest(began)
-        request = read_checked(http_request.path, http_request.body, self._served_name)
+        request = read_checked(http_request.path, http_request.body, self._served)
         began = await self._rest(began)
         request.measure_media()
         await self._rest(began)

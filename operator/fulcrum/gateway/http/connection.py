@@ -8,9 +8,11 @@ from collections import deque
 from http import HTTPStatus
 from typing import Final, cast
 
+from fulcrum.gateway.http.peer import has_left
+from fulcrum.gateway.http.places import Place
 from fulcrum.gateway.http.request import Request, new_request_id
 from fulcrum.gateway.http.request_parser import RequestParser
-from fulcrum.gateway.http.response import Response
+from fulcrum.gateway.http.response import CONTINUE, Response
 from fulcrum.gateway.http.service import Service
 from fulcrum.gateway.openai.errors import RequestError, overloaded, timed_out
 
@@ -18,18 +20,14 @@ _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 64 * 1024 * 1024
 _CANCEL_SECONDS: Final = 5.0
 _WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
-_LARGE_BODY_BYTES: Final = 64 * 1024
-"""Bytes of one client's requests from which on they count towards the budget of all clients."""
-_REFUSED_AT_ONCE: Final = 256
-"""Connections over the limit that get an answer which says so, at a time; more are only closed."""
 
 
 class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
-        "_holds_body", "_lingering_bytes", "_loop", "_parser", "_queue", "_reading_paused", "_response", "_service",
-        "_task", "_transport", "_write_paused", "deadline",
+        "_half_closed", "_holds_body", "_lingering_bytes", "_loop", "_parser", "_queue", "_reading_paused", "_response",
+        "_service", "_task", "_transport", "_write_paused", "deadline",
     )  # fmt: skip
 
     def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,6 +41,9 @@ class ClientConnection(asyncio.Protocol):
         self._write_paused = False
         self._reading_paused = False
         self._holds_body = False
+        """Bytes of its requests count towards the budget."""
+        self._half_closed = False
+        """The client sends no more."""
         self._lingering_bytes = -1
         self.deadline = math.inf
         """Loop time until which the connection may stay in the state that it is in."""
@@ -52,17 +53,16 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER_BYTES)
-        self._service.connections.add(self)
         self._wait(self._service.limits.idle_timeout_seconds)
-        surplus = len(self._service.connections) - self._service.max_connections
-        if surplus > _REFUSED_AT_ONCE:
+        place = self._service.places.enter(self)
+        if place is Place.SHUT:
             self._transport.abort()
-        elif surplus > 0:
+        elif place is Place.NONE:
             self._refuse(overloaded("Too many connections."))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._service.connections.discard(self)
+        self._service.places.leave(self)
         if self._write_paused:
             self._keeps_up()
         self._service.bodies.release(self)
@@ -108,12 +108,21 @@ class ClientConnection(asyncio.Protocol):
             if self._task is None:
                 self._next()
             if self._holds_body:
-                self._count_bodies()
+                self._count_bytes()
         # Answers are given in order, so what else the client sends can wait in the kernel. An idle socket is read on:
         # that is how a client's leaving is seen.
         if self._queue and not self._reading_paused and self._transport is not None:
             self._reading_paused = True
             self._transport.pause_reading()
+            self._service.places.unread.add(self)
+
+    def eof_received(self) -> bool:
+        """The client sends no more. True: it still gets the answers to what it has sent."""
+        if self._task is None and not self._queue:
+            return False
+        self._half_closed = True
+        self._service.places.unread.add(self)
+        return True
 
     def _received_part(self, *, begun: bool) -> None:
         """A request is arriving, and not complete."""
@@ -121,7 +130,9 @@ class ClientConnection(asyncio.Protocol):
         if not parser.head_done:
             if not begun and self._task is None:
                 self._wait(self._service.limits.header_timeout_seconds)
+            self._count_bytes()
             return
+        self._service.places.busy(self)
         if not parser.head_seen:
             parser.head_seen = True
             if parser.unauthorized is not None:
@@ -129,20 +140,20 @@ class ClientConnection(asyncio.Protocol):
                 return
             if self._task is None:
                 self._wait_for_body()
-        self._count_bodies()
+        self._count_bytes()
 
     def _wait_for_body(self) -> None:
         self._wait(self._service.limits.body_timeout_seconds)
         if self._parser.take_continue() and self._transport is not None:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._transport.write(CONTINUE)
 
-    def _count_bodies(self) -> None:
-        """Count what this client has sent, if it is much; over the budget, the one that sent most must give it up."""
-        held_bytes = self._parser.body_bytes + sum(
+    def _count_bytes(self) -> None:
+        """Count what this client has sent of requests that are not begun; over the budget, the most is given up."""
+        held_bytes = self._parser.held_bytes + sum(
             len(queued.body) for queued in self._queue if isinstance(queued, Request)
         )
         bodies = self._service.bodies
-        self._holds_body = held_bytes >= _LARGE_BODY_BYTES
+        self._holds_body = held_bytes > 0
         if self._holds_body:
             for victim in bodies.hold(self, held_bytes):
                 victim.give_up_bodies()
@@ -161,6 +172,11 @@ class ClientConnection(asyncio.Protocol):
             self._next()
 
     # From the gateway.
+
+    def look_for_client(self) -> None:
+        """Cut the connection if the client has gone, which its socket does not tell while it is not read."""
+        if self._transport is not None and has_left(self._transport, self._response):
+            self.abort()
 
     @property
     def idle(self) -> bool:
@@ -218,10 +234,12 @@ class ClientConnection(asyncio.Protocol):
                 close_after=not request.keep_alive or self._service.closing,
                 no_body=request.method == b"HEAD",
             )
+            response.cors_headers = self._service.cors.headers(request.headers)
             if not self._service.answer(request, response):
                 self._response = response
+                self._service.places.busy(self)
                 if self._holds_body:
-                    self._count_bodies()
+                    self._count_bytes()
                 self._task = self._loop.create_task(self._run(request, response))
                 self._wait(self._service.limits.request_timeout_seconds)
                 return
@@ -229,10 +247,14 @@ class ClientConnection(asyncio.Protocol):
                 self.close()
                 return
         if self._transport is not None and not self._queue:
+            if self._half_closed:
+                self.close()
+                return
             if self._parser.in_message:
                 self._wait_for_body()
             else:
                 self._wait(self._service.limits.idle_timeout_seconds)
+                self._service.places.rest(self)
             if self._reading_paused:
                 self._reading_paused = False
                 self._transport.resume_reading()

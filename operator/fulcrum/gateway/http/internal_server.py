@@ -1,4 +1,4 @@
-"""The gateway's second port, for the cluster and not for clients: metrics, what canaries found, and other gateways."""
+"""The gateway's second port, for the cluster and not for clients: probes, metrics, pairs, and other gateways."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ _HEAD_SECONDS: Final = 5.0
 """Longest wait for a whole request; other gateways keep their connections for less."""
 _HEAD_BYTES: Final = 16 * 1024
 _BODY_BYTES: Final = 1024 * 1024
+MOST_CONNECTIONS: Final = 256
+"""Connections at once: 100 gateways, and what scrapes them. A new one takes the place of the one that says nothing for
+longest, so that a probe is always heard."""
+MOST_READERS: Final = 192
+"""Connections that may have an answer under way which is no probe's; the other places are kept for probes."""
 _TEXT: Final = b"text/plain; charset=utf-8"
 
 Page = Callable[[], tuple[bytes, bytes]]
 """Content type and body of a page."""
 Inbox = Callable[[bytes], int]
 """Takes a message; returns the status of the answer."""
+Probe = Callable[[], str | None]
+"""Why a probe fails; None: it does not."""
 
 
 class InternalServer:
@@ -29,14 +36,22 @@ class InternalServer:
     """
 
     def __init__(
-        self, pages: Mapping[str, Page], inboxes: Mapping[str, Inbox] | None = None, *, token: str | None = None
+        self,
+        pages: Mapping[str, Page],
+        inboxes: Mapping[str, Inbox] | None = None,
+        probes: Mapping[str, Probe] | None = None,
+        *,
+        token: str | None = None,
     ) -> None:
         """Without `token` no message is taken."""
         self._pages = {path.encode(): page for path, page in pages.items()}
         self._inboxes = {path.encode(): inbox for path, inbox in (inboxes or {}).items() if token is not None}
+        self._probes = {path.encode(): probe for path, probe in (probes or {}).items()}
         self._token = token or ""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._silent: dict[asyncio.StreamWriter, None] = {}
+        """Of these, the ones without a whole request; those first that are so for longest."""
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises OSError."""
@@ -51,11 +66,20 @@ class InternalServer:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._writers) >= MOST_CONNECTIONS:
+            if not self._silent:
+                writer.transport.abort()
+                return
+            oldest = next(iter(self._silent))
+            self._forget(oldest)
+            oldest.transport.abort()
         self._writers.add(writer)
         try:
             more = True
             while more:
                 async with asyncio.timeout(_HEAD_SECONDS):
+                    self._silent.pop(writer, None)
+                    self._silent[writer] = None  # the last one now
                     head = await reader.readuntil(b"\r\n\r\n")
                     method, _, rest = head.partition(b" ")
                     inbox = self._inboxes.get(rest.partition(b" ")[0])
@@ -64,6 +88,7 @@ class InternalServer:
                         more = status < HTTPStatus.BAD_REQUEST
                         writer.write(_head(status, keep=more) + b"content-length: 0\r\n\r\n")
                     else:
+                        self._silent.pop(writer, None)
                         writer.write(self._answer(method, rest))
                         more = False
                     await writer.drain()
@@ -72,8 +97,12 @@ class InternalServer:
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
-            self._writers.discard(writer)
+            self._forget(writer)
             writer.transport.abort()
+
+    def _forget(self, writer: asyncio.StreamWriter) -> None:
+        self._writers.discard(writer)
+        self._silent.pop(writer, None)
 
     async def _take(self, head: bytes, reader: asyncio.StreamReader, inbox: Inbox) -> int:
         """Hand a message on; nothing of it is read before its sender is known."""
@@ -88,16 +117,24 @@ class InternalServer:
         return inbox(await reader.readexactly(int(length)))
 
     def _answer(self, method: bytes, rest: bytes) -> bytes:
-        page = self._pages.get(rest.partition(b" ")[0].partition(b"?")[0])
-        if method not in (b"GET", b"HEAD"):
-            status, kind, body = HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, b"GET and HEAD are allowed here.\n"
-        elif page is None:
-            status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, b"Here are: " + b", ".join(self._pages) + b"\n"
-        else:
-            status, (kind, body) = HTTPStatus.OK, page()
+        status, kind, body = self._find(method, rest.partition(b" ")[0].partition(b"?")[0])
         return b"%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             _head(status, keep=False), kind, len(body), b"" if method == b"HEAD" else body,
         )  # fmt: skip
+
+    def _find(self, method: bytes, path: bytes) -> tuple[int, bytes, bytes]:
+        if method not in (b"GET", b"HEAD"):
+            return HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, b"GET and HEAD are allowed here.\n"
+        if (probe := self._probes.get(path)) is not None:
+            why = probe()
+            status = HTTPStatus.OK if why is None else HTTPStatus.SERVICE_UNAVAILABLE
+            return status, _TEXT, (why or "ok").encode() + b"\n"
+        page = self._pages.get(path)
+        if page is None:
+            return HTTPStatus.NOT_FOUND, _TEXT, b"Here are: " + b", ".join((*self._pages, *self._probes)) + b"\n"
+        if len(self._writers) - len(self._silent) > MOST_READERS:
+            return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, b"Too many answers wait to be read.\n"
+        return HTTPStatus.OK, *page()
 
 
 def _head(status: int, *, keep: bool) -> bytes:

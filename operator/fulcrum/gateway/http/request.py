@@ -6,6 +6,7 @@ import itertools
 import secrets
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import unquote
 
 from fulcrum.gateway.openai.api_keys import ApiKey
 from fulcrum.gateway.openai.errors import RequestError
@@ -66,8 +67,8 @@ def new_request_id() -> bytes:
 
 
 def path_of(target: bytes) -> str:
-    """The path of a request target."""
+    """The path of a request target, decoded: no other place decodes it."""
     path = target.partition(b"?")[0]
     if not path.startswith(b"/"):  # absolute form: http://host/path
         path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
-    return path.decode("latin-1")
+    return unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1")

@@ -13,7 +13,7 @@ import httptools
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.gateway.http.request import Request, new_request_id, path_of
 from fulcrum.gateway.openai.api_keys import ApiKey
-from fulcrum.gateway.openai.errors import RequestError, bad_request
+from fulcrum.gateway.openai.errors import RequestError, bad_request, too_large
 
 _MAX_PIPELINED: Final = 256
 """Most requests in one read: each takes far more memory than the few bytes that it can consist of."""
@@ -39,13 +39,6 @@ _KINDS: Final = {
 def _known_headers(kept: frozenset[bytes]) -> dict[bytes, tuple[int | None, str | None]]:
     """What is done with a header: most clients send a dozen of which nothing is read."""
     return {name: (_KINDS.get(name), name.decode("latin-1") if name in kept else None) for name in {*_KINDS, *kept}}
-
-
-def too_large(limit_bytes: int) -> RequestError:
-    """413."""
-    return RequestError(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {limit_bytes} bytes.", code="body_too_large"
-    )
 
 
 def _too_much_framing() -> RequestError:
@@ -148,6 +141,11 @@ class RequestParser:
             self.broken = True
             self.ready.append(error)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that have come of a request that is not complete."""
+        return self._head_bytes + self._late_head_bytes + self.body_bytes
+
     def take_continue(self) -> bool:
         """Whether the client waits for `100 Continue`; true once."""
         waits = self._expects_continue and self.head_done and not self.body_bytes and self._refused is None
@@ -245,7 +243,8 @@ class RequestParser:
         parser = self._parser
         version = parser.get_http_version()
         self._http11 = version == "1.1"
-        self._keep_alive = parser.should_keep_alive()
+        # HTTP/1.0 knows no chunks: what follows them may not be a request (RFC 9112, 6.1).
+        self._keep_alive = parser.should_keep_alive() and (self._http11 or not self._chunked)
         self._method = parser.get_method()
         self._check_head_bytes(self._head_bytes)
         if version not in ("1.0", "1.1"):

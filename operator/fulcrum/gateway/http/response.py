@@ -13,13 +13,14 @@ import msgspec
 from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload, without_end
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
 from fulcrum.gateway.openai.errors import RequestError
-from fulcrum.gateway.openai.events import read_end
+from fulcrum.gateway.openai.events import DONE, read_end
 from fulcrum.gateway.openai.inference_request import Usage
 from fulcrum.gateway.openai.stream_log import StreamLog
 
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: ".encode() for status in HTTPStatus
 }
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON: Final = b"application/json"
 _LARGE_BYTES: Final = 64 * 1024
 _EVENT: Final = b"\ndata: "
@@ -33,9 +34,10 @@ class Response:
     """Writes to the client; `started` says whether bytes of the answer have left, after which no retry is possible."""
 
     __slots__ = (
-        "_no_body", "_paused", "_source", "_transport", "began_at", "close_after", "deadline", "events", "hides_usage",
-        "http11", "on_begin", "path_headers", "request_id", "slowed", "stall_seconds", "started", "status",
-        "stream_log", "streaming", "usage", "verdict",
+        "_ended", "_heartbeat", "_no_body", "_opened", "_paused", "_probed", "_source", "_transport", "began_at",
+        "close_after", "cors_headers", "deadline", "done", "events", "hides_usage", "http11", "on_begin",
+        "path_headers", "request_id", "slowed", "stall_seconds", "started", "status", "stream_log", "streaming",
+        "usage", "verdict",
     )  # fmt: skip
 
     def __init__(
@@ -51,10 +53,16 @@ class Response:
         self._source: StreamSource | None = None
         self._no_body = no_body
         self._paused = False
+        self._probed = False
         self.request_id = request_id
         self.http11 = http11
         self.close_after = close_after
         """The connection ends with this answer."""
+        self.cors_headers = b""
+        """Header lines for the web page that asks."""
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._opened = False
+        """The head of a stream was sent."""
         self.path_headers = b""
         """Header lines that name the workers."""
         self.on_begin: Callable[[], None] | None = None
@@ -76,21 +84,63 @@ class Response:
         self.slowed = False
         """The client did not keep up with the answer."""
         self.started = False
+        self.done = False
+        """The client has the end mark of its stream."""
+        self._ended = False
+        """So it has the end of the stream's body."""
         self.streaming = False
         self.status = 0
         self.verdict: RequestError | None = None
         """Why the request is being cancelled; None means that the client has gone."""
 
+    def begin_heartbeat(self, loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
+        """Until its first token, the client of a stream gets an SSE comment every `seconds`; None: it gets none."""
+        if seconds is not None and not self.started:
+            self._heartbeat = loop.call_later(seconds, self._beat, loop, seconds)
+
+    def _beat(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._heartbeat = None
+        if self.started or self._transport.is_closing():
+            return
+        if not self._opened:
+            self._open()
+        self.write_events(b": waiting\n\n")
+        self.begin_heartbeat(loop, seconds)
+
+    def _open(self) -> None:
+        """Write the head of a stream."""
+        self._opened = True
+        if not self.http11:
+            self.close_after = True  # HTTP/1.0 knows no chunks; the end of the connection ends the body
+        coding = b"transfer-encoding: chunked\r\n" if self.http11 else b""
+        self._write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+            b"%bx-request-id: %b\r\n%b%b%b\r\n"
+            % (coding, self.request_id, self.path_headers, self.cors_headers, self._connection_line())
+        )
+
+    def _end_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+
     def send(self, status: int, content_type: bytes, body: bytes, headers: bytes = b"") -> None:
         """A whole answer."""
+        self._end_heartbeat()
         self.started = True
         self.status = status
+        if self._opened:
+            # The status was sent with the first heartbeat: the answer is the one event of the stream, which stays open.
+            self.write_events(b"data: " + b" ".join(body.splitlines()) + b"\n\n")
+            self.close_after = True
+            return
         apart = len(body) > _LARGE_BYTES  # not copied behind its head
         head = b"".join(
             (
                 _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\ncontent-type: " % status, content_type,
                 b"\r\ncontent-length: ", str(len(body)).encode(), b"\r\nx-request-id: ", self.request_id, b"\r\n",
-                self.path_headers, headers, self._connection_line(), b"\r\n", b"" if apart or self._no_body else body,
+                self.path_headers, headers, self.cors_headers, self._connection_line(), b"\r\n",
+                b"" if apart or self._no_body else body,
             )
         )  # fmt: skip
         self._write(head)
@@ -99,8 +149,12 @@ class Response:
 
     def fail(self, error: RequestError) -> None:
         """An error: as an answer or, when a stream is under way, as its last event; the stream stays unfinished."""
+        self._end_heartbeat()
         if not self.started:
             self.send(error.status, _JSON, error.body(), error.headers())
+        elif self.streaming and self.done:
+            self.stream_end()
+            self.close_after = True
         elif self.streaming:
             self.stream_end()
             event = {
@@ -116,6 +170,12 @@ class Response:
             # No last chunk: the client must not take this for the end of the answer.
             self.close_after = True
 
+    def probe(self) -> None:
+        """Send an interim answer once, which a client that left resets; with or after an answer there is no need."""
+        if self.http11 and not (self.started or self._opened or self._probed):
+            self._probed = True
+            self._write(CONTINUE)
+
     # StreamSink
 
     def _write(self, data: bytes) -> None:
@@ -129,13 +189,9 @@ class Response:
         self.status = 200
         self.began_at = source.first_byte_at
         self.stream_goes_on(source)
-        if not self.http11:
-            self.close_after = True  # HTTP/1.0 knows no chunks; the end of the connection ends the body
-        coding = b"transfer-encoding: chunked\r\n" if self.http11 else b""
-        self._write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-            b"%bx-request-id: %b\r\n%b%b\r\n" % (coding, self.request_id, self.path_headers, self._connection_line())
-        )
+        self._end_heartbeat()
+        if not self._opened:
+            self._open()
 
     def stream_goes_on(self, source: StreamSource) -> None:
         """The stream, which may have begun before, comes from `source` now."""
@@ -155,21 +211,20 @@ class Response:
             self._write_stream(chunks)
 
     def stream_last(self, chunks: bytes) -> None:
-        if not self._resumable or self.stream_log is None or self.stream_log.ends_whole(chunks):
+        # From its end: searching all of a large piece takes longer than passing it on.
+        if self.done or chunks.rfind(DONE) >= 0:
+            self._ended = True
             self.stream_bytes(chunks)
         elif not self._end_piece(without_end(chunks)) and self._source is not None:
             self._source.fail(Failure.TRUNCATED, "the stream has no end")
 
-    @property
-    def _resumable(self) -> bool:
-        """Another worker can go on with the stream."""
-        return self.stream_log is not None and not self.stream_log.why_not and self._source is not None
-
     def _end_piece(self, chunks: bytes) -> bool:
-        """Write a piece that may end the stream; True: the engine fails in it, and another worker is to go on."""
-        piece = read_end(chunks, hides_usage=self.hides_usage, finds_failure=self._resumable)
+        """Write a piece that may end the stream; True: the engine fails in it, and is not to be heard on."""
+        piece = read_end(chunks, hides_usage=self.hides_usage)
         if piece.usage is not None:
             self.usage = piece.usage
+        if not piece.failed and chunks.rfind(DONE, -_LAST_EVENT_BYTES) >= 0:
+            self.done = True
         if piece.shown:
             self._write_stream(piece.shown)
         if piece.failed and self._source is not None:
@@ -194,6 +249,7 @@ class Response:
 
     def write_end(self, events: bytes) -> None:
         """The same, and the stream ends with them."""
+        self.done = self._ended = True
         self._write_chunks(chunk(events) + LAST_CHUNK if events else LAST_CHUNK)
 
     def stream_end(self) -> None:
@@ -201,6 +257,9 @@ class Response:
         if self._source is not None:
             self.events = self._source.events
         self._source = None
+        if self.done and not self._ended:
+            self._ended = True
+            self._write_chunks(LAST_CHUNK)
 
     # Back-pressure, from the client's connection.
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.gateway.http.budget import Budget
+from fulcrum.gateway.http.cors import Cors
+from fulcrum.gateway.http.places import Places
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
@@ -22,14 +24,14 @@ class Service(Protocol):
     """Serves the requests of all connections."""
 
     limits: GatewayLimits
+    cors: Cors
     kept_headers: frozenset[bytes]
     """Names, in lower case, of the headers that it reads."""
-    max_connections: int
-    connections: set[ClientConnection]
+    places: Places[ClientConnection]
     slow_readers: SlowReaders
     response_budget: ResponseBudget
     bodies: Budget[ClientConnection]
-    """What has arrived of large requests that are not complete, or wait for their turn."""
+    """What has arrived of requests, heads included, that are not complete or wait for their turn."""
     closing: bool
     """Connections end with the answer under way."""
 

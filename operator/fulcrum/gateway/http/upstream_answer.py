@@ -82,6 +82,10 @@ class StreamSource(Protocol):
 class StreamSink(Protocol):
     """Takes a streamed answer."""
 
+    @property
+    def done(self) -> bool:
+        """The client has the whole answer, with its end mark."""
+
     def stream_begin(self, source: StreamSource) -> None:
         """First bytes follow; `source` can be paused and resumed."""
 

@@ -42,8 +42,8 @@ class ClassMetrics:
 
     __slots__ = (
         "arrivals", "arrived_output_tokens", "arrived_prompt_tokens", "arrived_prompt_tokens_squared",
-        "expected_output_tokens", "expected_prompt_tokens", "output_tokens", "prompt_tokens", "slo", "tpot_seconds",
-        "ttft_seconds",
+        "expected_output_tokens", "expected_prompt_tokens", "output_tokens", "prompt_tokens", "slo", "slo_asked",
+        "tpot_seconds", "ttft_seconds",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,6 +57,8 @@ class ClassMetrics:
         self.expected_output_tokens = Sum()
         """What was expected of those in `prompt_tokens` as they came, of those in `output_tokens` as they ended."""
         self.slo = dict.fromkeys(SloOutcome, 0)
+        self.slo_asked = dict.fromkeys(SloOutcome, 0)
+        """Of requests that asked for more than is promised to all, by what they asked for."""
         self.ttft_seconds = Histogram(_FIRST_TOKEN_SECONDS)
         self.tpot_seconds = Histogram(_TOKEN_SECONDS)
         self.prompt_tokens = Histogram(TOKENS)

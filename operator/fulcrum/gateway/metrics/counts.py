@@ -26,6 +26,10 @@ _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 _LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
 
 
+_OUTCOMES: Final = (
+    ("slo", "Requests by how they fared against the promise."),
+    ("slo_asked", "Requests that asked for more than the promise, by how they fared against what they asked for."),
+)
 _SUMS: Final = (
     ("arrived_prompt_tokens", "Prompt length of the requests that came, estimated from their bytes."),
     ("arrived_prompt_tokens_squared", "The same squared, for how much these lengths vary."),
@@ -60,6 +64,8 @@ class Metrics:
         """By the leg that failed."""
         self.resumes: Counter[str] = Counter()
         """Streams whose worker was lost, by what became of them."""
+        self.spared: Counter[str] = Counter({"two_crashed": 0})
+        """Requests that were not tried on another engine, by why."""
         self.ejections: Counter[str] = Counter()
         """Workers left alone as outliers, by role."""
         self.role_changes: Counter[tuple[str, str]] = Counter()
@@ -96,6 +102,7 @@ class Metrics:
         yield counter("legs", "Requests sent to workers.", ("leg", "outcome"), self.legs.items())
         yield counter("retries", "Attempts repeated on another worker.", ("leg",), _single(self.retries))
         yield counter("resumes", "Streams whose worker was lost in mid-stream.", ("outcome",), _single(self.resumes))
+        yield counter("spared", "Requests not tried on another engine.", ("cause",), _single(self.spared))
         yield counter("ejections", "Workers left alone as outliers.", ("role",), _single(self.ejections))
         yield counter("role_changes", "Role changes of workers seen.", ("from", "to"), self.role_changes.items())
         yield counter("prewarms", "Worker pairs tried ahead of requests.", ("outcome",), _single(self.prewarms))
@@ -128,12 +135,13 @@ class Metrics:
                 labels,
                 (((name, model), getattr(counts, attribute)) for name, counts in self.classes.items()),
             )
-        slo = [
-            ((name, model, outcome.value), count)
-            for name, counts in self.classes.items()
-            for outcome, count in counts.slo.items()
-        ]
-        yield counter("slo", "Requests by how they fared against the promise.", (*labels, "outcome"), slo)
+        for attribute, documentation in _OUTCOMES:
+            outcomes = [
+                ((name, model, outcome.value), count)
+                for name, counts in self.classes.items()
+                for outcome, count in getattr(counts, attribute).items()
+            ]
+            yield counter(attribute, documentation, (*labels, "outcome"), outcomes)
 
 
 def gauge(

@@ -9,6 +9,8 @@ from typing import Final
 from fulcrum.api.reasons import REJECTIONS, Reason
 
 _SERVER_ERRORS: Final = 500
+UNREACHABLE: Final = frozenset((Reason.TTFT_UNREACHABLE, Reason.TPOT_UNREACHABLE))
+"""Refusals that depend on what the request asked for: a tighter promise is not the cluster's miss."""
 
 
 class SloOutcome(StrEnum):

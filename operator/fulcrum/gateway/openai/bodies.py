@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Final, TypeVar
@@ -9,36 +10,21 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Raw
 
-from fulcrum.gateway.openai.errors import bad_request, model_not_found
+from fulcrum.gateway.openai.errors import RequestError, bad_request, model_not_found
 from fulcrum.gateway.openai.inference_request import (
     CHAT_PATH,
-    COMPLETIONS_PATH,
     EngineAnswer,
     InferenceRequest,
     LargeFields,
+    ServedModel,
+    Usage,
 )
-
-_COMPLETION_TOKENS: Final = 16
-_MOST: Final = 1 << 31
-# Connector fields name a peer to read KV from: from a client they would read another client's KV, or any host.
-_CONNECTOR_FIELDS: Final = frozenset(("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority"))
-_WHOLE_WHEN_SET: Final = (
-    "echo",  # echoed logprobs need the prompt's logits, which are not in the KV cache
-    "use_beam_search",  # beams are separate engine requests; the KV of one prefill serves only one
-    "suffix",
-)
-_WHOLE_WHEN_PRESENT: Final = (
-    "prompt_logprobs",  # as echo
-    "truncate_prompt_tokens",  # the cut may depend on max_tokens, which differs between the legs
-    "prompt_embeds",
-)
-_MORE_THAN_ONE: Final = ("n", "best_of")  # several sequences would pull the same KV; the first one frees it
-_WHOLE_FIELDS: Final = frozenset((*_WHOLE_WHEN_SET, *_WHOLE_WHEN_PRESENT, *_MORE_THAN_ONE))
-_COUNTS: Final = frozenset(("max_tokens", "max_completion_tokens", "n", "best_of"))
-_FLAGS: Final = frozenset(("stream", "echo", "use_beam_search"))
+from fulcrum.gateway.openai.judge import GUARDED_FIELDS, is_set, judge, take_guarded
 
 _MOST_FIELDS: Final = 1024
 """Every field is an object in memory: 600,000 of them, in 8 MB, kept the event loop for a second."""
+_COUNTED_BYTES: Final = 256 * 1024
+"""Bytes outside of the large values whose fields are read before they are counted: at most 50,000, in 10 ms."""
 
 _SLICE_BYTES: Final = 1024 * 1024
 """Bytes of a body that are searched for halves of surrogate pairs at once: at most 10 ms."""
@@ -51,14 +37,24 @@ _fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
 _large_decoder: Final = msgspec.json.Decoder(LargeFields)
 Fields = TypeVar("Fields")
 _one_decoder: Final = msgspec.json.Decoder(tuple[Raw])
+_READ_WHOLE_BYTES: Final = 256 * 1024
+"""Longest answer that is decoded: 0.3 ms of the event loop."""
+_USAGE_MARKS: Final = (b'"usage":{', b'"usage": {')
+"""Before the object with the counts. A text has a backslash before each quote, and log-probabilities of a token `usage`
+are numbers, so that the last one is it."""
+_USAGE_BYTES: Final = 2048
+"""Longest such object that is read."""
+_JSON: Final = json.JSONDecoder()
 _answer_decoder: Final = msgspec.json.Decoder(EngineAnswer)
 
 
-def read_request(path: str, body: bytes | bytearray, served_name: str) -> InferenceRequest:
+def read_request(path: str, body: bytes | bytearray, served: ServedModel) -> InferenceRequest:
     """The request that a client's `body` makes. Raises RequestError (400, 404)."""
     for _ in check_body(body):
         pass
-    return read_checked(path, body, served_name)
+    request = read_checked(path, body, served)
+    request.measure_media()
+    return request
 
 
 def check_body(body: bytes | bytearray) -> Iterator[None]:
@@ -71,8 +67,8 @@ def check_body(body: bytes | bytearray) -> Iterator[None]:
     except UnicodeDecodeError:
         raise bad_request("The body is not valid UTF-8.", code="invalid_json") from None
     yield
-    if body.count(b":") > _MOST_FIELDS and _colons_between_fields(body) > _MOST_FIELDS:
-        raise bad_request(f"The body has more than {_MOST_FIELDS} fields.", code="invalid_json")
+    if body.count(b":") > _MOST_FIELDS:
+        _check_fields(body)
     if 0x5C not in body or not (b"\\ud" in body or b"\\uD" in body):
         return
     yield
@@ -85,35 +81,33 @@ def check_body(body: bytes | bytearray) -> Iterator[None]:
             raise bad_request("The body is not valid JSON: half of a surrogate pair.", code="invalid_json")
 
 
-def read_checked(path: str, body: bytes | bytearray, served_name: str) -> InferenceRequest:
-    """The request that a body makes whose text was checked. Raises RequestError (400, 404)."""
+def read_checked(path: str, body: bytes | bytearray, served: ServedModel) -> InferenceRequest:
+    """The request that a body makes whose text was checked, its media not yet. Raises RequestError (400, 404)."""
     fields = _decode(_fields_decoder, body)
-    _check_model(fields.get("model"), served_name)
-    if not fields.keys().isdisjoint(_CONNECTOR_FIELDS):
-        _drop_connector_fields(fields)
-    # What the engine takes where a completion does not say; a chat may fill the model's length.
-    max_tokens = _COMPLETION_TOKENS if path == COMPLETIONS_PATH and "max_tokens" not in fields else None
-    for name, value in fields.items():
-        if name in _COUNTS:
-            number = _read_count(value, name)
-            if number is not None and (
-                name == "max_completion_tokens" or (name == "max_tokens" and max_tokens is None)
-            ):
-                max_tokens = number
-        elif name in _FLAGS and bytes(value) not in (b"true", b"false", b"null"):
-            raise bad_request(f"`{name}` must be true or false.", param=name)
-    whole = not fields.keys().isdisjoint(_WHOLE_FIELDS) and _needs_whole(fields)
-    if path == CHAT_PATH:
+    if len(fields) > _MOST_FIELDS:
+        raise _too_many_fields()
+    _check_model(fields.get("model"), served.name)
+    if not fields.keys().isdisjoint(GUARDED_FIELDS):
+        take_guarded(fields)
+    chat = path == CHAT_PATH
+    batch = False
+    if chat:
         _check_messages(fields.get("messages"))
     else:
-        whole = _check_prompt(fields) or whole
-    stream = fields.get("stream")
+        batch = _check_prompt(fields.get("prompt"))
+    judged = judge(
+        fields,
+        chat=chat,
+        prompt_bytes=len(memoryview(fields["messages" if chat else "prompt"])),
+        max_model_len=served.max_model_len,
+    )
     return InferenceRequest(
         path=path,
         fields=fields,
-        stream=stream is not None and bytes(stream) == b"true",
-        whole=whole,
-        max_tokens=max_tokens,
+        stream=judged.stream,
+        whole=judged.whole or batch,
+        max_tokens=judged.max_tokens,
+        media_urls=served.media_urls,
     )
 
 
@@ -128,36 +122,29 @@ def _decode(decoder: msgspec.json.Decoder[Fields], body: bytes | bytearray) -> F
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
 
 
-def _colons_between_fields(body: bytes | bytearray) -> int:
-    """Colons outside of the values that may have many: at least one for each other field."""
+def _check_fields(body: bytes | bytearray) -> None:
+    """Refuse what may have so many fields that counting them would take long. Raises RequestError (400).
+
+    Each field has a colon outside of the values that may have many. What is left over counts as fields only where it is
+    too long to be read and counted.
+    """
     large = _decode(_large_decoder, body)
-    return body.count(b":") - sum(bytes(getattr(large, name)).count(b":") for name in large.__struct_fields__)
+    values = [memoryview(getattr(large, name)) for name in large.__struct_fields__]
+    rest_bytes = len(body) - sum(map(len, values))
+    if (
+        rest_bytes > _COUNTED_BYTES
+        and body.count(b":") - sum(bytes(each).count(b":") for each in values) > _MOST_FIELDS
+    ):
+        raise _too_many_fields()
 
 
-def _drop_connector_fields(fields: dict[str, Raw]) -> None:
-    fields.pop("priority", None)  # a class has one, a client cannot raise itself
-    for name in ("kv_transfer_params", "ec_transfer_params"):
-        if _set(fields.pop(name, None)):
-            raise bad_request(f"`{name}` is set by the gateway and cannot be sent by a client.", param=name)
-    if b"transfer_params" in bytes(fields.get("vllm_xargs", b"")):
-        raise bad_request("`vllm_xargs` cannot carry transfer parameters.", param="vllm_xargs")
-
-
-def _set(value: Raw | None) -> bool:
-    return value is not None and bytes(value) != b"null"
-
-
-def _needs_whole(fields: dict[str, Raw]) -> bool:
-    if any(bytes(fields.get(name, b"null")) not in (b"null", b"false") for name in _WHOLE_WHEN_SET):
-        return True
-    if any(_set(fields.get(name)) for name in _WHOLE_WHEN_PRESENT):
-        return True
-    return any(bytes(fields.get(name, b"null")) not in (b"null", b"0", b"1") for name in _MORE_THAN_ONE)
+def _too_many_fields() -> RequestError:
+    return bad_request(f"The body has more than {_MOST_FIELDS} fields.", code="invalid_json")
 
 
 def _check_model(value: Raw | None, served_name: str) -> None:
     # A client that names no model gets the only one there is, as from the engine.
-    if value is None or not _set(value):
+    if value is None or not is_set(value):
         return
     try:
         model = msgspec.json.decode(value, type=str)
@@ -167,31 +154,8 @@ def _check_model(value: Raw | None, served_name: str) -> None:
         raise model_not_found(model)
 
 
-def _read_count(value: Raw, name: str) -> int | None:
-    if not _set(value):
-        return None
-    try:
-        number = msgspec.json.decode(value, type=int)
-    except msgspec.DecodeError:
-        number = _integral(value, name)
-    if number < 0:
-        raise bad_request(f"`{name}` must not be negative.", param=name)
-    return min(number, _MOST)  # what no engine has room for is calculated with, until the engine refuses it
-
-
-def _integral(value: Raw, name: str) -> int:
-    """A number like `3.0`, which the engine takes for an integer."""
-    try:
-        number = msgspec.json.decode(value, type=float)
-    except msgspec.DecodeError:
-        number = 0.5
-    if not number.is_integer():
-        raise bad_request(f"`{name}` must be an integer.", param=name)
-    return int(number)
-
-
 def _check_messages(value: Raw | None) -> None:
-    if value is None or not _set(value):
+    if value is None or not is_set(value):
         raise bad_request("`messages` is required.", param="messages", code="missing_required_parameter")
     inside = bytes(value)
     if inside[:1] != b"[":
@@ -200,14 +164,13 @@ def _check_messages(value: Raw | None) -> None:
         raise bad_request("`messages` must not be empty.", param="messages")
 
 
-def _check_prompt(fields: dict[str, Raw]) -> bool:
+def _check_prompt(value: Raw | None) -> bool:
     """Whether the prompt is a batch, which one set of transfer parameters cannot describe."""
-    value = fields.get("prompt")
-    if value is None or not _set(value):
-        if not _set(fields.get("prompt_embeds")):
-            raise bad_request("`prompt` is required.", param="prompt", code="missing_required_parameter")
-        return True
+    if value is None or not is_set(value):
+        raise bad_request("`prompt` is required.", param="prompt", code="missing_required_parameter")
     inside = bytes(value)
+    if inside == b'""':
+        raise bad_request("`prompt` must not be empty.", param="prompt")
     if inside[:1] == b'"':
         return False
     if inside[:1] != b"[":
@@ -223,6 +186,31 @@ def _check_prompt(fields: dict[str, Raw]) -> bool:
     except msgspec.ValidationError:  # at the second one: a million are not read to be counted
         return True
     return False
+
+
+def is_aborted(body: bytes) -> bool:
+    """Whether an engine gave up the answer that it sends as whole: its choices are cut anywhere."""
+    if b'"abort"' not in body:
+        return False
+    if len(body) > _READ_WHOLE_BYTES:
+        return b'"finish_reason":"abort"' in body  # a quote inside of a text would have a backslash before it
+    read = read_answer(body)
+    return read is not None and any(choice.finish_reason == "abort" for choice in read.choices)
+
+
+def read_usage(body: bytes) -> Usage | None:
+    """The tokens that an engine counted of an answer; None: it does not say. Of a long answer only usage is read."""
+    if len(body) <= _READ_WHOLE_BYTES:
+        read = read_answer(body)
+        return None if read is None else read.usage
+    begin = max(body.rfind(mark) + len(mark) - 1 if mark in body else -1 for mark in _USAGE_MARKS)
+    if begin < 0:
+        return None
+    try:
+        value, _ = _JSON.raw_decode(body[begin : begin + _USAGE_BYTES].decode("utf-8", "replace"))
+        return msgspec.convert(value, Usage)
+    except (ValueError, RecursionError):
+        return None
 
 
 def read_answer(body: bytes) -> EngineAnswer | None:

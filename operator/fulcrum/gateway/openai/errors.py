@@ -83,6 +83,13 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return RequestError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
 
 
+def too_large(limit_bytes: int) -> RequestError:
+    """413: the body is longer than a gateway takes."""
+    return RequestError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {limit_bytes} bytes.", code="body_too_large"
+    )
+
+
 def model_not_found(model: str) -> RequestError:
     """404 for a model that this cluster does not serve."""
     shown = model if len(model) <= 200 else model[:200] + "..."
@@ -157,6 +164,17 @@ def upstream_failed(message: str) -> RequestError:
         code="upstream_failed",
         reason=Reason.UPSTREAM_FAILED,
         retry_after_seconds=1,
+    )
+
+
+def engines_crashed() -> RequestError:
+    """502: engines crashed with this request under way; trying it again would not help."""
+    return RequestError(
+        HTTPStatus.BAD_GATEWAY,
+        "Two engines crashed while they served this request. Change it before trying again.",
+        kind=SERVER_ERROR,
+        code="engines_crashed",
+        reason=Reason.UPSTREAM_FAILED,
     )
 
 

@@ -127,17 +127,17 @@ class EndPiece:
         """The engine fails in it: `shown` is what comes before."""
 
 
-def read_end(chunks: bytes, *, hides_usage: bool, finds_failure: bool) -> EndPiece:
+def read_end(chunks: bytes, *, hides_usage: bool) -> EndPiece:
     """Read a piece that may end a stream.
 
-    `hides_usage`: the client did not ask for it. `finds_failure`: an error event or an aborted choice ends the piece.
-    Such an event is the last one before the end mark, so that it is in the last piece when it did not begin one.
+    `hides_usage`: the client did not ask for it. An error event or an aborted choice ends the piece: such an event is
+    the last one before the end mark, so that it is in the last piece when it did not begin one.
     """
     # Reading all of a large piece would take most of the time of a stream that comes at once.
     end = chunks.rfind(EVENT_END, 0, -_END_BYTES)
     begin = end + len(EVENT_END) if end >= 0 else 0
     tail = chunks[begin:]
-    finds_failure = finds_failure and (_ERROR in tail or _ABORT in tail)
+    finds_failure = _ERROR in tail or _ABORT in tail
     if not finds_failure and _USAGE not in tail:
         return EndPiece(chunks)
     usage: Usage | None = None

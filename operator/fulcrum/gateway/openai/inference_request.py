@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from fulcrum.api.names import TTFT_PARAM
-from fulcrum.gateway.openai.media import measure
+from fulcrum.gateway.openai.media import inspect
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
@@ -33,6 +33,16 @@ _ASKED_USAGE: Final = Raw(b'{"include_usage":true}')
 _encoder: Final = msgspec.json.Encoder()
 
 
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests are judged by."""
+
+    name: str
+    max_model_len: int | None = None
+    """Longest prompt plus output in tokens; None: not known here."""
+    media_urls: bool = False
+    """As `InferenceRequest.media_urls`."""
+
+
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted request."""
 
@@ -44,6 +54,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The two-leg protocol cannot carry it: prefill and decode on one worker."""
     max_tokens: int | None = None
     """Most output tokens of each sequence; None: as many as the model's length leaves."""
+    media_urls: bool = False
+    """Engines fetch media of the domains that they know; without it every URL but `data:` is refused."""
     media: tuple[int, int] | None = None
     """What `measure_media` has found."""
 
@@ -53,9 +65,9 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.fields.get("messages" if self.path == CHAT_PATH else "prompt") or _EMPTY
 
     def measure_media(self) -> tuple[int, int]:
-        """Images and recordings in it, and their bytes; looked for once."""
+        """Images and recordings in it, and their bytes; looked for once. Raises RequestError for what is refused."""
         if self.media is None:
-            found = measure(bytes(self.prompt)) if self.path == CHAT_PATH else (0, 0)
+            found = inspect(bytes(self.prompt), urls=self.media_urls) if self.path == CHAT_PATH else (0, 0)
             msgspec.structs.force_setattr(self, "media", found)
             return found
         return self.media
@@ -106,8 +118,19 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
         return _encoder.encode({**self.fields, "kv_transfer_params": kv_transfer_params})
 
 
-class _StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct):
+    """What a client wants to know besides the tokens of its stream."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+def wants_every_usage(request: InferenceRequest) -> bool:
+    """Whether each event is to say how many tokens there are so far."""
+    options = request.fields.get("stream_options")
+    if options is None or bytes(options) == b"null":
+        return False
+    return msgspec.json.decode(options, type=StreamOptions).continuous_usage_stats is True
 
 
 def ask_for_usage(request: InferenceRequest) -> bool:
@@ -118,7 +141,7 @@ def ask_for_usage(request: InferenceRequest) -> bool:
     options = request.fields.get("stream_options")
     if options is not None and bytes(options) != b"null":
         try:
-            if msgspec.json.decode(options, type=_StreamOptions).include_usage:
+            if msgspec.json.decode(options, type=StreamOptions).include_usage:
                 return False
         except msgspec.DecodeError:
             return False  # for the engine to refuse
@@ -131,6 +154,7 @@ class LargeFields(msgspec.Struct, frozen=True):
 
     messages: Raw = _EMPTY
     prompt: Raw = _EMPTY
+    prediction: Raw = _EMPTY
     tools: Raw = _EMPTY
     functions: Raw = _EMPTY
     documents: Raw = _EMPTY
@@ -155,9 +179,16 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int | None = None
 
 
+class AnswerChoice(msgspec.Struct, frozen=True):
+    """One sequence of an answer that comes as one."""
+
+    finish_reason: str | None = None
+
+
 class EngineAnswer(msgspec.Struct, frozen=True):
     """The part of an engine's JSON answer that the gateway reads."""
 
+    choices: tuple[AnswerChoice, ...] = ()
     usage: Usage | None = None
     kv_transfer_params: Raw = Raw(b"null")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from fulcrum.admission import TokenRatio
-from fulcrum.gateway.openai.media import measure
 
 _OPENING: Final = b"["
 _PRIOR_MEDIA_TOKENS: Final = 1024.0
@@ -22,7 +21,7 @@ class PromptEstimate:
 
     A list of token ids is counted. The ratio of bytes to tokens of all other text is learned online, and so are the
     tokens of an image or a recording, whose bytes say nothing about them. `beside_bytes` is what the prompt is made of
-    besides: tools are written into it by the chat template. `media` is what `measure` found in it, where that is known.
+    besides: tools are written into it by the chat template. `media`: the images and recordings in it, and their bytes.
     """
 
     __slots__ = ("_media_tokens", "_ratio")
@@ -31,11 +30,11 @@ class PromptEstimate:
         self._ratio = TokenRatio()
         self._media_tokens = _PRIOR_MEDIA_TOKENS
 
-    def learn(self, prompt: bytes, tokens: int, beside_bytes: int = 0, media: tuple[int, int] | None = None) -> None:
+    def learn(self, prompt: bytes, tokens: int, beside_bytes: int = 0, media: tuple[int, int] = (0, 0)) -> None:
         """Take in one answered request; lists of token ids and counts that are not positive are ignored."""
         if tokens <= 0 or _is_id_list(prompt):
             return
-        parts, media_bytes = media or measure(prompt)
+        parts, media_bytes = media
         text_bytes = float(len(prompt) - media_bytes + beside_bytes)
         if not parts:
             self._ratio.learn(text_bytes, float(tokens))
@@ -43,11 +42,11 @@ class PromptEstimate:
         each = (tokens - self._ratio.tokens(text_bytes)) / parts
         self._media_tokens += _MEMORY * (min(max(each, _LEAST_MEDIA_TOKENS), _MOST_MEDIA_TOKENS) - self._media_tokens)
 
-    def tokens(self, prompt: bytes, beside_bytes: int = 0, media: tuple[int, int] | None = None) -> int:
+    def tokens(self, prompt: bytes, beside_bytes: int = 0, media: tuple[int, int] = (0, 0)) -> int:
         """Return the expected tokens of a prompt, at least 1."""
         if _is_id_list(prompt):
             return prompt.count(b",") + 1
-        parts, media_bytes = media or measure(prompt)
+        parts, media_bytes = media
         text_tokens = self._ratio.tokens(float(len(prompt) - media_bytes + beside_bytes))
         return round(text_tokens + parts * self._media_tokens)
 

@@ -103,11 +103,6 @@ class StreamLog:
         self._budget.open -= 1
         self.pieces = []
 
-    def ends_whole(self, last: bytes) -> bool:
-        """Whether the stream, of which `last` is the last piece, has its end mark."""
-        # From its end: searching all of a large piece takes longer than passing it on.
-        return self.done or last.rfind(DONE) >= 0 or (bool(self.pieces) and self.pieces[-1].rfind(DONE) >= 0)
-
     def read(self) -> None:
         """Turn raw pieces into what they mean."""
         pieces, self.pieces = self.pieces, []

@@ -17,7 +17,7 @@ from fulcrum.api.worker import LoadReport, TransferCounters
 from fulcrum.gateway.http.request import new_request_id
 from fulcrum.gateway.http.upstream_answer import Answer, Failure, UpstreamError
 from fulcrum.gateway.openai.bodies import read_answer, read_request
-from fulcrum.gateway.openai.inference_request import COMPLETIONS_PATH, InferenceRequest
+from fulcrum.gateway.openai.inference_request import COMPLETIONS_PATH, InferenceRequest, ServedModel
 from fulcrum.gateway.workers.progress import ask_load
 from fulcrum.gateway.workers.registry import Worker
 from fulcrum.routing import Pair
@@ -71,7 +71,7 @@ class CanaryRunner:
     def _canary_request(self) -> InferenceRequest:
         prompt = self._random.choices(_TOKEN_IDS, k=_PROMPT_TOKENS)
         body = {"model": self._served_name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
-        return read_request(COMPLETIONS_PATH, msgspec.json.encode(body), self._served_name)
+        return read_request(COMPLETIONS_PATH, msgspec.json.encode(body), ServedModel(name=self._served_name))
 
     async def run(self, canary: Canary) -> str:
         request, request_id = self._canary_request(), b"prewarm-" + new_request_id()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from fulcrum import routing
 from fulcrum.api.names import Role
@@ -17,6 +18,10 @@ from fulcrum.gateway.workers.record import WorkerRecord
 from fulcrum.routing import ClusterView
 
 logger = logging.getLogger(__name__)
+
+
+_KEPT_ENDS: Final = 1024
+"""Engine processes whose end is remembered: more than end in the seconds in which it is asked for."""
 
 
 class Worker:
@@ -97,6 +102,9 @@ class WorkerRegistry:
         """By worker: the element type of its KV cache, where it is not the one that its engine was told."""
         self.workers: list[Worker] = []
         """Usable workers, in no order."""
+        self.learns_ends = False
+        """`ended` is called for workers that end."""
+        self._ends: dict[tuple[str, str], bool] = {}
         self.joined: Callable[[Worker], None] = lambda _worker: None
         """Called for each new engine process."""
 
@@ -132,6 +140,16 @@ class WorkerRegistry:
         self.workers = list(self._workers.values())
         self._leave(worker)
         logger.info("worker_left worker=%s why=%s in_flight=%d", name, why, worker.in_flight)
+
+    def ended(self, name: str, incarnation: str, *, crashed: bool) -> None:
+        """An engine process has ended: by itself (`crashed`), or its Pod was taken away. The first report counts."""
+        self._ends.setdefault((name, incarnation), crashed)
+        if len(self._ends) > _KEPT_ENDS:
+            del self._ends[next(iter(self._ends))]
+
+    def crashed(self, worker: Worker) -> bool | None:
+        """Whether the engine process of `worker` ended by itself; None: that is not known."""
+        return self._ends.get((worker.name, worker.record.incarnation))
 
     def replace(self, records: Iterable[WorkerRecord]) -> None:
         """Exactly these are usable."""

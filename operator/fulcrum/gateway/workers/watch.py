@@ -16,7 +16,7 @@ from fulcrum import kube
 from fulcrum.api import names
 from fulcrum.api.kv_format import kv_format
 from fulcrum.api.names import Role
-from fulcrum.api.worker import ENGINE_KV_DTYPES, WorkerConfig
+from fulcrum.api.worker import ENGINE_KV_DTYPES, EXIT_ENGINE_DIED, WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.record import WorkerRecord
@@ -70,10 +70,25 @@ class Condition(msgspec.Struct):
     status: str
 
 
+class Terminated(msgspec.Struct):
+    """How a container ended."""
+
+    exitCode: int = 0  # noqa: N815
+
+
+class ContainerState(msgspec.Struct):
+    """What a container does, or did last."""
+
+    terminated: Terminated | None = None
+    running: dict[str, object] | None = None
+
+
 class ContainerStatus(msgspec.Struct):
-    """How often a container was started again."""
+    """How often a container was started again, and why."""
 
     restartCount: int = 0  # noqa: N815
+    state: ContainerState | None = None
+    lastState: ContainerState | None = None  # noqa: N815
 
 
 class PodStatus(msgspec.Struct):
@@ -137,6 +152,25 @@ def record_of(pod: Pod) -> WorkerRecord | None:
     )
 
 
+def end_of(pod: Pod, *, deleted: bool = False) -> tuple[str, bool] | None:
+    """The engine process of a worker Pod that has ended last, and whether it crashed; None: none has.
+
+    A process is named as in its record: by the Pod and the restarts before it.
+    """
+    restarts = sum(container.restartCount for container in pod.status.containerStatuses or ())
+    uid = pod.metadata.uid
+    for container in pod.status.containerStatuses or ():
+        now, last = container.state, container.lastState
+        if now is not None and now.terminated is not None:
+            return f"{uid}/{restarts}", now.terminated.exitCode == EXIT_ENGINE_DIED
+        if last is not None and last.terminated is not None:
+            before = restarts - 1 if now is not None and now.running is not None else restarts
+            return f"{uid}/{before}", last.terminated.exitCode == EXIT_ENGINE_DIED
+    if deleted or pod.metadata.deletionTimestamp is not None:
+        return f"{uid}/{restarts}", False
+    return None
+
+
 def _is(pod: Pod, component: str) -> bool:
     return (pod.metadata.labels or {}).get(names.LABEL_COMPONENT) == component
 
@@ -196,6 +230,7 @@ async def watch_workers(follower: Follower) -> None:
     # One watch for both: what is known of one is as old as what is known of the other.
     selectors = kube.selector({names.LABEL_CLUSTER: follower.settings.config.cluster})
     others: dict[str, str] = {}
+    follower.registry.learns_ends = True
     path = _PODS.collection(follower.settings.namespace)
     api = kube.Api()
     try:
@@ -226,6 +261,8 @@ def _take(follower: Follower, event: kube.Event[Pod], others: dict[str, str]) ->
             if now != before:
                 _tell(follower, others)
         case kube.Changed(kind=kind, object=pod):
+            if _is(pod, names.COMPONENT_WORKER) and (end := end_of(pod, deleted=kind == "DELETED")) is not None:
+                registry.ended(pod.metadata.name, end[0], crashed=end[1])
             record = None if kind == "DELETED" else record_of(pod)
             if record is not None:
                 registry.put(record)
