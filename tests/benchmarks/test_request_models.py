@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.gateway.openai import judge
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
@@ -30,7 +31,7 @@ def report() -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=800,
+        timeout=deadline_seconds(800),
     )
     assert done.returncode in (0, 1), done.stderr[-4000:]
     read: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from tests.machine import deadline_seconds
 from tests.worker_image.test_engine_command import cuda, environment_of
 
 FETCH = """
@@ -80,7 +81,12 @@ def test_a_redirect_from_an_allowed_host_reaches_nothing(hosts: tuple[Host, Host
     environment = {**os.environ, **environment_of(cuda(media_domains=("localhost",)))}
     environment |= {"VLLM_TARGET_DEVICE": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", FETCH, *urls], env=environment, capture_output=True, text=True, check=True, timeout=500
+        [sys.executable, "-c", FETCH, *urls],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=deadline_seconds(500),
     )
     assert [line.split()[0] for line in done.stdout.splitlines()[-2:]] == ["refused"] * 2
     assert redirecting.asked > 0, "the allowed host was asked"

@@ -42,6 +42,8 @@ def pod(name: str, container: dict[str, Any] | None, *, deleted: bool = False) -
         (status(EXIT_ENGINE_STALLED, running=False, restarts=0), False, ("w/0", False)),
         (status(137, running=False, restarts=0), False, ("w/0", False)),
         (status(None, running=True, restarts=1), True, ("w/1", False)),
+        (status(EXIT_ENGINE_DIED, running=True, restarts=1), True, ("w/1", False)),
+        (status(EXIT_ENGINE_DIED, running=False, restarts=1), True, ("w/1", False)),
         (status(None, running=True, restarts=1), False, None),
         (None, False, None),
         (None, True, ("w/0", False)),

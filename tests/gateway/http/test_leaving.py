@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.gateway.conftest import Client, Engine, MakeSite, Seen, Site, eventually
+from tests.machine import deadline_seconds
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.api.names import Role
@@ -34,6 +35,12 @@ async def begin_a_head(client: Client) -> None:
     client.send(b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nx-y: ")
 
 
+async def begin_a_second_head(client: Client) -> None:
+    client.get("/health")
+    client.send(b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nx-y: ")
+    assert (await client.answer()).status == 200
+
+
 async def was_served(client: Client) -> None:
     client.get("/health")
     assert (await client.answer()).status == 200
@@ -42,13 +49,13 @@ async def was_served(client: Client) -> None:
 async def inside(site: Site, path: str) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.inside_port)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: g\r\n\r\n".encode())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         answer = await reader.read()
     writer.close()
     return int(answer.split()[1])
 
 
-@pytest.mark.parametrize("behave", [say_nothing, begin_a_head, was_served])
+@pytest.mark.parametrize("behave", [say_nothing, begin_a_head, begin_a_second_head, was_served])
 async def test_idle_clients_starve_neither_probes_nor_other_clients(
     make_site: MakeSite, behave: Callable[[Client], Awaitable[None]]
 ) -> None:
@@ -123,7 +130,7 @@ async def test_a_client_that_stops_sending_gets_its_answer(make_site: MakeSite, 
     while answer.status == 100:
         answer = await client.answer()
     assert (answer.status, answer.complete) == (200, True)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         assert await client.reader.read() == b""
 
 
@@ -176,7 +183,7 @@ async def test_a_body_of_http_1_0_whose_end_is_unknown_ends_the_connection(make_
     )
     answer = await client.answer()
     assert (answer.status, answer.headers["connection"]) == (200, "close")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline_seconds(60)):
         assert await client.reader.read() == b""
 
 

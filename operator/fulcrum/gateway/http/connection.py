@@ -254,6 +254,7 @@ class ClientConnection(asyncio.Protocol):
                 self._wait_for_body()
             else:
                 self._wait(self._service.limits.idle_timeout_seconds)
+            if not self._parser.head_done:
                 self._service.places.rest(self)
             if self._reading_paused:
                 self._reading_paused = False

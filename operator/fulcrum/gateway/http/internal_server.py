@@ -11,7 +11,7 @@ from fulcrum.api.internal_token import HEADER as AUTHORIZATION
 from fulcrum.api.internal_token import is_authorized
 
 _HEAD_SECONDS: Final = 5.0
-"""Longest wait for a whole request; other gateways keep their connections for less."""
+"""Longest wait for a whole request, and for an answer to be read; other gateways keep their connections for less."""
 _HEAD_BYTES: Final = 16 * 1024
 _BODY_BYTES: Final = 1024 * 1024
 MOST_CONNECTIONS: Final = 256
@@ -93,7 +93,8 @@ class InternalServer:
                         more = False
                     await writer.drain()
             writer.close()
-            await writer.wait_closed()
+            async with asyncio.timeout(_HEAD_SECONDS):
+                await writer.wait_closed()  # a scraper that does not read keeps no place
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:

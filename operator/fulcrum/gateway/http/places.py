@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from itertools import islice
 from typing import Final, Generic, Protocol, TypeVar
 
 _REFUSED_AT_ONCE: Final = 256
 """Connections over the limit that get an answer which says so, at a time; more are only closed."""
+_LOOKED_AT: Final = 64
+"""Idle connections, at most, that are looked at for one that has read its answers: a new connection costs so much."""
 
 
 class Holder(Protocol):
@@ -14,6 +17,9 @@ class Holder(Protocol):
 
     def abort(self) -> None:
         """Cut the connection."""
+
+    def unsent_bytes(self) -> int:
+        """What waits for the client to read."""
 
 
 Connection = TypeVar("Connection", bound=Holder)
@@ -32,6 +38,7 @@ class Place(IntEnum):
 class Places(Generic[Connection]):
     """Places for client connections. When none is left, the connection that is idle for longest is cut.
 
+    One whose answer has not left whole stays, unless that is so of all that are looked at.
     A connection is idle while it has no request whose head is complete: one that never completes a head keeps no place.
     """
 
@@ -47,7 +54,8 @@ class Places(Generic[Connection]):
         self.open.add(connection)
         surplus = len(self.open) - self.most
         if surplus > 0 and self._idle:
-            oldest = next(iter(self._idle))
+            oldest = next((each for each in islice(self._idle, _LOOKED_AT) if not each.unsent_bytes()), None)
+            oldest = oldest or next(iter(self._idle))
             self.leave(oldest)
             oldest.abort()
             surplus -= 1

@@ -171,8 +171,13 @@ class Response:
             self.close_after = True
 
     def probe(self) -> None:
-        """Send an interim answer once, which a client that left resets; with or after an answer there is no need."""
-        if self.http11 and not (self.started or self._opened or self._probed):
+        """Send once what a client ignores, and what one that left resets: an interim answer, in a stream a comment."""
+        if self._probed or self.done or (self.started and not self.streaming):
+            return
+        if self.streaming or self._opened:
+            self._probed = True
+            self.write_events(b":\n\n")
+        elif self.http11:
             self._probed = True
             self._write(CONTINUE)
 

@@ -2,7 +2,7 @@
 
 The prefill leg has other token limits than the client asked for and no stream. What an engine says of those fields is
 therefore said here, before the prefill leg; all other fields are the same in both legs, so engines judge them alike.
-Each route reads only what vLLM reads there (`tests/gateway/openai/test_request_models.py` compares).
+Each route reads only what vLLM reads there (`tests/benchmarks/test_request_models.py` compares).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _MOST_OBJECTS: Final = 32_768
 """Most JSON objects of messages that are decoded: each costs 0.1 us of the event loop."""
 _MARKS: Final = (b"_url", b"_embeds", b"_pil", b"input_", b"\\u00")
 """One of them is in every chat with media, whatever of it is escaped: most prompts are not decoded."""
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 class _Part(msgspec.Struct):

@@ -159,6 +159,8 @@ def end_of(pod: Pod, *, deleted: bool = False) -> tuple[str, bool] | None:
     """
     restarts = sum(container.restartCount for container in pod.status.containerStatuses or ())
     uid = pod.metadata.uid
+    if deleted or pod.metadata.deletionTimestamp is not None:  # an engine that dies while it is drained is no crash
+        return f"{uid}/{restarts}", False
     for container in pod.status.containerStatuses or ():
         now, last = container.state, container.lastState
         if now is not None and now.terminated is not None:
@@ -166,8 +168,6 @@ def end_of(pod: Pod, *, deleted: bool = False) -> tuple[str, bool] | None:
         if last is not None and last.terminated is not None:
             before = restarts - 1 if now is not None and now.running is not None else restarts
             return f"{uid}/{before}", last.terminated.exitCode == EXIT_ENGINE_DIED
-    if deleted or pod.metadata.deletionTimestamp is not None:
-        return f"{uid}/{restarts}", False
     return None
 
 
