@@ -242,13 +242,17 @@ class Gateway:
         while True:
             await asyncio.sleep(every_seconds)
             now = self._loop.time()
-            for connection in [connection for connection in self.connections if connection.deadline < now]:
-                connection.expire()
-            for connection in list(self.places.unread):
-                connection.look_for_client()
+            self._sweep_clients(now)
             self.slow_readers.sweep(now, self.response_budget)
             self._inference.first_tokens.pass_time(now)
             self.registry.sweep(now)
+
+    def _sweep_clients(self, now: float) -> None:
+        # A function of its own: the variable of a loop in `_sweep` would keep the last connection in memory.
+        for connection in [connection for connection in self.connections if connection.deadline < now]:
+            connection.expire()
+        for connection in list(self.places.unread):
+            connection.look_for_client()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -52,10 +52,12 @@ class PairHealth:
         )
         return before is None
 
-    def forget(self, worker: str) -> None:
-        """The worker is gone, or another process has its name."""
+    def forget(self, worker: str) -> bool:
+        """The worker is gone, or another process has its name. Returns whether any of its pairs had been failing."""
+        failing = len(self.failing)
         self.failing = {pair: found for pair, found in self.failing.items() if worker not in pair}
         self._working = {pair for pair in self._working if worker not in pair}
+        return len(self.failing) < failing
 
     def due(self, now_seconds: float) -> Iterator[Pair]:
         """Failing pairs that are to be tried again."""

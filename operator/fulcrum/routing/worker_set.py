@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits, overlap
@@ -59,6 +60,8 @@ class WorkerSet:
         """Workers of each node that has several; those of which no node is known are left out."""
         self._joined = 0
         self._in_use: list[WorkerView] = []
+        self._many = False
+        """More changes follow: sorting waits for the last one."""
 
     @property
     def idle(self) -> bool:
@@ -69,6 +72,16 @@ class WorkerSet:
     def every_revision(self) -> tuple[RevisionGroup, ...]:
         """All workers in a role, suspects included."""
         return self.fallback_revisions or self.revisions
+
+    @contextmanager
+    def many_changes(self) -> Iterator[None]:
+        """Sort once, at the end: that takes as long as there are workers, so for each of many it would be quadratic."""
+        self._many = True
+        try:
+            yield
+        finally:
+            self._many = False
+            self._rebuild()
 
     def put(
         self, name: str, role: Role, *, pool: str = "", revision: str = "", node: str = "", incarnation: str = ""
@@ -203,6 +216,8 @@ class WorkerSet:
         self.affinity.leave(worker.index)
 
     def _rebuild(self) -> None:
+        if self._many:
+            return
         workers = self.workers.values()
         in_use = self._in_use = [worker for worker in workers if worker.breaker.available]
         self.revisions = by_revision(in_use, self._pools.admits, self.class_names)

@@ -120,7 +120,7 @@ class Attempts:
     def _another_decode(self, exchange: Exchange, incoming: Incoming, tried: frozenset[str]) -> Route | None:
         """A path that goes on from the prefill that is held; None: a new prefill is needed."""
         held, now = exchange.held, self._loop.time()
-        if held is None or not held.usable(now) or held.worker not in self._registry.workers:
+        if held is None or not held.usable(now) or not self._registry.has(held.worker):
             return None
         return self._admission.decode_elsewhere(incoming, held.worker.state, tried, now)
 

@@ -17,7 +17,7 @@ from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
 
 COMPLETION_TOKENS: Final = 16
 """Most output tokens of a completion that does not say how many, as in vLLM."""
-_MOST_TOKENS: Final = 1 << 24
+MOST_TOKENS: Final = 1 << 24
 """Most tokens of an answer where the model's length is not known: `spec.model.maxModelLen` cannot be larger."""
 _TEMPLATE_TOKENS: Final = 1024
 """Tokens that a chat template may add to a prompt, for the question whether `min_tokens` surely fits beside it."""
@@ -152,7 +152,7 @@ def _max_tokens(fields: dict[str, Raw], *, chat: bool, max_model_len: int | None
         return 0  # the prompt alone
     if read == 0:
         raise bad_request(f"`{name}` must be at least 1.", param=name)
-    if read > (most := max_model_len or _MOST_TOKENS):
+    if read > (most := max_model_len or MOST_TOKENS):
         raise bad_request(f"`{name}` must not be above the model's length of {most} tokens.", param=name)
     return read
 

@@ -6,11 +6,16 @@ from typing import Any, Final
 
 from fulcrum.api.reasons import REJECTIONS, Reason
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, TPOT_HEADER, TTFT_HEADER
+from fulcrum.gateway.openai.judge import MOST_TOKENS
 
 Json = dict[str, Any]
 PATH: Final = "/openapi.json"
 _DAY_MILLISECONDS: Final = 86_400_000
 _COUNT: Final = {"type": ["integer", "null"], "minimum": 0, "maximum": 2**31 - 1}
+_TOKENS: Final = {
+    "type": ["integer", "null"], "minimum": 1, "maximum": MOST_TOKENS,
+    "description": "Most tokens of the answer, at most the model's length.",
+}  # fmt: skip
 _FLAG: Final = {"type": ["boolean", "null"]}
 _TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 _PASSED_ON: Final = "Passed on: the engine says what it takes."
@@ -208,7 +213,7 @@ def _schemas() -> Json:
     prompt = {
         "description": "Text, or token ids; a list of several is a batch.",
         "anyOf": [
-            {"type": "string"},
+            {"type": "string", "minLength": 1},
             {"type": "array", "minItems": 1, "items": {"type": "string"}},
             {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
             {
@@ -219,7 +224,6 @@ def _schemas() -> Json:
         ],
     }
     message = {"type": "object", "properties": {"role": {"type": "string"}, "content": {}}}
-    chat = {"max_completion_tokens": {**_COUNT, "description": "Most tokens of the answer."}}
     model = {"id": {"type": "string"}, "object": {"const": "model"}, "created": {"type": "integer"},
              "owned_by": {"type": "string"}, "root": {"type": "string"}, "parent": {"type": "null"},
              "max_model_len": {"type": ["integer", "null"]}}  # fmt: skip
@@ -228,7 +232,8 @@ def _schemas() -> Json:
     return {
         "CompletionRequest": _request({"prompt": prompt, "echo": _FLAG}, "prompt"),
         "ChatCompletionRequest": _request(
-            {"messages": {"type": "array", "minItems": 1, "items": message}, **chat}, "messages"
+            {"messages": {"type": "array", "minItems": 1, "items": message}, "max_completion_tokens": _TOKENS},
+            "messages",
         ),
         "Event": _object(
             {"data": {"type": "string", "description": "JSON of the engine's, an `Error`, or `[DONE]`."}}, "data"
@@ -255,6 +260,7 @@ def _request(more: Json, *required: str) -> Json:
         },
     }
     unwanted = {"type": "null", "description": "Set by the gateway only."}
+    refused = {"type": "null", "description": "Not taken: engines would read it unchecked."}
     return {
         "type": "object",
         "description": f"Other fields are passed on to the engine. {_PASSED_ON}",
@@ -262,13 +268,19 @@ def _request(more: Json, *required: str) -> Json:
         "properties": {
             "model": {"type": ["string", "null"], "description": "The served name; that of the only model if absent."},
             **more,
-            "max_tokens": {**_COUNT, "description": "Most tokens of the answer."},
+            "max_tokens": _TOKENS,
             "n": {**_COUNT, "description": "Answers; more than one are made by one worker."},
             "stream": _FLAG,
             **{name: {**shape, "description": _PASSED_ON} for name, shape in sampling.items()},
             "kv_transfer_params": unwanted,
             "ec_transfer_params": unwanted,
+            "prompt_embeds": refused,
+            "vllm_xargs": refused,
         },
+        "anyOf": [
+            {"properties": {"stream": {"const": True}}, "required": ["stream"]},
+            {"properties": {"stream_options": {"type": "null"}}},
+        ],
         "additionalProperties": True,
     }
 

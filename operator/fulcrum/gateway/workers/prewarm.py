@@ -43,6 +43,8 @@ class Prewarmer:
         self._metrics = metrics
         self._canaries = CanaryRunner(served_name)
         self._health = PairHealth()
+        self._new: dict[Worker, float] = {}
+        """Engine processes whose pairs are not queued yet, and the loop time after which they are not worth trying."""
         self._urgent: deque[Canary] = deque()
         self._later: deque[Canary] = deque()
         self._queued: set[Pair] = set()
@@ -53,7 +55,12 @@ class Prewarmer:
 
     @property
     def pending(self) -> int:
-        """Pairs still to try."""
+        """Pairs still to try, at most."""
+        new = len(self._new)
+        return self._queue_length + new * max(2 * len(self._registry.workers) - new - 1, 0)
+
+    @property
+    def _queue_length(self) -> int:
         return len(self._urgent) + len(self._later)
 
     @property
@@ -63,19 +70,34 @@ class Prewarmer:
 
     def joined(self, worker: Worker) -> None:
         """A new engine process: every pair with it, pairs that requests use in the present roles first."""
-        self._health.forget(worker.name)
-        self._publish()
-        until = asyncio.get_running_loop().time() + _TOTAL_SECONDS
-        for other in sorted(self._registry.workers, key=lambda worker: worker.name):
-            if other is not worker:
-                first, second = sorted((worker, other), key=lambda worker: worker.name)
-                self._add(Canary(first, second, 1, until))
-                self._add(Canary(second, first, 1, until))
+        if self._health.forget(worker.name):
+            self._publish()
+        self._new[worker] = asyncio.get_running_loop().time() + _TOTAL_SECONDS
+        self._wake.set()
+
+    def _queue_new(self, now: float) -> None:
+        """Queue the pairs of new engine processes while there is room: all pairs of 2,000 workers are four million."""
+        while self._new and self._queue_length < _MAX_PENDING:
+            worker = next(iter(self._new))
+            until = self._new.pop(worker)
+            if not self._registry.has(worker):
+                continue
+            if now > until:
+                self._metrics.prewarms["dropped"] += 2 * (len(self._registry.workers) - len(self._new) - 1)
+                continue
+            for other in sorted(self._registry.workers, key=lambda worker: worker.name):
+                # Pairs with one that is new as well are queued with that one.
+                if other is not worker and other not in self._new:
+                    first, second = sorted((worker, other), key=lambda worker: worker.name)
+                    self._add(Canary(first, second, 1, until))
+                    self._add(Canary(second, first, 1, until))
 
     def suspected(self, worker: Worker) -> None:
         """Transfers from or to the worker have failed: try its pairs that are in use."""
         now = asyncio.get_running_loop().time()
         for other in self._registry.workers:
+            if self._queue_length >= _MAX_PENDING:
+                return  # another failure raises suspicion again
             for prefill, decode in ((worker, other), (other, worker)):
                 canary = Canary(prefill, decode, _MAX_ATTEMPTS, now + _TOTAL_SECONDS)
                 calm = now - self._tried_at.get(canary.pair, -_CALM_SECONDS) >= _CALM_SECONDS
@@ -112,6 +134,7 @@ class Prewarmer:
         try:
             while True:
                 self._retest(loop.time())
+                self._queue_new(loop.time())
                 while len(self._running) < _AT_ONCE and (canary := self._next(loop.time())) is not None:
                     self._begin(canary)
                 self._wake.clear()
@@ -140,7 +163,7 @@ class Prewarmer:
         for queue in (self._urgent, self._later):
             for _ in range(len(queue)):
                 canary = queue.popleft()
-                there = canary.prefill in self._registry.workers and canary.decode in self._registry.workers
+                there = self._registry.has(canary.prefill) and self._registry.has(canary.decode)
                 if not there or canary.drains or now > canary.until:
                     self._queued.discard(canary.pair)
                     self._metrics.prewarms["dropped"] += there
@@ -171,7 +194,7 @@ class Prewarmer:
             return
         if not self._registry.cluster.may_pair(canary.prefill.state, canary.decode.state):
             return
-        if self.pending >= _MAX_PENDING:
+        if self._queue_length >= _MAX_PENDING:
             self._metrics.prewarms["dropped"] += 1
             return
         self._queued.add(canary.pair)
@@ -194,7 +217,7 @@ class Prewarmer:
             "prewarmed prefill=%s decode=%s attempt=%d outcome=%s seconds=%.3f",
             *canary.pair, canary.attempt, outcome, seconds,
         )  # fmt: skip
-        if canary.prefill not in self._registry.workers or canary.decode not in self._registry.workers:
+        if not (self._registry.has(canary.prefill) and self._registry.has(canary.decode)):
             return
         self._judge(canary, outcome, loop.time())
         if outcome not in (*_GOOD, *_FAILED) and canary.attempt < _MAX_ATTEMPTS:

@@ -110,6 +110,13 @@ class WorkerRegistry:
 
     def put(self, record: WorkerRecord) -> None:
         """A worker is usable, or changed."""
+        joined = self._put(record)
+        if joined is not None:
+            self.workers = list(self._workers.values())
+            self.joined(joined)
+
+    def _put(self, record: WorkerRecord) -> Worker | None:
+        """Returns a new engine process."""
         worker = self._workers.get(record.name)
         state = self.cluster.put(
             record.name,
@@ -122,22 +129,24 @@ class WorkerRegistry:
         if worker is not None and _engine(worker.record) == _engine(record):
             worker.state = state
             self._update(worker, record)
-            return
+            return None
         if worker is not None:
             self._leave(worker)
         worker = self._workers[record.name] = Worker(record, state, self._response_budget, self._token)
-        self.workers = list(self._workers.values())
         logger.info("worker_joined worker=%s role=%s epoch=%d", record.name, record.role, record.role_epoch)
-        self.joined(worker)
+        return worker
 
     def remove(self, name: str, why: str) -> None:
         """A worker takes no new requests; what is under way on it finishes."""
+        self._remove(name, why)
+        self.workers = list(self._workers.values())
+
+    def _remove(self, name: str, why: str) -> None:
         worker = self._workers.pop(name, None)
         self._kv_dtypes.pop(name, None)
         if worker is None:
             return
         self.cluster.remove(name)
-        self.workers = list(self._workers.values())
         self._leave(worker)
         logger.info("worker_left worker=%s why=%s in_flight=%d", name, why, worker.in_flight)
 
@@ -154,10 +163,17 @@ class WorkerRegistry:
     def replace(self, records: Iterable[WorkerRecord]) -> None:
         """Exactly these are usable."""
         listed = {record.name: record for record in records}
-        for name in self._workers.keys() - listed.keys():
-            self.remove(name, "not_listed")
-        for record in listed.values():
-            self.put(record)
+        with self.cluster.many_changes():
+            for name in self._workers.keys() - listed.keys():
+                self._remove(name, "not_listed")
+            joined = [worker for record in listed.values() if (worker := self._put(record)) is not None]
+        self.workers = list(self._workers.values())
+        for worker in joined:
+            self.joined(worker)
+
+    def has(self, worker: Worker) -> bool:
+        """Whether this engine process is usable."""
+        return self._workers.get(worker.name) is worker
 
     def took_kv_dtype(self, worker: Worker, dtype: str | None) -> None:
         """Its engine says of which type its KV is. One that was told another shares KV only with its like."""
