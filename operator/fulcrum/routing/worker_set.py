@@ -59,6 +59,8 @@ class WorkerSet:
         self._by_node: dict[str, list[WorkerView]] = {}
         """Workers of each node that has several; those of which no node is known are left out."""
         self._joined = 0
+        self._pool_tokens: float | None = 0.0
+        """Size of the KV pool, the largest that a worker reports; None: one that reported it has left."""
         self._in_use: list[WorkerView] = []
         self._many = False
         """More changes follow: sorting waits for the last one."""
@@ -102,6 +104,8 @@ class WorkerSet:
             worker.set_speed(self._pools.speeds.get(pool))
             self.workers[name] = self.by_index[worker.index] = worker
             self._make_room(worker)
+        elif worker.role is role:
+            return worker
         worker.take_role(role)
         self._rebuild()
         return worker
@@ -139,13 +143,14 @@ class WorkerSet:
         worker = self.workers.get(name)
         if worker is None or worker.tiers == tiers:
             return
+        had_tokens, has_tokens = _pool_tokens(worker.tiers), _pool_tokens(tiers)
         worker.tiers = tiers
         self._make_room(worker)
-        pool_tokens = max(
-            (one.tiers.pool_tokens for one in self.workers.values() if one.tiers is not None), default=0.0
-        )
-        if pool_tokens:
-            self.affinity.join(POOL, 0.0, pool_tokens * self.units_per_token)
+        if self._pool_tokens is None or has_tokens < had_tokens:
+            self._pool_tokens = max((_pool_tokens(one.tiers) for one in self.workers.values()), default=0.0)
+        self._pool_tokens = max(self._pool_tokens, has_tokens)
+        if self._pool_tokens:
+            self.affinity.join(POOL, 0.0, self._pool_tokens * self.units_per_token)
         else:
             self.affinity.leave(POOL)
 
@@ -214,6 +219,8 @@ class WorkerSet:
     def _forget(self, worker: WorkerView) -> None:
         self.by_index.pop(worker.index, None)
         self.affinity.leave(worker.index)
+        if _pool_tokens(worker.tiers):
+            self._pool_tokens = None
 
     def _rebuild(self) -> None:
         if self._many:
@@ -243,3 +250,7 @@ class WorkerSet:
                 for worker in pool.workers:
                     if all((worker.name, decode) in self.broken for decode in decodes):
                         yield worker.name
+
+
+def _pool_tokens(tiers: Tiers | None) -> float:
+    return 0.0 if tiers is None else tiers.pool_tokens

@@ -75,7 +75,7 @@ class Prewarmer:
         self._new[worker] = asyncio.get_running_loop().time() + _TOTAL_SECONDS
         self._wake.set()
 
-    def _queue_new(self, now: float) -> None:
+    def queue_new(self, now: float) -> None:
         """Queue the pairs of new engine processes while there is room: all pairs of 2,000 workers are four million."""
         while self._new and self._queue_length < _MAX_PENDING:
             worker = next(iter(self._new))
@@ -134,7 +134,7 @@ class Prewarmer:
         try:
             while True:
                 self._retest(loop.time())
-                self._queue_new(loop.time())
+                self.queue_new(loop.time())
                 while len(self._running) < _AT_ONCE and (canary := self._next(loop.time())) is not None:
                     self._begin(canary)
                 self._wake.clear()

@@ -236,15 +236,15 @@ async def watch_workers(follower: Follower) -> None:
     try:
         async for event in kube.follow(api, path, Pod, selectors=selectors, relist_seconds=_RESYNC_SECONDS):
             try:
-                _take(follower, event, others)
+                take(follower, event, others)
             except Exception:  # the edge: whatever the API server sends, the gateway must go on following it
                 logger.exception("watch_failed")
     finally:
         await api.close()
 
 
-def _take(follower: Follower, event: kube.Event[Pod], others: dict[str, str]) -> None:
-    """`others`: addresses of the ready gateways beside this one by name, kept up to date."""
+def take(follower: Follower, event: kube.Event[Pod], others: dict[str, str]) -> None:
+    """Take in what the API server says. `others`: addresses of the other ready gateways by name, kept up to date."""
     registry = follower.registry
     match event:
         case kube.Listed(items=pods):
