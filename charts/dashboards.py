@@ -22,15 +22,25 @@ class Panel:
     kind: str = "timeseries"
 
 
+def each_once(query: str, by: str) -> str:
+    """Return the sum over gateways of what each one counts, however many scrape jobs see it."""
+    return f"sum by ({by}) (max by (fulcrum_gateway, {by}) (sum by (fulcrum_gateway, job, instance, {by}) ({query})))"
+
+
+def leading(query: str, by: str) -> str:
+    """Return what the operator that leads counts, however many scrape jobs see it."""
+    return f"max by ({by}) (sum by (job, instance, {by}) ({query}))"
+
+
 def quantile(share: float, histogram: str, by: str = "") -> str:
     """Return the query for a quantile of one of the gateway's histograms."""
-    labels = ", ".join(filter(None, ("le", by)))
-    return f"histogram_quantile({share}, sum by ({labels}) (rate({histogram}_bucket{{{CLUSTER}}}[$__rate_interval])))"
+    buckets = each_once(f"rate({histogram}_bucket{{{CLUSTER}}}[$__rate_interval])", ", ".join(filter(None, ("le", by))))
+    return f"histogram_quantile({share}, {buckets})"
 
 
 def gateway_rate(metric: str, by: str, extra: str = "") -> str:
     """Return the query for the rate of one of the gateway's counters."""
-    return f"sum by ({by}) (rate(fulcrum_gateway_{metric}{{{CLUSTER}{extra}}}[$__rate_interval]))"
+    return each_once(f"rate(fulcrum_gateway_{metric}{{{CLUSTER}{extra}}}[$__rate_interval])", by)
 
 
 DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
@@ -59,7 +69,11 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
             Panel(
                 title="Ready workers",
                 unit="short",
-                queries={CLUSTER_NAME: f'sum {BY_CLUSTER} ({OPERATOR}_workers{{{CLUSTER},state="ready"}})'},
+                queries={
+                    CLUSTER_NAME: leading(
+                        f'{OPERATOR}_workers{{{CLUSTER},state="ready"}}', "fulcrum_namespace, fulcrum_cluster"
+                    )
+                },
             ),
             Panel(
                 title="Conditions",
@@ -112,7 +126,7 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
                 title="Legs under way",
                 unit="short",
                 queries={
-                    "{{worker}} {{role}}": f"sum by (worker, role) (fulcrum_gateway_worker_in_flight{{{CLUSTER}}})"
+                    "{{worker}} {{role}}": each_once(f"fulcrum_gateway_worker_in_flight{{{CLUSTER}}}", "worker, role")
                 },
             ),
         ),
@@ -170,14 +184,15 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
                 title="Decisions",
                 unit="ops",
                 queries={
-                    "{{mode}} {{reason}}": "sum by (mode, reason) "
-                    "(rate(fulcrum_operator_decisions_total[$__rate_interval]))"
+                    "{{mode}} {{reason}}": leading(
+                        "rate(fulcrum_operator_decisions_total[$__rate_interval])", "mode, reason"
+                    )
                 },
             ),
             Panel(
                 title="Actions",
                 unit="ops",
-                queries={"{{action}}": "sum by (action) (rate(fulcrum_operator_actions_total[$__rate_interval]))"},
+                queries={"{{action}}": leading("rate(fulcrum_operator_actions_total[$__rate_interval])", "action")},
             ),
             Panel(
                 title="Forecast error",
@@ -188,24 +203,27 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
                 title="Questions without an answer",
                 unit="ops",
                 queries={
-                    "{{source}} {{asked}}": "sum by (source, asked) "
-                    "(rate(fulcrum_operator_telemetry_unknown_total[$__rate_interval]))"
+                    "{{source}} {{asked}}": leading(
+                        "rate(fulcrum_operator_telemetry_unknown_total[$__rate_interval])", "source, asked"
+                    )
                 },
             ),
             Panel(
                 title="Time of one plan, p99",
                 unit="s",
                 queries={
-                    "": "histogram_quantile(0.99, sum by (le) "
-                    "(rate(fulcrum_operator_plan_seconds_bucket[$__rate_interval])))"
+                    "": "histogram_quantile(0.99, "
+                    + leading("rate(fulcrum_operator_plan_seconds_bucket[$__rate_interval])", "le")
+                    + ")"
                 },
             ),
             Panel(
                 title="Calls to the API server",
                 unit="ops",
                 queries={
-                    "{{verb}} {{result}}": "sum by (verb, result) "
-                    "(rate(fulcrum_operator_api_calls_total[$__rate_interval]))"
+                    "{{verb}} {{result}}": leading(
+                        "rate(fulcrum_operator_api_calls_total[$__rate_interval])", "verb, result"
+                    )
                 },
             ),
         ),

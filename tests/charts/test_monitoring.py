@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -84,3 +85,35 @@ def test_dashboards_are_json_that_grafana_finds_by_label(render: Render) -> None
         board = json.loads(text)
         assert board["panels"]
         assert all(target["expr"] for panel in board["panels"] for target in panel["targets"])
+
+
+AGGREGATED = re.compile(r"\b(sum|count|avg) ?(?:by \(([^)]*)\))? ?\(\s*(?:(?:rate|increase) ?\(\s*)?fulcrum_\w+")
+"""An aggregation over series as they are scraped, and its labels."""
+
+
+def published_queries() -> dict[str, str]:
+    """Queries of rules, dashboards and samples, and of the documentation of autoscaling, by where they are."""
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    found = {f"rule {rule.get('alert') or rule['record']}": rule["expr"] for rule in rules}
+    for path in (CHART / "files/dashboards").glob("*.json"):
+        for panel in json.loads(path.read_text())["panels"]:
+            found |= {f"{path.stem}: {panel['title']} {each['refId']}": each["expr"] for each in panel["targets"]}
+    root = HERE.parents[1]
+    for path in (*(root / "manifests/samples").glob("*.yaml"), root / "docs/operations/autoscaling.md"):
+        for number, line in enumerate(path.read_text().splitlines()):
+            if "fulcrum_gateway_" in line:
+                found[f"{path.name}:{number + 1}"] = line
+    return found
+
+
+def test_what_two_scrape_jobs_see_counts_once() -> None:
+    """Series of one target are summed before anything else is."""
+    queries = published_queries()
+    assert sum(bool(AGGREGATED.search(query)) for query in queries.values()) > 15
+    doubled = {
+        where: found[0]
+        for where, query in queries.items()
+        for found in AGGREGATED.finditer(query)
+        if not {"job", "instance"} <= {label.strip() for label in (found[2] or "").split(",")}
+    }
+    assert doubled == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
@@ -77,6 +79,12 @@ class Metrics:
             ["figure"],
             registry=self._registry,
         )
+
+        # `rate()` begins with the second sample of a series: what can be known is there with 0 from the start.
+        for result in ("ok", "failed", "gone"):
+            self._reconciles.labels(result)
+        for source, asked in (*product(("prometheus", "scrape"), ("traffic", "series")), ("agent", "load")):
+            self._unknown.labels(source, asked)
 
     def reconcile(self, result: str, seconds: float) -> None:
         """Count a reconcile: `ok`, `failed` or `gone`."""

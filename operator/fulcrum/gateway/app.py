@@ -27,6 +27,7 @@ from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
+from fulcrum.gateway.known_labels import count_from_zero
 from fulcrum.gateway.metrics.counts import CONTENT_TYPE, Metrics
 from fulcrum.gateway.metrics.slo import SloOutcome
 from fulcrum.gateway.openai.api_keys import RELOAD_SECONDS, ApiKey, KeyRing
@@ -66,9 +67,10 @@ class Gateway:
         self.kept_headers = self.admission.kept_headers | self.cors.kept_headers
         self.metrics = Metrics(
             model=settings.config.served_name,
-            labels={"fulcrum_cluster": settings.config.cluster, "fulcrum_namespace": settings.namespace},
+            labels=_labels(settings),
             class_names=self.admission.classes.names,
         )
+        count_from_zero(self.metrics, self.admission.classes.names[self.admission.classes.rest])
         self.registry = WorkerRegistry(self.metrics, self.admission.cluster, self.response_budget, token=settings.token)
         self.poller = LoadPoller(self.registry, self.metrics)
         self._prefixes = PrefixSharing(self.admission.cluster, self.metrics, self.response_budget, token=settings.token)
@@ -253,6 +255,12 @@ class Gateway:
             connection.expire()
         for connection in list(self.places.unread):
             connection.look_for_client()
+
+
+def _labels(settings: Settings) -> dict[str, str]:
+    """Labels of every series: with the gateway's own name, what several scrape jobs see of it counts once."""
+    own = {"fulcrum_gateway": settings.pod_name} if settings.pod_name else {}
+    return {"fulcrum_cluster": settings.config.cluster, "fulcrum_namespace": settings.namespace, **own}
 
 
 def _listen(host: str, port: int) -> socket.socket:

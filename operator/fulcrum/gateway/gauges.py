@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
 
+from fulcrum.admission import Tally
 from fulcrum.api.names import Role
+from fulcrum.api.reasons import REJECTIONS
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.metrics.counts import counter, gauge
 
@@ -53,7 +55,12 @@ def gauges(gateway: Gateway) -> Iterator[Metric]:
 def _admission(admission: AdmissionControl) -> Iterator[Metric]:
     """Rejections with the load that was turned away, and how good predictions are."""
     core = admission.core
-    tallies = [((name, reason.value), tally) for (name, reason), tally in core.rejected.items()]
+    none = Tally()
+    tallies = [
+        ((name, reason.value), core.rejected.get((name, reason), none))
+        for name in admission.classes.names
+        for reason in REJECTIONS
+    ]
     labels = ("class", "reason")
     yield counter("rejected", "Requests turned away.", labels, [(key, tally.requests) for key, tally in tallies])
     yield counter(

@@ -56,7 +56,6 @@ class Metrics:
         self._labels = dict(labels or {})
         self.requests: Counter[tuple[str, int, str, str]] = Counter()
         """By route, code, reason (empty when served) and class."""
-        # There from the start: a counter that appears with its first request hides that request from `increase()`.
         self.classes: dict[str, ClassMetrics] = {name: ClassMetrics() for name in class_names}
         self.legs: Counter[tuple[str, str]] = Counter()
         """By leg (`prefill`, `decode`, `whole`) and outcome."""
@@ -64,7 +63,7 @@ class Metrics:
         """By the leg that failed."""
         self.resumes: Counter[str] = Counter()
         """Streams whose worker was lost, by what became of them."""
-        self.spared: Counter[str] = Counter({"two_crashed": 0})
+        self.spared: Counter[str] = Counter()
         """Requests that were not tried on another engine, by why."""
         self.ejections: Counter[str] = Counter()
         """Workers left alone as outliers, by role."""

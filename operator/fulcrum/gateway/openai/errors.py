@@ -26,6 +26,18 @@ _WHY_REJECTED: Final = {
     Reason.PREEMPTED: "The request made way for one of a higher class.",
 }
 
+STATUSES: Final = {
+    Reason.NO_WORKER: HTTPStatus.SERVICE_UNAVAILABLE,
+    Reason.OVERLOADED: HTTPStatus.SERVICE_UNAVAILABLE,
+    Reason.SHUTTING_DOWN: HTTPStatus.SERVICE_UNAVAILABLE,
+    **dict.fromkeys(_WHY_REJECTED, HTTPStatus.TOO_MANY_REQUESTS),
+    Reason.NEVER_FITS: HTTPStatus.BAD_REQUEST,
+    Reason.UPSTREAM_FAILED: HTTPStatus.BAD_GATEWAY,
+    Reason.ENGINE_ERROR: HTTPStatus.INTERNAL_SERVER_ERROR,
+    Reason.TIMED_OUT: HTTPStatus.GATEWAY_TIMEOUT,
+}
+"""Status of an answer by its reason, for each reason that there is."""
+
 _CODES: Final = {reason: re.sub(r"(?<!^)(?=[A-Z])", "_", reason.value).lower() for reason in Reason}
 
 
