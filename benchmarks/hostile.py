@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,8 @@ PERIOD_SECONDS = 3.0
 WARM_UP_SECONDS = 0.5
 """From the beginning of an attack until what others see counts: the connections have to be opened."""
 SETTLE_SECONDS = 0.3
+ONE_BY_ONE = tuple(name for name in ATTACKS if name not in ("nothing", "full_house"))
+"""`full_house` is that of full_house.py."""
 CPU_TARGET = 0.25
 P99_TARGET = 1.2
 
@@ -46,6 +49,7 @@ P99_TARGET = 1.2
 class Outcome:
     """One attack."""
 
+    warm_up_seconds: float = WARM_UP_SECONDS
     cpu: list[float] = field(default_factory=list)
     on: list[float] = field(default_factory=list)
     off: list[float] = field(default_factory=list)
@@ -77,7 +81,10 @@ class Outcome:
 class Bench:
     """A gateway, its neighbours, and attackers."""
 
-    def __init__(self, stack: contextlib.ExitStack, *, pure: bool) -> None:
+    def __init__(
+        self, stack: contextlib.ExitStack, *, pure: bool, options: Sequence[str] = (), before: Sequence[str] = ()
+    ) -> None:
+        """`options` of the gateway's command, which stands behind the command `before`."""
         self._stack = stack
         *engines, self._port = free_ports(5)
         printed_line(stack.enter_context(started([sys.executable, script("patient_engine"), *map(str, engines)])))
@@ -85,12 +92,12 @@ class Bench:
         for role, port in zip(("prefill", "prefill", "decode", "decode"), engines, strict=True):
             workers += ["--static-worker", f"{role}=http://127.0.0.1:{port}?agent={port}"]
         command = [
-            sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1", "--port", str(self._port),
-            "--no-prewarm", "--log-level", "WARNING", "--lame-duck-seconds", "0", "--config", config("Predictive"),
-            *workers,
+            *before, sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1",
+            "--port", str(self._port), "--no-prewarm", "--log-level", "WARNING", "--lame-duck-seconds", "0", "--config", config("Predictive"),
+            *workers, *options,
         ]  # fmt: skip
         process = stack.enter_context(started(command, package=None if pure else compiled(), silent=True))
-        self._gateway = Proxy("gateway", self._port, process)
+        self.gateway = Proxy("gateway", self._port, process)
         self._neighbours = stack.enter_context(started([sys.executable, script("neighbours"), str(self._port)]))
         deadline = time.monotonic() + 120
         while not self.period(2.0)["requests"]:
@@ -100,15 +107,17 @@ class Bench:
 
     def period(self, seconds: float) -> dict[str, Any]:
         """What the other clients see in so many seconds, and the gateway's CPU time per second."""
-        before, began = self._gateway.cpu_seconds(), time.monotonic()
+        before, began = self.gateway.cpu_seconds(), time.monotonic()
         tell(self._neighbours, f"{RATE} {seconds}")
         seen: dict[str, Any] = json.loads(printed_line(self._neighbours))
-        return seen | {"cpu": (self._gateway.cpu_seconds() - before) / (time.monotonic() - began)}
+        return seen | {"cpu": (self.gateway.cpu_seconds() - before) / (time.monotonic() - began)}
 
-    def attack(self, name: str, pairs: int) -> Outcome:
+    def attack(
+        self, name: str, pairs: int, sizes: Sequence[int] = (), warm_up_seconds: float = WARM_UP_SECONDS
+    ) -> Outcome:
         """Pairs of periods with and without an attack."""
-        outcome = Outcome()
-        with started([sys.executable, script("attacks"), name, str(self._port)]) as attacker:
+        outcome = Outcome(warm_up_seconds=warm_up_seconds)
+        with started([sys.executable, script("attacks"), name, str(self._port), *map(str, sizes)]) as attacker:
             printed_line(attacker)
             for number in range(pairs):
                 periods = [self._on, self._off] if number % 2 else [self._off, self._on]
@@ -117,8 +126,8 @@ class Bench:
         return outcome
 
     def _on(self, attacker: subprocess.Popen[str], outcome: Outcome) -> float:
-        tell(attacker, str(WARM_UP_SECONDS + PERIOD_SECONDS + SETTLE_SECONDS))
-        time.sleep(WARM_UP_SECONDS)
+        tell(attacker, str(outcome.warm_up_seconds + PERIOD_SECONDS + SETTLE_SECONDS))
+        time.sleep(outcome.warm_up_seconds)
         seen = self.period(PERIOD_SECONDS)
         report = json.loads(printed_line(attacker))
         time.sleep(SETTLE_SECONDS)
@@ -160,7 +169,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer pairs")
     parser.add_argument("--pure", action="store_true", help="the gateway uncompiled")
-    parser.add_argument("--only", action="append", choices=[name for name in ATTACKS if name != "nothing"])
+    parser.add_argument("--only", action="append", choices=list(ONE_BY_ONE))
     options = parser.parse_args()
     pairs = 3 if options.quick else 8
     faults = []
@@ -171,7 +180,7 @@ def main() -> int:
         quiet = bench.attack("nothing", pairs)
         print(row("nothing", quiet), flush=True)
         noise = max(quiet.ratio, 1 / quiet.ratio)
-        for name in options.only or [name for name in ATTACKS if name != "nothing"]:
+        for name in options.only or list(ONE_BY_ONE):
             outcome = bench.attack(name, pairs)
             print(row(name, outcome), flush=True)
             if outcome.faults(noise):

@@ -1,6 +1,6 @@
 """One hostile client, which does one thing for as long as it is told.
 
-    attacks.py ATTACK PORT
+    attacks.py ATTACK PORT [SIZE ...]
 
 Reads lines `SECONDS`; prints for each one JSON line: connections, megabytes sent, answers by status (0: the connection
 was cut without one). Everything that it holds is closed when the time is over.
@@ -46,6 +46,8 @@ class Attacker:
     """A client, and what it did."""
 
     port: int
+    sizes: tuple[int, ...] = ()
+    """How much of it, of attacks that ask for that."""
     connections: int = 0
     sent_bytes: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
@@ -259,22 +261,32 @@ async def idle(attacker: Attacker) -> None:
     await attacker.held(4000, b"", b"")
 
 
+async def full_house(attacker: Attacker) -> None:
+    """As many idle connections as the first size says, and unfinished heads as the second."""
+    idle_connections, heads = attacker.sizes
+    async with asyncio.TaskGroup() as running:
+        running.create_task(attacker.held(idle_connections, b"", b""))
+        running.create_task(attacker.held(heads, HEAD + b"X-A: ", b""))
+
+
 ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
     attack.__name__: attack
     for attack in (
         nothing, trailers, small_chunks, smuggling, stream_interval, images, long_prompts, many_fields, deep_json,
-        many_lists, many_parts, crashes, slow_heads, slow_bodies, slow_readers, idle,
+        many_lists, many_parts, crashes, slow_heads, slow_bodies, slow_readers, idle, full_house,
     )
 }  # fmt: skip
 
 
-async def main(name: str, port: int) -> None:
+async def main(name: str, port: int, *sizes: int) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0):
-            await ATTACKS[name](Attacker(port))  # makes what it sends, so that this takes no time of the first period
+            await ATTACKS[name](
+                Attacker(port, sizes)
+            )  # makes what it sends, so that this takes no time of the first period
     print("ready", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
-        attacker = Attacker(port)
+        attacker = Attacker(port, sizes)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(float(line)):
                 await ATTACKS[name](attacker)
@@ -287,4 +299,4 @@ async def main(name: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1], int(sys.argv[2])))
+    uvloop.run(main(sys.argv[1], *map(int, sys.argv[2:])))

@@ -36,6 +36,7 @@ def gauges(gateway: Gateway) -> Iterator[Metric]:
     epochs = [((worker.name,), float(worker.record.role_epoch)) for worker in workers]
     yield gauge("worker_role_epoch", "Role epoch by which this gateway routes.", ("worker",), epochs)
     yield gauge("client_connections", "Open client connections.", (), [((), len(gateway.connections))])
+    yield gauge("client_connections_limit", "Most of them at once.", (), [((), gateway.places.most)])
     slow = len(gateway.slow_readers)
     waiting = gateway.response_budget.waiting
     yield gauge("answers_waiting", "Large answers that wait at their engines for room.", (), [((), waiting)])
