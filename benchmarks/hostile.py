@@ -93,8 +93,8 @@ class Bench:
             workers += ["--static-worker", f"{role}=http://127.0.0.1:{port}?agent={port}"]
         command = [
             *before, sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1",
-            "--port", str(self._port), "--no-prewarm", "--log-level", "WARNING", "--lame-duck-seconds", "0", "--config", config("Predictive"),
-            *workers, *options,
+            "--port", str(self._port), "--no-prewarm", "--log-level", "WARNING", "--lame-duck-seconds", "0",
+            "--config", config("Predictive"), *workers, *options,
         ]  # fmt: skip
         process = stack.enter_context(started(command, package=None if pure else compiled(), silent=True))
         self.gateway = Proxy("gateway", self._port, process)
