@@ -128,6 +128,8 @@ _PROBLEMS: Final[tuple[dict[str, Any], ...]] = (
 class Tally:
     """What came of the bodies."""
 
+    served: ServedModel = SERVED
+    """The model that is asked for."""
     bodies: int = 0
     named: int = 0
     """Of these, bodies that were not made at random."""
@@ -140,7 +142,7 @@ class Tally:
     mutated: Counter[str] = field(default_factory=Counter)
     """Mutations by route and field."""
     sample: list[tuple[str, str]] = field(default_factory=list)
-    """Path and body of some that were accepted."""
+    """Path and body of those that were accepted, by vLLM's classes too."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def try_body(path: str, body: bytes, tally: Tally) -> None:
     """Send one body through the gateway's reader, and what it makes of it through vLLM's classes."""
     tally.bodies += 1
     try:
-        request = read_request(path, body, SERVED)
+        request = read_request(path, body, tally.served)
     except RequestError:
         return
     tally.accepted += 1
@@ -215,7 +217,7 @@ def try_body(path: str, body: bytes, tally: Tally) -> None:
 def random_body(rng: random.Random, path: str, tally: Tally) -> bytes:
     """A body that fits, with one to three fields mutated."""
     names = fields_of(path)
-    body: dict[str, Any] = {"model": "m"}
+    body: dict[str, Any] = {"model": tally.served.name}
     if path == CHAT_PATH:
         body["messages"] = _FITTING["messages"][0]
     else:
@@ -252,13 +254,13 @@ def written(rng: random.Random, value: Any) -> bytes:
     return write(value).encode()
 
 
-def run(bodies: int, seed: int) -> Tally:
+def run(bodies: int, seed: int, served: ServedModel = SERVED) -> Tally:
     """Try random bodies on both routes."""
     rng = random.Random(seed)
-    tally = Tally()
+    tally = Tally(served=served)
     for path, body in ((CHAT_PATH, _CHAT), (COMPLETIONS_PATH, _COMPLETION)):
         for problem in _PROBLEMS:
-            try_body(path, json.dumps(body | problem).encode(), tally)
+            try_body(path, json.dumps(body | {"model": served.name} | problem).encode(), tally)
             tally.named += 1
     for number in range(bodies):
         path = (CHAT_PATH, COMPLETIONS_PATH)[number % 2]
