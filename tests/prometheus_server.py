@@ -63,11 +63,14 @@ class PrometheusServer:
     """Scrapes `targets` (`host:port`), or what `jobs` (scrape configurations) find; stopped and started again, it keeps
     its data and its address."""
 
-    def __init__(self, folder: Path, *, scrape_interval: str = "500ms", jobs: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, scrape_interval: str = "500ms", jobs: Sequence[dict[str, Any]] = (), same_jobs: int = 1
+    ) -> None:
         self._binary = prometheus_binary()
         self._folder = folder
         self._scrape_interval = scrape_interval
         self._jobs = list(jobs)
+        self._same_jobs = same_jobs
         self._process: asyncio.subprocess.Process | None = None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -90,7 +93,10 @@ class PrometheusServer:
         config = {
             "global": {"scrape_interval": self._scrape_interval, "scrape_timeout": self._scrape_interval},
             "scrape_configs": self._jobs
-            or [{"job_name": "gateways", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}],
+            or [
+                {"job_name": f"job-{number}", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
+                for number in range(self._same_jobs)
+            ],
         }
         (self._folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
         with (self._folder / "log").open("ab") as log:
@@ -142,10 +148,14 @@ class PrometheusServer:
 
 @contextlib.asynccontextmanager
 async def prometheus_server(
-    folder: Path, *targets: str, scrape_interval: str = "500ms", jobs: Sequence[dict[str, Any]] = ()
+    folder: Path,
+    *targets: str,
+    scrape_interval: str = "500ms",
+    jobs: Sequence[dict[str, Any]] = (),
+    same_jobs: int = 1,
 ) -> AsyncIterator[PrometheusServer]:
-    """A server that scrapes `targets`, or what `jobs` find; it is stopped at the end."""
-    server = PrometheusServer(folder, scrape_interval=scrape_interval, jobs=jobs)
+    """A server that scrapes `targets` with each of `same_jobs`, or what `jobs` find; it is stopped at the end."""
+    server = PrometheusServer(folder, scrape_interval=scrape_interval, jobs=jobs, same_jobs=same_jobs)
     server.scrape(*targets)
     await server.start()
     try:

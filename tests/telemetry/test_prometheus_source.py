@@ -52,9 +52,10 @@ def is_traffic(answer: object) -> bool:
 @pytest.mark.integration
 @pytest.mark.timeout(600)
 async def test_a_real_prometheus_over_real_gateways(tmp_path: Path) -> None:
+    """Two of its jobs scrape both gateways, as monitors beside annotations do: each gateway counts once."""
     async with (
         two_gateways() as (one, two),
-        prometheus_server(tmp_path, one.target, two.target) as server,
+        prometheus_server(tmp_path, one.target, two.target, same_jobs=2) as server,
         PrometheusCalls() as calls,
     ):
         source = PrometheusSource(server.url, deadline_seconds=60.0, calls=calls)

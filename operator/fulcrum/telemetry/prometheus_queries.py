@@ -59,7 +59,7 @@ class Queries:
         if cluster.gateways < 1:
             raise UnknownError(f"no gateway is ready; look at Deployment {cluster.name}-gateway")
         selected = _select(INFO, cluster)
-        rows = self._instant(f"timestamp({selected})", now)
+        rows = self._instant(_of_each("timestamp({})", INFO, cluster), now)
         fresh = sum(now - _value(row) <= stale_seconds for row in rows)
         if fresh >= cluster.gateways:
             return
@@ -77,14 +77,15 @@ class Queries:
     def counts(self, cluster: ClusterRef, window_seconds: float, now: float) -> Counts:
         """What all gateways counted in the window. Raises UnknownError when one was not scraped twice in it."""
         window = _duration(window_seconds)
-        seen = self._instant(f"count_over_time({_select(INFO, cluster)}[{window}])", now)
+        seen = self._instant(_of_each(f"count_over_time({{}}[{window}])", INFO, cluster), now)
         if sum(_value(row) >= _MIN_SAMPLES for row in seen) < cluster.gateways:
             raise UnknownError(
                 f"not every gateway was scraped twice in the last {window}; wait, or scrape the gateways more often"
             )
 
         def increase(name: str, by: str = "", **labels: str) -> list[Row]:
-            return self._instant(f"sum by ({by}) (increase({_select(name, cluster, **labels)}[{window}]))", now)
+            each = _of_each(f"increase({{}}[{window}])", name, cluster, by, **labels)
+            return self._instant(f"sum by ({by}) ({each})", now)
 
         counts: Counts = {Key(ARRIVALS): _value(_only(increase(ARRIVALS)))}
         for row in increase(REQUESTS, "reason", reason="|".join(REJECTIONS)):
@@ -113,7 +114,7 @@ class Queries:
         def fold(query: str) -> dict[str, NDArray[np.float64]]:
             return self._range(query, end_seconds, interval_seconds, intervals)
 
-        samples = list((fold(f"count_over_time({_select(INFO, cluster)}[{window}])")).values())
+        samples = list((fold(_of_each(f"count_over_time({{}}[{window}])", INFO, cluster))).values())
         usual = _usual(samples)
         # `increase` sees no step between the last scrape of one window and the first of the next, and makes up for it
         # by stretching what it saw. One more scrape in each window, and the stretch taken back: then all steps count.
@@ -122,7 +123,7 @@ class Queries:
         wider = _duration(interval_seconds + scrape_seconds)
 
         def increase(name: str) -> str:
-            return f"sum(increase({_select(name, cluster)}[{wider}]))"
+            return f"sum({_of_each(f'increase({{}}[{wider}])', name, cluster)})"
 
         def one(query: str) -> NDArray[np.float64]:
             return next(iter((fold(query)).values()), np.full(intervals, np.nan))
@@ -193,6 +194,20 @@ def _partial(samples: Sequence[NDArray[np.float64]], usual: float, steps: int) -
             inside = (places > present[0]) & ((places < present[-1]) | (present[-1] == steps - 1))
             partial |= inside & (gateway < _KNOWN_SHARE * usual)
     return partial
+
+
+def _of_each(query: str, name: str, cluster: ClusterRef, by: str = "", **labels: str) -> str:
+    """A query for each gateway and each value of the label `by`: the most of what several scrape jobs see of it.
+
+    `query` has {} where the selector belongs. Of gateways of earlier versions, which do not name themselves, every
+    target counts.
+    """
+    also = f", {by}" if by else ""
+    named, nameless = (query.format(_select(name, cluster, fulcrum_gateway=own, **labels)) for own in (".+", ""))
+    return (
+        f"max by (fulcrum_gateway{also}) (sum by (fulcrum_gateway, job, instance{also}) ({named})) "
+        f"or sum by (job, instance{also}) ({nameless})"
+    )
 
 
 def _select(name: str, cluster: ClusterRef, **labels: str) -> str:
