@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits, overlap
@@ -75,15 +74,14 @@ class WorkerSet:
         """All workers in a role, suspects included."""
         return self.fallback_revisions or self.revisions
 
-    @contextmanager
-    def many_changes(self) -> Iterator[None]:
-        """Sort once, at the end: that takes as long as there are workers, so for each of many it would be quadratic."""
+    def hold(self) -> None:
+        """Many changes follow: sort once, when `settle` is called. Sorting looks at all workers."""
         self._many = True
-        try:
-            yield
-        finally:
-            self._many = False
-            self._rebuild()
+
+    def settle(self) -> None:
+        """The end of `hold`."""
+        self._many = False
+        self._rebuild()
 
     def put(
         self, name: str, role: Role, *, pool: str = "", revision: str = "", node: str = "", incarnation: str = ""

@@ -163,10 +163,13 @@ class WorkerRegistry:
     def replace(self, records: Iterable[WorkerRecord]) -> None:
         """Exactly these are usable."""
         listed = {record.name: record for record in records}
-        with self.cluster.many_changes():
+        self.cluster.hold()
+        try:
             for name in self._workers.keys() - listed.keys():
                 self._remove(name, "not_listed")
             joined = [worker for record in listed.values() if (worker := self._put(record)) is not None]
+        finally:
+            self.cluster.settle()
         self.workers = list(self._workers.values())
         for worker in joined:
             self.joined(worker)
