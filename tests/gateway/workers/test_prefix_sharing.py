@@ -121,7 +121,7 @@ async def test_gateways_of_one_token_only(make_site: MakeSite, token: str) -> No
     batches = site.gateway.metrics.prefix_batches
     await eventually(lambda: batches.total() > 0)
     same = token == TOKEN
-    assert dict(batches) == {"told" if same else "refused": 1}
+    assert dict(+batches) == {"told" if same else "refused": 1}
     assert other.gateway.metrics.prefix_batches["learned"] == same
 
 
@@ -170,7 +170,7 @@ async def test_a_gateway_that_is_dead_or_slow_changes_nothing_for_requests(make_
             number += 1
             assert (await site.post({**BODY, "prompt": conversation(number, 1)})).status == 200
             await asyncio.sleep(0.02)
-    assert set(batches) <= {"failed", "skipped"}
+    assert set(+batches) <= {"failed", "skipped"}
     assert len(asyncio.all_tasks()) < 30
     if server is not None:
         server.close()
