@@ -84,7 +84,7 @@ class Queries:
             )
 
         def increase(name: str, by: str = "", **labels: str) -> list[Row]:
-            each = _of_each(f"increase({{}}[{window}])", name, cluster, by, **labels)
+            each = _of_each(f"increase({{}}[{window}])", name, cluster, by, take="avg", **labels)
             return self._instant(f"sum by ({by}) ({each})", now)
 
         counts: Counts = {Key(ARRIVALS): _value(_only(increase(ARRIVALS)))}
@@ -123,7 +123,7 @@ class Queries:
         wider = _duration(interval_seconds + scrape_seconds)
 
         def increase(name: str) -> str:
-            return f"sum({_of_each(f'increase({{}}[{wider}])', name, cluster)})"
+            return f"sum({_of_each(f'increase({{}}[{wider}])', name, cluster, take='avg')})"
 
         def one(query: str) -> NDArray[np.float64]:
             return next(iter((fold(query)).values()), np.full(intervals, np.nan))
@@ -196,16 +196,17 @@ def _partial(samples: Sequence[NDArray[np.float64]], usual: float, steps: int) -
     return partial
 
 
-def _of_each(query: str, name: str, cluster: ClusterRef, by: str = "", **labels: str) -> str:
-    """A query for each gateway and each value of the label `by`: the most of what several scrape jobs see of it.
+def _of_each(query: str, name: str, cluster: ClusterRef, by: str = "", *, take: str = "max", **labels: str) -> str:
+    """A query for each gateway and each value of the label `by`: one value, however many scrape jobs see it.
 
-    `query` has {} where the selector belongs. Of gateways of earlier versions, which do not name themselves, every
-    target counts.
+    `query` has {} where the selector belongs. `take`: `max`, or `avg` for what is divided: sums and counts are stretched
+    by another factor in each job, which the mean of all jobs keeps alike. Of gateways of earlier versions, which do not
+    name themselves, every target counts.
     """
     also = f", {by}" if by else ""
     named, nameless = (query.format(_select(name, cluster, fulcrum_gateway=own, **labels)) for own in (".+", ""))
     return (
-        f"max by (fulcrum_gateway{also}) (sum by (fulcrum_gateway, job, instance{also}) ({named})) "
+        f"{take} by (fulcrum_gateway{also}) (sum by (fulcrum_gateway, job, instance{also}) ({named})) "
         f"or sum by (job, instance{also}) ({nameless})"
     )
 
