@@ -199,8 +199,8 @@ def _partial(samples: Sequence[NDArray[np.float64]], usual: float, steps: int) -
 def _of_each(query: str, name: str, cluster: ClusterRef, by: str = "", *, take: str = "max", **labels: str) -> str:
     """A query for each gateway and each value of the label `by`: one value, however many scrape jobs see it.
 
-    `query` has {} where the selector belongs. `take`: `max`, or `avg` for what is divided: sums and counts are stretched
-    by another factor in each job, which the mean of all jobs keeps alike. Of gateways of earlier versions, which do not
+    `query` has {} where the selector belongs. `take`: `max`, or `avg` for what is divided: each job stretches sums and
+    counts by a factor of its own, and the mean of all jobs does so alike. Of gateways of earlier versions, which do not
     name themselves, every target counts.
     """
     also = f", {by}" if by else ""
