@@ -264,9 +264,7 @@ async def idle(attacker: Attacker) -> None:
 async def full_house(attacker: Attacker) -> None:
     """As many idle connections as the first size says, and unfinished heads as the second."""
     idle_connections, heads = attacker.sizes
-    async with asyncio.TaskGroup() as running:
-        running.create_task(attacker.held(idle_connections, b"", b""))
-        running.create_task(attacker.held(heads, HEAD + b"X-A: ", b""))
+    await asyncio.gather(attacker.held(idle_connections, b"", b""), attacker.held(heads, HEAD + b"X-A: ", b""))
 
 
 ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {

@@ -157,8 +157,7 @@ def end_of(pod: Pod, *, deleted: bool = False) -> tuple[str, bool] | None:
 
     A process is named as in its record: by the Pod and the restarts before it.
     """
-    restarts = sum(container.restartCount for container in pod.status.containerStatuses or ())
-    uid = pod.metadata.uid
+    uid, restarts = pod.metadata.uid, sum(each.restartCount for each in pod.status.containerStatuses or ())
     if deleted or pod.metadata.deletionTimestamp is not None:  # an engine that dies while it is drained is no crash
         return f"{uid}/{restarts}", False
     for container in pod.status.containerStatuses or ():
