@@ -108,7 +108,6 @@ def _argv(
     facts: VllmFacts,
 ) -> tuple[str, ...]:
     on_cpu = config.accelerator == CPU
-    kv_bytes = _kv_bytes_per_gpu(config)
     restored = effective_policy(config, facts.version)
     transfer = transfer_config(config, restored, files, facts.roles)
     argv = [sys.executable, "-m", "fulcrum_worker.engine_main"]
@@ -118,15 +117,9 @@ def _argv(
     if config.trust_remote_code:
         argv += ["--trust-remote-code"]
     argv += ["--host", pod.ip, "--port", str(PORT_ENGINE)]
-    argv += ["--kv-cache-dtype", _kv_cache_dtype(config, facts)]
-    if config.kv_cache.skip_layers:
-        argv += ["--kv-cache-dtype-skip-layers", *config.kv_cache.skip_layers]
-    if (tokens := block_tokens(config)) is not None:
-        argv += ["--block-size", str(tokens)]
+    argv += _kv_cache_argv(config, facts)
     if config.attention_backend is not None:
         argv += ["--attention-backend", config.attention_backend]
-    if kv_bytes is not None:
-        argv += ["--kv-cache-memory-bytes", str(kv_bytes)]
     if config.max_model_len is not None:
         argv += ["--max-model-len", str(config.max_model_len)]
     if config.media_domains:
@@ -148,6 +141,17 @@ def _argv(
         argv += ["--enforce-eager"]
     # Last, so that what the user asked for wins where vLLM takes the last of two.
     return (*argv, *config.engine_args)
+
+
+def _kv_cache_argv(config: WorkerConfig, facts: VllmFacts) -> list[str]:
+    argv = ["--kv-cache-dtype", _kv_cache_dtype(config, facts)]
+    if config.kv_cache.skip_layers:
+        argv += ["--kv-cache-dtype-skip-layers", *config.kv_cache.skip_layers]
+    if (tokens := block_tokens(config)) is not None:
+        argv += ["--block-size", str(tokens)]
+    if (kv_bytes := _kv_bytes_per_gpu(config)) is not None:
+        argv += ["--kv-cache-memory-bytes", str(kv_bytes)]
+    return argv
 
 
 def _kv_cache_dtype(config: WorkerConfig, facts: VllmFacts) -> str:
