@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,7 @@ from fulcrum.api.objects import to_dict
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterStatus
 from fulcrum.balance import PlanEvent, stopped_status
+from fulcrum.balance.tuning import TUNING
 from fulcrum.controller.apply import Done
 from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.events import event_of_action, event_of_state
@@ -27,13 +28,25 @@ logger = logging.getLogger(__name__)
 _FIGURES: Final = re.compile(r"[0-9]+")
 
 
+class _Written(NamedTuple):
+    """A status as it was written."""
+
+    status: InferenceClusterStatus
+    last: InferenceClusterStatus
+    """The one that stood before."""
+    again: bool
+    """It had been written before, and did not stand."""
+    rests_until: float
+
+
 class Reporter:
-    """Writes status and events. Remembers only when it last wrote figures that change all the time."""
+    """Writes status and events. Remembers only what saves writes: when figures were written, and what was dropped."""
 
     def __init__(self, kube: Kube, *, identity: str) -> None:
         self._kube = kube
         self._identity = identity
         self._published_at: dict[str, float] = {}
+        self._written: dict[str, _Written] = {}
 
     async def post_events(self, owner: Owner, done: Iterable[Done], stated: Iterable[PlanEvent], now: datetime) -> None:
         """Post an event for each action that was carried out, and each change of state."""
@@ -54,8 +67,13 @@ class Reporter:
         recent = now - self._published_at.get(owner.uid, float("-inf")) < PUBLISH_SECONDS
         if recent and keeping_measurements(status, last) == last:
             return
+        before = self._written.get(owner.uid)
+        again = before is not None and before.status == status
+        if before is not None and again and before.again and before.last == last and now < before.rests_until:
+            return  # a CRD of an older release drops a field of it: writing it once more changes nothing
         await self._kube.apply_status(INFERENCE_CLUSTER, owner.namespace, owner.name, to_dict(status))
         self._published_at[owner.uid] = now
+        self._written[owner.uid] = _Written(status, last, again, now + TUNING.resync_seconds)
 
     async def say_stopped(
         self, namespace: str, document: Manifest, reason: Reason, message: str, now: datetime
@@ -82,6 +100,7 @@ class Reporter:
     def forget(self, uid: str) -> None:
         """Drop what is remembered of a cluster that is gone."""
         self._published_at.pop(uid, None)
+        self._written.pop(uid, None)
 
 
 def news_of_failures(failures: Iterable[Failure], memory: Memory) -> list[PlanEvent]:
