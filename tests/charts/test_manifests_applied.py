@@ -68,15 +68,20 @@ def test_the_base_installs_and_goes(server: ApiServer) -> None:
 
 
 def test_the_namespaced_overlay_needs_nothing_but_its_namespace(server: ApiServer) -> None:
-    server.kubectl("create", "namespace", "inference")
+    for namespace in ("inference", "fulcrum-system"):
+        server.kubectl("create", "namespace", namespace, check=False)
     names = applied(server, "-k", str(MANIFESTS / "overlays/namespaced"))
     assert {name.partition("/")[0].partition(".")[0] for name in names} == {
         "deployment", "lease", "networkpolicy", "role", "rolebinding", "serviceaccount",
     }  # fmt: skip
-    account = "--as=system:serviceaccount:inference:fulcrum-operator"
-    assert server.kubectl("auth", "can-i", "create", "pods", account, "-n", "inference").stdout.strip() == "yes"
-    elsewhere = server.kubectl("auth", "can-i", "create", "pods", account, "-n", "default", check=False)
-    assert elsewhere.stdout.strip() == "no"
+
+    def may(account: str, namespace: str) -> str:
+        subject = f"--as=system:serviceaccount:{account}:fulcrum-operator"
+        return server.kubectl("auth", "can-i", "create", "pods", subject, "-n", namespace, check=False).stdout.strip()
+
+    assert may("fulcrum-system", "inference") == "yes"
+    assert may("fulcrum-system", "default") == "no"
+    assert may("inference", "inference") == "no", "who makes Pods there does not become the operator"
 
 
 def test_the_monitoring_overlay(server: ApiServer) -> None:
