@@ -18,7 +18,7 @@ from prometheus_api_client import PrometheusConnect
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionError, NewConnectionError
 from urllib3.util.retry import Retry
 
 from fulcrum.telemetry.prometheus_access import PrometheusAccess, tls_context
@@ -167,8 +167,8 @@ def _connect(call: Call, connection: HTTPConnection) -> socket.socket:
         return call.connect(host, connection.port or connection.default_port)
     except socket.gaierror as error:
         raise NameResolutionError(host, connection, error) from error
-    except TimeoutError:
-        raise
+    except TimeoutError as error:
+        raise ConnectTimeoutError(connection, str(error)) from error  # else the client takes it for a lost connection
     except OSError as error:
         raise NewConnectionError(connection, str(error)) from error
 
