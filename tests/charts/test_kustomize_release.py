@@ -27,11 +27,15 @@ class Installation:
     folders: tuple[str, ...]
     namespace: str = "fulcrum-system"
     clusters: str = "default"
+    made_by_hand: tuple[str, ...] = ()
+    """Namespaces that an administrator makes before."""
 
 
 INSTALLATIONS = {
     "base": Installation(folders=(".",)),
-    "namespaced": Installation(folders=("../crds", "overlays/namespaced"), namespace="inference", clusters="inference"),
+    "namespaced": Installation(
+        folders=("../crds", "overlays/namespaced"), clusters="inference", made_by_hand=("inference", "fulcrum-system")
+    ),
     "monitoring": Installation(folders=("overlays/monitoring",)),
 }
 
@@ -43,7 +47,6 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
         crds = folder / "foreign.yaml"
         crds.write_text(yaml.safe_dump_all(foreign_crds()))
         release.kubectl("apply", "-f", str(crds))
-        release.kubectl("create", "namespace", "inference")
         yield release
 
 
@@ -60,6 +63,8 @@ def asked(address: str) -> str:
 @pytest.mark.parametrize("name", INSTALLATIONS)
 def test_from_the_operators_pod_to_nothing_left(kubernetes: Release, name: str, tmp_path: Path) -> None:
     it = INSTALLATIONS[name]
+    for namespace in it.made_by_hand:
+        kubernetes.kubectl("create", "namespace", namespace)
     for folder in it.folders:
         kubernetes.kubectl("apply", "--server-side", "-k", str(MANIFESTS / folder))
     kubernetes.kubectl(
@@ -98,5 +103,7 @@ def test_from_the_operators_pod_to_nothing_left(kubernetes: Release, name: str, 
             "delete", "-k", str(MANIFESTS / folder), f"--timeout={deadline_seconds(60):.0f}s", "--ignore-not-found"
         )
     kubernetes.until("nothing of the operator", lambda: left_over(kubernetes, it.namespace) == [])
+    for namespace in it.made_by_hand:
+        kubernetes.kubectl("delete", "namespace", namespace, f"--timeout={deadline_seconds(60):.0f}s")
     kinds = kubernetes.kubectl("get", "crd,clusterrole,clusterrolebinding", "-o", "name")
     assert "fulcrum" not in kinds

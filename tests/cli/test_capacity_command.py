@@ -58,7 +58,7 @@ def test_a_cpu_says_that_it_is_measured() -> None:
     result = run("--model", "smollm2", "--accelerator", "cpu")
     assert result.exit_code == 0
     assert "orders of magnitude" in result.output
-    assert f"{2**30 // (11_520 * 16) * 16:,}" in result.output
+    assert f"{2**30 // (23_040 * 16) * 16:,}" in result.output, "auto: the type that the model computes in"
 
 
 @pytest.mark.parametrize(
