@@ -19,6 +19,7 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionError, NewConnectionError
+from urllib3.exceptions import TimeoutError as HTTPTimeoutError
 from urllib3.util.retry import Retry
 
 from fulcrum.telemetry.prometheus_access import PrometheusAccess, tls_context
@@ -69,6 +70,8 @@ def ask_prometheus(url: str, access: PrometheusAccess, call: Call, ask: Callable
         why = "the key ca.crt of metrics.prometheus.secretName holds no certificate in PEM form"
         raise UnknownError(why) from error
     except (requests.RequestException, HTTPError) as error:
+        if _timed_out(error):  # the client tries again, and wraps the last of several time-outs
+            raise TimeoutError from error
         why = f"it cannot be reached ({_said(error)}); look at metrics.prometheus.url and whether it runs"
         raise UnknownError(why) from error
     except (msgspec.DecodeError, RecursionError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -171,6 +174,14 @@ def _connect(call: Call, connection: HTTPConnection) -> socket.socket:
         raise ConnectTimeoutError(connection, str(error)) from error  # else the client takes it for a lost connection
     except OSError as error:
         raise NewConnectionError(connection, str(error)) from error
+
+
+def _timed_out(error: BaseException) -> bool:
+    while not isinstance(error, TimeoutError | HTTPTimeoutError):
+        if (cause := error.__cause__ or error.__context__) is None:
+            return False
+        error = cause
+    return True
 
 
 def _said(error: BaseException) -> str:
