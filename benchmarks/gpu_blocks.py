@@ -24,6 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from this_gpu import why_skipped
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -398,13 +400,13 @@ def compare(rows: list[dict[str, Any]]) -> None:
     """Print every row beside the prediction, and how many of those that count are within 20 %."""
     for gpu, group in itertools.groupby(rows, key=lambda row: row["gpu"]):
         print(f"\n{gpu}: measured ms / predicted ms; steps of {LAYERS} layers and the head")
-        near = [line(row, gpu) for row in group]
+        near = [show(row, gpu) for row in group]
         counted = [each for each in near if each is not None]
         which = f"prefill, and decode at batch {LEAST_BATCH} and above"
         print(f"{gpu}: {sum(counted)} of {len(counted)} within {WITHIN:.0%} ({which})")
 
 
-def line(row: dict[str, Any], gpu: str) -> bool | None:
+def show(row: dict[str, Any], gpu: str) -> bool | None:
     """Print one row; returns whether it is within 20 %, or None where it does not count."""
     if "bytes" in row:
         print(f"{row['kind']:15} {row['bytes']:>11,} bytes: {row['bytes'] / row['all'] / 1e9:8.1f} GB/s")
@@ -431,13 +433,8 @@ def main() -> int:
     if asked.read:
         compare(load(asked.read))
         return 0
-    try:
-        import torch
-    except ImportError:
-        print("skipped: torch is not installed (pip install torch)")
-        return 0
-    if not torch.cuda.is_available():
-        print("skipped: torch sees no CUDA device")
+    if (why := why_skipped()) is not None:
+        print(why)
         return 0
     rows = measure()
     if asked.save:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from this_gpu import why_skipped
+
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.nonnegative import fit_relative
@@ -194,14 +196,11 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "fp8"], choices=["bf16", "fp8"])
     asked = parser.parse_args()
-    try:
-        import torch
-    except ImportError:
-        print("skipped: torch is not installed (pip install torch)")
+    if (why := why_skipped()) is not None:
+        print(why)
         return 0
-    if not torch.cuda.is_available():
-        print("skipped: torch sees no CUDA device")
-        return 0
+    import torch
+
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {asked.layers} layers; {PAPER}")
     with torch.inference_mode():
         for kv in asked.dtypes:

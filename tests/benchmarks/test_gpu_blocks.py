@@ -31,6 +31,6 @@ def test_a_line_that_is_off_names_its_term(capsys: pytest.CaptureFixture[str]) -
     )
     said = gpu_blocks.predicted(row, row["gpu"])
     right = {**row, **said}
-    assert gpu_blocks.line(right, row["gpu"]) is True
-    assert gpu_blocks.line({**right, "all": 2 * said["all"], "attention": 9 * said["all"]}, row["gpu"]) is False
+    assert gpu_blocks.show(right, row["gpu"]) is True
+    assert gpu_blocks.show({**right, "all": 2 * said["all"], "attention": 9 * said["all"]}, row["gpu"]) is False
     assert capsys.readouterr().out.splitlines()[1].endswith("<- attention")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from fulcrum.api.attention import AttentionKind, attention_backend, exchanges_kv
-from fulcrum.api.engine_types import STORED_BLOCK_SIZE, STORED_IMAGE, KvCacheDtype
+from fulcrum.api.engine_types import STORED_BLOCK_SIZE, STORED_IMAGE, KvCache, KvCacheDtype
 from fulcrum.api.names import KV_POOL_PATH, Role
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.quantities import number_of_bytes
@@ -75,16 +75,8 @@ def worker_config(
 
     `kv_dtype` is what the spec's element type of the KV cache came to; None: as the spec has it.
     """
-    cache, transfer, offload = spec.engine.kv_cache, spec.engine.transfer, None
+    cache, transfer = spec.engine.kv_cache, spec.engine.transfer
     kind, dtype = kind_of_name(spec.model.name), kv_dtype or cache.dtype
-    if (tiers := cache.offload) is not None:
-        shared = tiers.pool
-        offload = OffloadConfig(
-            host_bytes=number_of_bytes(tiers.host_memory),
-            policy=tiers.policy.value,
-            eviction=tiers.eviction.value,
-            pool=KvPoolConfig(path=KV_POOL_PATH, size_bytes=number_of_bytes(shared.size)) if shared else None,
-        )
     return WorkerConfig(
         cluster=cluster,
         pool=pool.name,
@@ -102,7 +94,7 @@ def worker_config(
             skip_layers=cache.skip_layers,
             block_size=cache.block_size,
             memory_bytes=number_of_bytes(cache.memory) if cache.memory is not None else None,
-            offload=offload,
+            offload=_offload_config(cache),
         ),
         transfer=TransferConfig(
             connector=transfer.connector,
@@ -122,6 +114,18 @@ def worker_config(
         role_epoch=role_epoch,
         start_timeout_seconds=spec.engine.start_timeout_seconds,
         drain_timeout_seconds=spec.drain_timeout_seconds,
+    )
+
+
+def _offload_config(cache: KvCache) -> OffloadConfig | None:
+    if (tiers := cache.offload) is None:
+        return None
+    shared = tiers.pool
+    return OffloadConfig(
+        host_bytes=number_of_bytes(tiers.host_memory),
+        policy=tiers.policy.value,
+        eviction=tiers.eviction.value,
+        pool=KvPoolConfig(path=KV_POOL_PATH, size_bytes=number_of_bytes(shared.size)) if shared else None,
     )
 
 

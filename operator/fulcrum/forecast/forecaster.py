@@ -139,26 +139,25 @@ class Forecaster:
         """Take in history as if it came now. A model that is too slow for that is left out, and fitted to all of it."""
         spent_seconds = dict.fromkeys(self._methods, 0.0)
         for rate in newer:
-            self._backtest.observe(float(rate))
-            self._taken += 1
-            paths = {}
-            for method, model in tuple(self._models.items()):
-                began = self._clock()
-                model.advance(float(rate))
-                path = self._path(method, model)
-                if path is not None:
-                    paths[method] = path
-                spent_seconds[method] += self._clock() - began
+            for method, seconds in self._advance(float(rate)).items():
+                spent_seconds[method] += seconds
                 if spent_seconds[method] > _REPLAY_FITS * self._fit_seconds:
                     self._models.pop(method, None)
-            self._backtest.record(paths)
 
-    def _advance(self, rate: float) -> None:
+    def _advance(self, rate: float) -> dict[ForecastMethod, float]:
+        """Take in one interval. Returns the seconds that each model took for it."""
         self._backtest.observe(rate)
-        for model in self._models.values():
-            model.advance(rate)
         self._taken += 1
-        self._record()
+        paths, seconds = {}, {}
+        for method, model in tuple(self._models.items()):
+            began = self._clock()
+            model.advance(rate)
+            path = self._path(method, model)
+            if path is not None:
+                paths[method] = path
+            seconds[method] = self._clock() - began
+        self._backtest.record(paths)
+        return seconds
 
     def _record(self) -> None:
         paths = {method: self._path(method, model) for method, model in tuple(self._models.items())}

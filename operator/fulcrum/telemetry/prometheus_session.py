@@ -19,8 +19,6 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionError, NewConnectionError
-from urllib3.exceptions import TimeoutError as HTTPTimeoutError
-from urllib3.util.retry import Retry
 
 from fulcrum.telemetry.prometheus_access import PrometheusAccess, tls_context
 from fulcrum.telemetry.prometheus_calls import Call
@@ -70,8 +68,6 @@ def ask_prometheus(url: str, access: PrometheusAccess, call: Call, ask: Callable
         why = "the key ca.crt of metrics.prometheus.secretName holds no certificate in PEM form"
         raise UnknownError(why) from error
     except (requests.RequestException, HTTPError) as error:
-        if _timed_out(error):  # the client tries again, and wraps the last of several time-outs
-            raise TimeoutError from error
         why = f"it cannot be reached ({_said(error)}); look at metrics.prometheus.url and whether it runs"
         raise UnknownError(why) from error
     except (msgspec.DecodeError, RecursionError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -102,7 +98,7 @@ class _Adapter(HTTPAdapter):
     def __init__(self, call: Call, ca_pem: str | None) -> None:
         self._call = call
         self._ca_pem = ca_pem
-        super().__init__(max_retries=Retry(total=0))  # the next tick asks again
+        super().__init__()  # it tries nothing again by itself: the next tick does
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
         """Trust one CA, from memory: the operator's file system is read-only."""
@@ -174,14 +170,6 @@ def _connect(call: Call, connection: HTTPConnection) -> socket.socket:
         raise ConnectTimeoutError(connection, str(error)) from error  # else the client takes it for a lost connection
     except OSError as error:
         raise NewConnectionError(connection, str(error)) from error
-
-
-def _timed_out(error: BaseException) -> bool:
-    while not isinstance(error, TimeoutError | HTTPTimeoutError):
-        if (cause := error.__cause__ or error.__context__) is None:
-            return False
-        error = cause
-    return True
 
 
 def _said(error: BaseException) -> str:
