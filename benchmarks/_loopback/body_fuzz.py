@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
-    from vllm.sampling_params import SamplingParams
+    from vllm.sampling_params import BeamSearchParams, SamplingParams
 
 CLASSES: Final = {CHAT_PATH: ChatCompletionRequest, COMPLETIONS_PATH: CompletionRequest}
 MODEL_TOKENS: Final = 4096
@@ -40,6 +40,8 @@ SERVED: Final = ServedModel(name="m", max_model_len=MODEL_TOKENS)
 KV: Final = Raw(b'{"do_remote_prefill":true,"remote_engine_id":"e","remote_block_ids":[[1]],"remote_host":"h"}')
 LONGEST_SHOWN: Final = 300
 """Characters of a body that are printed."""
+USUAL_TOKENS: Final = 16
+"""`max_tokens` of most bodies at random, and the most in the sample: it is for engines, on any machine."""
 
 _ANYTHING: Final = (
     None, True, False, 0, 1, 2, 5, 16, 17, 600, MODEL_TOKENS, MODEL_TOKENS + 1, -1, -7, 1.0, 1.5, 1e3, 2**31, 2**63,
@@ -142,7 +144,7 @@ class Tally:
     mutated: Counter[str] = field(default_factory=Counter)
     """Mutations by route and field."""
     sample: list[tuple[str, str]] = field(default_factory=list)
-    """Path and body of those that were accepted, by vLLM's classes too."""
+    """Path and body of those that were accepted, by vLLM's classes too, and whose answers are short."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def fields_of(path: str) -> list[str]:
     return sorted(CLASSES[path].model_fields)
 
 
-def verdict(path: str, body: bytes) -> tuple[str, SamplingParams | None]:
+def verdict(path: str, body: bytes) -> tuple[str, SamplingParams | BeamSearchParams | None]:
     """What an engine says of `body` before it schedules it: empty and the parameters, or why it is refused."""
     fields = json.loads(body)
     try:
@@ -171,8 +173,7 @@ def verdict(path: str, body: bytes) -> tuple[str, SamplingParams | None]:
             cut = request.truncate_prompt_tokens
             max_tokens = get_max_tokens(MODEL_TOKENS, asked, PROMPT_TOKENS, {}, None, truncate_prompt_tokens=cut)
             if request.use_beam_search:
-                request.to_beam_search_params(max_tokens, {})
-                return "", None
+                return "", request.to_beam_search_params(max_tokens, {})
             return "", request.to_sampling_params(max_tokens, {})
     except Exception as error:  # noqa: BLE001  whatever it is, the client gets an error for it
         return f"{type(error).__name__}: {error}", None
@@ -200,7 +201,7 @@ def try_body(path: str, body: bytes, tally: Tally) -> None:
     sent = legs(request)
     verdicts = [verdict(path, each) for each in sent]
     for leg, (why, params) in zip(sent, verdicts, strict=True):
-        given = (params.extra_args or {}) if params is not None else {}
+        given = getattr(params, "extra_args", None) or {}
         own = {"kv_transfer_params"} if len(sent) > 1 else set()
         if given.keys() - own or (given and json.loads(leg).get("kv_transfer_params") != given["kv_transfer_params"]):
             tally.reached.append(f"{path} {shown} -> {given}")
@@ -210,7 +211,7 @@ def try_body(path: str, body: bytes, tally: Tally) -> None:
         (prefill, _), (decode, _) = verdicts
         if bool(prefill) != bool(decode):
             tally.disagreements.append(f"{path} {shown} prefill: {prefill or 'ok'} decode: {decode or 'ok'}")
-    if not any(why for why, _ in verdicts):
+    if all(params is not None and params.max_tokens <= USUAL_TOKENS for _, params in verdicts):
         tally.sample.append((path, body.decode()))
 
 
@@ -229,6 +230,8 @@ def random_body(rng: random.Random, path: str, tally: Tally) -> bytes:
         tally.mutated[f"{path} {name}"] += 1
     if rng.random() < 0.6:
         body.setdefault("stream", True)
+    if rng.random() < 0.8:
+        body.setdefault("max_tokens", USUAL_TOKENS)
     return written(rng, body)
 
 

@@ -69,7 +69,6 @@ def test_4xx_and_still_serving(
 ACCEPTED = 200
 AT_ONCE = 8
 ANSWER_BYTES = 64 * 1024
-"""After so much of an answer the client leaves: without `max_tokens` a chat fills the model's length."""
 ANSWER_SECONDS = 20.0
 
 

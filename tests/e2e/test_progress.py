@@ -18,7 +18,7 @@ from typing import Any, Self
 import pytest
 from tests.gateway.conftest import MakeSite, Site, make_site
 from tests.machine import deadline_seconds, eventually
-from tests.worker_image.agents import Agent, start_agent, worker_config
+from tests.worker_image.agents import Agent, post_json, start_agent, worker_config
 
 from fulcrum.api.names import PORT_AGENT, PORT_ENGINE, Role
 from fulcrum.gateway.workers.record import WorkerRecord
@@ -65,14 +65,31 @@ class RealEngine:
         assert speed is not None, self.agent.tail()
         return speed.prefill_a + speed.prefill_b * tokens + speed.prefill_c * tokens**2
 
+    def step_cpu_seconds(self, first: int) -> float:
+        """Processor time of one prefill step of `CHUNK_TOKENS`: less than it takes where others compute, too."""
+        began_seconds = cpu_seconds(self.core)
+        body = {"model": MODEL, "prompt": token_ids(first, PROMPT_TOKENS), "max_tokens": 1}
+        post_json(f"{self.agent.engine_url}/v1/completions", body)
+        return (cpu_seconds(self.core) - began_seconds) * CHUNK_TOKENS / PROMPT_TOKENS
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process."""
+    return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3), for any process
+
+
+def token_ids(first: int, tokens: int) -> list[int]:
+    """A prompt that no cache has, if none began with `first` before."""
+    return [first, *range(100, 99 + tokens)]
+
 
 class Hold:
-    """Stops and continues a process in turns, so that a step of `step_seconds` takes about `longer_seconds`."""
+    """Stops and continues a process in turns, so that `step_cpu_seconds` of its work take `longer_seconds`."""
 
-    def __init__(self, pid: int, *, step_seconds: float, longer_seconds: float) -> None:
+    def __init__(self, pid: int, *, step_cpu_seconds: float, longer_seconds: float) -> None:
         self._pid = pid
-        self._on_seconds = max(step_seconds / 2, 0.001)
-        self._off_seconds = self._on_seconds * (longer_seconds / step_seconds - 1)
+        self._on_seconds = max(step_cpu_seconds / 2, 0.001)
+        self._off_seconds = self._on_seconds * max(longer_seconds / step_cpu_seconds - 1, 0.0)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -81,6 +98,10 @@ class Hold:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let it compute as it can."""
         self._over.set()
         self._thread.join()
         os.kill(self._pid, signal.SIGCONT)
@@ -94,13 +115,9 @@ class Hold:
             os.kill(self._pid, signal.SIGSTOP)
             self._over.wait(self._off_seconds)
             os.kill(self._pid, signal.SIGCONT)
-            used_seconds = self._used_seconds()
-            while self._used_seconds() - used_seconds < self._on_seconds and not self._over.wait(0.001):
+            used_seconds = cpu_seconds(self._pid)
+            while cpu_seconds(self._pid) - used_seconds < self._on_seconds and not self._over.wait(0.001):
                 pass
-
-    def _used_seconds(self) -> float:
-        """Processor time: on a busy machine it gets little of that while it may run."""
-        return time.clock_gettime((~self._pid << 3) | 2)  # clock_getcpuclockid(3), for any process
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +148,7 @@ async def site_of(make_site: MakeSite, engines: list[RealEngine], promise_second
 def prompt(first: int, tokens: int = PROMPT_TOKENS) -> dict[str, Any]:
     """A stream over a prompt that no cache has."""
     return {
-        "model": MODEL, "prompt": [first, *range(100, 99 + tokens)], "max_tokens": 4, "temperature": 0,
+        "model": MODEL, "prompt": token_ids(first, tokens), "max_tokens": 4, "temperature": 0,
         "ignore_eos": True, "stream": True,
     }  # fmt: skip
 
@@ -157,7 +174,8 @@ async def test_a_prompt_that_takes_four_times_as_long_is_answered_by_its_worker_
     site = await site_of(make_site, engines, promise_seconds)
     with contextlib.ExitStack() as holding:
         for engine in engines:
-            hold = Hold(engine.core, step_seconds=step_seconds, longer_seconds=overdue_seconds / 4)
+            step_cpu_seconds = engine.step_cpu_seconds(10)
+            hold = Hold(engine.core, step_cpu_seconds=step_cpu_seconds, longer_seconds=overdue_seconds / 4)
             holding.enter_context(hold)
         began = time.monotonic()
         answer = asyncio.create_task(site.post(prompt(11)))
@@ -178,14 +196,17 @@ async def test_a_prompt_on_a_worker_that_stands_still_is_answered_by_another_wit
     make_site: MakeSite, engines: list[RealEngine]
 ) -> None:
     promise_seconds = deadline_seconds(4.0)
-    step_seconds = max(engine.prefill_seconds(CHUNK_TOKENS) for engine in engines)
     site = await site_of(make_site, engines, promise_seconds)
-    holds = [Hold(engine.core, step_seconds=step_seconds, longer_seconds=0.2) for engine in engines]
+    holds = [
+        Hold(engine.core, step_cpu_seconds=engine.step_cpu_seconds(13), longer_seconds=promise_seconds / 4)
+        for engine in engines
+    ]
     with holds[0], holds[1]:
         began = time.monotonic()
         answer = asyncio.create_task(site.post(prompt(12, 4 * CHUNK_TOKENS)))
         frozen = await asked_of(site, engines, answer)
         holds[engines.index(frozen)].freeze()
+        holds[1 - engines.index(frozen)].release()
         await eventually(answer.done, seconds=60.0, what=frozen.agent.tail)
         took_seconds = time.monotonic() - began
     answered = await answer
