@@ -80,7 +80,7 @@ class Calibration:
 
     def scaled(self, prefill: float, decode: float) -> Calibration:
         """Prefills and steps that take so many times as long."""
-        a, b, c, *steps = msgspec.structs.astuple(self.speed.coefficients)
+        a, b, c, *steps = msgspec.structs.astuple(self.speed.coefficients)[:6]
         coefficients = SpeedCoefficients.of(
             prefill=[each * prefill for each in (a, b, c)], decode=[each * decode for each in steps]
         )
@@ -192,7 +192,7 @@ def measured_alone(cluster: Cluster, endpoint: Endpoint, start: Calibration) -> 
         prompts.append((1.0, length, length**2))
         seconds.append(pace(before, after).prefill_seconds)
         before = after
-    steps = msgspec.structs.astuple(start.speed.coefficients)[3:]
+    steps = msgspec.structs.astuple(start.speed.coefficients)[3:6]
     coefficients = SpeedCoefficients.of(prefill=fit_relative(prompts, seconds), decode=steps)
     return dataclasses.replace(start, speed=dataclasses.replace(start.speed, coefficients=coefficients))
 

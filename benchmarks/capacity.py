@@ -42,7 +42,7 @@ from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.profile import distserve_speed
 from fulcrum.capacity.roofline import EAGER, shape_speed
 from fulcrum.capacity.rows import DecodeRow, PrefillRow
-from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
+from fulcrum.capacity.speed import Speed, SpeedSource, WorkerSpeed
 
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
 CALIBRATION_ROWS = 6
@@ -184,13 +184,13 @@ class Load:
         return self.isl + self.osl / 2
 
 
-def prompt_seconds(worker: WorkerSpeed, isl: int) -> float:
+def prompt_seconds(worker: Speed, isl: int) -> float:
     """What one more prompt adds to the steps that it shares with others."""
     sharing = max(1, round(worker.max_batched_tokens / isl))
     return worker.prefill_seconds(sharing * isl, sharing * isl * isl) / sharing
 
 
-def running(worker: WorkerSpeed, load: Load) -> float:
+def running(worker: Speed, load: Load) -> float:
     return min(load.concurrency, worker.max_batch, max(1.0, worker.kv_capacity_tokens / load.context))
 
 
@@ -204,7 +204,7 @@ def aggregated(worker: WorkerSpeed, load: Load, arrivals: Arrivals) -> Latency:
     return Latency(arrivals.own * own + arrivals.wave * wave + waiting, tpot)
 
 
-def aggregated_tpot(worker: WorkerSpeed, load: Load) -> float:
+def aggregated_tpot(worker: Speed, load: Load) -> float:
     batch = running(worker, load)
     others = (batch - 1) / load.osl * prompt_seconds(worker, load.isl)
     return worker.decode_step_seconds(batch, batch * load.context) + others

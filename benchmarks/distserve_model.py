@@ -11,7 +11,8 @@ from typing import Any
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.capacity.profile import PiecewiseSpeed, distserve_speed
+from fulcrum.capacity.profile import distserve_speed
+from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Links, PoolModel, Pulling
 from fulcrum.simulation.engine import simulate
@@ -74,9 +75,7 @@ class Fits:
                 for row in rows
             }
 
-    def speed(
-        self, tensor: int, *, vllm: bool = False, bounded: bool = True, host: Host | None = None
-    ) -> PiecewiseSpeed:
+    def speed(self, tensor: int, *, vllm: bool = False, bounded: bool = True, host: Host | None = None) -> WorkerSpeed:
         """Return a worker of OPT-13B; `bounded` False leaves KV memory out of account."""
         return distserve_speed(
             self._vllm if vllm else self._ours,

@@ -371,13 +371,13 @@ def roofline_of(row: dict[str, Any], gpu: str) -> Roofline:
     shape = EngineShape(
         model=model, accelerator=accelerator(gpu), weights=Precision(row["weights"]), kv=Precision(row["kv"])
     )
-    return Roofline(shape=shape, efficiency=replace(GRAPHS, step_seconds=0.0, request_seconds=0.0))
+    return Roofline(shape=shape, efficiency=replace(GRAPHS, step_seconds=0.0, request_seconds=0.0, serving=0.0))
 
 
 def predicted(row: dict[str, Any], gpu: str) -> dict[str, float]:
     """Seconds of a row's step, whole and by term."""
     roofline = roofline_of(row, gpu)
-    bare = replace(roofline, efficiency=replace(roofline.efficiency, layer_seconds=0.0))
+    bare = replace(roofline, efficiency=replace(roofline.efficiency, layer_seconds=0.0, routing_seconds=0.0))
     batch, context = row["batch"], row["context"]
     if row["kind"] == "decode":
         whole = roofline.decode_step_seconds(batch, batch * context)

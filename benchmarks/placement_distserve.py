@@ -38,8 +38,9 @@ from distserve import synthetic
 from distserve_model import REFERENCE, STEP_TOKENS, Fits, ShortestQueue, mean_gap
 from numpy.typing import NDArray
 
-from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.capacity.profile import PiecewiseSpeed, ProfileError, distserve_speed
+from fulcrum.api.worker import DecodePoint, SpeedCoefficients
+from fulcrum.capacity.profile import ProfileError, distserve_speed
+from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.placement.homogeneous import Found, Pairing, Phase, best_per_gpu, pairings, phases, replicated
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, PoolModel
@@ -99,7 +100,7 @@ class Published(Fits):
             and str(phase.tensor) in self._document[model]
         )
 
-    def worker(self, model: str, phase: Phase) -> PiecewiseSpeed:
+    def worker(self, model: str, phase: Phase) -> WorkerSpeed:
         """Return the worker: prefill is the time of one stage, a decode step passes all of them with a part each."""
         stages = phase.pipeline
         try:
@@ -113,22 +114,22 @@ class Published(Fits):
             )
         except KeyError as error:
             raise ProfileError(f"{model} {phase}: {error}") from None
-        k = one.small.coefficients
-        small = SpeedCoefficients(
+        k = one.coefficients
+        staged = SpeedCoefficients(
             prefill_a=k.prefill_a / stages + 1e-3 * stages,
             prefill_b=k.prefill_b / stages,
             prefill_c=k.prefill_c / stages,
             decode_a=k.decode_a,
             decode_b=k.decode_b / stages,
             decode_c=k.decode_c / stages,
+            decode_curve=tuple(
+                DecodePoint(
+                    batch=each.batch * stages, seconds=each.seconds, seconds_per_token=each.seconds_per_token / stages
+                )
+                for each in k.decode_curve
+            ),
         )
-        return replace(
-            one,
-            small=replace(one.small, coefficients=small),
-            from_batch=one.from_batch * stages,
-            decode_b=one.decode_b / stages,
-            decode_c=one.decode_c / stages,
-        )
+        return replace(one, coefficients=staged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +145,11 @@ class Judge:
         speed = self.fits.worker(self.case.model, phase)
         lengths = self.load.prompt_tokens.astype(float)
         alone = speed.prefill_seconds(0.0, 0.0) + (
-            speed.small.coefficients.prefill_b * lengths + speed.small.coefficients.prefill_c * lengths**2
+            speed.coefficients.prefill_b * lengths + speed.coefficients.prefill_c * lengths**2
         )
         if (alone * phase.pipeline <= self.case.slo.ttft_seconds).mean() < self.case.slo.attainment:
             return 0.0
-        constant = speed.small.coefficients.prefill_a
+        constant = speed.coefficients.prefill_a
         busy = float(alone.mean()) - constant * (1 - lengths.mean() / STEP_TOKENS)
         return 1 / busy
 
@@ -180,12 +181,8 @@ class Judge:
         return self._simulated(None, phase, rate, ttft=False, tpot=True)
 
     def _simulated(self, prefill: Phase | None, decode: Phase | None, rate: float, *, ttft: bool, tpot: bool) -> float:
-        idle = replace(
-            self.fits.worker(self.case.model, prefill or decode or Phase(1, 1)),
-            from_batch=UNBOUNDED,
-        )
         free = replace(
-            idle.small,
+            self.fits.worker(self.case.model, prefill or decode or Phase(1, 1)),
             coefficients=SpeedCoefficients(
                 prefill_a=1e-9, prefill_b=0.0, prefill_c=0.0, decode_a=1e-9, decode_b=0.0, decode_c=0.0
             ),
@@ -204,7 +201,7 @@ class Judge:
         if prefill is not None and prefill.pipeline > 1:
             # The worker is free again after one stage; the prompt still has to pass the others.
             lengths = load.prompt_tokens.astype(float)
-            k = self.fits.worker(self.case.model, prefill).small.coefficients
+            k = self.fits.worker(self.case.model, prefill).coefficients
             late = (prefill.pipeline - 1) * (k.prefill_a + k.prefill_b * lengths + k.prefill_c * lengths**2)
         first = result.ttft_seconds + late <= (self.case.slo.ttft_seconds if ttft else inf)
         others = ~(result.tpot_seconds > (self.case.slo.tpot_seconds if tpot else inf))

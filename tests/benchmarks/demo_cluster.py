@@ -47,7 +47,7 @@ QUICK = speed(prefill=(0.005, 0.0003), step_seconds=0.006, batch_seconds=0.001)
 
 def scaled(of: WorkerSpeed, factor: float) -> WorkerSpeed:
     """The same, with everything taking `factor` times as long."""
-    times = [factor * each for each in msgspec.structs.astuple(of.coefficients)]
+    times = [factor * each for each in msgspec.structs.astuple(of.coefficients)[:6]]
     return replace(of, coefficients=SpeedCoefficients.of(prefill=times[:3], decode=times[3:]))
 
 

@@ -115,7 +115,7 @@ def test_weights_that_do_not_fit_say_so() -> None:
         ({"pipeline": 33}, "has 32"),
         ({"kv": Precision.FP4}, "bf16 or fp8"),
         ({"memory_utilization": 1.5}, "gpu_memory_utilization"),
-        ({"max_batch": 0}, "max_num_seqs"),
+        ({"max_batch": -1}, "max_num_seqs"),
     ],
 )
 def test_shapes_that_cannot_be(change: dict[str, int], what: str) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fulcrum.capacity.hf_config import ModelConfigError, parse_model_config
+from fulcrum.capacity.config_fields import ModelConfigError
+from fulcrum.capacity.hf_config import parse_model_config
 from fulcrum.capacity.known_models import KNOWN_MODELS, UnknownModelError, known_model
 from fulcrum.capacity.model import MlaConfig
 from fulcrum.capacity.precision import Precision
@@ -41,7 +42,7 @@ DEEPSEEK_V3: dict[str, Any] = {
     "v_head_dim": 128,
     "vocab_size": 129280,
     "tie_word_embeddings": False,
-    "quantization_config": {"quant_method": "fp8"},
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
 MIXTRAL: dict[str, Any] = LLAMA_8B | {
     "model_type": "mixtral",
@@ -244,13 +245,13 @@ def test_a_config_json_that_is_no_object() -> None:
         (None, Precision.BF16),
         ({"quant_method": "fp8"}, Precision.FP8),
         ({"quant_method": "mxfp4"}, Precision.FP4),
-        ({"quant_method": "awq", "bits": 4}, Precision.FP4),
+        ({"quant_method": "awq", "bits": 4}, Precision.INT4),
         ({"quant_method": "gptq", "bits": 8}, Precision.FP8),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Precision.FP8),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, Precision.FP4),
         (
             {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}},
-            Precision.FP4,
+            Precision.INT4,
         ),
         (
             {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 8}}}},

@@ -22,7 +22,8 @@ BATCHES = ((1, 800), (8, 900), (32, 1500), (96, 700), (200, 1200))
 
 
 def scaled(k: SpeedCoefficients, factor: float) -> SpeedCoefficients:
-    return SpeedCoefficients(**{name: each * factor for name, each in msgspec.structs.asdict(k).items()})
+    numbers = {name: each * factor for name, each in msgspec.structs.asdict(k).items() if name != "decode_curve"}
+    return SpeedCoefficients(**numbers)
 
 
 def prefill_row(k: SpeedCoefficients, lengths: Sequence[int], noise: float = 1.0) -> PrefillRow:
@@ -62,7 +63,7 @@ def worst_error(known: SpeedCoefficients, truth: SpeedCoefficients) -> float:
 def test_the_prior_is_what_is_known_first() -> None:
     online = OnlineSpeed.start(TRUTH)
     known = online.coefficients
-    for got, expected in zip(msgspec.structs.astuple(known), msgspec.structs.astuple(TRUTH), strict=True):
+    for got, expected in zip(msgspec.structs.astuple(known)[:6], msgspec.structs.astuple(TRUTH)[:6], strict=True):
         assert got == pytest.approx(expected)
     assert online.confidence == 0.0
     assert (online.prefill_rows, online.decode_rows) == (0, 0)
@@ -187,7 +188,7 @@ def test_whatever_is_reported_the_coefficients_stay_finite_and_not_negative(
     prior: SpeedCoefficients, found: list[PrefillRow | DecodeRow]
 ) -> None:
     online = OnlineSpeed.start(prior).updated(found)
-    assert all(math.isfinite(each) and each >= 0 for each in msgspec.structs.astuple(online.coefficients))
+    assert all(math.isfinite(each) and each >= 0 for each in msgspec.structs.astuple(online.coefficients)[:6])
     assert 0.0 <= online.confidence <= 1.0
     assert math.isfinite(online.prefill_error)
     assert math.isfinite(online.decode_error)

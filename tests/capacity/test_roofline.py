@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulcrum.capacity.accelerators import ACCELERATORS, accelerator
+from fulcrum.capacity.decode_curve import curve_problem
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.known_models import KNOWN_MODELS, known_model
 from fulcrum.capacity.kv import Link
@@ -57,7 +58,9 @@ def test_a_decode_step_grows_with_batch_and_context(shape: EngineShape, batch: i
 
 @given(shape=shapes)
 def test_coefficients_are_finite_and_not_negative(shape: EngineShape) -> None:
-    numbers = msgspec.structs.astuple(Roofline(shape=shape).coefficients())
+    speed = Roofline(shape=shape).coefficients()
+    assert curve_problem(speed.decode_curve) is None
+    numbers = msgspec.structs.astuple(speed)[:6]
     assert all(0 <= each < 1e6 for each in numbers)
     assert any(each > 0 for each in numbers[:3])
     assert any(each > 0 for each in numbers[3:])
@@ -134,10 +137,10 @@ def test_a_sliding_window_bounds_what_decode_reads() -> None:
 
 def test_worker_speed_is_complete() -> None:
     speed: Speed = worker_speed(LLAMA_8B, H100, link=Link.NETWORK)
-    assert speed.max_batch == 256
+    assert speed.max_batch == 1024
     assert speed.max_batched_tokens == 8192
     assert 700_000 < speed.kv_capacity_tokens < 1_100_000  # (72 - 16 - 3) GB of 64 KiB
-    assert 0.010 < speed.prefill_seconds(1024, 1024**2) < 0.040
+    assert 0.040 < speed.prefill_seconds(1024, 1024**2) < 0.070  # 30 ms of it serving
     assert 0.005 < speed.decode_step_seconds(8, 8 * 1024) < 0.012
     assert 0.002 < speed.transfer_seconds(1024) < 0.010
     assert worker_speed(LLAMA_8B, H100).source is SpeedSource.ROOFLINE

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,9 +17,9 @@ from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, ClassMatch, QosClass
+from fulcrum.api.worker import DecodePoint
 from fulcrum.balance import SetRole, StartDrain
 from fulcrum.capacity.kv import TransferCost
-from fulcrum.capacity.profile import PiecewiseSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation import engine
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, PoolModel
@@ -256,9 +257,11 @@ def test_two_legs_add_up() -> None:
     assert result.tpot_seconds[0] == pytest.approx((transfer + sum(steps)) / 10, rel=1e-9)
 
 
-def test_a_piecewise_speed_takes_its_steps_from_the_right_piece() -> None:
+def test_steps_are_those_of_the_curve() -> None:
     small = make_speed(decode=(0.02, 0.0, 0.0))
-    speed = PiecewiseSpeed(small=small, from_batch=3, decode_a=0.05, decode_b=0.0, decode_c=0.0)
+    curve = [DecodePoint(batch=n, seconds=0.02 if n < 3 else 0.05, seconds_per_token=0.0) for n in (1, 2, 3, 9)]
+    coefficients = msgspec.structs.replace(small.coefficients, decode_curve=tuple(curve))
+    speed = replace(small, coefficients=coefficients)
     pools = (PoolModel(name="a", speed=make_speed(), gpus_per_worker=2), PoolModel(name="b", speed=speed))
     split = StaticSplit(pool="a", prefill=1, decode=1, decode_pool="b")
     for count, pace in ((2, 0.02), (4, 0.05)):

@@ -75,8 +75,8 @@ def test_the_engine_was_measured(pair: tuple[Agent, Agent]) -> None:
     for agent in pair:
         speed = agent.load().speed
         assert speed is not None, agent.tail()
-        coefficients = msgspec.structs.asdict(speed)
-        assert all(value >= 0 for value in coefficients.values())
+        coefficients = msgspec.structs.astuple(speed)[:6]
+        assert all(value >= 0 for value in coefficients)
         prefill_seconds = speed.prefill_a + speed.prefill_b * 500 + speed.prefill_c * 500**2
         decode_seconds = speed.decode_a + speed.decode_b * 4 + speed.decode_c * 400
         assert 0 < prefill_seconds < deadline_seconds(30), coefficients

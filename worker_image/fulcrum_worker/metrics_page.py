@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -73,8 +72,8 @@ def _families(config: WorkerConfig, state: WorkerState, report: LoadReport) -> I
             "Fitted engine speed: prefill a + b*sum(l) + c*sum(l^2), decode step a + b*batch + c*sum(context).",
             labels=["coefficient"],
         )
-        for name, value in msgspec.structs.asdict(state.speed).items():
-            speed.add_metric([name], value)
+        for name in ("prefill_a", "prefill_b", "prefill_c", "decode_a", "decode_b", "decode_c"):
+            speed.add_metric([name], getattr(state.speed, name))
         yield speed
 
 

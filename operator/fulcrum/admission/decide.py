@@ -120,7 +120,7 @@ class Admission:
             return self._turn_away(incoming, Reject(reason))
         if self.policy is _OFF:
             return self._let_in(incoming, found)
-        least_seconds = found.decode.decode_a
+        least_seconds = found.decode.least_step
         view.step_limit_seconds = least_seconds + self.tpot_margin.allowed_seconds(self.tpot_seconds - least_seconds)
         self._shares.offered(incoming, found, view, now_seconds)
         slower = self._slower(found, view, now_seconds)
@@ -167,7 +167,7 @@ class Admission:
             self.ttft_margins[flight.qos].learn(predicted_seconds, ttft_seconds, self.ttft_seconds)
         if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
             # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
-            least_seconds = flight.decode.decode_a
+            least_seconds = flight.decode.least_step
             limit_seconds = max(found.hand_over.step_seconds, flight.step_limit_seconds)
             # What was predicted is not above its shortest step only where the worker was measured again meanwhile. That
             # speed is given up already, so how wrong it was says nothing about the next prediction.

@@ -45,9 +45,9 @@ def over_tpot(incoming: Incoming, found: Route, view: ClusterView, margin: Margi
     worker, there = found.decode, found.hand_over
     promise = min(view.tpot_seconds, incoming.tpot_seconds, worker.tight_tpot_seconds)
     allowed = promise
-    if allowed > worker.decode_a:
+    if allowed > worker.least_step:
         # The batch is what can be chosen: a margin on the whole step would leave none where the promise is tight.
-        allowed = worker.decode_a + room * margin.allowed_seconds(allowed - worker.decode_a)
+        allowed = worker.least_step + room * margin.allowed_seconds(allowed - worker.least_step)
     if there.step_seconds <= allowed:
         return None
     return Over(Reason.TPOT_UNREACHABLE, _until(found, there.step_seconds, there.own_step_seconds, allowed), promise)

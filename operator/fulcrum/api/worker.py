@@ -109,11 +109,22 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return LONGEST_START_FACTOR * self.start_timeout_seconds
 
 
+class DecodePoint(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A decode step of one batch size: `seconds + seconds_per_token * sum(context)`."""
+
+    batch: float
+    seconds: float
+    seconds_per_token: float
+
+
 class SpeedCoefficients(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Fitted engine speed, in seconds; see `capacity`.
 
     prefill_seconds(lengths) = prefill_a + prefill_b * sum(l) + prefill_c * sum(l^2)
     decode_step_seconds(batch, context) = decode_a + decode_b * batch + decode_c * sum(context)
+
+    Where there is a curve, it is what decode steps take, and the three coefficients are the straight line nearest to it
+    for operators and gateways of a release that knows no curves.
     """
 
     prefill_a: float
@@ -122,12 +133,16 @@ class SpeedCoefficients(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     decode_a: float
     decode_b: float
     decode_c: float
+    decode_curve: tuple[DecodePoint, ...] = ()
+    """Ascending by batch; straight between the points and beyond the last two. Empty: the line is all that is known."""
 
     @classmethod
-    def of(cls, *, prefill: Sequence[float], decode: Sequence[float]) -> SpeedCoefficients:
+    def of(
+        cls, *, prefill: Sequence[float], decode: Sequence[float], decode_curve: tuple[DecodePoint, ...] = ()
+    ) -> SpeedCoefficients:
         """Return the coefficients (a, b, c) of both formulas, as a fit gives them."""
         names = ("prefill_a", "prefill_b", "prefill_c", "decode_a", "decode_b", "decode_c")
-        return cls(**dict(zip(names, (*prefill, *decode), strict=True)))
+        return cls(**dict(zip(names, (*prefill, *decode), strict=True)), decode_curve=decode_curve)
 
 
 class WorkCounters(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -33,11 +33,25 @@ class Accelerator:
     """What the driver shows."""
     memory_bytes_per_second: float
     nvlink_bytes_per_second: float | None
-    """One direction; None: GPUs of a machine talk over PCIe."""
+    """One direction, NVLink or xGMI; None: GPUs of a machine talk over PCIe."""
     pcie_bytes_per_second: float
-    """One direction."""
+    """To the host's memory, one direction (C2C on GH200 and GB200)."""
     network_bytes_per_second: float
     """What the usual machine gives each GPU towards other machines, one direction."""
+    fp4_flops: float | None = None
+    """Peak FLOP/s in block-scaled FP4; None: such weights are widened and multiplied in BF16."""
+    expert_bytes_per_second: float | None = None
+    """Most that kernels read of the weights of experts, which come in small tiles: their rate follows the number of
+    compute units. None: as fast as other weights. H100 and H200 read 128 experts with a ratio of 1.12 and not of 1.43
+    (`benchmarks/gpu_blocks.py`), and 627 measured servers say the same."""
+    serving_seconds: float = 0.030
+    """What serving adds to a prefill beside its kernels: scheduling, launches that no graph covers, the way to the
+    client. Measured: 25 to 40 ms on Hopper, about 70 on B200."""
+    joined_directly: int = 8
+    """GPUs of a machine whose all-reduce does not pass root complexes that others use at the same time."""
+    shared_pcie_factor: float = 7.0
+    """By how much longer all-reduces of more GPUs take: 5 to 10 times on servers with L40S and A6000, whose GPUs share
+    root complexes, and for which vLLM has no all-reduce of its own (`custom_all_reduce.py`)."""
     per_machine: int = 8
 
     @property
@@ -48,25 +62,35 @@ class Accelerator:
 
 def _gpu(
     name: str,
+    tera_flops: tuple[float, float | None, float | None],
+    memory: tuple[int, float],
+    links: tuple[float | None, float, float],
     *,
-    bf16_tera: float,
-    fp8_tera: float | None,
-    memory_mebi: int,
-    memory_giga: float,
-    nvlink_giga: float | None,
-    pcie_giga: float,
-    network_giga: float,
+    expert_giga: float | None = None,
+    serving_seconds: float = 0.030,
+    per_machine: int = 8,
 ) -> Accelerator:
+    bf16, fp8, fp4 = tera_flops
+    (mebi, memory_giga), (nvlink, pcie, network) = memory, links
     return Accelerator(
         name=name,
-        bf16_flops=bf16_tera * _TERA,
-        fp8_flops=None if fp8_tera is None else fp8_tera * _TERA,
-        memory_bytes=memory_mebi * _MEBI,
+        bf16_flops=bf16 * _TERA,
+        fp8_flops=None if fp8 is None else fp8 * _TERA,
+        fp4_flops=None if fp4 is None else fp4 * _TERA,
+        memory_bytes=mebi * _MEBI,
         memory_bytes_per_second=memory_giga * _GIGA,
-        nvlink_bytes_per_second=None if nvlink_giga is None else nvlink_giga * _GIGA,
-        pcie_bytes_per_second=pcie_giga * _GIGA,
-        network_bytes_per_second=network_giga * _GIGA,
+        nvlink_bytes_per_second=None if nvlink is None else nvlink * _GIGA,
+        pcie_bytes_per_second=pcie * _GIGA,
+        network_bytes_per_second=network * _GIGA,
+        expert_bytes_per_second=None if expert_giga is None else expert_giga * _GIGA,
+        serving_seconds=serving_seconds,
+        joined_directly=per_machine if nvlink is not None else 2,
+        per_machine=per_machine,
     )
+
+
+_BLACKWELL_SERVING_SECONDS: Final = 0.070
+"""Measured on B200; taken for its siblings."""
 
 
 CPU: Final = Accelerator(
@@ -79,6 +103,7 @@ CPU: Final = Accelerator(
     nvlink_bytes_per_second=None,
     pcie_bytes_per_second=10 * _GIGA,
     network_bytes_per_second=1.25 * _GIGA,
+    serving_seconds=0.0,
     per_machine=1,
 )
 
@@ -86,131 +111,140 @@ ACCELERATORS: Final = MappingProxyType(
     {
         each.name: each
         for each in (
-            _gpu(
-                "A100-SXM-80GB",
-                bf16_tera=312,
-                fp8_tera=None,
-                memory_mebi=81920,
-                memory_giga=2039,
-                nvlink_giga=300,
-                pcie_giga=32,
-                network_giga=25,
-            ),
-            _gpu(
-                "H100-SXM-80GB",
-                bf16_tera=989,
-                fp8_tera=1979,
-                memory_mebi=81559,
-                memory_giga=3350,
-                nvlink_giga=450,
-                pcie_giga=64,
-                network_giga=50,
-            ),
-            _gpu(
-                "H200-SXM-141GB",
-                bf16_tera=989,
-                fp8_tera=1979,
-                memory_mebi=143771,
-                memory_giga=4800,
-                nvlink_giga=450,
-                pcie_giga=64,
-                network_giga=50,
-            ),
+            # name, TFLOP/s in BF16, FP8 and FP4, (MiB, GB/s) of memory, GB/s of NVLink or xGMI, PCIe and network
+            _gpu("A100-SXM-80GB", (312, None, None), (81920, 2039), (300, 32, 25)),
+            _gpu("H100-SXM-80GB", (989, 1979, None), (81559, 3350), (450, 64, 50)),
+            _gpu("H200-SXM-141GB", (989, 1979, None), (143771, 4800), (450, 64, 50), expert_giga=3400),
             _gpu(
                 "B200-SXM-180GB",
-                bf16_tera=2250,
-                fp8_tera=4500,
-                memory_mebi=183359,
-                memory_giga=7700,
-                nvlink_giga=900,
-                pcie_giga=64,
-                network_giga=50,
+                (2250, 4500, 9000),
+                (183359, 7700),
+                (900, 64, 50),
+                serving_seconds=_BLACKWELL_SERVING_SECONDS,
+            ),
+            _gpu("L40S-48GB", (362, 733, None), (46068, 864), (None, 32, 12.5)),
+            _gpu("L40-48GB", (181, 362, None), (46068, 864), (None, 32, 12.5)),
+            # Bridges join pairs only, so a worker of more than two GPUs is bound by PCIe.
+            _gpu("A6000-48GB", (155, None, None), (49140, 768), (None, 32, 12.5)),
+            _gpu("A10-24GB", (125, None, None), (23028, 600), (None, 32, 3.125)),
+            _gpu("L4-24GB", (121, 242, None), (23034, 300), (None, 32, 3.125)),
+            _gpu("A100-SXM-40GB", (312, None, None), (40960, 1555), (300, 32, 25)),
+            _gpu("H100-PCIE-80GB", (756, 1513, None), (81559, 2039), (None, 64, 25)),
+            _gpu("H100-NVL-94GB", (835, 1671, None), (95830, 3938), (None, 64, 25), expert_giga=3400),
+            _gpu("H800-SXM-80GB", (989, 1979, None), (81559, 3350), (200, 64, 50)),
+            _gpu("H20-SXM-96GB", (148, 296, None), (97871, 4000), (450, 64, 50), expert_giga=2000),
+            _gpu("GH200-96GB", (989, 1979, None), (97871, 4000), (None, 450, 50), expert_giga=3400, per_machine=1),
+            _gpu(
+                "B300-SXM-288GB",
+                (2250, 4500, 13500),
+                (275040, 8000),
+                (900, 128, 100),
+                serving_seconds=_BLACKWELL_SERVING_SECONDS,
             ),
             _gpu(
-                "L40S-48GB",
-                bf16_tera=362,
-                fp8_tera=733,
-                memory_mebi=46068,
-                memory_giga=864,
-                nvlink_giga=None,
-                pcie_giga=32,
-                network_giga=12.5,
+                "GB200-186GB",
+                (2500, 5000, 10000),
+                (189471, 8000),
+                (900, 450, 50),
+                serving_seconds=_BLACKWELL_SERVING_SECONDS,
+                per_machine=4,
             ),
-            _gpu(
-                "L40-48GB",
-                bf16_tera=181,
-                fp8_tera=362,
-                memory_mebi=46068,
-                memory_giga=864,
-                nvlink_giga=None,
-                pcie_giga=32,
-                network_giga=12.5,
-            ),
-            _gpu(
-                # Bridges join pairs only, so a worker of more than two GPUs is bound by PCIe.
-                "A6000-48GB",
-                bf16_tera=155,
-                fp8_tera=None,
-                memory_mebi=49140,
-                memory_giga=768,
-                nvlink_giga=None,
-                pcie_giga=32,
-                network_giga=12.5,
-            ),
-            _gpu(
-                "A10-24GB",
-                bf16_tera=125,
-                fp8_tera=None,
-                memory_mebi=23028,
-                memory_giga=600,
-                nvlink_giga=None,
-                pcie_giga=32,
-                network_giga=3.125,
-            ),
-            _gpu(
-                "L4-24GB",
-                bf16_tera=121,
-                fp8_tera=242,
-                memory_mebi=23034,
-                memory_giga=300,
-                nvlink_giga=None,
-                pcie_giga=32,
-                network_giga=3.125,
-            ),
+            _gpu("MI300X-192GB", (1307, 2615, None), (196592, 5300), (448, 64, 50)),
+            _gpu("MI325X-256GB", (1307, 2615, None), (262128, 6000), (448, 64, 50)),
+            _gpu("MI355X-288GB", (2516, 5033, 10066), (294896, 8000), (538, 64, 50)),
             CPU,
         )
     }
 )
 """By the name that a pool's `accelerator` has."""
 
-_NOISE: Final = re.compile(r"\b(nvidia|sxm\d?|\d+gb|hbm\d?e?|tesla|gpu)\b")
-_CHIP: Final = {"a10g": "a10", "rtx-a6000": "a6000", "x86": "cpu", "x86-64": "cpu", "arm64": "cpu"}
+_NOISE: Final = re.compile(r"\b(nvidia|amd|instinct|sxm\d?|\d+gb|hbm\d?e?|tesla|gpu|oam)\b")
+_CHIP: Final = {
+    "a10g": "a10", "rtx-a6000": "a6000", "x86": "cpu", "x86-64": "cpu", "arm64": "cpu", "h100l": "h100-nvl",
+    "b300-ac": "b300",
+}  # fmt: skip
+
+
+def _words(name: str) -> str:
+    return name.lower().replace("_", " ").replace("-", " ")
 
 
 def _chip(name: str) -> str:
-    words = _NOISE.sub(" ", name.lower().replace("_", "-").replace("-", " ")).split()
-    chip = "-".join(words)
+    chip = "-".join(_NOISE.sub(" ", _words(name)).split())
     return _CHIP.get(chip, chip)
 
 
-_BY_CHIP: Final = {_chip(name): each for name, each in ACCELERATORS.items()}
+_BY_CHIP: Final = {
+    _chip(name): [each for each in ACCELERATORS.values() if _chip(each.name) == _chip(name)] for name in ACCELERATORS
+}
 _SIZE: Final = re.compile(r"\b(\d+)gb\b")
+_MIG: Final = re.compile(r"\bmig (\d)g\.(\d+)gb\b.*$")
+_SLICES: Final = 7
+"""Compute slices of a GPU; its memory has eight."""
+_SLICE_MEMORY: Final = 0.97
+"""Share of the gigabytes in a slice's name that its driver shows."""
 
 
 def accelerator(name: str) -> Accelerator:
     """The accelerator under its name here, its chip (`H100`), or what node labels call it (`NVIDIA-H100-80GB-HBM3`).
 
+    A MIG slice (`NVIDIA-H100-80GB-HBM3-MIG-3g.40gb`) is an accelerator of its own.
+
     Raises:
-        UnknownAcceleratorError: not in the table; other forms of a chip are not either (`H100-PCIE-80GB`).
+        UnknownAcceleratorError: not in the table, with that size of memory.
     """
-    found = ACCELERATORS.get(name) or _BY_CHIP.get(_chip(name))
-    if found is None:
-        raise UnknownAcceleratorError(name)
-    size, known_size = _SIZE.search(name.lower().replace("_", "-")), _SIZE.search(found.name.lower())
-    if size and known_size and size[1] != known_size[1] and (size[1], known_size[1]) not in _SAME_SIZE:
-        raise UnknownAcceleratorError(name)
-    return found
+    if name in ACCELERATORS:
+        return ACCELERATORS[name]
+    words = _words(name)
+    if (mig := _MIG.search(words)) is not None:
+        whole = accelerator(words[: mig.start()])
+        return _slice(whole, name=name, compute=int(mig[1]), gigabytes=int(mig[2]))
+    alike = _BY_CHIP.get(_chip(name), [])
+    size = _SIZE.search(words)
+    for each in alike:
+        known = _SIZE.search(_words(each.name))
+        if size is None or known is None or size[1] == known[1] or (size[1], known[1]) in _SAME_SIZE:
+            return each
+    raise UnknownAcceleratorError(name)
 
 
-_SAME_SIZE: Final = {("192", "180"), ("46", "48")}
+def _slice(whole: Accelerator, *, name: str, compute: int, gigabytes: int) -> Accelerator:
+    """Return a part of a GPU: slices of compute and of memory; it has no link to others but the host's."""
+    part, memory_part = compute / _SLICES, min(1.0, round(8 * gigabytes * 2**30 / whole.memory_bytes) / 8)
+    return replace(
+        whole,
+        name=name,
+        bf16_flops=whole.bf16_flops * part,
+        fp8_flops=None if whole.fp8_flops is None else whole.fp8_flops * part,
+        fp4_flops=None if whole.fp4_flops is None else whole.fp4_flops * part,
+        expert_bytes_per_second=None if whole.expert_bytes_per_second is None else whole.expert_bytes_per_second * part,
+        memory_bytes=int(gigabytes * 2**30 * _SLICE_MEMORY),
+        memory_bytes_per_second=whole.memory_bytes_per_second * memory_part,
+        nvlink_bytes_per_second=None,
+        pcie_bytes_per_second=whole.pcie_bytes_per_second * part,
+        network_bytes_per_second=whole.network_bytes_per_second * part,
+        per_machine=1,
+    )
+
+
+_SAME_SIZE: Final = {
+    ("192", "180"),
+    ("46", "48"),
+    ("480", "96"),
+    ("270", "288"),
+    ("268", "288"),
+    ("189", "186"),
+    ("93", "94"),
+}
 """(as written, here): one part is sold under both."""
+
+
+def usual_limits(of: Accelerator) -> tuple[int, int]:
+    """vLLM's own `max_num_batched_tokens` and `max_num_seqs` of a server (`EngineArgs.get_batch_defaults`)."""
+    if of is CPU:
+        return 2048, 128
+    if of.memory_bytes >= 160 * 2**30:
+        return 16384, 1024
+    if of.memory_bytes >= 70 * 2**30 and "a100" not in of.name.lower():
+        return 8192, 1024
+    return 2048, 256

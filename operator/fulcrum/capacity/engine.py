@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fulcrum.capacity.accelerators import Accelerator
+from fulcrum.capacity.accelerators import Accelerator, usual_limits
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
-from fulcrum.capacity.speed import MAX_BATCH
 
 
 class EngineShapeError(ValueError):
@@ -28,16 +27,18 @@ class EngineShape:
     pipeline: int = 1
     weights: Precision = Precision.BF16
     kv: Precision = Precision.FP8
-    max_batch: int = MAX_BATCH
-    """vLLM's `max_num_seqs`."""
-    max_batched_tokens: int = 8192
-    """vLLM's `max_num_batched_tokens`."""
-    memory_utilization: float = 0.9
+    max_batch: int = 0
+    """vLLM's `max_num_seqs`; 0: its default on the accelerator, which then stands here."""
+    max_batched_tokens: int = 0
+    """vLLM's `max_num_batched_tokens`; 0 as above."""
+    memory_utilization: float = 0.92
     """vLLM's `gpu_memory_utilization`."""
 
     def __post_init__(self) -> None:
-        """Refuses what no engine can run."""
+        """Fills in defaults and refuses what no engine can run."""
         model = self.model
+        for name, usual in zip(("max_batched_tokens", "max_batch"), usual_limits(self.accelerator), strict=True):
+            object.__setattr__(self, name, getattr(self, name) or usual)
         if self.tensor < 1 or self.pipeline < 1:
             raise EngineShapeError("tensor and pipeline parallelism must be at least 1")
         if model.heads % self.tensor:
@@ -48,7 +49,7 @@ class EngineShape:
             raise EngineShapeError(
                 f"{self.pipeline} pipeline stages need as many layers; {model.name} has {model.layers}"
             )
-        if self.kv is Precision.FP4:
+        if self.kv.bytes < 1:
             raise EngineShapeError("the KV cache is kept in bf16 or fp8")
         if not 0 < self.memory_utilization <= 1:
             raise EngineShapeError("gpu_memory_utilization must be above 0 and at most 1")
@@ -65,6 +66,25 @@ class EngineShape:
 
     @property
     def compute_flops(self) -> float:
-        """Peak FLOP/s of one GPU for the linear layers. 4-bit weights are widened and multiplied in BF16."""
-        fp8 = self.accelerator.fp8_flops
-        return fp8 if self.weights is Precision.FP8 and fp8 is not None else self.accelerator.bf16_flops
+        """Peak FLOP/s of one GPU for the linear layers; formats that it does not compute in are widened to BF16."""
+        gpu = self.accelerator
+        own = {Precision.FP8: gpu.fp8_flops, Precision.FP4: gpu.fp4_flops}.get(self.weights)
+        return own or gpu.bf16_flops
+
+    def require_startable(self) -> None:
+        """Refuse what vLLM ends its start for, though the dimensions would go together.
+
+        Raises:
+            EngineShapeError: a rank's part of the feed-forward layers is no whole number of blocks of FP8 scales.
+        """
+        block, model = self.model.scale_block, self.model
+        if not block or self.weights is not Precision.FP8:
+            return
+        width = model.moe.expert_intermediate if model.moe is not None else model.intermediate
+        if width // self.tensor % block:
+            fitting = [each for each in (1, 2, 4, 8, 16) if width // each % block == 0]
+            raise EngineShapeError(
+                f"{model.name} has FP8 scales for blocks of {block}, and tensor parallelism {self.tensor} leaves "
+                f"{width // self.tensor} of {width} columns to each GPU: vLLM ends its start. Use tensor parallelism "
+                f"{' or '.join(map(str, fitting))}, or expert parallelism (--enable-expert-parallel)"
+            )

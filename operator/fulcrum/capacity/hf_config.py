@@ -3,60 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, overload
+from typing import Any, Final
 
+from fulcrum.capacity.config_fields import Fields, ModelConfigError
 from fulcrum.capacity.model import MlaConfig, ModelConfig, MoeConfig
 from fulcrum.capacity.precision import Precision
+from fulcrum.capacity.state_config import state_config
 
 _TWO_MATRIX_MLP: Final = frozenset({"opt", "bloom", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "mpt", "phi"})
 _TIED_UNLESS_SAID: Final = frozenset({"opt", "bloom", "gpt2", "gemma", "gemma2", "gemma3", "gemma3_text", "mpt"})
-_FOUR_BIT: Final = frozenset({"mxfp4", "nvfp4", "awq", "gptq", "bitsandbytes", "modelopt_fp4"})
+_FOUR_BIT_FLOATS: Final = frozenset({"mxfp4", "nvfp4", "modelopt_fp4"})
+_FOUR_BIT: Final = _FOUR_BIT_FLOATS | {"awq", "gptq", "bitsandbytes"}
 _EIGHT_BIT: Final = frozenset({"fp8", "fbgemm_fp8", "modelopt", "compressed-tensors"})
-
-
-class ModelConfigError(ValueError):
-    """A config.json that cannot be used. Says which field, and what it must be."""
-
-    def __init__(self, field: str, fix: str) -> None:
-        super().__init__(f"config.json: {field}: {fix}")
-        self.field = field
-        self.fix = fix
-
-
-class _Fields:
-    """Reads positive integers under any of a field's names."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self._document = document
-
-    @overload
-    def integer(self, *names: str, default: int) -> int: ...
-    @overload
-    def integer(self, *names: str, default: None = None, optional: Literal[True]) -> int | None: ...
-    @overload
-    def integer(self, *names: str) -> int: ...
-    def integer(self, *names: str, default: int | None = None, optional: bool = False) -> int | None:
-        for name in names:
-            found = self._document.get(name)
-            if found is None:
-                continue
-            if isinstance(found, bool) or not isinstance(found, int) or found < 0 or (found == 0 and default != 0):
-                raise ModelConfigError(name, f"is {found!r}, must be a positive integer")
-            return found
-        if default is not None or optional:
-            return default
-        others = f" (or {', '.join(names[1:])})" if names[1:] else ""
-        raise ModelConfigError(names[0], f"is missing; add it as a positive integer{others}")
-
-    def get(self, name: str) -> Any:
-        return self._document.get(name)
 
 
 def parse_model_config(document: Mapping[str, Any], *, name: str | None = None) -> ModelConfig:
     """Model dimensions from the parsed `config.json`; the text part of multimodal ones.
 
-    Knows Llama, Mistral, Mixtral, Qwen 2/2.5/3 and their MoE kinds, DeepSeek V2/V3, Kimi K2, gpt-oss, Gemma 2/3,
-    SmolLM, Phi, MiniMax M2, OPT and BLOOM; others with the same field names are read the same way.
+    Knows Llama, Mistral, Mixtral, Qwen 2/2.5/3 and their MoE kinds, Qwen3-Next, Granite 4, GLM 4.5, DeepSeek V2/V3,
+    Kimi K2, gpt-oss, Gemma 2/3, SmolLM, Phi, MiniMax M2, OPT and BLOOM; others with the same field names are read the
+    same way.
 
     Raises:
         ModelConfigError: a field is missing or impossible.
@@ -64,7 +30,7 @@ def parse_model_config(document: Mapping[str, Any], *, name: str | None = None) 
     if not isinstance(document, Mapping):
         raise ModelConfigError("(the document)", "must be a JSON object, as in the model's folder")
     text = document.get("text_config")
-    fields = _Fields(text if isinstance(text, Mapping) else document)
+    fields = Fields(text if isinstance(text, Mapping) else document)
     kind = str(fields.get("model_type") or "")
     hidden = fields.integer("hidden_size", "n_embd", "n_embed", "d_model")
     heads = fields.integer("num_attention_heads", "n_head", "num_heads")
@@ -81,6 +47,7 @@ def parse_model_config(document: Mapping[str, Any], *, name: str | None = None) 
     intermediate = fields.integer("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
     moe = _moe(fields, layers, intermediate)
     window, windowed = _window(fields, kind, layers)
+    state = state_config(fields, layers, hidden)
     tied = fields.get("tie_word_embeddings")
     if tied is None:
         tied = document.get("tie_word_embeddings")
@@ -91,7 +58,7 @@ def parse_model_config(document: Mapping[str, Any], *, name: str | None = None) 
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=intermediate,
+        intermediate=fields.integer("intermediate_size_mlp", default=intermediate),  # Llama 4's layers without experts
         vocab=fields.integer("vocab_size"),
         tied_embeddings=bool(tied) if tied is not None else kind in _TIED_UNLESS_SAID,
         gated_mlp=kind not in _TWO_MATRIX_MLP,
@@ -100,11 +67,14 @@ def parse_model_config(document: Mapping[str, Any], *, name: str | None = None) 
         moe=moe,
         window_tokens=window,
         windowed_layers=windowed,
+        state=state,
+        gated_attention=bool(fields.get("attn_output_gate", kind.startswith(("qwen3_next", "qwen3_5")))),
+        scale_block=_scale_block(document),
         weights=_weights(document),
     )
 
 
-def _mla(fields: _Fields) -> MlaConfig | None:
+def _mla(fields: Fields) -> MlaConfig | None:
     if fields.get("kv_lora_rank") is None:
         return None
     return MlaConfig(
@@ -116,7 +86,7 @@ def _mla(fields: _Fields) -> MlaConfig | None:
     )
 
 
-def _moe(fields: _Fields, layers: int, intermediate: int) -> MoeConfig | None:
+def _moe(fields: Fields, layers: int, intermediate: int) -> MoeConfig | None:
     experts = fields.integer("num_experts", "num_local_experts", "n_routed_experts", default=0)
     if experts <= 1:
         return None
@@ -124,10 +94,13 @@ def _moe(fields: _Fields, layers: int, intermediate: int) -> MoeConfig | None:
     if active > experts:
         raise ModelConfigError("num_experts_per_tok", f"is {active}, must be at most the {experts} experts")
     width = fields.integer("moe_intermediate_size", default=intermediate)
-    shared = fields.integer("shared_expert_intermediate_size", default=0)
+    shared = fields.integer("shared_expert_intermediate_size", "shared_intermediate_size", default=0)
     if shared == 0:
         shared = fields.integer("n_shared_experts", default=0) * width
+    if shared == 0 and str(fields.get("model_type")).startswith("llama4"):
+        shared = width
     dense = fields.integer("first_k_dense_replace", default=0)
+    dense = max(dense, layers - layers // fields.integer("interleave_moe_layer_step", default=1))
     listed = fields.get("mlp_only_layers")
     if isinstance(listed, Sequence) and not isinstance(listed, str):
         dense = max(dense, len(listed))
@@ -142,16 +115,18 @@ def _moe(fields: _Fields, layers: int, intermediate: int) -> MoeConfig | None:
     )
 
 
-def _window(fields: _Fields, kind: str, layers: int) -> tuple[int | None, int]:
+def _window(fields: Fields, kind: str, layers: int) -> tuple[int | None, int]:
     """Sliding window in tokens, and how many layers have it."""
     if fields.get("use_sliding_window") is False:
         return None, 0
-    window = fields.integer("sliding_window", optional=True)
+    window = fields.integer("sliding_window", "attention_chunk_size", optional=True)
     if window is None:
         return None, 0
     kinds = fields.get("layer_types")
     if isinstance(kinds, Sequence) and not isinstance(kinds, str):
-        return window, sum(1 for layer in kinds if layer == "sliding_attention")
+        return window, sum(1 for layer in kinds if layer in ("sliding_attention", "chunked_attention"))
+    if kind.startswith("llama4"):
+        return window, layers - layers // fields.integer("no_rope_layer_interval", default=4)
     # Without a list: every sixth layer sees everything in Gemma 3, every second one in Gemma 2 and gpt-oss.
     period = fields.integer(
         "sliding_window_pattern", default={"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6}.get(kind, 1)
@@ -166,7 +141,12 @@ def _weights(document: Mapping[str, Any]) -> Precision:
     method = str(quantization.get("quant_method", "")).lower()
     bits = _bits(quantization)
     if bits == 4 or (bits is None and method in _FOUR_BIT):
-        return Precision.FP4
+        floats = (
+            method in _FOUR_BIT_FLOATS
+            or "float" in str(quantization.get("config_groups"))
+            or "FP4" in _algorithm(quantization)
+        )
+        return Precision.FP4 if floats else Precision.INT4
     if bits == 8 or (bits is None and method in _EIGHT_BIT):
         return Precision.FP8
     raise ModelConfigError(
@@ -175,11 +155,22 @@ def _weights(document: Mapping[str, Any]) -> Precision:
     )
 
 
+def _scale_block(document: Mapping[str, Any]) -> int:
+    """Columns that share one FP8 scale (`weight_block_size`); 0: no blocks."""
+    quantization = document.get("quantization_config")
+    block = quantization.get("weight_block_size") if isinstance(quantization, Mapping) else None
+    return block[0] if isinstance(block, Sequence) and block and isinstance(block[0], int) else 0
+
+
+def _algorithm(quantization: Mapping[str, Any]) -> str:
+    return str(quantization.get("quant_algo", "")).upper()
+
+
 def _bits(quantization: Mapping[str, Any]) -> int | None:
     """Bits per weight where the method leaves them open."""
     if quantization.get("load_in_8bit"):
         return 8
-    if "FP4" in str(quantization.get("quant_algo", "")).upper():
+    if "FP4" in _algorithm(quantization):
         return 4
     found = quantization.get("bits")
     groups = quantization.get("config_groups")  # compressed-tensors

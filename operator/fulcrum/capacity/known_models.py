@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from fulcrum.capacity.model import MlaConfig, ModelConfig, MoeConfig
-from fulcrum.capacity.precision import Precision
+from fulcrum.capacity.model import MlaConfig, ModelConfig, MoeConfig, StateConfig
+from fulcrum.capacity.precision import Precision, named_precision
 
 
 class UnknownModelError(LookupError):
@@ -30,6 +31,8 @@ def _llama(
     tied: bool = False,
     moe: MoeConfig | None = None,
     window: tuple[int, int] | None = None,
+    state: StateConfig | None = None,
+    scale_block: int = 0,
     weights: Precision = Precision.BF16,
 ) -> ModelConfig:
     """A model of the Llama form: grouped queries, gated feed-forward part.
@@ -50,6 +53,9 @@ def _llama(
         moe=moe,
         window_tokens=window[0] if window else None,
         windowed_layers=window[1] if window else 0,
+        state=state,
+        gated_attention=state is not None,
+        scale_block=scale_block,
         weights=weights,
     )
 
@@ -81,11 +87,13 @@ def _deepseek(
     moe: MoeConfig,
     *,
     q_lora_rank: int | None = 1536,
+    head_dims: tuple[int, int] = (128, 128),
+    scale_block: int = 0,
     weights: Precision = Precision.BF16,
 ) -> ModelConfig:
     """A model of the DeepSeek-V2 form: latent attention, shared and routed experts.
 
-    `sizes` are layers, hidden, heads, intermediate, vocabulary.
+    `sizes` are layers, hidden, heads, intermediate, vocabulary; `head_dims` those of keys and values.
     """
     layers, hidden, heads, intermediate, vocab = sizes
     return ModelConfig(
@@ -98,9 +106,14 @@ def _deepseek(
         intermediate=intermediate,
         vocab=vocab,
         mla=MlaConfig(
-            q_lora_rank=q_lora_rank, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+            q_lora_rank=q_lora_rank,
+            kv_lora_rank=512,
+            qk_nope_head_dim=head_dims[0],
+            qk_rope_head_dim=64,
+            v_head_dim=head_dims[1],
         ),
         moe=moe,
+        scale_block=scale_block,
         weights=weights,
     )
 
@@ -115,6 +128,17 @@ def _moe(experts: int, active: int, width: int, *, shared: int = 0, dense: int =
     )
 
 
+def _delta(layers: int, hidden: int, values: int) -> StateConfig:
+    """Three of four layers of Qwen3-Next and Qwen3.5; `values` are value heads beside 16 key heads, all of 128."""
+    mixed = 128 * (2 * 16 + values)
+    return StateConfig(
+        layers=layers,
+        parameters=hidden * (mixed + 2 * 128 * values + 2 * values) + 4 * mixed,
+        bytes=2 * 3 * mixed + 4 * values * 128 * 128,
+    )
+
+
+_BLOCK: Final = 128
 _V3: Final = _moe(256, 8, 2048, shared=2048, dense=3)
 _FP8: Final = Precision.FP8
 _FP4: Final = Precision.FP4
@@ -151,7 +175,60 @@ _MODELS: Final = (
     _llama("Qwen/Qwen3-30B-A3B", (48, 2048, 32, 4, 6144, 151936), head_dim=128, moe=_moe(128, 8, 768)),
     _llama("Qwen/Qwen3-235B-A22B", (94, 4096, 64, 4, 12288, 151936), head_dim=128, moe=_moe(128, 8, 1536)),
     _llama(
-        "Qwen/Qwen3-235B-A22B-FP8", (94, 4096, 64, 4, 12288, 151936), head_dim=128, moe=_moe(128, 8, 1536), weights=_FP8
+        "Qwen/Qwen3-235B-A22B-FP8",
+        (94, 4096, 64, 4, 12288, 151936),
+        head_dim=128,
+        moe=_moe(128, 8, 1536),
+        scale_block=_BLOCK,
+        weights=_FP8,
+    ),
+    _llama(
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct", (62, 6144, 96, 8, 8192, 151936), head_dim=128, moe=_moe(160, 8, 2560)
+    ),
+    _llama(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        (48, 2048, 16, 2, 5632, 151936),
+        head_dim=256,
+        moe=_moe(512, 10, 512, shared=512),
+        state=_delta(36, 2048, 32),
+    ),
+    _llama(
+        "Qwen/Qwen3.5-35B-A3B",
+        (40, 2048, 16, 2, 2048, 248320),
+        head_dim=256,
+        moe=_moe(256, 8, 512, shared=512),
+        state=_delta(30, 2048, 32),
+    ),
+    _llama(
+        "Qwen/Qwen3.5-397B-A17B",
+        (60, 4096, 32, 2, 4096, 248320),
+        head_dim=256,
+        moe=_moe(512, 10, 1024, shared=1024),
+        state=_delta(45, 4096, 64),
+    ),
+    _llama(
+        "zai-org/GLM-4.5",
+        (92, 5120, 96, 8, 12288, 151552),
+        head_dim=128,
+        moe=_moe(160, 8, 1536, shared=1536, dense=3),
+    ),
+    _llama(
+        "zai-org/GLM-4.5-Air",
+        (46, 4096, 96, 8, 10944, 151552),
+        head_dim=128,
+        moe=_moe(128, 8, 1408, shared=1408, dense=1),
+    ),
+    _llama(
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+        (48, 5120, 40, 8, 16384, 202048),
+        moe=_moe(16, 1, 8192, shared=8192),
+        window=(8192, 36),
+    ),
+    _llama(
+        "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+        (48, 5120, 40, 8, 16384, 202048),
+        moe=_moe(128, 1, 8192, shared=8192, dense=24),
+        window=(8192, 36),
     ),
     _llama("HuggingFaceTB/SmolLM2-135M-Instruct", (30, 576, 9, 3, 1536, 49152), tied=True),
     _llama("HuggingFaceTB/SmolLM2-360M-Instruct", (32, 960, 15, 5, 2560, 49152), tied=True),
@@ -159,6 +236,8 @@ _MODELS: Final = (
     _llama("microsoft/phi-4", (40, 5120, 40, 10, 17920, 100352)),
     _llama("google/gemma-2-9b-it", (42, 3584, 16, 8, 14336, 256000), head_dim=256, tied=True, window=(4096, 21)),
     _llama("google/gemma-2-27b-it", (46, 4608, 32, 16, 36864, 256000), head_dim=128, tied=True, window=(4096, 23)),
+    _llama("google/gemma-3-1b-it", (26, 1152, 4, 1, 6912, 262144), head_dim=256, tied=True, window=(512, 22)),
+    _llama("google/gemma-3-4b-it", (34, 2560, 8, 4, 10240, 262208), head_dim=256, tied=True, window=(1024, 29)),
     _llama("google/gemma-3-12b-it", (48, 3840, 16, 8, 15360, 262208), head_dim=256, tied=True, window=(1024, 40)),
     _llama("google/gemma-3-27b-it", (62, 5376, 32, 16, 21504, 262208), head_dim=128, tied=True, window=(1024, 52)),
     _llama(
@@ -178,7 +257,12 @@ _MODELS: Final = (
         weights=_FP4,
     ),
     _llama(
-        "MiniMaxAI/MiniMax-M2.5", (62, 3072, 48, 8, 1536, 200064), head_dim=128, moe=_moe(256, 8, 1536), weights=_FP8
+        "MiniMaxAI/MiniMax-M2.5",
+        (62, 3072, 48, 8, 1536, 200064),
+        head_dim=128,
+        moe=_moe(256, 8, 1536),
+        scale_block=_BLOCK,
+        weights=_FP8,
     ),
     _deepseek("deepseek-ai/DeepSeek-V2", (60, 5120, 128, 12288, 102400), _moe(160, 6, 1536, shared=3072, dense=1)),
     _deepseek(
@@ -187,13 +271,21 @@ _MODELS: Final = (
         _moe(64, 6, 1408, shared=2816, dense=1),
         q_lora_rank=None,
     ),
-    _deepseek("deepseek-ai/DeepSeek-V3", (61, 7168, 128, 18432, 129280), _V3, weights=_FP8),
-    _deepseek("deepseek-ai/DeepSeek-R1", (61, 7168, 128, 18432, 129280), _V3, weights=_FP8),
+    _deepseek("deepseek-ai/DeepSeek-V3", (61, 7168, 128, 18432, 129280), _V3, scale_block=_BLOCK, weights=_FP8),
+    _deepseek("deepseek-ai/DeepSeek-R1", (61, 7168, 128, 18432, 129280), _V3, scale_block=_BLOCK, weights=_FP8),
     _deepseek(
         "moonshotai/Kimi-K2-Instruct",
         (61, 7168, 64, 18432, 163840),
         _moe(384, 8, 2048, shared=2048, dense=1),
+        scale_block=_BLOCK,
         weights=_FP8,
+    ),
+    _deepseek(
+        "zai-org/GLM-5",
+        (78, 6144, 64, 12288, 154880),
+        _moe(256, 8, 2048, shared=2048, dense=3),
+        q_lora_rank=2048,
+        head_dims=(192, 256),
     ),
     _gpt("facebook/opt-1.3b", (24, 2048, 32, 50272, 2050)),
     _gpt("facebook/opt-6.7b", (32, 4096, 32, 50272, 2050)),
@@ -207,11 +299,25 @@ _MODELS: Final = (
 KNOWN_MODELS: Final = MappingProxyType({model.name: model for model in _MODELS})
 """Built-in models by hub id."""
 
-_SUFFIX: Final = re.compile(r"-(instruct|chat|it|hf|base|fp8|bf16)(?=-|$)")
+_SUFFIX: Final = re.compile(
+    r"-(instruct|chat|it|hf|base|thinking|dynamic|quantized|block|(nv|mx)?fp4|fp8|bf16|fp16|awq|gptq|int[48]|[48]bit|"
+    r"w\da\d+|bnb|2[3-6](0\d|1[0-2])|0324|0528)(?=-|$)"
+)
+"""What does not change the dimensions: kind of training, number format, month of the release."""
 _ALIASES: Final = {
     "llama2-70b": "meta-llama/Llama-2-70b-hf",
     "bloom-176b": "bigscience/bloom",
     "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "deepseek-v3.1": "deepseek-ai/DeepSeek-V3",
+    "deepseek-v3.1-terminus": "deepseek-ai/DeepSeek-V3",
+    "deepseek-v3.2": "deepseek-ai/DeepSeek-V3",
+    "deepseek-v3.2-exp": "deepseek-ai/DeepSeek-V3",
+    "glm-4.6": "zai-org/GLM-4.5",
+    "glm-4.7": "zai-org/GLM-4.5",
+    "kimi-k2.5": "moonshotai/Kimi-K2-Instruct",
+    "mistral-small-3.1-24b": "mistralai/Mistral-Small-24B-Instruct-2501",
+    "mistral-small-3.2-24b": "mistralai/Mistral-Small-24B-Instruct-2501",
+    "qwen3-coder-30b-a3b": "Qwen/Qwen3-30B-A3B",
 }
 
 
@@ -224,14 +330,20 @@ _BY_PLAIN_NAME: Final = {_plain(model.name): model for model in reversed(_MODELS
 
 
 def known_model(name: str) -> ModelConfig:
-    """The built-in model under a hub id or its last part; `-Instruct`, `-Chat`, `-FP8` and the like may differ.
+    """The built-in model under a hub id or its last part; `-Instruct`, `-Chat`, `-2507` and the like may differ.
+
+    Weights are in the format that the name ends with (`-FP8`, `-AWQ`), else in that of the known release.
 
     Raises:
         UnknownModelError: nothing fits.
     """
     if name in KNOWN_MODELS:
         return KNOWN_MODELS[name]
-    found = KNOWN_MODELS.get(_ALIASES.get(name.lower(), "")) or _BY_PLAIN_NAME.get(_plain(name))
+    alias = _ALIASES.get(name.lower()) or _ALIASES.get(_plain(name)) or ""
+    found = KNOWN_MODELS.get(alias) or _BY_PLAIN_NAME.get(_plain(name))
     if found is None:
         raise UnknownModelError(name)
-    return found
+    weights = named_precision(name) or found.weights
+    # Qwen's own FP8 releases share scales in blocks; others have one for each channel.
+    blocks = weights is _FP8 and name.lower().startswith("qwen/")
+    return replace(found, weights=weights, scale_block=_BLOCK if blocks else found.scale_block)

@@ -14,6 +14,8 @@ from fulcrum.capacity.precision import Precision
 
 BLOCK_TOKENS: Final = 16
 """Tokens in one of vLLM's KV blocks where nothing else is asked for."""
+CONTEXT_TOKENS: Final = 8192
+"""Tokens of a request of which sliding windows and states are counted, where its length is not known."""
 COLLATED_TOKENS: Final = 128
 """Tokens that one transfer descriptor should cover (AI Systems Performance Engineering, ch. 18)."""
 DESCRIPTOR_SECONDS: Final = (0.020 - 0.008) / (7500 / BLOCK_TOKENS - 7500 / COLLATED_TOKENS)
@@ -23,6 +25,8 @@ TRANSFER_BASE_SECONDS: Final = 2e-3
 pair of engines is extra."""
 _LINK_EFFICIENCY: Final = 0.7
 """Share of a link's rate that large RDMA reads reach. A guess."""
+_SAMPLING_BYTES: Final = 16
+"""Of each logit: FP32, and sorted with their 8-byte places (`vllm/v1/sample`)."""
 _RUNTIME_BYTES: Final = int(0.75 * 2**30)
 """CUDA context, kernels and allocator slack of one GPU."""
 _COLLECTIVE_BYTES: Final = int(0.75 * 2**30)
@@ -52,21 +56,33 @@ class TransferCost:
         return self.base_seconds + self.seconds_per_token * tokens
 
 
-def kv_bytes_per_token(model: ModelConfig, kv: Precision) -> float:
-    """Bytes that one token takes in the cache, over all layers and ranks, without replicas.
+def kv_bytes_per_token_and_layer(model: ModelConfig, kv: Precision) -> float:
+    """Bytes that one token takes in the cache of one layer, over all ranks, without replicas.
 
-    Grouped queries: 2 * layers * KV heads * head size * bytes (AI Systems Performance Engineering, ch. 18). MLA: layers
-    * (latent rank + rotary size) * bytes (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). Layers with a sliding window
-    count fully, because an engine may keep them whole.
+    Grouped queries: 2 * KV heads * head size * bytes (AI Systems Performance Engineering, ch. 18). MLA: (latent rank +
+    rotary size) * bytes (DeepSeek-V2, arXiv 2405.04434, section 2.1.2).
     """
     if model.mla is not None:
-        return model.layers * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * kv.bytes
-    return 2 * model.layers * model.kv_heads * model.head_dim * kv.bytes
+        return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * kv.bytes
+    return 2 * model.kv_heads * model.head_dim * kv.bytes
+
+
+def kv_bytes_per_token(model: ModelConfig, kv: Precision, *, context_tokens: float = CONTEXT_TOKENS) -> float:
+    """Bytes that one token takes in the cache, over all layers and ranks, without replicas.
+
+    A layer with a sliding window keeps no more than the window of a request, and a state has one size whatever comes
+    before it: their bytes are those of a request of `context_tokens`, shared out over its tokens.
+    """
+    window = min(1.0, (model.window_tokens or 0) / context_tokens)
+    layers = model.full_layers + model.windowed_layers * window
+    return layers * kv_bytes_per_token_and_layer(model, kv) + model.state_bytes / context_tokens
 
 
 def kv_bytes_per_token_and_gpu(shape: EngineShape) -> float:
     """Bytes that one token takes on each GPU of the engine."""
-    return kv_bytes_per_token(shape.model, shape.kv) / (shape.kv_split * shape.pipeline)
+    model, states = shape.model, shape.model.state_bytes / CONTEXT_TOKENS
+    cached = kv_bytes_per_token(model, shape.kv) - states
+    return (cached / shape.kv_split + states / shape.tensor) / shape.pipeline
 
 
 def weight_bytes_per_gpu(shape: EngineShape) -> float:
@@ -75,14 +91,18 @@ def weight_bytes_per_gpu(shape: EngineShape) -> float:
 
 
 def activation_bytes_per_gpu(shape: EngineShape) -> float:
-    """Peak of what one engine step needs beside weights and cache: hidden states, feed-forward part, logits."""
+    """Peak of what one engine step needs beside weights and cache: hidden states, feed-forward part, logits.
+
+    vLLM reserves what its profiling run takes: the largest step, and the sampling of `max_num_seqs` requests.
+    """
     model = shape.model
-    width = model.intermediate
+    width, copies = float(model.intermediate), 0
     if model.moe is not None:
         width = model.moe.active_experts * model.moe.expert_intermediate + model.moe.shared_intermediate
-    per_token = 6 * model.hidden + 3 * width / shape.tensor
+        copies = model.moe.active_experts  # each expert of a token has its own copy of it
+    per_token = (6 + copies) * model.hidden + 3 * width / shape.tensor
     hidden = shape.max_batched_tokens * per_token * Precision.BF16.bytes
-    return hidden + shape.max_batch * model.vocab * 4
+    return hidden + shape.max_batch * model.vocab * _SAMPLING_BYTES
 
 
 def kv_memory_bytes_per_gpu(shape: EngineShape) -> float:

@@ -35,6 +35,17 @@ class MoeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateConfig:
+    """Layers with a state of fixed size instead of a KV cache: Mamba, gated delta networks."""
+
+    layers: int
+    parameters: int
+    """Weights that mix tokens in one of these layers."""
+    bytes: int
+    """State of one sequence in one of these layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Dimensions of a decoder-only model. Parameter counts leave out biases (under 0.2 %)."""
 
@@ -56,6 +67,11 @@ class ModelConfig:
     window_tokens: int | None = None
     """Sliding window of `windowed_layers`."""
     windowed_layers: int = 0
+    state: StateConfig | None = None
+    gated_attention: bool = False
+    """Queries come with a gate of their size (Qwen3-Next)."""
+    scale_block: int = 0
+    """Columns that share one FP8 scale in the published weights; 0: no blocks."""
     weights: Precision = Precision.BF16
     """Format in which the weights are published."""
 
@@ -63,12 +79,28 @@ class ModelConfig:
     def attention_parameters(self) -> int:
         """Weights of the attention of one layer."""
         if (mla := self.mla) is None:
-            return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+            gate = self.heads if self.gated_attention else 0
+            return self.hidden * self.head_dim * (2 * (self.heads + self.kv_heads) + gate)
         query_dim = self.heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
         query = self.hidden * query_dim if mla.q_lora_rank is None else mla.q_lora_rank * (self.hidden + query_dim)
         down = self.hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim)
         up = mla.kv_lora_rank * self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
         return query + down + up + self.heads * mla.v_head_dim * self.hidden
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with a KV cache."""
+        return self.layers - (self.state.layers if self.state is not None else 0)
+
+    @property
+    def full_layers(self) -> int:
+        """Layers that attend to all that came before."""
+        return self.attention_layers - self.windowed_layers
+
+    @property
+    def state_bytes(self) -> int:
+        """State of one sequence, all layers."""
+        return self.state.layers * self.state.bytes if self.state is not None else 0
 
     @property
     def expert_parameters(self) -> int:
@@ -85,7 +117,9 @@ class ModelConfig:
     @property
     def dense_parameters(self) -> int:
         """Weights that every token multiplies with, without embeddings and output head."""
-        attention = self.layers * self.attention_parameters
+        attention = self.attention_layers * self.attention_parameters
+        if self.state is not None:
+            attention += self.state.layers * self.state.parameters
         if (moe := self.moe) is None:
             return attention + self.layers * self._mlp(self.intermediate)
         per_sparse_layer = self._mlp(moe.shared_intermediate) + self.hidden * moe.experts
@@ -125,13 +159,12 @@ class ModelConfig:
 
     def dense_precision(self, precision: Precision) -> Precision:
         """Format of the weights outside the routed experts: 4-bit releases of mixtures keep them in BF16."""
-        return Precision.BF16 if precision is Precision.FP4 and self.moe is not None else precision
+        return Precision.BF16 if precision.bytes < 1 and self.moe is not None else precision
 
     def flops_per_token(self, context_tokens: float = 0) -> float:
         """FLOPs of one generated token with `context_tokens` before it (2 per multiply-add)."""
         linear = self.dense_parameters + self.active_expert_parameters + self.head_parameters
-        full_layers = self.layers - self.windowed_layers
-        seen = full_layers * context_tokens + self.windowed_layers * min(context_tokens, self.window_tokens or 0)
+        seen = self.full_layers * context_tokens + self.windowed_layers * min(context_tokens, self.window_tokens or 0)
         return 2 * linear + 2 * self.attention_dims * seen
 
     def _mlp(self, width: int) -> int:

@@ -1,6 +1,7 @@
 """Speed that follows what workers report: least squares with forgetting, around a prior.
 
-Each row pulls the coefficients by its *relative* error; old rows fade; a row that is far off pulls no harder than a
+Where decode has a curve, its form stays: one factor and one offset of it are learnt. Each row pulls the coefficients by
+its *relative* error; old rows fade; a row that is far off pulls no harder than a
 moderately wrong one (Huber), unless those before it say the same. What the rows do not say (all of one batch size, say)
 stays with the prior, after one factor for all its coefficients: a machine that is twice as slow as thought is likely so
 in everything.
@@ -13,7 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
+import msgspec
+
 from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.decode_curve import decode_step_seconds, scaled
 from fulcrum.capacity.nonnegative import minimise_quadratic
 from fulcrum.capacity.rows import DecodeRow, PrefillRow
 from fulcrum.capacity.speed import SpeedSource
@@ -58,7 +62,7 @@ _TYPICAL_DECODE: Final = (1.0, 32.0, 32 * 1024.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fit:
-    """Three non-negative coefficients, as shares of a typical step, and the rows so far as a quadratic."""
+    """Non-negative coefficients, as shares of a typical step, and the rows so far as a quadratic."""
 
     unit: NDArray[np.float64]
     """Coefficient = share * unit."""
@@ -88,8 +92,8 @@ class _Fit:
             unit=whole / features,
             prior=shares,
             trust=trust,
-            information=np.zeros((3, 3)),
-            evidence=np.zeros(3),
+            information=np.zeros((len(typical), len(typical))),
+            evidence=np.zeros(len(typical)),
             shares=shares,
             error=NOISE,
         )
@@ -155,8 +159,10 @@ class _Fit:
 class OnlineSpeed:
     """Coefficients of a worker, or of a pool of alike ones, that follow reported rows. A value that updates replace."""
 
+    _prior: SpeedCoefficients
     _prefill: _Fit
     _decode: _Fit
+    """Of a curve: its offset and its factor; else the three coefficients of the line."""
     _forgetting: float
 
     @classmethod
@@ -168,9 +174,14 @@ class OnlineSpeed:
         """
         if not trust > 0 or not 0 < forgetting <= 1:
             raise ValueError("trust must be positive, and forgetting above 0 and at most 1")
+        if prior.decode_curve:
+            decode = _Fit.start((0.0, 1.0), (1.0, decode_step_seconds(prior, *_TYPICAL_DECODE[1:])), trust)
+        else:
+            decode = _Fit.start((prior.decode_a, prior.decode_b, prior.decode_c), _TYPICAL_DECODE, trust)
         return cls(
+            _prior=prior,
             _prefill=_Fit.start((prior.prefill_a, prior.prefill_b, prior.prefill_c), _TYPICAL_PREFILL, trust),
-            _decode=_Fit.start((prior.decode_a, prior.decode_b, prior.decode_c), _TYPICAL_DECODE, trust),
+            _decode=decode,
             _forgetting=forgetting,
         )
 
@@ -183,14 +194,22 @@ class OnlineSpeed:
             if isinstance(row, PrefillRow):
                 prefill = prefill.updated(row.features, row.seconds, self._forgetting)
             else:
-                decode = decode.updated(row.features, row.seconds_per_step, self._forgetting)
+                features: tuple[float, ...] = row.features
+                if self._prior.decode_curve:
+                    features = (1.0, decode_step_seconds(self._prior, row.batch, row.context_tokens))
+                decode = decode.updated(features, row.seconds_per_step, self._forgetting)
         return dataclasses.replace(self, _prefill=prefill, _decode=decode)
 
     @property
     def coefficients(self) -> SpeedCoefficients:
         """What is known now; never negative."""
         prefill, decode = self._prefill.coefficients, self._decode.coefficients
-        return SpeedCoefficients.of(prefill=prefill, decode=decode)
+        if not self._prior.decode_curve:
+            return SpeedCoefficients.of(prefill=prefill, decode=decode)
+        offset, factor = decode
+        names = ("prefill_a", "prefill_b", "prefill_c")
+        moved = scaled(self._prior, factor=factor, offset_seconds=offset)
+        return msgspec.structs.replace(moved, **dict(zip(names, prefill, strict=True)))
 
     @property
     def confidence(self) -> float:

@@ -12,20 +12,21 @@ here::
       "decode": [{"batch": 8, "contextTokens": 8192, "secondsPerStep": 0.0075}, ...]
     }
 
-with either `coefficients` or both lists; `maxBatch`, `maxBatchedTokens`, `transferBaseSeconds` and
-`transferSecondsPerToken` are optional. Everything is in seconds and tokens.
+with either `coefficients` (`decodeCurve` in them is optional: `capacity.decode_curve`) or both lists; `maxBatch`,
+`maxBatchedTokens`, `transferBaseSeconds` and `transferSecondsPerToken` are optional. All is in seconds and tokens.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
-from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.api.worker import DecodePoint, SpeedCoefficients
+from fulcrum.capacity.decode_curve import curve_problem, fitted_curve
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.rows import DecodeRow, PrefillRow
 from fulcrum.capacity.speed import MAX_BATCH, SpeedSource, WorkerSpeed
@@ -54,47 +55,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
     transfer_seconds_per_token: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PiecewiseSpeed:
-    """A worker whose decode steps follow other coefficients from a batch size on (DistServe, arXiv 2401.09670)."""
-
-    small: WorkerSpeed
-    """Everything, and decode below `from_batch`."""
-    from_batch: int
-    decode_a: float
-    decode_b: float
-    decode_c: float
-
-    @property
-    def kv_capacity_tokens(self) -> int:
-        """Tokens that the KV cache of one worker holds."""
-        return self.small.kv_capacity_tokens
-
-    @property
-    def max_batch(self) -> int:
-        """Most requests in one engine step."""
-        return self.small.max_batch
-
-    @property
-    def max_batched_tokens(self) -> int:
-        """Token budget of one engine step."""
-        return self.small.max_batched_tokens
-
-    def prefill_seconds(self, tokens: float, squared_tokens: float) -> float:
-        """Seconds of one prefill step over prompts with summed lengths `tokens` and summed squares `squared_tokens`."""
-        return self.small.prefill_seconds(tokens, squared_tokens)
-
-    def decode_step_seconds(self, batch: float, context_tokens: float) -> float:
-        """Seconds of one decode step of `batch` requests whose contexts sum up to `context_tokens`."""
-        if batch < self.from_batch:
-            return self.small.decode_step_seconds(batch, context_tokens)
-        return self.decode_a + self.decode_b * batch + self.decode_c * context_tokens
-
-    def transfer_seconds(self, tokens: float) -> float:
-        """Seconds that the KV of a prompt of `tokens` takes from a prefill to a decode worker."""
-        return self.small.transfer_seconds(tokens)
-
-
 def parse_profile(document: bytes | str) -> Profile:
     """Reads and checks a profile document.
 
@@ -111,11 +71,12 @@ def parse_profile(document: bytes | str) -> Profile:
         raise ProfileError("kvCapacityTokens, maxBatch and maxBatchedTokens must be at least 1")
     if min(profile.transfer_base_seconds, profile.transfer_seconds_per_token) < 0:
         raise ProfileError("transferBaseSeconds and transferSecondsPerToken must not be negative")
-    given = profile.coefficients
-    if given is not None and any(not math.isfinite(each) or each < 0 for each in msgspec.structs.astuple(given)):
-        raise ProfileError("coefficients must not be negative")
-    if given is None:
+    if (given := profile.coefficients) is None:
         _require_samples(profile)
+    elif any(not math.isfinite(each) or each < 0 for each in msgspec.structs.astuple(given)[:6]):
+        raise ProfileError("coefficients must not be negative")
+    elif (problem := curve_problem(given.decode_curve)) is not None:
+        raise ProfileError(f"coefficients.decodeCurve {problem}")
     return profile
 
 
@@ -132,6 +93,18 @@ def profile_speed(profile: Profile) -> WorkerSpeed:
     )
 
 
+def profiled_speed(profile: Profile, *, prior: WorkerSpeed) -> WorkerSpeed:
+    """The speed that a profile describes; what it leaves out of transfers is the prior's (a roofline)."""
+    speed = profile_speed(profile)
+    if speed.transfer_base_seconds or speed.transfer_seconds_per_token:
+        return speed
+    return replace(
+        speed,
+        transfer_base_seconds=prior.transfer_base_seconds,
+        transfer_seconds_per_token=prior.transfer_seconds_per_token,
+    )
+
+
 def _require_samples(profile: Profile) -> None:
     if len({(row.tokens / max(1, row.prompts)) for row in profile.prefill}) < 2:
         raise ProfileError("without coefficients, `prefill` needs rows of at least two prompt lengths")
@@ -144,7 +117,8 @@ def _require_samples(profile: Profile) -> None:
 def _fitted(profile: Profile) -> SpeedCoefficients:
     prefill = fit_relative([row.features for row in profile.prefill], [row.seconds for row in profile.prefill])
     decode = fit_relative([row.features for row in profile.decode], [row.seconds_per_step for row in profile.decode])
-    return SpeedCoefficients.of(prefill=prefill, decode=decode)
+    curve = fitted_curve([(row.batch, row.context_tokens, row.seconds_per_step) for row in profile.decode], decode)
+    return SpeedCoefficients.of(prefill=prefill, decode=decode, decode_curve=curve)
 
 
 def distserve_speed(
@@ -161,7 +135,7 @@ def distserve_speed(
     host_step_seconds: float = 0.0,
     host_request_seconds: float = 0.0,
     stage_seconds: float = 1e-3,
-) -> PiecewiseSpeed:
+) -> WorkerSpeed:
     """A fit of DistServe's repository: a parsed document by model and tensor parallelism, in milliseconds.
 
     `prefill = (a + b * sum(l) + c * sum(l^2)) / pp + pp`, `decode = (a + b * sum(context) + c * batch) / pp`, with
@@ -181,7 +155,12 @@ def distserve_speed(
     except (KeyError, TypeError, ValueError) as error:
         raise ProfileError(f"no DistServe fit of {model} at tensor parallelism {tensor}: {error!r}") from None
     scale = _MILLI / pipeline
-    worker = WorkerSpeed(
+
+    def point(batch: float, of: tuple[float, float, float]) -> DecodePoint:
+        seconds = of[0] * scale + host_step_seconds + (of[2] * scale + host_request_seconds) * batch
+        return DecodePoint(batch=batch, seconds=seconds, seconds_per_token=of[1] * scale)
+
+    return WorkerSpeed(
         coefficients=SpeedCoefficients(
             prefill_a=prefill[0] * scale + pipeline * stage_seconds,
             prefill_b=prefill[1] * scale,
@@ -189,6 +168,12 @@ def distserve_speed(
             decode_a=small[0] * scale + host_step_seconds,
             decode_b=small[2] * scale + host_request_seconds,
             decode_c=small[1] * scale,
+            decode_curve=(
+                point(1, small),
+                point(from_batch - 1, small),
+                point(from_batch, large),
+                point(2 * from_batch, large),
+            ),
         ),
         kv_capacity_tokens=kv_capacity_tokens,
         max_batch=max_batch,
@@ -196,13 +181,6 @@ def distserve_speed(
         transfer_base_seconds=transfer_base_seconds,
         transfer_seconds_per_token=transfer_seconds_per_token,
         source=SpeedSource.PROFILE,
-    )
-    return PiecewiseSpeed(
-        small=worker,
-        from_batch=from_batch,
-        decode_a=large[0] * scale + host_step_seconds,
-        decode_b=large[2] * scale + host_request_seconds,
-        decode_c=large[1] * scale,
     )
 
 

@@ -14,12 +14,13 @@ from typing import Final
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.accelerators import Accelerator
+from fulcrum.capacity.decode_curve import fitted_curve
 from fulcrum.capacity.engine import EngineShape
-from fulcrum.capacity.kv import Link, kv_bytes_per_token, kv_capacity_tokens, transfer_cost
+from fulcrum.capacity.kv import Link, kv_bytes_per_token_and_layer, kv_capacity_tokens, transfer_cost
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.precision import Precision
-from fulcrum.capacity.speed import MAX_BATCH, SpeedSource, WorkerSpeed
+from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,28 +34,35 @@ class Efficiency:
     """Factor on the above in mixtures of experts."""
     attention_flops: float = 0.45
     """Share of peak BF16 FLOP/s in prefill attention."""
-    weight_bandwidth: float = 0.9
+    weight_bandwidth: float = 0.90
     """Share of peak memory bandwidth while reading weights."""
     kv_bandwidth: float = 0.9
     """The same for the KV cache, whose blocks are scattered."""
     link_bandwidth: float = 0.65
     """Share of a link's rate in large all-reduces."""
-    step_seconds: float = 0.5e-3
+    step_seconds: float = 0.7e-3
     """Scheduling, sampling and launch of one step."""
-    layer_seconds: float = 38e-6
+    layer_seconds: float = 39e-6
     """Small kernels of one layer (norms, rotary, quantization, routing) and the gaps between all of them."""
     host_layer_seconds: float = 0.0
     """What the host takes to launch one layer, while the GPU works: the longer of the two counts."""
-    request_seconds: float = 20e-6
+    routing_seconds: float = 1.6e-6
+    """What a layer of experts takes besides, for each expert that a token uses: choosing, sorting, adding up."""
+    expert_seconds: float = 0.035e-6
+    """What each expert that a layer touches takes besides its bytes: its own tiles and launch, on every GPU."""
+    serving: float = 1.0
+    """Share of the accelerator's `serving_seconds` that prefills pay."""
+    request_seconds: float = 21e-6
     """Sampling and bookkeeping of one request in a step."""
-    all_reduce_seconds: float = 6e-6
+    all_reduce_seconds: float = 4.0e-6
     """Latency of one all-reduce inside a machine, per doubling of the group."""
     network_seconds: float = 25e-6
     """Latency that an all-reduce over machines, or a hop between pipeline stages, adds."""
 
 
 GRAPHS: Final = Efficiency()
-"""Engines of today: CUDA graphs, overlapped scheduling. Fitted to the H100 rows of silicon_h100.csv."""
+"""Engines of today: CUDA graphs, overlapped scheduling. Fitted to the rows of silicon_h100.csv; what decode steps take
+to those of vLLM first, by `benchmarks/capacity_held_out.py`."""
 EAGER: Final = Efficiency(
     bf16_flops=0.65,
     fp8_flops=0.45,
@@ -63,15 +71,20 @@ EAGER: Final = Efficiency(
     link_bandwidth=0.24,
     layer_seconds=22e-6,
     host_layer_seconds=380e-6,
+    serving=0.0,
+    step_seconds=0.5e-3,
     request_seconds=310e-6,
     all_reduce_seconds=42e-6,
 )
 """Engines that launch every kernel from Python (`--enforce-eager`, all of 2023). Fitted to splitwise_perf_model.csv."""
 
 _PROMPTS: Final = ((128,), (512,), (1024,), (2048,), (4096,), (8192,), (512,) * 4, (1024,) * 8)
-_BATCHES: Final = (8, 16, 32, 64, 128, 256, 512, 1024)
-"""A worker under load; a mixture of experts with fewer requests reads fewer experts and is quicker than this line."""
+_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Points of the decode curve."""
+_USUAL_BATCHES: Final = (8, 16, 32, 64, 128, 256)
+"""A worker under load: what the straight line nearest to the curve is fitted to."""
 _CONTEXTS: Final = (256, 1024, 4096)
+"""Tokens of each request; a window ends the growth of some layers in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +109,8 @@ class Roofline:
         steps = chunks * self._step_seconds(tokens=chunk, heads=len(lengths) / chunks)
         attention = self._attention_seconds(pairs, window)
         stages = shape.pipeline
-        return (steps + attention) * (chunks + stages - 1) / (chunks * stages) + self._hops_seconds(chunk)
+        serving = shape.accelerator.serving_seconds * self.efficiency.serving
+        return (steps + attention) * (chunks + stages - 1) / (chunks * stages) + self._hops_seconds(chunk) + serving
 
     def decode_step_seconds(self, batch: float, context_tokens: float) -> float:
         """Seconds between two tokens of each of `batch` requests whose contexts sum up to `context_tokens`.
@@ -106,56 +120,62 @@ class Roofline:
         """
         shape, model = self.shape, self.shape.model
         part, context = batch / shape.pipeline, context_tokens / shape.pipeline
-        full = model.layers - model.windowed_layers
-        seen = full * context
+        seen = model.full_layers * context
         if model.window_tokens is not None:
             seen += model.windowed_layers * min(context, part * model.window_tokens)
-        read_bytes = seen / model.layers * kv_bytes_per_token(model, shape.kv) / shape.kv_split
+        read_bytes = seen * kv_bytes_per_token_and_layer(model, shape.kv) / shape.kv_split
+        read_bytes += 2 * part * model.state_bytes / shape.tensor  # states are written back, too
         read = read_bytes / (shape.accelerator.memory_bytes_per_second * self.efficiency.kv_bandwidth)
         return self._step_seconds(tokens=part, heads=part) + read + self._hops_seconds(part)
 
     def coefficients(self) -> SpeedCoefficients:
-        """The linear form nearest to this, in relative error, over common prompts, batches and contexts."""
+        """The form that all of Fulcrum computes with, nearest to this in relative error at common sizes."""
         lengths = list(_PROMPTS)
         prefill = fit_relative(
             [(1.0, float(sum(each)), float(sum(length * length for length in each))) for each in lengths],
             [self.prefill_seconds(each) for each in lengths],
         )
-        points = [
-            (batch, batch * each) for batch in _BATCHES if batch <= max(8, self.shape.max_batch) for each in _CONTEXTS
+        rows = [
+            (float(batch), float(batch * each), self.decode_step_seconds(batch, batch * each))
+            for batch in _BATCHES
+            for each in _CONTEXTS
         ]
-        decode = fit_relative(
-            [(1.0, float(batch), float(context)) for batch, context in points],
-            [self.decode_step_seconds(batch, context) for batch, context in points],
-        )
-        return SpeedCoefficients.of(prefill=prefill, decode=decode)
+        usual = [row for row in rows if row[0] in _USUAL_BATCHES]
+        line = fit_relative([(1.0, batch, context) for batch, context, _ in usual], [row[2] for row in usual])
+        return SpeedCoefficients.of(prefill=prefill, decode=line, decode_curve=fitted_curve(rows, line))
 
     def _step_seconds(self, *, tokens: float, heads: float) -> float:
         """One pass of `tokens` through all layers, attention left out; `heads` of them go on to the vocabulary."""
         shape, model, spent = self.shape, self.shape.model, self.efficiency
         gpu = shape.accelerator
-        read_bytes = model.weight_bytes(shape.weights)
+        rate = gpu.memory_bytes_per_second * spent.weight_bandwidth
+        read_bytes, routing, experts = model.weight_bytes(shape.weights), 0.0, 0.0
         if model.tied_embeddings is False:
             read_bytes -= model.head_parameters * Precision.BF16.bytes  # a look-up reads rows, not the table
         if (moe := model.moe) is not None:
             # Chosen at random, an expert stays untouched by all tokens with (1 - k/E)^tokens.
-            untouched = (1 - moe.active_experts / moe.experts) ** tokens
-            read_bytes -= model.expert_parameters * shape.weights.bytes * untouched
-        reading = read_bytes / (shape.tensor * gpu.memory_bytes_per_second * spent.weight_bandwidth)
+            touched = 1 - (1 - moe.active_experts / moe.experts) ** tokens
+            expert_bytes = model.expert_parameters * shape.weights.bytes
+            read_bytes -= expert_bytes
+            sparse_layers = model.layers - moe.dense_layers
+            routing = sparse_layers * moe.active_experts * spent.routing_seconds
+            experts = touched * sparse_layers * moe.experts * spent.expert_seconds
+            experts += touched * expert_bytes / (shape.tensor * min(rate, gpu.expert_bytes_per_second or rate))
+        reading = read_bytes / (shape.tensor * rate) + experts
         flops = (
             2 * (model.dense_parameters + model.active_expert_parameters) * tokens + 2 * model.head_parameters * heads
         )
-        share = spent.fp8_flops if shape.compute_flops == gpu.fp8_flops else spent.bf16_flops
+        share = spent.bf16_flops if shape.compute_flops == gpu.bf16_flops else spent.fp8_flops
         if moe is not None:
             share *= spent.expert_flops
         computing = flops / (shape.tensor * shape.compute_flops * share)
-        launching = spent.step_seconds + model.layers * spent.layer_seconds + heads * spent.request_seconds
+        launching = spent.step_seconds + model.layers * spent.layer_seconds + routing + heads * spent.request_seconds
         busy = max(reading, computing) + launching + self._all_reduces_seconds(tokens)
         return max(busy, model.layers * spent.host_layer_seconds)
 
     def _attention_seconds(self, pairs: float, windowed_pairs: float) -> float:
         shape, model = self.shape, self.shape.model
-        layers = (model.layers - model.windowed_layers) * pairs + model.windowed_layers * windowed_pairs
+        layers = model.full_layers * pairs + model.windowed_layers * windowed_pairs
         rate = shape.tensor * shape.accelerator.bf16_flops * self.efficiency.attention_flops
         return 2 * model.attention_dims * layers / rate
 
@@ -175,6 +195,8 @@ class Roofline:
         volume = tokens * model.hidden * Precision.BF16.bytes
         seconds = spent.all_reduce_seconds * math.log2(inside) if inside > 1 else 0.0
         seconds += 2 * (inside - 1) / inside * volume / (gpu.local_bytes_per_second * spent.link_bandwidth)
+        if inside > gpu.joined_directly:
+            seconds *= gpu.shared_pcie_factor
         if machines > 1:
             share = volume / inside  # each GPU of a machine reduces its part with its peers
             seconds += spent.network_seconds
@@ -202,16 +224,16 @@ def worker_speed(
     weights: Precision | None = None,
     kv: Precision = Precision.FP8,
     link: Link = Link.NETWORK,
-    max_batch: int = MAX_BATCH,
-    max_batched_tokens: int = 8192,
-    memory_utilization: float = 0.9,
+    max_batch: int = 0,
+    max_batched_tokens: int = 0,
+    memory_utilization: float = 0.92,
     kv_memory_bytes: int | None = None,
     efficiency: Efficiency = GRAPHS,
 ) -> WorkerSpeed:
     """Speed and room of a worker that was not measured yet.
 
-    `weights` None takes the format the model is published in; `kv_memory_bytes` is the cache per GPU where it is set by
-    hand.
+    `weights` None takes the format the model is published in, `max_batch` and `max_batched_tokens` 0 vLLM's defaults;
+    `kv_memory_bytes` is the cache per GPU where it is set by hand.
 
     Raises:
         EngineShapeError: the parallelism does not fit the model, the weights do not fit the memory, or there is no such

@@ -15,6 +15,7 @@ from fulcrum.capacity.kv import (
     transfer_cost,
     weight_bytes_per_gpu,
 )
+from fulcrum.capacity.profile import Profile, profiled_speed
 from fulcrum.capacity.roofline import GRAPHS, Efficiency, shape_speed
 from fulcrum.capacity.speed import WorkerSpeed
 
@@ -68,6 +69,11 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     isl_tokens: int
     osl_tokens: int
     tpot_seconds: float
+    max_num_batched_tokens: int
+    """Token budget of a step."""
+    max_num_seqs: int
+    speed_source: str
+    """`roofline` or `profile`."""
     max_batch: int
     """Most requests of this length that decode within the TPOT; 0 when none does."""
     bound_by: str
@@ -85,13 +91,16 @@ def sheet(
     tpot_seconds: float,
     kv_memory_bytes: int | None = None,
     efficiency: Efficiency = GRAPHS,
+    profile: Profile | None = None,
 ) -> Sheet:
-    """The roofline of one worker, laid out.
+    """The roofline of one worker, or what its profile says, laid out.
 
     Raises:
         EngineShapeError: the weights do not fit the memory.
     """
     speed = shape_speed(shape, kv_memory_bytes=kv_memory_bytes, efficiency=efficiency)
+    if profile is not None:
+        speed = profiled_speed(profile, prior=speed)
     batch, bound_by = largest_batch(speed, isl_tokens=isl_tokens, osl_tokens=osl_tokens, tpot_seconds=tpot_seconds)
     step = speed.decode_step_seconds(batch, batch * (isl_tokens + osl_tokens / 2))
     return Sheet(
@@ -118,6 +127,9 @@ def sheet(
         isl_tokens=isl_tokens,
         osl_tokens=osl_tokens,
         tpot_seconds=tpot_seconds,
+        max_num_batched_tokens=speed.max_batched_tokens,
+        max_num_seqs=speed.max_batch,
+        speed_source=speed.source.value,
         max_batch=batch,
         bound_by=bound_by,
         decode_tokens_per_second=batch / step,
@@ -131,14 +143,10 @@ def largest_batch(speed: WorkerSpeed, *, isl_tokens: int, osl_tokens: int, tpot_
 
     Steps are taken half-way through the outputs, room at their end.
     """
-    k = speed.coefficients
-    per_request = k.decode_b + k.decode_c * (isl_tokens + osl_tokens / 2)
-    spare = tpot_seconds - k.decode_a
-    by_time = 0 if spare <= 0 else speed.max_batch if per_request <= 0 else int(spare / per_request)
     bounds = {
-        "tpot": by_time,
-        "kv memory": speed.kv_capacity_tokens // (isl_tokens + osl_tokens),
         "max_num_seqs": speed.max_batch,
+        "tpot": int(speed.decode_batch(tpot_seconds, isl_tokens + osl_tokens / 2)),
+        "kv memory": speed.kv_capacity_tokens // (isl_tokens + osl_tokens),
     }
     bound_by = min(bounds, key=lambda each: bounds[each])
     return bounds[bound_by], bound_by

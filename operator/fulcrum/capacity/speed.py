@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.decode_curve import decode_batch, decode_line, decode_step_seconds
 
 MAX_BATCH: Final = 256
 """vLLM's default of `max_num_seqs`: what an engine has that reports none of its own."""
@@ -21,7 +22,7 @@ class SpeedSource(StrEnum):
 
 
 class Speed(Protocol):
-    """What planners and the simulator ask of a worker; `WorkerSpeed` and `profile.PiecewiseSpeed` answer it."""
+    """What planners and the simulator ask of a worker."""
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -49,8 +50,8 @@ class Speed(Protocol):
 class WorkerSpeed:
     """Speed and room of one worker (one engine with all its GPUs). Workers of a pool are alike.
 
-    `prefill_seconds = a + b * sum(l) + c * sum(l^2)` and `decode_step_seconds = a + b * batch + c * sum(context)`
-    (the form of DistServe, arXiv 2401.09670, section 4).
+    `prefill_seconds = a + b * sum(l) + c * sum(l^2)` (the form of DistServe, arXiv 2401.09670, section 4), decode as in
+    `decode_curve`.
     """
 
     coefficients: SpeedCoefficients
@@ -72,8 +73,16 @@ class WorkerSpeed:
 
     def decode_step_seconds(self, batch: float, context_tokens: float) -> float:
         """Seconds of one decode step of `batch` requests whose contexts sum up to `context_tokens`."""
-        k = self.coefficients
-        return k.decode_a + k.decode_b * batch + k.decode_c * context_tokens
+        return decode_step_seconds(self.coefficients, batch, context_tokens)
+
+    @property
+    def idle_step_seconds(self) -> float:
+        """Seconds of a decode step without the part of any request."""
+        return max(decode_line(self.coefficients, 0.0)[0], 0.0)
+
+    def decode_batch(self, step_seconds: float, context_tokens: float) -> float:
+        """Most requests of `context_tokens` each whose step takes at most so long, memory aside; may be below 1."""
+        return decode_batch(self.coefficients, step_seconds, context_tokens, self.max_batch)
 
     def transfer_seconds(self, tokens: float) -> float:
         """Seconds that the KV of a prompt of `tokens` takes from a prefill to a decode worker."""

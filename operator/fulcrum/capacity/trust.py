@@ -10,6 +10,7 @@ import msgspec
 
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelerator
+from fulcrum.capacity.decode_curve import curve_problem
 from fulcrum.capacity.engine import EngineShapeError
 from fulcrum.capacity.known_models import UnknownModelError, known_model
 from fulcrum.capacity.model import ModelConfig
@@ -54,10 +55,13 @@ def measured_speed(report: LoadReport, *, prior: WorkerSpeed | None = None) -> W
     room = report.kv_capacity_tokens or (prior.kv_capacity_tokens if prior else None)
     if room is None:
         return None
-    base = prior or WorkerSpeed(coefficients=report.speed, kv_capacity_tokens=room)
+    measured = report.speed
+    if curve_problem(measured.decode_curve) is not None:
+        measured = msgspec.structs.replace(measured, decode_curve=())  # the line is left
+    base = prior or WorkerSpeed(coefficients=measured, kv_capacity_tokens=room)
     return dataclasses.replace(
         base,
-        coefficients=report.speed,
+        coefficients=measured,
         kv_capacity_tokens=room,
         max_batch=report.max_batch or base.max_batch,
         max_batched_tokens=report.max_batched_tokens or base.max_batched_tokens,
@@ -97,4 +101,6 @@ def _middle(workers: Sequence[WorkerSpeed], cost: Callable[[WorkerSpeed], float]
 
 def _joined(prefill: WorkerSpeed, decode: WorkerSpeed) -> SpeedCoefficients:
     first, second = prefill.coefficients, decode.coefficients
-    return msgspec.structs.replace(first, decode_a=second.decode_a, decode_b=second.decode_b, decode_c=second.decode_c)
+    return msgspec.structs.replace(
+        second, prefill_a=first.prefill_a, prefill_b=first.prefill_b, prefill_c=first.prefill_c
+    )

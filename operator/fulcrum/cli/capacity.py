@@ -10,9 +10,10 @@ import click
 if TYPE_CHECKING:
     from fulcrum.capacity.model import ModelConfig
     from fulcrum.capacity.precision import Precision
+    from fulcrum.capacity.profile import Profile
     from fulcrum.capacity.sheet import Sheet
 
-_FORMATS: Final = ("auto", "bf16", "fp8", "fp4")
+FORMATS: Final = ("auto", "bf16", "fp8", "fp4", "int4")
 
 
 @click.command(short_help="Show how fast a worker should be and what fits into it.")
@@ -22,7 +23,7 @@ _FORMATS: Final = ("auto", "bf16", "fp8", "fp4")
 @click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallelism.")
 @click.option("--pp", "pipeline", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
 @click.option(
-    "--dtype", type=click.Choice(_FORMATS), default="auto", show_default=True, help="Weights; auto is as published."
+    "--dtype", type=click.Choice(FORMATS), default="auto", show_default=True, help="Weights; auto is as published."
 )
 @click.option(
     "--kv-dtype",
@@ -32,6 +33,7 @@ _FORMATS: Final = ("auto", "bf16", "fp8", "fp4")
     help="KV cache; auto is as in a cluster.",
 )
 @click.option("--kv-memory", metavar="SIZE", help="KV cache per GPU, such as 20Gi, instead of what is left.")
+@click.option("--profile", type=click.Path(path_type=Path, dir_okay=False), help="Measured speeds of such a worker.")
 @click.option("--isl", type=click.IntRange(min=1), default=1024, show_default=True, help="Prompt tokens.")
 @click.option("--osl", type=click.IntRange(min=1), default=256, show_default=True, help="Output tokens.")
 @click.option("--tpot", default="50ms", show_default=True, metavar="DURATION", help="Target that bounds the batch.")
@@ -47,6 +49,7 @@ def command(
     dtype: str,
     kv_dtype: str,
     kv_memory: str | None,
+    profile: Path | None,
     isl: int,
     osl: int,
     tpot: str,
@@ -56,7 +59,8 @@ def command(
     """Show what one worker should do: memory, prefill and decode times, largest batch, KV transfer.
 
     These are estimates from the model's dimensions and the accelerator's data sheet (docs/concepts/capacity.md says how
-    far they are from measurements). A running cluster uses what its workers measure.
+    far they are from measurements), or with --profile what such a worker was measured to do. A running cluster uses
+    what its workers measure.
 
     \b
     Examples:
@@ -69,8 +73,8 @@ def command(
     from fulcrum.api.quantities import number_of_bytes
     from fulcrum.capacity.accelerators import UnknownAcceleratorError
     from fulcrum.capacity.accelerators import accelerator as accelerator_of
+    from fulcrum.capacity.config_fields import ModelConfigError
     from fulcrum.capacity.engine import EngineShape, EngineShapeError
-    from fulcrum.capacity.hf_config import ModelConfigError
     from fulcrum.capacity.known_models import UnknownModelError
     from fulcrum.capacity.precision import Precision
     from fulcrum.capacity.roofline import EAGER, GRAPHS
@@ -87,6 +91,7 @@ def command(
             weights=known.weights if dtype == "auto" else Precision(dtype),
             kv=kv,
         )
+        shape.require_startable()
         shown = sheet(
             shape,
             isl_tokens=isl,
@@ -94,6 +99,7 @@ def command(
             tpot_seconds=seconds(tpot),
             kv_memory_bytes=None if kv_memory is None else number_of_bytes(kv_memory),
             efficiency=EAGER if eager else GRAPHS,
+            profile=None if profile is None else read_profile(profile),
         )
     except (
         UnknownModelError,
@@ -143,6 +149,18 @@ def model_config(name: str, config: Path | None) -> ModelConfig:
     return parse_model_config(_read_json(config), name=name)
 
 
+def read_profile(path: Path) -> Profile:
+    """Return a measured worker."""
+    from fulcrum.capacity.profile import ProfileError, parse_profile
+
+    try:
+        return parse_profile(path.read_bytes())
+    except OSError as error:
+        raise click.ClickException(f"cannot read {path}: {error.strerror}") from None
+    except ProfileError as error:
+        raise click.ClickException(f"{path}: {error}") from None
+
+
 def _read_json(path: Path) -> Any:
     import msgspec
 
@@ -179,6 +197,7 @@ def _show(shown: Sheet, kv_why: str) -> None:
         f"{shown.kv_bytes_per_token / 1024:.1f} KiB, {shown.kv_bytes_per_token_and_gpu / 1024:.1f} per GPU",
     )
     facts.add_row("KV tokens that fit", f"{shown.kv_capacity_tokens:,}")
+    facts.add_row("a step takes", f"{shown.max_num_batched_tokens:,} tokens, {shown.max_num_seqs:,} requests")
     console.print(facts)
     console.print()
     prefill = Table("PREFILL TOKENS", "TIME", "TOKENS/S", box=None, pad_edge=False)

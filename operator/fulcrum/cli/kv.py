@@ -65,8 +65,8 @@ def command(
     """
     from fulcrum.capacity.accelerators import UnknownAcceleratorError
     from fulcrum.capacity.accelerators import accelerator as accelerator_of
+    from fulcrum.capacity.config_fields import ModelConfigError
     from fulcrum.capacity.engine import EngineShape, EngineShapeError
-    from fulcrum.capacity.hf_config import ModelConfigError
     from fulcrum.capacity.known_models import UnknownModelError
     from fulcrum.capacity.precision import Precision
     from fulcrum.kv.sheet import LINKS, restore_sheet

@@ -34,9 +34,7 @@ def unit_rates(speed: WorkerSpeed, load: Load, slo: Slo) -> UnitRates:
     sharing = max(1.0, min(speed.max_batched_tokens / max(fresh, 1.0), speed.max_batch))
     prefill = 1 / max(speed.prefill_seconds(sharing * fresh, sharing * squared) / sharing, 1e-9)
     context = answer.isl_tokens + answer.osl_tokens * (1 + answer.osl_cv2) / 2
-    k = speed.coefficients
-    per_request = max(k.decode_b + k.decode_c * context, 1e-12)
-    batch = min((slo.tpot_seconds - k.decode_a) / per_request, speed.max_batch, speed.kv_capacity_tokens / context)
+    batch = min(speed.decode_batch(slo.tpot_seconds, context), speed.kv_capacity_tokens / context)
     batch = max(batch, 1.0)
     decode = batch / (answer.osl_tokens * max(speed.decode_step_seconds(batch, batch * context), 1e-9))
     link = 1 / max(pull_seconds(prompt, speed), 1e-9)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from math import exp
 
+from fulcrum.capacity.decode_curve import decode_line
 from fulcrum.routing.path import HandOver
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
@@ -29,8 +30,9 @@ def hand_over(
 
     Its own prefill takes `work_seconds` of this worker and is over after `prefilled_seconds`.
     """
-    b, c = worker.decode_b, worker.decode_c
-    own = worker.decode_a + b + c * prompt_tokens
+    # Near the batch that is there, steps grow straight.
+    a, b, c = decode_line(worker.speed.coefficients, worker.running + worker.foreign_running + worker.pending + 1)
+    own = max(a + b + c * prompt_tokens, worker.least_step)
     others, others_context = worker.foreign_running, worker.foreign_context
     still, left = 0.0, output_tokens
     if worker.running:
@@ -55,7 +57,7 @@ def hand_over(
     excess = max((others + 1) / worker.max_batch, 1.0)
     if context > excess * worker.kv_capacity > 0:
         excess = context / worker.kv_capacity
-    step = worker.decode_a + (own + b * others + c * others_context - worker.decode_a) / excess
+    step = max(a + (own + b * others + c * others_context - a) / excess, worker.least_step)
     life = left * step
     slot = (excess - 1) * life
 
@@ -116,4 +118,4 @@ def chunk_seconds(worker: WorkerView, prompt_tokens: float) -> float:
     if not (worker.running or worker.foreign_running):
         return 0.0
     chunks = 1 + (worker.queued_tokens + prompt_tokens) // worker.chunk_tokens
-    return chunks * (worker.step_seconds() - worker.decode_a)
+    return chunks * (worker.step_seconds() - worker.least_step)

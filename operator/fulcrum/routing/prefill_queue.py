@@ -66,7 +66,7 @@ class PrefillQueue:
         k = speed.coefficients
         self.prefill_a, self.prefill_b, self.prefill_c = k.prefill_a, k.prefill_b, k.prefill_c
         # Times are divided by a step, whatever a profile leaves out.
-        self.decode_a, self.decode_b, self.decode_c = max(k.decode_a, 1e-6), k.decode_b, k.decode_c
+        self.least_step = max(speed.idle_step_seconds, 1e-6)
         self.kv_capacity = float(speed.kv_capacity_tokens)
         self.max_batch = float(speed.max_batch)
         self.chunk_tokens = float(speed.max_batched_tokens)

@@ -176,7 +176,7 @@ class WorkerSet:
         found = flight.route
         if ttft_seconds is not None:
             # A step more or less makes no outlier.
-            step_seconds = flight.prefill.decode_a
+            step_seconds = flight.prefill.least_step
             flight.prefill.health.learn(ttft_seconds + step_seconds, found.ttft_seconds + step_seconds)
         if tpot_seconds is not None:
             flight.decode.health.learn(tpot_seconds, found.tpot_seconds)

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fulcrum.capacity.decode_curve import decode_line, decode_steps
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
@@ -31,14 +32,15 @@ def most_within(workload: Workload, speed: WorkerSpeed, workers: int, slo: Slo) 
     cached = _cached(workload)
     prefill = k.prefill_b * (prompts - cached) + k.prefill_c * (prompts**2 - cached**2)
     gaps = outputs - 1
-    per_token = k.decode_b + k.decode_c * (prompts + outputs / 2)
-    spare = slo.tpot_seconds - k.decode_a
+    idle, each, per_context = _fastest_line(speed, slo.tpot_seconds)
+    per_token = each + per_context * (prompts + outputs / 2)
+    spare = slo.tpot_seconds - idle
     share = slo.tpot_seconds / spare if spare > 0 else np.inf
     with np.errstate(invalid="ignore"):
         decode = np.where(gaps > 0, gaps * per_token * share, 0.0)
     work = prefill + decode
     possible = (k.prefill_a + prefill <= slo.ttft_seconds) & np.isfinite(work)
-    possible &= (gaps < 1) | (k.decode_a + per_token <= slo.tpot_seconds)
+    possible &= (gaps < 1) | (idle + per_token <= slo.tpot_seconds)
     residence = slo.ttft_seconds + gaps * slo.tpot_seconds
     counts = [int(possible.sum())]
     for window_seconds in (*WINDOWS_SECONDS, workload.duration_seconds + 1):
@@ -51,6 +53,15 @@ def most_within(workload: Workload, speed: WorkerSpeed, workers: int, slo: Slo) 
                 total += int(np.searchsorted(np.cumsum(np.sort(work[inside])), room, side="right"))
         counts.append(total)
     return min(counts)
+
+
+def _fastest_line(speed: WorkerSpeed, tpot_seconds: float) -> tuple[float, float, float]:
+    """Return a, b, c of a line that no decode step within the TPOT is below."""
+    batches, steps = decode_steps(speed.coefficients, 0.0, speed.max_batch)
+    within = max(sum(step <= tpot_seconds for step in steps), 2)
+    b = (steps[within - 1] - steps[0]) / max(batches[within - 1], 1e-9)
+    a = min(step - b * batch for batch, step in zip(batches, steps, strict=True))
+    return max(a, 0.0), b, min(decode_line(speed.coefficients, batch)[2] for batch in batches)
 
 
 def _cached(workload: Workload) -> Floats:

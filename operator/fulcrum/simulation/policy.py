@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.balance import Action
-from fulcrum.capacity.profile import PiecewiseSpeed
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
@@ -69,8 +68,5 @@ class Policy(ABC):
 
 
 def known_speeds(cluster: ClusterModel) -> dict[str, WorkerSpeed]:
-    """Return the speeds that agents would report, by pool; of a piecewise one the part for smaller batches."""
-    speeds = {
-        pool.name: pool.speed.small if isinstance(pool.speed, PiecewiseSpeed) else pool.speed for pool in cluster.pools
-    }
-    return {name: speed for name, speed in speeds.items() if isinstance(speed, WorkerSpeed)}
+    """Return the speeds that agents would report, by pool."""
+    return {pool.name: pool.speed for pool in cluster.pools if isinstance(pool.speed, WorkerSpeed)}

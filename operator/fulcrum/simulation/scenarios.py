@@ -7,7 +7,7 @@ slices of an accelerator or a CPU are, so that a simulation takes seconds; promi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count as count_from
 from itertools import islice, product
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.accelerators import accelerator
+from fulcrum.capacity.decode_curve import scaled
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
@@ -344,8 +344,7 @@ def capacity_per_second(
     if steps <= 0:
         return 1 / float(prefill.mean())
     context = float((gaps * (prompt + output / 2)).sum() / gaps.sum())
-    in_time = (tpot_seconds - k.decode_a) / (k.decode_b + k.decode_c * context)
-    batch = max(1.0, min(in_time, speed.kv_capacity_tokens / context, speed.max_batch))
+    batch = max(1.0, min(speed.decode_batch(tpot_seconds, context), speed.kv_capacity_tokens / context))
     return 1 / (float(prefill.mean()) + steps * speed.decode_step_seconds(batch, batch * context) / batch)
 
 
@@ -448,11 +447,11 @@ def _pool(name: str, kind: tuple[str, int, Precision], workers: int) -> Scenario
 
 def _slowed(speed: WorkerSpeed, factor: float) -> WorkerSpeed:
     """Return a worker of which everything takes `factor` times as long."""
-    k = speed.coefficients
-    names: Sequence[str] = k.__struct_fields__
+    k = scaled(speed.coefficients, factor=factor)
+    prefill = {name: factor * getattr(k, name) for name in ("prefill_a", "prefill_b", "prefill_c")}
     return replace(
         speed,
-        coefficients=SpeedCoefficients(**{name: getattr(k, name) * factor for name in names}),
+        coefficients=msgspec.structs.replace(k, **prefill),
         transfer_base_seconds=speed.transfer_base_seconds * factor,
         transfer_seconds_per_token=speed.transfer_seconds_per_token * factor,
     )

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 
 from fulcrum.capacity.accelerators import accelerator
+from fulcrum.capacity.decode_curve import scaled
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.load.demand import Demand
@@ -47,7 +47,7 @@ def test_answers_of_one_token_need_no_place_in_a_batch() -> None:
 
 def test_answers_of_one_token_keep_any_pace() -> None:
     demand = Demand(rate=2.0, isl_tokens=1000.0, osl_tokens=1.0, isl_cv2=0.1, osl_cv2=0.0)
-    found = mixed_attainment(demand, [(SPEED, 4)], ttft_seconds=TTFT_SECONDS, tpot_seconds=SPEED.coefficients.decode_a)
+    found = mixed_attainment(demand, [(SPEED, 4)], ttft_seconds=TTFT_SECONDS, tpot_seconds=SPEED.idle_step_seconds)
     assert found.tpot > 0.99
 
 
@@ -64,8 +64,7 @@ def test_a_prompt_that_waits_for_memory_is_not_lost() -> None:
 
 def test_each_kind_of_worker_keeps_its_own_pace() -> None:
     """Steps that are too long on most workers are not made good by short ones on another kind."""
-    k = SPEED.coefficients
-    slow = replace(SPEED, coefficients=structs.replace(k, decode_a=2 * TPOT_SECONDS))
+    slow = replace(SPEED, coefficients=scaled(SPEED.coefficients, factor=1.0, offset_seconds=2 * TPOT_SECONDS))
     demand = Demand(rate=4.0, isl_tokens=1000.0, osl_tokens=100.0)
     times = {"ttft_seconds": TTFT_SECONDS, "tpot_seconds": TPOT_SECONDS}
     both = mixed_attainment(demand, [(SPEED, 4), (slow, 4)], **times)

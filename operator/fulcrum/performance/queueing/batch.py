@@ -8,12 +8,14 @@ i <= N of rate * tokens * step(i) / i. A router that keeps workers equally full 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, floor, inf, log, pi, sqrt
 
 import numpy as np
 
+from fulcrum.capacity.decode_curve import decode_line, decode_steps
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
 from fulcrum.performance.queueing.lengths import Floats
@@ -44,11 +46,11 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchGroup:
-    """A pool whose workers step in `idle + per_request * n` seconds with n requests each, n up to `room`."""
+    """A pool whose workers step in `steps[i]` seconds with `counts[i]` requests each, straight between them."""
 
-    idle: float
-    per_request: float
-    room: float
+    counts: tuple[float, ...]
+    """From 0 to what a worker has room for, ascending."""
+    steps: tuple[float, ...]
     workers: int
     per_context: float
     """Seconds that one more token of context adds to a step."""
@@ -56,9 +58,36 @@ class BatchGroup:
 
     def held(self, step: float) -> float:
         """Return how many requests all its workers hold when their steps take `step` seconds."""
-        if self.per_request <= 0.0:
-            return self.workers * self.room if step >= self.idle else 0.0
-        return self.workers * min(max((step - self.idle) / self.per_request, 0.0), self.room)
+        after = bisect_right(self.steps, step)
+        if after == 0:
+            return 0.0
+        if after == len(self.steps):
+            return self.workers * self.room
+        way = (step - self.steps[after - 1]) / (self.steps[after] - self.steps[after - 1])
+        return self.workers * (self.counts[after - 1] + way * (self.counts[after] - self.counts[after - 1]))
+
+    @property
+    def idle(self) -> float:
+        """Return the shortest step."""
+        return self.steps[0]
+
+    @property
+    def room(self) -> float:
+        """Return the most requests of one worker."""
+        return self.counts[-1]
+
+    def step(self, count: float) -> float:
+        """Return the step with so many requests on each worker."""
+        if count >= self.counts[-1]:
+            return self.steps[-1]
+        after = max(bisect_right(self.counts, count), 1)
+        way = (count - self.counts[after - 1]) / (self.counts[after] - self.counts[after - 1])
+        return self.steps[after - 1] + way * (self.steps[after] - self.steps[after - 1])
+
+    def cut(self, room: float) -> BatchGroup:
+        """Return the same with room for fewer requests on each worker."""
+        kept = max(bisect_left(self.counts, room), 1)
+        return replace(self, counts=(*self.counts[:kept], room), steps=(*self.steps[:kept], self.step(room)))
 
     def roomy(self, others: Floats, context: Context) -> Floats:
         """Return the probability that one worker's KV memory takes one more prompt, by the requests it holds.
@@ -71,13 +100,13 @@ class BatchGroup:
 
 def batch_group(speed: WorkerSpeed, workers: int, context: Context, *, stretch: float = 1.0) -> BatchGroup:
     """Return the decode side of a pool. `stretch` is by how much other work in its steps prolongs them."""
-    k = speed.coefficients
+    room = max(min(float(speed.max_batch), speed.kv_capacity_tokens / max(context.mean, 1.0)), 0.0)
+    counts, steps = decode_steps(speed.coefficients, context.mean, room)
     return BatchGroup(
-        idle=k.decode_a * stretch,
-        per_request=(k.decode_b + k.decode_c * context.mean) * stretch,
-        room=max(min(float(speed.max_batch), speed.kv_capacity_tokens / max(context.mean, 1.0)), 0.0),
+        counts=tuple(counts),
+        steps=tuple(step * stretch for step in steps),
         workers=workers,
-        per_context=k.decode_c * stretch,
+        per_context=decode_line(speed.coefficients, room)[2] * stretch,
         kv_tokens=float(speed.kv_capacity_tokens),
     )
 
@@ -122,7 +151,7 @@ def batches(
     offered, room = rate * tokens, held[-1]
     if offered * knots[-1] >= room:
         return Batches.overloaded()
-    least = max(min(group.idle + group.per_request * min(1.0, group.room) for group in groups), 1e-12)
+    least = max(min(group.step(1.0) for group in groups), 1e-12)
     middle, slope = _middle(offered, knots, held)
     step = max(middle / offered if offered > 0.0 else 0.0, least)
     elasticity = min(max(slope * middle / step, 0.0), 1.0 - 1e-9)
@@ -175,7 +204,7 @@ def blocked(
     much room as (1 + I)/2 requests at once (Hayward's approximation).
     """
     groups = [group for group in groups if group.workers > 0]
-    capped = [replace(group, room=group.held(tpot_seconds) / group.workers) for group in groups]
+    capped = [group.cut(group.held(tpot_seconds) / group.workers) for group in groups]
     roomy = all(group.room < narrow.room * (1 + 1e-9) for group, narrow in zip(groups, capped, strict=True))
     capped = [group for group in capped if group.room > 0.0]
     if sum(group.workers * group.room for group in capped) < 1.0:
@@ -203,7 +232,7 @@ def blocked(
 
 def _line(groups: Sequence[BatchGroup]) -> tuple[list[float], list[float]]:
     """Return steps, and how many requests all workers hold when theirs take as long: knots of a line between them."""
-    knots = sorted({group.idle for group in groups} | {group.idle + group.per_request * group.room for group in groups})
+    knots = sorted({step for group in groups for step in group.steps})
     held = [sum(group.held(step) for group in groups) for step in knots]
     return knots, [*held[:-1], sum(group.workers * group.room for group in groups)]
 

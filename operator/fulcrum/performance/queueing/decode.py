@@ -96,7 +96,7 @@ def _groups(demand: Demand, stations: Stations, context: Context) -> list[BatchG
             coming = min(each * pull_seconds(demand, speed), 1.0) * context.prompt / max(context.mean, 1.0)
             room = max(group.room - coming, min(group.room, 1.0))
             taken = (group.room - room) * context.mean
-            groups.append(replace(group, room=room, kv_tokens=group.kv_tokens - taken))
+            groups.append(replace(group.cut(room), kv_tokens=group.kv_tokens - taken))
     return groups
 
 
@@ -120,7 +120,7 @@ def tpot_inside(
     if pool.waiting >= 1.0:
         return 0.0
     # A request that waits starts on a pool that is full.
-    full = max(group.idle + group.per_request * group.room for group in groups)
+    full = max(group.steps[-1] for group in groups)
     steps = np.append(pool.steps, full)
     found = 1.0 - exp(-pool.spare_rate * wait_seconds) if wait_seconds > 0.0 else 0.0
     shares = np.append(pool.shares, pool.waiting * found)

@@ -49,9 +49,9 @@ class _Shared:
 
     def prefilling(self, step_seconds: float, *, transfer_base: float) -> PrefillGroup:
         """Return the pool as a prompt sees it, that carries a decode step with each of its own."""
-        k = self.speed.coefficients
+        a, idle = self.speed.coefficients.prefill_a, self.speed.idle_step_seconds
         return PrefillGroup(
-            time=replace(self.time, constant=max(step_seconds + max(k.prefill_a - k.decode_a, 0.0), k.prefill_a)),
+            time=replace(self.time, constant=max(step_seconds + max(a - idle, 0.0), a)),
             workers=self.workers,
             most_sharing=self.speed.max_batch,
             transfer_base=transfer_base,
@@ -147,7 +147,7 @@ def mixed_admitted(
     let_in = largest_share(lambda share: fitting(share) - share)
     in_time = 0.0
     for pool in pools_at(let_in) if let_in > 0.0 else ():
-        group = pool.prefilling(pool.speed.coefficients.decode_a, transfer_base=tpot_seconds / 2)
+        group = pool.prefilling(pool.speed.idle_step_seconds, transfer_base=tpot_seconds / 2)
         own = replace(pool.demand, dispersion=demand.dispersion)
         in_time += pool.share * groups_attainment(own, [group], seconds=ttft_seconds, early=True)
     return let_in * min(in_time, 1.0)
@@ -172,18 +172,18 @@ def _shared(demand: Demand, stations: Stations) -> list[_Shared]:
     used = [(speed, workers) for speed, workers in stations if workers > 0]
     times, able = [], []
     for speed, workers in used:
-        k = speed.coefficients
         times.append(
             prompt_time(speed, constant=0.0, prefix_hit=demand.prefix_hit, budget_tokens=speed.max_batched_tokens)
         )
-        decoding = demand.osl_tokens * (k.decode_b + k.decode_c * context.mean)
+        full = batch_group(speed, 1, context)
+        decoding = demand.osl_tokens * (full.steps[-1] - full.idle) / max(full.room, 1e-9)
         able.append(workers / (float(weights @ times[-1].seconds(lengths)) + decoding + 1e-12))
     pools = []
     for (speed, workers), time, part in zip(used, times, able, strict=True):
-        k, share, work = speed.coefficients, part / sum(able), time.seconds(lengths)
+        share, work = part / sum(able), time.seconds(lengths)
         rate = demand.rate * share / workers
         # A step with a prompt has the greater of the two constants, which prompts that come meanwhile share.
-        extra = max(k.prefill_a - k.decode_a, 0.0) / (1.0 + rate * float(weights @ work))
+        extra = max(speed.coefficients.prefill_a - speed.idle_step_seconds, 0.0) / (1.0 + rate * float(weights @ work))
         work = work + extra * np.maximum(1.0, lengths * time.chunks)
         pools.append(
             _Shared(

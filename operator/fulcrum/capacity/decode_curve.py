@@ -1,0 +1,128 @@
+"""How long a decode step takes: a line in the context at each of a few batch sizes, straight between them.
+
+One line for all batches, `a + b * batch + c * context`, misses what a mixture of experts does: a small batch touches
+few experts, and a step grows with each that it touches besides. Where coefficients have no curve, that line is all
+there is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
+from statistics import fmean
+from typing import Final
+
+import msgspec
+
+from fulcrum.api.worker import DecodePoint, SpeedCoefficients
+from fulcrum.capacity.nonnegative import fit_relative
+
+Line = tuple[float, float, float]
+"""a, b, c: a step takes `a + b * batch + c * context` seconds, context summed over the batch."""
+
+
+_LEAST_SECONDS: Final = 1e-6
+"""Shortest step (s): times are divided by it."""
+
+
+def decode_line(speed: SpeedCoefficients, batch: float) -> Line:
+    """Return the line that gives the step of `batch` requests, and near it that of a few more or fewer."""
+    curve = speed.decode_curve
+    if len(curve) < 2:
+        return speed.decode_a, speed.decode_b, speed.decode_c
+    after = min(max(bisect_right(curve, batch, key=lambda point: point.batch), 1), len(curve) - 1)
+    low, high = curve[after - 1], curve[after]
+    span = high.batch - low.batch
+    b = (high.seconds - low.seconds) / span
+    way = min(max((batch - low.batch) / span, 0.0), 1.0)
+    c = low.seconds_per_token + way * (high.seconds_per_token - low.seconds_per_token)
+    return low.seconds - b * low.batch, b, c
+
+
+def decode_step_seconds(speed: SpeedCoefficients, batch: float, context_tokens: float) -> float:
+    """Return the seconds of one step of `batch` requests whose contexts sum up to `context_tokens`."""
+    a, b, c = decode_line(speed, batch)
+    return a + b * batch + c * context_tokens
+
+
+def decode_steps(speed: SpeedCoefficients, context_tokens: float, most: float) -> tuple[list[float], list[float]]:
+    """Return batches from 0 to `most`, ascending, and their steps (s) with `context_tokens` each.
+
+    It is straight between them. Steps never fall: what a measurement shows of that is noise.
+    """
+    batches = [0.0, *(point.batch for point in speed.decode_curve if 0.0 < point.batch < most), max(most, 0.0)]
+    steps: list[float] = []
+    for batch in batches:
+        seconds = decode_step_seconds(speed, batch, batch * context_tokens)
+        steps.append(max(seconds, steps[-1] if steps else 0.0))
+    return batches, steps
+
+
+def decode_batch(speed: SpeedCoefficients, step_seconds: float, context_tokens: float, most: float) -> float:
+    """Return the most requests, up to `most`, of `context_tokens` each whose step takes at most so long; may be < 1."""
+    if not speed.decode_curve:  # asked for every candidate of every request
+        spare, each = step_seconds - speed.decode_a, speed.decode_b + speed.decode_c * context_tokens
+        return 0.0 if spare < 0 else most if spare >= most * each else spare / each
+    batches, steps = decode_steps(speed, context_tokens, most)
+    if step_seconds < steps[0]:
+        return 0.0
+    for (batch, step), (more, longer) in pairwise(zip(batches, steps, strict=True)):
+        if step_seconds < longer:
+            return batch + (more - batch) * (step_seconds - step) / (longer - step)
+    return batches[-1]
+
+
+def scaled(speed: SpeedCoefficients, *, factor: float, offset_seconds: float = 0.0) -> SpeedCoefficients:
+    """Return the speed with decode steps of `offset + factor * seconds`; prefill stays."""
+    return msgspec.structs.replace(
+        speed,
+        decode_a=offset_seconds + factor * speed.decode_a,
+        decode_b=factor * speed.decode_b,
+        decode_c=factor * speed.decode_c,
+        decode_curve=tuple(
+            DecodePoint(
+                batch=point.batch,
+                seconds=offset_seconds + factor * point.seconds,
+                seconds_per_token=factor * point.seconds_per_token,
+            )
+            for point in speed.decode_curve
+        ),
+    )
+
+
+def fitted_curve(rows: Sequence[tuple[float, float, float]], line: Sequence[float]) -> tuple[DecodePoint, ...]:
+    """Return the curve through measured steps: (batch, context tokens, seconds); empty with fewer than two batch sizes.
+
+    Contexts of a batch that are all alike say nothing about their cost: `line` does, the a, b and c of all rows.
+    """
+    by_batch: dict[float, list[tuple[float, float]]] = {}
+    for batch, context, seconds in rows:
+        by_batch.setdefault(float(batch), []).append((context, seconds))
+    if len(by_batch) < 2:
+        return ()
+    points: list[DecodePoint] = []
+    for batch, steps in sorted(by_batch.items()):
+        if len({context for context, _ in steps}) > 1:
+            idle, each = fit_relative([(1.0, context) for context, _ in steps], [seconds for _, seconds in steps])
+        else:
+            each = line[2]
+            idle = fmean(seconds - each * context for context, seconds in steps)
+        # A step never gets shorter with more requests, nor does it take no time.
+        least = points[-1].seconds if points else _LEAST_SECONDS
+        points.append(DecodePoint(batch=batch, seconds=max(idle, least), seconds_per_token=each))
+    return tuple(points)
+
+
+def curve_problem(curve: Sequence[DecodePoint]) -> str | None:
+    """Return what is wrong with a curve from outside; None: nothing."""
+    if len(curve) == 1:
+        return "has one point, and a line needs two"
+    if any(not (0 < point.batch < inf and 0 < point.seconds < inf) for point in curve):
+        return "needs batches and seconds above 0"
+    if any(not 0 <= point.seconds_per_token < inf for point in curve):
+        return "needs seconds per token of at least 0"
+    if any(one.batch >= other.batch for one, other in pairwise(curve)):
+        return "needs ascending batches"
+    return None
