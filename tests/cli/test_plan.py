@@ -33,7 +33,7 @@ def test_table_and_picture_say_what_there_is_to_know_and_the_crd_accepts_what_is
         "POOL",
         "UTILISED",
         "Expected goodput",
-        "from the best flow",
+        "from the bound",
         "Bottleneck",
         "price per hour",
         "KV:",

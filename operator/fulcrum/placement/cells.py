@@ -99,14 +99,14 @@ def cells_of(domains: Sequence[Sequence[Node]]) -> tuple[Cell, ...]:
 
 def problem_of(
     inventory: Inventory,
-    domains: Sequence[Sequence[Node]],
+    cells: tuple[Cell, ...],
     options: Mapping[NodeKind, Sequence[WorkerOption]],
     *,
     roles: Sequence[Role],
     kv_bytes_per_request: float,
+    every_form: bool = False,
 ) -> Problem:
-    """Return every assignment of the cells; forms that another one beats in the same role and size are left out."""
-    cells = cells_of(domains)
+    """Return every assignment of the cells; forms that others beat in their role are left out unless all are wanted."""
     assignments = []
     for index, cell in enumerate(cells):
         for role in roles:
@@ -119,7 +119,7 @@ def problem_of(
                     and other.rate(role) * (option.gpus // other.gpus) >= rate
                     for other in options[cell.kind]
                 )
-                if rate > 0 and not beaten:
+                if rate > 0 and (every_form or not beaten):
                     assignments.append(Assignment(index, option, role))
     return Problem(
         inventory=inventory, cells=cells, assignments=tuple(assignments), kv_bytes_per_request=kv_bytes_per_request

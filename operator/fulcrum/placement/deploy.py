@@ -24,7 +24,7 @@ def inference_cluster(
         "pools": _pools(plan),
         "engine": {
             "kvCache": {"dtype": engine.kv.value},
-            "args": ["--max-num-seqs", str(engine.max_batch)],
+            "args": ["--max-num-seqs", str(engine.max_batch), *_quantization(engine)],
         },
         "balance": {"mode": "Auto"},
     }
@@ -32,6 +32,11 @@ def inference_cluster(
     if prefill and decode:
         spec["balance"]["ratio"] = {"prefill": prefill, "decode": decode}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+
+
+def _quantization(engine: Engine) -> list[str]:
+    """Return the arguments that make the wanted weights of the checkpoint's: vLLM makes FP8 of 16 bits at its start."""
+    return ["--quantization", "fp8"] if engine.weights not in (None, engine.model.weights) else []
 
 
 def _pools(plan: Plan) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.accelerators import Accelerator
@@ -15,6 +16,11 @@ from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.performance import Performance, Stations, goodput, highest_rate
 from fulcrum.placement.plan import Plan
 from fulcrum.placement.search import Request, search
+
+_MOST_SPLITS: Final = 32
+"""Splits that are asked whether they are better, at most."""
+_BETTER: Final = 1.002
+"""How much better counts: half of the tolerance of a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +128,7 @@ class _Split:
 
 
 def _best_split(split: _Split, performance: Performance) -> float:
-    """Return the goodput of the best split: near the one in which both roles carry alike without waiting."""
+    """Return the goodput of the best split, those first in which both roles carry most without waiting."""
     rates = {
         name: (
             highest_rate(lambda rate, pool=[(speed, 1)]: performance.prefill(rate, pool), performance.target),  # type: ignore[misc]
@@ -141,12 +147,12 @@ def _best_split(split: _Split, performance: Performance) -> float:
         )
 
     most = sum(form.workers for form in order)
-    middle = max(range(most + 1), key=carried)
+    mixed = _stations(split.forms, split.speeds, Role.MIXED)
     found = 0.0
-    for prefilling in range(max(0, middle - 2), min(most, middle + 2) + 1):
+    for prefilling in sorted(range(most + 1), key=carried, reverse=True)[:_MOST_SPLITS]:
         prefill, decode = split.at(prefilling, order)
-        mixed = _stations(split.forms, split.speeds, Role.MIXED)
-        found = max(found, goodput(performance, prefill=prefill, decode=decode, mixed=mixed))
+        better = goodput(performance, prefill=prefill, decode=decode, mixed=mixed, at_least=found * _BETTER)
+        found = max(found, better)
     return found
 
 

@@ -41,13 +41,14 @@ class QueueingEstimates:
         """Return the promised share."""
         return self.slo.attainment
 
-    def prefill(self, rate: float, stations: Stations) -> float:
-        """Return the share of first tokens in time, behind decode steps that just keep their promise."""
-        return self._prefill(rate, stations, self.slo.tpot_seconds)
+    def prefill(self, rate: float, stations: Stations, *, beside_idle: bool = False) -> float:
+        """Return the share of first tokens in time, behind decode steps that just keep their promise (or take none)."""
+        return self._prefill(rate, stations, 0.0 if beside_idle else self.slo.tpot_seconds)
 
-    def decode(self, rate: float, stations: Stations) -> float:
-        """Return the share of requests whose tokens come in time."""
-        return self._decode(rate, stations, self._spare_seconds(stations, self.slo.tpot_seconds))
+    def decode(self, rate: float, stations: Stations, *, beside_idle: bool = False) -> float:
+        """Return the share of requests whose tokens come in time; beside idle prefill, all the TTFT is left to wait."""
+        wait = self.slo.ttft_seconds / 2 if beside_idle else self._spare_seconds(stations, self.slo.tpot_seconds)
+        return self._decode(rate, stations, wait)
 
     def split(self, rate: float, prefill: Stations, decode: Stations) -> float:
         """Return the share inside both promises; the first token waits for one decode step."""

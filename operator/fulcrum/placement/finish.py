@@ -1,80 +1,157 @@
-"""The last step of a search for most goodput: the flow counts no queues, so its best ends are compared with them."""
+"""The last step of a search: placements are judged by goodput, both promises together and queues included.
+
+The flow rates each worker alone, so its best ends are compared, and the best one is changed as long as that helps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.placement.cells import Counts, Problem
-from fulcrum.placement.flow import Flow
-from fulcrum.placement.performance import Performance, goodput
+from fulcrum.placement.moves import moves
+from fulcrum.placement.objective import Objective
+from fulcrum.placement.performance import Performance, Stations, goodput
 from fulcrum.placement.refine import cell_flow
 
-MOST_CHANGES: Final = 12
-"""Changes of roles that are kept at most."""
-MOST_TRIED: Final = 96
-"""Placements whose goodput is computed at most: about 20 ms each."""
+MOST_CHANGES: Final = 24
+"""Changes that are kept at most."""
+MOST_TRIED: Final = 600
+"""Placements that are asked whether they are better, at most: 1 to 2 ms each."""
+_PAIRED: Final = 400
+"""Bounds the moves that are combined to pairs."""
 _GAIN: Final = 0.005
 """Share of the goodput below which a change is within the error of the search for a rate."""
 
 
-def finished(performance: Performance, problem: Problem, ends: Iterable[Counts], *, most_price: float) -> Counts:
-    """Return the placement with most goodput, queues included, of the ends and of what a few changes of roles make."""
-    known: dict[Counts, float] = {}
+@dataclass(slots=True, kw_only=True)
+class Judge:
+    """Placements by goodput; remembers which it has refused."""
 
-    def carried(counts: Counts) -> float:
-        if counts not in known:
-            known[counts] = placed_goodput(performance, problem, counts, cell_flow(problem, counts))
-        return known[counts]
+    performance: Performance
+    problem: Problem
+    ceilings: NDArray[np.float64]
+    """A row for each assignment: what one worker adds at most to prefill and to decode, for each division of the misses
+    (`division.ceilings`), then to mixed, in requests/s, and its price per hour."""
+    objective: Objective
+    refused: set[Counts] = field(default_factory=set)
+    tried: int = 0
 
-    affordable = [end for end in dict.fromkeys(ends) if problem.price(end) <= most_price * (1 + 1e-9)]
-    best = max(affordable, key=carried)
-    for _ in range(MOST_CHANGES):
-        better = _better(best, carried, _role_changes(problem, best), known)
-        if better is None:
-            break
-        best = better
-    return best
+    def best(self, ends: Iterable[Counts]) -> tuple[Counts | None, float]:
+        """Return the best of the ends after all changes that make it better, and its goodput; None: none is enough."""
+        best, carried = None, 0.0
+        for end in dict.fromkeys(ends):
+            if (found := self._better(end, best, carried)) > 0.0:
+                best, carried = end, found
+        for _ in range(MOST_CHANGES if best is not None else 0):
+            assert best is not None
+            for changed in self._changes(best, carried):
+                if self.tried >= MOST_TRIED:
+                    return best, carried
+                if (found := self._better(changed, best, carried)) > 0.0:
+                    best, carried = changed, found
+                    break
+            else:
+                break
+        return best, carried
+
+    def _better(self, counts: Counts, best: Counts | None, carried: float) -> float:
+        """Return the goodput of a placement that is better than the best so far, else 0."""
+        price, least_rate = self.problem.price(counts), self.objective.least_rate
+        if counts in self.refused or price > self.objective.most_price * (1 + 1e-9):
+            return 0.0
+        if least_rate is None:
+            at_least = carried * (1 + _GAIN)
+        elif best is not None and price >= self.problem.price(best) * (1 - 1e-9):
+            return 0.0
+        else:
+            at_least = least_rate
+        self.tried += 1
+        found = placed_goodput(self.performance, self.problem, counts, at_least=at_least)
+        if found <= 0.0:
+            self.refused.add(counts)
+        return found
+
+    def _changes(self, counts: Counts, carried: float) -> Iterator[Counts]:
+        """Yield single moves and pairs of moves that may be better, those first that may be so by most."""
+        now, single = np.array(counts), moves(self.problem, counts)
+        if not len(single):
+            return
+        here, each = now @ self.ceilings, single @ self.ceilings
+        merits = self._merits(here + each, counts, carried)
+        order = np.argsort(-merits, kind="stable")
+        yield from self._allowed(now + single[order[np.isfinite(merits[order])]])
+        chosen = np.argsort(-self._merits(here + each, None, 0.0), kind="stable")[:_PAIRED]
+        one, other = (chosen[numbers] for numbers in np.triu_indices(len(chosen), 1))
+        merits = self._merits(here + each[one] + each[other], counts, carried)
+        pairs = np.argsort(-merits, kind="stable")[:MOST_TRIED]
+        pairs = pairs[np.isfinite(merits[pairs])]
+        yield from self._allowed(now + single[one[pairs]] + single[other[pairs]])
+
+    def _allowed(self, rows: NDArray[np.int64]) -> Iterator[Counts]:
+        for row in rows:
+            changed = tuple(int(count) for count in row)
+            if min(changed) >= 0 and changed not in self.refused and self.problem.fits(changed):
+                yield changed
+
+    def _merits(self, features: NDArray[np.float64], best: Counts | None, carried: float) -> NDArray[np.float64]:
+        """Return how good placements may be at most; minus infinity for those that cannot be better than the best."""
+        rates = np.zeros(len(features))
+        for division in range((features.shape[1] - 2) // 2):
+            np.maximum(rates, features[:, 2 * division : 2 * division + 2].min(axis=1), out=rates)
+        rates += features[:, -2]
+        prices, scale = features[:, -1], self.problem.inventory.price_per_hour or 1.0
+        least_rate = self.objective.least_rate
+        if least_rate is None:
+            good = (prices <= self.objective.most_price * (1 + 1e-9)) & (rates > carried * (1 + _GAIN))
+            merits: NDArray[np.float64] = rates * (1.0 - 1e-6 * prices / scale)
+        else:
+            good = rates >= least_rate
+            if best is not None:
+                good &= prices < self.problem.price(best) * (1 - 1e-9)
+            merits = np.minimum(rates / least_rate, 1.0) * 10.0 - prices / scale
+        return np.where(good, merits, -inf) if best is not None else merits
 
 
-def placed_goodput(performance: Performance, problem: Problem, counts: Counts, flow: Flow) -> float:
-    """Return requests/s within the promise, queues included; no more than links let through where they are full."""
-    stations: dict[Role, dict[WorkerSpeed, int]] = {role: {} for role in Role}
+def stations_of(problem: Problem, counts: Counts) -> dict[Role, Stations]:
+    """Return the pools of each role."""
+    found: dict[Role, dict[WorkerSpeed, int]] = {role: {} for role in Role}
     for count, assignment in zip(counts, problem.assignments, strict=True):
         if count:
-            of_role = stations[assignment.role]
+            of_role = found[assignment.role]
             of_role[assignment.option.speed] = of_role.get(assignment.option.speed, 0) + count
-    prefill, decode, mixed = (
-        [(speed, count) for speed, count in stations[role].items()] for role in (Role.PREFILL, Role.DECODE, Role.MIXED)
+    return {role: tuple(pools.items()) for role, pools in found.items()}
+
+
+def placed_goodput(performance: Performance, problem: Problem, counts: Counts, *, at_least: float = 0.0) -> float:
+    """Return requests/s within the promise, queues included; no more than links let through where they are full.
+
+    0 where it is not above `at_least`.
+    """
+    of = stations_of(problem, counts)
+    found = goodput(
+        performance, prefill=of[Role.PREFILL], decode=of[Role.DECODE], mixed=of[Role.MIXED], at_least=at_least
     )
-    found = goodput(performance, prefill=prefill, decode=decode, mixed=mixed)
-    return min(found, flow.rate) if flow.cut is not None and flow.cut.link_names else found
+    if found <= 0.0 or not of[Role.DECODE]:
+        return found
+    flow = cell_flow(problem, counts)
+    if flow.cut is not None and flow.cut.link_names:
+        found = min(found, flow.rate)
+    else:
+        # Less than all workers together carry: no link joins some of them.
+        sides = [summed_rate(problem, counts, role) for role in (Role.PREFILL, Role.DECODE)]
+        found *= min(1.0, flow.rate / (min(sides) + summed_rate(problem, counts, Role.MIXED)))
+    return found if found >= at_least * (1 - _GAIN / 2) else 0.0
 
 
-def _better(
-    present: Counts, carried: Callable[[Counts], float], changes: Iterator[Counts], known: dict[Counts, float]
-) -> Counts | None:
-    least = carried(present) * (1 + _GAIN)
-    best: Counts | None = None
-    for changed in changes:
-        if len(known) >= MOST_TRIED:
-            break
-        if changed not in known and carried(changed) > least:
-            best, least = changed, carried(changed)
-    return best
-
-
-def _role_changes(problem: Problem, counts: Counts) -> Iterator[Counts]:
-    """Yield the placements in which some workers of one form take another role."""
-    for old, assignment in enumerate(problem.assignments):
-        if not counts[old]:
-            continue
-        for new, other in enumerate(problem.assignments):
-            if new != old and (other.cell, other.option) == (assignment.cell, assignment.option):
-                for moved in sorted({1, max(1, counts[old] // 4), counts[old]}):
-                    changed = list(counts)
-                    changed[old] -= moved
-                    changed[new] += moved
-                    yield tuple(changed)
+def summed_rate(problem: Problem, counts: Counts, role: Role) -> float:
+    """Return what the workers of a role carry together, each by the rates of the problem."""
+    pairs = zip(counts, problem.assignments, strict=True)
+    return sum(count * assignment.rate for count, assignment in pairs if assignment.role is role)

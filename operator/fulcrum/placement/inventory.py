@@ -170,7 +170,7 @@ def _as_described(known: Accelerator, entry: Mapping[str, Any], gpus: int, field
         if local == "nvlink" and known.nvlink_bytes_per_second is None:
             raise InventoryError(f"{field}.local", f"{known.name} has no NVLink", "write pcie, or leave it out")
         if local == "pcie":
-            changed = replace(changed, nvlink_bytes_per_second=None)
+            changed = replace(changed, nvlink_bytes_per_second=None, joined_directly=2)
     if "network" in entry:
         gigabits = _number(entry["network"], f"{field}.network")
         if gigabits <= 0:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from functools import cache
 from typing import Final
 
 from fulcrum.api.names import Role
-from fulcrum.capacity.accelerators import CPU, Accelerator
+from fulcrum.capacity.accelerators import CPU, Accelerator, accelerator
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.kv import kv_bytes_per_token
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
+from fulcrum.capacity.profile import Profile, profiled_speed
 from fulcrum.capacity.roofline import shape_speed
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.placement.division import Division
 from fulcrum.placement.inventory import Inventory, NodeKind
 from fulcrum.placement.performance import Performance, highest_rate
 
@@ -35,7 +38,10 @@ class Engine:
     max_batch: int = 1024
     """vLLM's `max_num_seqs`. Its usual 256 is full before a fast worker's steps take long, and while it is, the router
     sends more there than to slow workers that have room."""
-    max_batched_tokens: int = 8192
+    max_batched_tokens: int = 0
+    """0: vLLM's default on the accelerator."""
+    profiles: tuple[Profile, ...] = ()
+    """Measured workers: each stands for its accelerator and parallelism."""
     max_model_tokens: int = 0
     """Longest prompt plus output that the KV cache of a worker must hold; 0: no bound."""
     transfers_from_stages: bool = False
@@ -43,8 +49,8 @@ class Engine:
     is for studies and never for a plan that is deployed."""
 
     def shape(self, gpu: Accelerator, tensor: int, pipeline: int) -> EngineShape:
-        """Return one worker. Raises EngineShapeError where the parallelism does not divide the model."""
-        return EngineShape(
+        """Return one worker. Raises EngineShapeError where the parallelism does not fit the model."""
+        shape = EngineShape(
             model=self.model,
             accelerator=gpu,
             tensor=tensor,
@@ -54,6 +60,20 @@ class Engine:
             max_batch=self.max_batch,
             max_batched_tokens=self.max_batched_tokens,
         )
+        shape.require_startable()
+        return shape
+
+    def speed(self, shape: EngineShape) -> WorkerSpeed:
+        """Return how fast a worker is: as its profile says, else by the roofline. Raises EngineShapeError."""
+        speed = shape_speed(shape)
+        for each in self.profiles:
+            if (accelerator(each.accelerator).name, each.tensor, each.pipeline) == (
+                shape.accelerator.name,
+                shape.tensor,
+                shape.pipeline,
+            ):
+                return profiled_speed(each, prior=speed)
+        return speed
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -88,6 +108,10 @@ class WorkerOption:
         return {Role.PREFILL: self.prefill_rate, Role.DECODE: self.decode_rate, Role.MIXED: self.mixed_rate}[role]
 
 
+Options = dict[NodeKind, tuple[WorkerOption, ...]]
+"""The workers that nodes of each kind can hold."""
+
+
 def shapes(kind: NodeKind, engine: Engine) -> list[tuple[int, int, WorkerSpeed]]:
     """Return (tensor, pipeline, speed) of every worker that fits into the memory of a node of this kind."""
     found = []
@@ -96,7 +120,7 @@ def shapes(kind: NodeKind, engine: Engine) -> list[tuple[int, int, WorkerSpeed]]
             if tensor * pipeline > kind.gpus or kind.accelerator is CPU:
                 continue
             try:
-                speed = shape_speed(engine.shape(kind.accelerator, tensor, pipeline))
+                speed = engine.speed(engine.shape(kind.accelerator, tensor, pipeline))
             except EngineShapeError:
                 continue
             if speed.kv_capacity_tokens >= max(engine.max_model_tokens, 1):
@@ -104,28 +128,28 @@ def shapes(kind: NodeKind, engine: Engine) -> list[tuple[int, int, WorkerSpeed]]
     return found
 
 
-def options(inventory: Inventory, engine: Engine, performance: Performance) -> dict[NodeKind, tuple[WorkerOption, ...]]:
-    """Return for each kind of node the workers that keep the promise in at least one role."""
+def options(
+    inventory: Inventory, engine: Engine, performance: Performance, divisions: Sequence[Division]
+) -> list[Options]:
+    """Return for each division and each kind of node the workers that keep their share in at least one role."""
     kinds = inventory.kinds()
     gpus: dict[Accelerator, int] = {}
     for kind, nodes in kinds.items():
         chip = chip_of(kind.accelerator)
         gpus[chip] = gpus.get(chip, 0) + len(nodes) * kind.gpus
-    rated: dict[tuple[Accelerator, int, int], tuple[float, float, float]] = {}
-    found: dict[NodeKind, tuple[WorkerOption, ...]] = {}
+    rated: dict[tuple[Accelerator, int, int], list[_Rates]] = {}
+    found: list[Options] = [{} for _ in divisions]
     for kind in kinds:
-        each = []
         for tensor, pipeline, speed in shapes(kind, engine):
             # What a worker carries depends on its GPUs and not on price, place or the size of its node.
             key = (chip_of(kind.accelerator), tensor, pipeline)
             if key not in rated:
-                alike = max(1, min(MOST_ALIKE, gpus[key[0]] // (tensor * pipeline) // 2))
                 split = pipeline == 1 or engine.transfers_from_stages
-                rated[key] = _rates(speed, alike, split=split, performance=performance)
-            prefill, decode, mixed = rated[key]
-            if max(rated[key]) > 0:
-                each.append(
-                    WorkerOption(
+                most = max(1, gpus[key[0]] // (tensor * pipeline))
+                rated[key] = _rates(speed, most, split=split, performance=performance, divisions=divisions)
+            for of_division, (prefill, decode, mixed) in zip(found, rated[key], strict=True):
+                if max(prefill, decode, mixed) > 0:
+                    option = WorkerOption(
                         kind=kind,
                         tensor=tensor,
                         pipeline=pipeline,
@@ -134,8 +158,7 @@ def options(inventory: Inventory, engine: Engine, performance: Performance) -> d
                         decode_rate=decode,
                         mixed_rate=mixed,
                     )
-                )
-        found[kind] = tuple(each)
+                    of_division[kind] = (*of_division.get(kind, ()), option)
     return found
 
 
@@ -147,13 +170,35 @@ def chip_of(accelerator: Accelerator) -> Accelerator:
     return replace(accelerator, per_machine=0)
 
 
-def _rates(speed: WorkerSpeed, alike: int, *, split: bool, performance: Performance) -> tuple[float, float, float]:
-    """Return requests/s of one worker among `alike` ones, by role: prefill, decode, mixed."""
-    pool = [(speed, alike)]
-    # A request must be inside both promises: each role may lose the root of what both may lose.
-    each = sqrt(performance.target)
-    return (
-        highest_rate(lambda rate: performance.prefill(rate, pool), each) / alike if split else 0.0,
-        highest_rate(lambda rate: performance.decode(rate, pool), each) / alike if split else 0.0,
-        highest_rate(lambda rate: performance.mixed(rate, pool), performance.target) / alike,
-    )
+_Rates = tuple[float, float, float]
+"""Requests/s of one worker by role: prefill, decode, mixed."""
+
+
+def _rates(
+    speed: WorkerSpeed, most: int, *, split: bool, performance: Performance, divisions: Sequence[Division]
+) -> list[_Rates]:
+    """Return what one worker carries, by division, where the inventory holds at most `most` alike ones."""
+
+    @cache
+    def prefill(rate: float, alike: int, ceiling: bool) -> float:
+        return performance.prefill(rate, [(speed, alike)], beside_idle=ceiling)
+
+    @cache
+    def decode(rate: float, alike: int, ceiling: bool) -> float:
+        return performance.decode(rate, [(speed, alike)], beside_idle=ceiling)
+
+    @cache
+    def mixed_rate(alike: int) -> float:
+        return highest_rate(lambda rate: performance.mixed(rate, [(speed, alike)]), performance.target) / alike
+
+    found = []
+    for each in divisions:
+        prefilling = decoding = 0.0
+        alike = most if each.ceiling else min(MOST_ALIKE, max(1, most // 2))
+        if split:
+            prefilling = highest_rate(lambda rate: prefill(rate, alike, each.ceiling), each.prefill) / alike  # noqa: B023
+            decoding = highest_rate(lambda rate: decode(rate, alike, each.ceiling), each.decode) / alike  # noqa: B023
+        if each.ceiling:
+            decoding /= each.prefill  # what prefill turns away is no work for decode
+        found.append((prefilling, decoding, mixed_rate(most if each.ceiling else min(MOST_ALIKE, most))))
+    return found

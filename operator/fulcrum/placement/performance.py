@@ -24,11 +24,11 @@ class Performance(Protocol):
     def target(self) -> float:
         """Share of requests that must be inside the promise."""
 
-    def prefill(self, rate: float, stations: Stations) -> float:
-        """Share of prompts whose first token is in time, with decode workers that are not overloaded."""
+    def prefill(self, rate: float, stations: Stations, *, beside_idle: bool = False) -> float:
+        """Share of prompts whose first token is in time, with decode workers that just keep their promise (or idle)."""
 
-    def decode(self, rate: float, stations: Stations) -> float:
-        """Share of requests whose time per output token is inside the promise."""
+    def decode(self, rate: float, stations: Stations, *, beside_idle: bool = False) -> float:
+        """Share of requests whose time per output token is inside the promise, with prefill workers that are busy."""
 
     def split(self, rate: float, prefill: Stations, decode: Stations) -> float:
         """Share of requests inside both promises on prefill and decode workers together."""
@@ -58,14 +58,24 @@ def highest_rate(share_at: Callable[[float], float], target: float, *, tolerance
     return low
 
 
-def goodput(performance: Performance, *, prefill: Stations, decode: Stations, mixed: Stations) -> float:
-    """Return the highest rate that a layout carries within the promise, queues included.
+def goodput(
+    performance: Performance,
+    *,
+    prefill: Stations = (),
+    decode: Stations = (),
+    mixed: Stations = (),
+    at_least: float = 0.0,
+) -> float:
+    """Return the highest rate that a layout carries within the promise, queues included; 0 if not above `at_least`.
 
     Where there are mixed workers beside the others, each part gets the share of the requests that it carries alone.
     """
-    target = performance.target
-    split_rate = 0.0
+    parts: list[Callable[[float], float]] = []
     if prefill and decode:
-        split_rate = highest_rate(lambda rate: performance.split(rate, prefill, decode), target)
-    mixed_rate = highest_rate(lambda rate: performance.mixed(rate, mixed), target) if mixed else 0.0
-    return split_rate + mixed_rate
+        parts.append(lambda rate: performance.split(rate, prefill, decode))
+    if mixed:
+        parts.append(lambda rate: performance.mixed(rate, mixed))
+    if len(parts) == 1 and at_least > 0.0 and parts[0](at_least) < performance.target:
+        return 0.0  # a twentieth of the time that the rate itself takes
+    found = sum(highest_rate(part, performance.target) for part in parts)
+    return found if found >= at_least * (1.0 - RATE_TOLERANCE) else 0.0

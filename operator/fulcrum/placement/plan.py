@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.accelerators import Accelerator
 from fulcrum.placement.cells import Assignment, Counts, Problem, packed
+from fulcrum.placement.finish import stations_of, summed_rate
 from fulcrum.placement.flow import Flow, Route, Site, most_flow
 from fulcrum.placement.objective import Goal
 from fulcrum.placement.parallelism import WorkerOption, chip_of
-from fulcrum.placement.performance import Performance, goodput
+from fulcrum.placement.performance import Performance, Stations, goodput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +62,10 @@ class Plan:
     goodput: float
     """Requests/s within the promise that the estimates expect, queues included."""
     flow_rate: float
-    """Requests/s of the flow model, in which no request waits."""
-    searched_rate: float
-    """The most of the flow model that the search met. The plan may carry less of it and more with queues."""
+    """Requests/s that the links and each role of workers carry when the other role is not what limits them."""
     bound: float
-    """What no placement exceeds: requests/s, or for the least price the price per hour below which none can be."""
+    """What no placement exceeds: goodput in requests/s, for the best ratio goodput per price, for the least price the
+    price per hour below which none can be. Parts of workers are allowed in it, so that it may be out of reach."""
     bottlenecks: tuple[str, ...]
     price_per_hour: float
     gpus_used: int
@@ -73,10 +74,13 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """Return how far the search may be from the best flow (or price), as a share of the bound."""
+        """Return how far the plan may be from the best goodput (or price), as a share of the bound."""
         if self.goal is Goal.LEAST_PRICE:
             return self.price_per_hour / self.bound - 1.0 if 0.0 < self.bound < inf else 0.0
-        return max(0.0, 1.0 - self.searched_rate / self.bound) if self.bound > 0 else 0.0
+        reached = self.goodput
+        if self.goal is Goal.BEST_RATIO and self.price_per_hour > 0:
+            reached /= self.price_per_hour
+        return max(0.0, 1.0 - reached / self.bound) if self.bound > 0 else 0.0
 
     def workers_of(self, role: Role) -> int:
         """Return the number of workers in a role."""
@@ -99,37 +103,65 @@ class _PoolNames:
         return self._names[key]
 
 
-def plan_of(
-    performance: Performance, problem: Problem, counts: Counts, *, goal: Goal, bound: float, searched_rate: float
-) -> Plan:
+def plan_of(performance: Performance, problem: Problem, counts: Counts, *, goal: Goal, bound: float) -> Plan:
     """Return the plan that the counts stand for: workers packed into nodes, flow over nodes, goodput with queues."""
+    problem, carried = _rated(performance, problem, counts)
     workers = _placed(packed(problem, counts))
     flow = most_flow(_sites(problem, workers), problem.inventory, problem.kv_bytes_per_request)
-    pools = _pools(workers, flow)
-    stations = {role: [(pool.option.speed, pool.workers) for pool in pools if pool.role is role] for role in Role}
     return Plan(
         goal=goal,
         workers=workers,
-        pools=pools,
+        pools=_pools(workers, flow),
         routes=_pool_routes(workers, flow.routes),
         node_routes=flow.routes,
-        goodput=min(
-            goodput(
-                performance,
-                prefill=stations[Role.PREFILL],
-                decode=stations[Role.DECODE],
-                mixed=stations[Role.MIXED],
-            ),
-            _links_limit(flow),
-        ),
+        goodput=min(carried, flow.rate),
         flow_rate=flow.rate,
-        searched_rate=searched_rate,
         bound=bound,
         bottlenecks=_bottlenecks(flow, workers),
         price_per_hour=problem.price(counts),
         gpus_used=sum(len(worker.gpus) for worker in workers),
         gpus=problem.inventory.gpus,
     )
+
+
+_PLENTY: Final = 8
+"""So many times the workers of a role do not limit the other one."""
+
+
+def _rated(performance: Performance, problem: Problem, counts: Counts) -> tuple[Problem, float]:
+    """Return the problem with the rates of workers in this placement, and its goodput without regard to links.
+
+    A role carries what would be carried if there were plenty of the other: never less than the goodput.
+    """
+    of = stations_of(problem, counts)
+    prefill, decode, mixed = of[Role.PREFILL], of[Role.DECODE], of[Role.MIXED]
+    scales = dict.fromkeys(Role, 1.0)
+    carried = 0.0
+    if prefill and decode:
+        carried = goodput(performance, prefill=prefill, decode=decode)
+        sides = {Role.PREFILL: (prefill, _plenty(decode)), Role.DECODE: (_plenty(prefill), decode)}
+        for role, (one, other) in sides.items():
+            alone = goodput(performance, prefill=one, decode=other)
+            scales[role] = max(alone, carried) / summed_rate(problem, counts, role)
+    if mixed:
+        together = goodput(performance, mixed=mixed)
+        scales[Role.MIXED] = together / summed_rate(problem, counts, Role.MIXED)
+        carried += together
+    options = {
+        assignment.option: replace(
+            assignment.option,
+            prefill_rate=assignment.option.prefill_rate * scales[Role.PREFILL],
+            decode_rate=assignment.option.decode_rate * scales[Role.DECODE],
+            mixed_rate=assignment.option.mixed_rate * scales[Role.MIXED],
+        )
+        for assignment in problem.assignments
+    }
+    rated = tuple(replace(assignment, option=options[assignment.option]) for assignment in problem.assignments)
+    return replace(problem, assignments=rated), carried
+
+
+def _plenty(stations: Stations) -> Stations:
+    return [(speed, count * _PLENTY) for speed, count in stations]
 
 
 def _placed(by_node: dict[str, list[Assignment]]) -> tuple[PlacedWorker, ...]:
@@ -202,11 +234,6 @@ def _pools(workers: Sequence[PlacedWorker], flow: Flow) -> tuple[Pool, ...]:
         used = 1.0 if role is Role.MIXED else flowing / carried
         pools.append(Pool(name=name, option=option, role=role, workers=len(alike), utilisation=min(used, 1.0)))
     return tuple(pools)
-
-
-def _links_limit(flow: Flow) -> float:
-    """Return what links let through where they are part of the bottleneck: no queue of workers gets beyond it."""
-    return flow.rate if flow.cut is not None and flow.cut.link_names else inf
 
 
 def _bottlenecks(flow: Flow, workers: Sequence[PlacedWorker]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fulcrum.api.names import Role
 from fulcrum.placement.cells import Counts, Problem
 from fulcrum.placement.flow import Cut, Flow, Site, most_flow
+from fulcrum.placement.moves import moves
 from fulcrum.placement.objective import Objective
 
 MOST_STEPS: Final = 400
@@ -29,7 +30,6 @@ _GAIN: Final = 1e-6
 """Relative gain below which a move is rounding."""
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def sites_of(problem: Problem, counts: Counts) -> list[Site]:
@@ -85,28 +85,28 @@ class Refinement:
 
     def _improved(self, counts: Counts, rate: float) -> tuple[Counts, float] | None:
         """Return the first placement, by what it promises at best, that is indeed better."""
-        moves = self._moves(counts)
-        if not len(moves):
+        changes = moves(self.problem, counts)
+        if not len(changes):
             return None
         present = self._score(rate, self.problem.price(counts))
         least = present + abs(present) * _GAIN + 1e-12
         weights = np.array(self._weights)
         through = np.array(self._limits) + weights @ np.array(counts, dtype=np.float64)
-        gains = moves @ weights.T
-        prices = moves @ np.array([assignment.option.price_per_hour for assignment in self.problem.assignments])
+        gains = changes @ weights.T
+        prices = changes @ np.array([assignment.option.price_per_hour for assignment in self.problem.assignments])
         price = self.problem.price(counts)
         single = self._scores((through + gains).min(axis=1), price + prices)
-        chosen = np.argsort(-(gains.max(axis=1) - 1e-9 * np.arange(len(moves))), kind="stable")[:_PAIRED]
+        chosen = np.argsort(-(gains.max(axis=1) - 1e-9 * np.arange(len(changes))), kind="stable")[:_PAIRED]
         bound = np.full((len(chosen), len(chosen)), np.inf)
         for cut in range(len(through)):
             column = gains[chosen, cut]
             np.minimum(bound, through[cut] + column[:, None] + column[None, :], out=bound)
         pairs = np.triu(self._scores(bound, price + prices[chosen][:, None] + prices[chosen][None, :]), 1)
         pairs = np.where(np.triu(np.ones_like(pairs), 1) > 0, pairs, -np.inf).ravel()
-        ranked = [(float(single[n]), moves[n]) for n in np.argsort(-single, kind="stable")[:TRIED]]
+        ranked = [(float(single[n]), changes[n]) for n in np.argsort(-single, kind="stable")[:TRIED]]
         for n in np.argsort(-pairs, kind="stable")[:TRIED]:
             one, other = divmod(int(n), len(chosen))
-            ranked.append((float(pairs[n]), moves[chosen[one]] + moves[chosen[other]]))
+            ranked.append((float(pairs[n]), changes[chosen[one]] + changes[chosen[other]]))
         for promised, move in sorted(ranked, key=lambda each: -each[0]):
             if promised <= least:
                 break
@@ -117,39 +117,6 @@ class Refinement:
             if self._score(reached, self.problem.price(changed)) > least:
                 return changed, reached
         return None
-
-    def _moves(self, counts: Counts) -> Ints:
-        """Return changes of the counts, one per row: fewer of one assignment, more of another in the same cell."""
-        found: set[tuple[int, int, int, int]] = set()
-        assignments = self.problem.assignments
-        idle = self._idle(counts)
-        for old, assignment in enumerate(assignments):
-            if not counts[old]:
-                continue
-            for less in _doublings(counts[old]):
-                found.add((old, less, -1, 0))
-                freed = less * assignment.option.gpus + idle[assignment.cell]
-                for new, other in enumerate(assignments):
-                    if other.cell == assignment.cell and new != old and (more := freed // other.option.gpus):
-                        found.add((old, less, new, more))
-                        found.add((old, less, new, max(1, less * assignment.option.gpus // other.option.gpus)))
-        for new, assignment in enumerate(assignments):
-            room = idle[assignment.cell] // assignment.option.gpus
-            found.update((-1, 0, new, more) for more in _doublings(room))
-        rows = np.zeros((len(found), len(assignments)), dtype=np.int64)
-        for row, (old, less, new, more) in enumerate(sorted(found)):
-            if old >= 0:
-                rows[row, old] -= less
-            if new >= 0:
-                rows[row, new] += more
-        return rows
-
-    def _idle(self, counts: Counts) -> list[int]:
-        """Return the GPUs of each cell that no worker uses."""
-        idle = [cell.gpus for cell in self.problem.cells]
-        for count, assignment in zip(counts, self.problem.assignments, strict=True):
-            idle[assignment.cell] -= count * assignment.option.gpus
-        return idle
 
     def _flow(self, counts: Counts) -> float:
         flow = cell_flow(self.problem, counts)
@@ -184,8 +151,3 @@ class Refinement:
         else:
             scores = np.minimum(rates / objective.least_rate, 1.0) * 1e3 - prices / self._scale
         return np.where(prices > objective.most_price * (1 + 1e-9), -np.inf, scores)
-
-
-def _doublings(count: int) -> list[int]:
-    """Return 1, 2, 4 ... up to `count`, and `count`."""
-    return sorted({min(2**power, count) for power in range(count.bit_length() + 1)} - {0})

@@ -1,32 +1,35 @@
-"""The placement on unequal GPUs: domains, start, refinement by bottlenecks, and how far from the bound it ends."""
+"""The placement on unequal GPUs: domains, starts, refinement by bottlenecks, and what is judged best of the ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf, nextafter
 
 from fulcrum.api.names import Role
 from fulcrum.placement.bound import relaxed
-from fulcrum.placement.cells import Counts, Problem, problem_of
+from fulcrum.placement.cells import Counts, Problem
 from fulcrum.placement.diagnosis import explain_none, explain_short
 from fulcrum.placement.errors import PlacementError
 from fulcrum.placement.exact import exact
-from fulcrum.placement.finish import finished
-from fulcrum.placement.inventory import Inventory, NodeKind
+from fulcrum.placement.finish import Judge
+from fulcrum.placement.inventory import Inventory
 from fulcrum.placement.objective import Goal, Objective
-from fulcrum.placement.parallelism import ROLES, Engine, WorkerOption, options
-from fulcrum.placement.partition import Domain, domains
+from fulcrum.placement.parallelism import ROLES, Engine
 from fulcrum.placement.performance import Performance
 from fulcrum.placement.plan import Plan, plan_of
 from fulcrum.placement.refine import Refinement, cell_flow
+from fulcrum.placement.space import Space, spaces_of
 from fulcrum.placement.start import split_start, uniform_start
 
 RATIO_STEPS = 8
 """Rates that are tried for the best goodput per price: so many equal parts of the most that can be carried."""
 EXACT_GPUS = 64
 """Up to this many GPUs the exact program is solved, too: below a second."""
+MOST_DIVISIONS = 3
+"""Divisions of the misses whose flow is searched where the exact program is solved."""
+FEW_DIVISIONS = 2
+"""The same for more GPUs, whose refinement takes seconds: those that carry most with parts of workers."""
 
 OnProgress = Callable[[str], None]
 
@@ -50,7 +53,12 @@ class Request:
     """Mixed workers may stand beside prefill and decode workers. The balance changes all flippable workers to mixed, or
     none, and admission predicts mixed workers beside others badly: so such plans carry 15 to 45 % less."""
     exact_gpus: int = EXACT_GPUS
-    """Up to this many GPUs the exact program has the last word; 0: the search alone."""
+    """Up to this many GPUs the exact program is asked, too; 0: the search alone."""
+
+    @property
+    def objective(self) -> Objective:
+        """Return how placements compare."""
+        return Objective(least_rate=self.rate if self.goal is Goal.LEAST_PRICE else None, most_price=self.most_price)
 
 
 def search(request: Request, on_progress: OnProgress | None = None) -> Plan:
@@ -60,16 +68,28 @@ def search(request: Request, on_progress: OnProgress | None = None) -> Plan:
         DoesNotFitError, TooSlowError, DisconnectedError, TargetTooHighError: there is none; says what is missing.
     """
     _report(on_progress, "workers that fit and what they carry")
-    found = options(request.inventory, request.engine, request.performance)
-    if Role.MIXED in request.roles and len(request.roles) > 1 and not request.mixed_beside:
-        apart = [role for role in request.roles if role is not Role.MIXED]
-        plans = []
-        for roles in (tuple(apart), (Role.MIXED,)):
-            with suppress(PlacementError):
-                plans.append(_of_options(replace(request, roles=roles), found, on_progress))
-        if plans:
-            return max(plans, key=lambda plan: _worth(request.goal, plan))
-    return _of_options(request, found, on_progress)
+    spaces = spaces_of(
+        request.inventory, request.engine, request.performance, _role_groups(request), request.prompt_tokens
+    )
+    plans: list[Plan] = []
+    errors: list[PlacementError] = []
+    for space in spaces:
+        try:
+            plans.append(_of_space(request, space, on_progress))
+        except PlacementError as error:
+            errors.append(error)
+    if not plans:
+        raise errors[0]
+    best = max(plans, key=lambda plan: _worth(request.goal, plan))
+    bounds = [space.bound(request.goal, request.objective) for space in spaces]
+    return replace(best, bound=min(bounds) if request.goal is Goal.LEAST_PRICE else max(bounds))
+
+
+def _role_groups(request: Request) -> list[tuple[Role, ...]]:
+    """Return the roles that may stand beside each other: all, or mixed workers apart from the others."""
+    if Role.MIXED not in request.roles or len(request.roles) == 1 or request.mixed_beside:
+        return [request.roles]
+    return [tuple(role for role in request.roles if role is not Role.MIXED), (Role.MIXED,)]
 
 
 def _worth(goal: Goal, plan: Plan) -> float:
@@ -78,68 +98,54 @@ def _worth(goal: Goal, plan: Plan) -> float:
     return plan.goodput / (plan.price_per_hour or 1.0) if goal is Goal.BEST_RATIO else plan.goodput
 
 
-def _of_options(
-    request: Request, found: dict[NodeKind, tuple[WorkerOption, ...]], on_progress: OnProgress | None
-) -> Plan:
-    problem, parts = _problem(request, found)
-    if not problem.assignments:
+def _of_space(request: Request, space: Space, on_progress: OnProgress | None) -> Plan:
+    if not space.problem.assignments:
         raise explain_none(request.inventory, request.engine, request.performance)
     if request.goal is Goal.BEST_RATIO:
-        return _best_ratio(request, problem, parts, on_progress)
-    return _searched(request, problem, parts, on_progress)
+        return _best_ratio(request, space, on_progress)
+    return _planned(request, space, _searched(request, space, on_progress))
 
 
-def _problem(request: Request, found: dict[NodeKind, tuple[WorkerOption, ...]]) -> tuple[Problem, list[list[int]]]:
-    """Return the problem, and the numbers of its cells by domain."""
-
-    def holds_both(domain: Domain) -> bool:
-        kinds = {node.kind for node in domain}
-        each = [option for kind in kinds for option in found.get(kind, ())]
-        gpus = sum(node.gpus for node in domain)
-        prefill = min((option.gpus for option in each if option.prefill_rate > 0), default=gpus + 1)
-        decode = min((option.gpus for option in each if option.decode_rate > 0), default=gpus + 1)
-        return prefill + decode <= gpus
-
-    parts = domains(request.inventory, holds_both)
-    problem = problem_of(
-        request.inventory,
-        parts,
-        found,
-        roles=request.roles,
-        kv_bytes_per_request=request.engine.kv_bytes_per_token * request.prompt_tokens,
+def _planned(request: Request, space: Space, counts: Counts) -> Plan:
+    return plan_of(
+        request.performance,
+        space.problem,
+        counts,
+        goal=request.goal,
+        bound=space.bound(request.goal, request.objective),
     )
-    domain_of = {node.name: number for number, domain in enumerate(parts) for node in domain}
-    numbers: list[list[int]] = [[] for _ in parts]
-    for index, cell in enumerate(problem.cells):
-        numbers[domain_of[cell.nodes[0].name]].append(index)
-    return problem, numbers
 
 
-def _searched(request: Request, problem: Problem, parts: list[list[int]], on_progress: OnProgress | None) -> Plan:
-    objective = Objective(
-        least_rate=request.rate if request.goal is Goal.LEAST_PRICE else None, most_price=request.most_price
-    )
-    ends = _refined(problem, parts, objective, on_progress)
-    best = ends[0]
-    flow = cell_flow(problem, best)
-    most, _ = relaxed(problem, Objective(most_price=request.most_price))
-    if flow.rate <= 0.0:
-        raise explain_short(problem, most, request.rate, request.engine, request.performance)
-    if objective.least_rate is not None and flow.rate < objective.least_rate * (1 - 1e-6):
-        best = _exact(request, problem, objective, best, on_progress)
-        flow = cell_flow(problem, best)
-        if flow.rate < objective.least_rate * (1 - 1e-6):
-            raise explain_short(problem, most, request.rate, request.engine, request.performance)
-    elif problem.inventory.gpus <= request.exact_gpus:
-        best = _exact(request, problem, objective, best, on_progress)
-    bound = most if objective.least_rate is None else relaxed(problem, objective)[0]
-    _report(on_progress, "queues and routes")
-    found = best
+def _searched(request: Request, space: Space, on_progress: OnProgress | None) -> Counts:
+    """Return the counts that are judged best."""
+    objective = request.objective
+    small = request.inventory.gpus <= request.exact_gpus
+    ends: list[Counts] = []
+    for problem in space.likely(request.most_price, MOST_DIVISIONS if small else FEW_DIVISIONS):
+        found = _refined(problem, space.parts, objective, on_progress)
+        if small:
+            found.append(_exact(request, problem, objective, found[0], on_progress))
+        ends += [space.counts(problem, end) for end in (*found, *_of_parts(problem, space.parts, objective))]
+    _report(on_progress, "both promises together, and queues")
+    counts, carried = _judged(request, space, ends)
+    if counts is not None and carried > 0.0:
+        return counts
     if objective.least_rate is None:
-        apart = _of_parts(problem, parts, objective)
-        found = finished(request.performance, problem, (best, *ends, *apart), most_price=request.most_price)
-    searched = cell_flow(problem, best).rate
-    return plan_of(request.performance, problem, found, goal=request.goal, bound=bound, searched_rate=searched)
+        raise explain_short(space.problem, 0.0, request.rate, request.engine, request.performance)
+    # Enough for the rate is left where all is used: from there, what is not needed is taken away.
+    most = _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress)
+    counts, _ = _judged(request, space, [most])
+    if counts is None:
+        carried = _planned(replace(request, goal=Goal.MOST_GOODPUT), space, most).goodput
+        raise explain_short(space.problem, carried, request.rate, request.engine, request.performance)
+    return counts
+
+
+def _judged(request: Request, space: Space, ends: Iterable[Counts]) -> tuple[Counts | None, float]:
+    judge = Judge(
+        performance=request.performance, problem=space.problem, ceilings=space.ceilings, objective=request.objective
+    )
+    return judge.best(ends)
 
 
 def _of_parts(problem: Problem, parts: list[list[int]], objective: Objective) -> Iterator[Counts]:
@@ -206,15 +212,14 @@ def _exact(
     return found.counts if score(found.counts) > score(best) else best
 
 
-def _best_ratio(request: Request, problem: Problem, parts: list[list[int]], on_progress: OnProgress | None) -> Plan:
+def _best_ratio(request: Request, space: Space, on_progress: OnProgress | None) -> Plan:
     """Return the plan with most goodput per price, among the cheapest ones for parts of the most that is possible."""
-    most = _searched(replace(request, goal=Goal.MOST_GOODPUT), problem, parts, on_progress)
+    most = _planned(request, space, _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress))
     plans = [most]
     for step in range(1, RATIO_STEPS):
-        part = replace(request, goal=Goal.LEAST_PRICE, rate=nextafter(most.flow_rate * step / RATIO_STEPS, 0.0))
-        plans.append(_searched(part, problem, parts, on_progress))
-    best = max(plans, key=lambda plan: plan.goodput / plan.price_per_hour if plan.price_per_hour else plan.goodput)
-    return replace(best, goal=Goal.BEST_RATIO)
+        part = replace(request, goal=Goal.LEAST_PRICE, rate=nextafter(most.goodput * step / RATIO_STEPS, 0.0))
+        plans.append(_planned(request, space, _searched(part, space, on_progress)))
+    return max(plans, key=lambda plan: plan.goodput / plan.price_per_hour if plan.price_per_hour else plan.goodput)
 
 
 def _report(on_progress: OnProgress | None, what: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fulcrum.cli.capacity import FORMATS, model_config, read_profile
 from fulcrum.cli.kv_links import kv_link_options
 
 if TYPE_CHECKING:
@@ -19,9 +20,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
 @click.command(short_help="Find which GPUs form workers, in which role and parallelism.")
 @click.option("--model", required=True, metavar="NAME", help="Hub id of a known model.")
+@click.option("--config", type=_FILE, help="The config.json of a model that is not known.")
+@click.option("--dtype", type=click.Choice(FORMATS), default="auto", show_default=True, help="Weights; auto: as named.")
+@click.option("--profile", "profiles", type=_FILE, multiple=True, help="Measured speeds of a worker (repeatable).")
 @click.option("--inventory", type=_FILE, help="YAML with nodes, prices and links (docs/concepts/placement.md).")
 @click.option("--nodes", type=_FILE, help="Instead: what `kubectl get nodes -o json` prints; - is standard input.")
-@click.option("--workload", required=True, metavar="WHAT", help="PROMPT:OUTPUT mean tokens, a trace file, or a name.")
+@click.option("--workload", required=True, metavar="WHAT", help="PROMPT:OUTPUT[:SPREAD] tokens, a trace, or a name.")
 @click.option("--slo", required=True, metavar="TTFT,TPOT[,SHARE]", help="The promise, such as 500ms,50ms,0.95.")
 @click.option(
     "--goal",
@@ -47,6 +51,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 def command(
     *,
     model: str,
+    config: Path | None,
+    dtype: str,
+    profiles: tuple[Path, ...],
     inventory: Path | None,
     nodes: Path | None,
     workload: str,
@@ -66,7 +73,7 @@ def command(
 ) -> None:
     """Find which GPUs form workers, with which parallelism and role, and what the cluster then carries.
 
-    Figures are estimates from the roofline of model and accelerators and from queueing formulas
+    Figures are estimates from the roofline of model and accelerators (or profiles of them) and from queueing formulas
     (docs/concepts/placement.md says how far they are from the simulator). With --host-memory the requests of the trace
     first go through the simulator, and what they find in KV caches and tiers is not computed again.
 
@@ -79,7 +86,9 @@ def command(
     from dataclasses import replace
     from math import inf
 
-    from fulcrum.capacity.known_models import UnknownModelError, known_model
+    from fulcrum.capacity.accelerators import UnknownAcceleratorError
+    from fulcrum.capacity.config_fields import ModelConfigError
+    from fulcrum.capacity.known_models import UnknownModelError
     from fulcrum.capacity.precision import Precision
     from fulcrum.cli.plan.inputs import inventory_of, promise_of, workload_of
     from fulcrum.cli.plan.tiers import tiers_of
@@ -108,7 +117,15 @@ def command(
 
     try:
         what = inventory_of(inventory, nodes)
-        engine = Engine(model=known_model(model), kv=Precision(kv_dtype), transfers_from_stages=study)
+        engine = Engine(
+            model=replace(model_config(model, config), name=model),
+            weights=None if dtype == "auto" else Precision(dtype),
+            kv=Precision(kv_dtype),
+            profiles=tuple(read_profile(each) for each in profiles),
+            transfers_from_stages=study,
+        )
+        if emit is not None and engine.weights not in (None, engine.model.weights, Precision.FP8):
+            raise click.UsageError(f"--dtype {dtype}: to emit a plan, name a checkpoint with such weights as --model")
         request = Request(
             inventory=what,
             engine=engine,
@@ -125,7 +142,7 @@ def command(
                 demand = replace(demand, prefix_hit=hit)
                 estimates = QueueingEstimates(demand, promise, turns_away=True)
                 plan = search(replace(request, performance=estimates), on_progress)
-    except (PlacementError, UnknownModelError) as error:
+    except (PlacementError, UnknownModelError, UnknownAcceleratorError, ModelConfigError) as error:
         raise click.ClickException(str(error)) from None
     title = f"{engine.model.name}: {demand.isl_tokens:.0f} + {demand.osl_tokens:.0f} tokens within {ttft} and {tpot}"
     if tiers is not None:
@@ -177,10 +194,11 @@ def _show(plan: Plan, title: str, *, to_stderr: bool) -> None:
     for route in plan.routes:
         console.print(f"KV: {route.source} -> {route.target}: {route.rate:.2f} requests/s", markup=False)
     console.print(
-        f"Expected goodput {plan.goodput:.2f} requests/s with queues; the links and workers carry {plan.flow_rate:.2f}."
+        f"Expected goodput {plan.goodput:.2f} requests/s within the promise, queues included. "
+        f"Bottleneck: {', '.join(plan.bottlenecks)}; links and workers carry {plan.flow_rate:.2f}."
     )
     console.print(
-        f"The search is at most {plan.gap:.1%} from the best flow. Bottleneck: {', '.join(plan.bottlenecks)}."
+        f"At most {plan.gap:.1%} from the bound, which no plan exceeds (workers in parts may be needed for it)."
     )
     console.print(f"{plan.gpus_used} of {plan.gpus} GPUs, price per hour {plan.price_per_hour:.2f}.")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,6 +15,10 @@ from fulcrum.placement.inventory import Inventory, inventory_from
 
 if TYPE_CHECKING:
     from fulcrum.simulation.workload import Workload
+
+
+_LENGTHS: Final = re.compile(r"(\d+):(\d+)(?::(\d+(?:\.\d+)?))?")
+"""Prompt and output tokens, and their spread: the standard deviation of either as a share of its mean."""
 
 
 def inventory_of(inventory: Path | None, nodes: Path | None) -> Inventory:
@@ -33,7 +38,7 @@ def inventory_of(inventory: Path | None, nodes: Path | None) -> Inventory:
 
 
 def workload_of(workload: str) -> tuple[Demand, Workload | None]:
-    """Return the lengths of `PROMPT:OUTPUT` tokens, of a trace file, or of a named workload; the rate is open.
+    """Return the lengths of `PROMPT:OUTPUT[:SPREAD]`, of a trace file, or of a named workload; the rate is open.
 
     The requests come with them where there are any.
     """
@@ -41,9 +46,10 @@ def workload_of(workload: str) -> tuple[Demand, Workload | None]:
     from fulcrum.simulation.traffic import load_trace
     from fulcrum.simulation.workload import Workload
 
-    prompt, _, output = workload.partition(":")
-    if prompt.isdigit() and output.isdigit() and int(prompt) and int(output):
-        return Demand(rate=0.0, isl_tokens=float(prompt), osl_tokens=float(output)), None
+    if (given := _LENGTHS.fullmatch(workload)) and int(given[1]) and int(given[2]):
+        cv2 = float(given[3] or 0.0) ** 2
+        isl, osl = float(given[1]), float(given[2])
+        return Demand(rate=0.0, isl_tokens=isl, osl_tokens=osl, isl_cv2=cv2, osl_cv2=cv2), None
     if workload in WORKLOADS:
         load = WORKLOADS[workload](0)
     elif Path(workload).is_file():
@@ -51,7 +57,8 @@ def workload_of(workload: str) -> tuple[Demand, Workload | None]:
     else:
         names = ", ".join(WORKLOADS)
         raise click.UsageError(
-            f"--workload {workload}: write mean tokens as PROMPT:OUTPUT (1150:210), a trace file, or one of {names}"
+            f"--workload {workload}: write tokens as PROMPT:OUTPUT (1150:210; 1150:210:0.8 with a spread), a trace "
+            f"file, or one of {names}"
         )
     return _lengths(load), load
 
