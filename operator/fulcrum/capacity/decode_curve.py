@@ -17,7 +17,6 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.worker import DecodePoint, SpeedCoefficients
-from fulcrum.capacity.nonnegative import fit_relative
 
 Line = tuple[float, float, float]
 """a, b, c: a step takes `a + b * batch + c * context` seconds, context summed over the batch."""
@@ -105,7 +104,7 @@ def fitted_curve(rows: Sequence[tuple[float, float, float]], line: Sequence[floa
     points: list[DecodePoint] = []
     for batch, steps in sorted(by_batch.items()):
         if len({context for context, _ in steps}) > 1:
-            idle, each = fit_relative([(1.0, context) for context, _ in steps], [seconds for _, seconds in steps])
+            idle, each = _relative_line(steps)
         else:
             each = line[2]
             idle = fmean(seconds - each * context for context, seconds in steps)
@@ -113,6 +112,21 @@ def fitted_curve(rows: Sequence[tuple[float, float, float]], line: Sequence[floa
         least = points[-1].seconds if points else _LEAST_SECONDS
         points.append(DecodePoint(batch=batch, seconds=max(idle, least), seconds_per_token=each))
     return tuple(points)
+
+
+def _relative_line(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return idle and slope >= 0 with the least squared relative error; `nonnegative` solves the same, and slower."""
+    weights = [1 / seconds**2 for _, seconds in steps]
+    rows = [(weight, context, seconds) for weight, (context, seconds) in zip(weights, steps, strict=True)]
+    w = sum(weights)
+    x, y = (sum(row[0] * row[place] for row in rows) for place in (1, 2))
+    xx = sum(weight * context * context for weight, context, _ in rows)
+    xy = sum(weight * context * seconds for weight, context, seconds in rows)
+    slope = (w * xy - x * y) / (w * xx - x * x)
+    if slope <= 0:
+        return y / w, 0.0
+    idle = (y - slope * x) / w
+    return (idle, slope) if idle > 0 else (0.0, xy / xx)
 
 
 def curve_problem(curve: Sequence[DecodePoint]) -> str | None:

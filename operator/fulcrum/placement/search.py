@@ -116,12 +116,13 @@ def _planned(request: Request, space: Space, counts: Counts) -> Plan:
     )
 
 
-def _searched(request: Request, space: Space, on_progress: OnProgress | None) -> Counts:
-    """Return the counts that are judged best."""
+def _searched(request: Request, space: Space, on_progress: OnProgress | None, *, most: Counts | None = None) -> Counts:
+    """Return the counts that are judged best; `most` carries most, where that is known already."""
     objective = request.objective
     small = request.inventory.gpus <= request.exact_gpus
     ends: list[Counts] = []
-    for problem in space.likely(request.most_price, MOST_DIVISIONS if small else FEW_DIVISIONS):
+    divisions = 1 if most is not None else MOST_DIVISIONS if small else FEW_DIVISIONS
+    for problem in space.likely(request.most_price, divisions):
         found = _refined(problem, space.parts, objective, on_progress)
         if small:
             found.append(_exact(request, problem, objective, found[0], on_progress))
@@ -133,7 +134,8 @@ def _searched(request: Request, space: Space, on_progress: OnProgress | None) ->
     if objective.least_rate is None:
         raise explain_short(space.problem, 0.0, request.rate, request.engine, request.performance)
     # Enough for the rate is left where all is used: from there, what is not needed is taken away.
-    most = _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress)
+    if most is None:
+        most = _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress)
     counts, _ = _judged(request, space, [most])
     if counts is None:
         carried = _planned(replace(request, goal=Goal.MOST_GOODPUT), space, most).goodput
@@ -214,11 +216,12 @@ def _exact(
 
 def _best_ratio(request: Request, space: Space, on_progress: OnProgress | None) -> Plan:
     """Return the plan with most goodput per price, among the cheapest ones for parts of the most that is possible."""
-    most = _planned(request, space, _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress))
-    plans = [most]
+    most = _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress)
+    plans = [_planned(request, space, most)]
     for step in range(1, RATIO_STEPS):
-        part = replace(request, goal=Goal.LEAST_PRICE, rate=nextafter(most.goodput * step / RATIO_STEPS, 0.0))
-        plans.append(_planned(request, space, _searched(part, space, on_progress)))
+        rate = nextafter(plans[0].goodput * step / RATIO_STEPS, 0.0)
+        part = replace(request, goal=Goal.LEAST_PRICE, rate=rate)
+        plans.append(_planned(request, space, _searched(part, space, on_progress, most=most)))
     return max(plans, key=lambda plan: plan.goodput / plan.price_per_hour if plan.price_per_hour else plan.goodput)
 
 
