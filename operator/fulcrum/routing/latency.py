@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from math import exp
 
-from fulcrum.capacity.decode_curve import decode_line
 from fulcrum.routing.path import HandOver
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
@@ -31,7 +30,7 @@ def hand_over(
     Its own prefill takes `work_seconds` of this worker and is over after `prefilled_seconds`.
     """
     # Near the batch that is there, steps grow straight.
-    a, b, c = decode_line(worker.speed.coefficients, worker.running + worker.foreign_running + worker.pending + 1)
+    a, b, c = worker.decode_line(worker.running + worker.foreign_running + worker.pending + 1)
     own = max(a + b + c * prompt_tokens, worker.least_step)
     others, others_context = worker.foreign_running, worker.foreign_context
     still, left = 0.0, output_tokens

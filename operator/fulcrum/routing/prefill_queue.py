@@ -11,6 +11,7 @@ from math import ceil, exp
 from typing import TYPE_CHECKING, Final
 
 from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.decode_curve import decode_line
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.routing.tuning import TUNING
 
@@ -67,6 +68,8 @@ class PrefillQueue:
         self.prefill_a, self.prefill_b, self.prefill_c = k.prefill_a, k.prefill_b, k.prefill_c
         # Times are divided by a step, whatever a profile leaves out.
         self.least_step = max(speed.idle_step_seconds, 1e-6)
+        self.curved = len(k.decode_curve) > 1
+        self.decode_a, self.decode_b, self.decode_c = self.least_step, k.decode_b, k.decode_c
         self.kv_capacity = float(speed.kv_capacity_tokens)
         self.max_batch = float(speed.max_batch)
         self.chunk_tokens = float(speed.max_batched_tokens)
@@ -76,6 +79,12 @@ class PrefillQueue:
         self.work_per_token = k.prefill_a / speed.max_batched_tokens + k.prefill_b
 
     # What can be asked.
+
+    def decode_line(self, batch: float) -> tuple[float, float, float]:
+        """Return a, b, c of `a + b * batch + c * context`, the seconds of a decode step of about so many requests."""
+        if self.curved:
+            return decode_line(self.speed.coefficients, batch)
+        return self.decode_a, self.decode_b, self.decode_c
 
     def work_seconds(self, prompt_tokens: float, cached_tokens: float, cv2: float = 0.0) -> float:
         """Time that a prompt takes of a busy worker.

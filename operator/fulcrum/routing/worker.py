@@ -115,8 +115,12 @@ class WorkerView(PrefillQueue):
 
     def step_share_of(self, prompt_tokens: float, output_tokens: float, tpot_seconds: float) -> float:
         """Part of its longest decode step that a request takes, 0 to 1."""
-        most = self.speed.decode_batch(tpot_seconds, prompt_tokens + output_tokens / 2)
-        return 1.0 / most if most > 1.0 else 1.0
+        context = prompt_tokens + output_tokens / 2
+        if self.curved:
+            most = self.speed.decode_batch(tpot_seconds, context)
+            return 1.0 / most if most > 1.0 else 1.0
+        room = tpot_seconds - self.decode_a
+        return min((self.decode_b + self.decode_c * context) / room, 1.0) if room > 0 else 1.0
 
     def share_of(self, prompt_tokens: float, output_tokens: float, tpot_seconds: float) -> float:
         """Part of it that a request takes, 0 to 1: of its step, its batch or its KV cache, whichever is most."""
@@ -127,8 +131,8 @@ class WorkerView(PrefillQueue):
     def step_seconds(self) -> float:
         """One decode step of what runs now."""
         batch = self.running + self.foreign_running
-        seconds = self.speed.decode_step_seconds(batch, self.context_tokens + self.foreign_context)
-        return max(self.least_step, seconds)
+        a, b, c = self.decode_line(batch)
+        return max(a + b * batch + c * (self.context_tokens + self.foreign_context), self.least_step)
 
     @property
     def context_tokens(self) -> float:
