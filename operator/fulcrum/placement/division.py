@@ -12,8 +12,7 @@ from typing import Final
 
 PARTS: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Parts of the misses (as exponents of the promised share) that prefill may take: ends of the intervals that `ceilings`
-cover, the inner ones are searched. With the middle alone a role that can hardly be kept is lost; five inner ones
-found the same placements on 14 of the inventories of `benchmarks/placement.py`."""
+cover, the inner ones are searched. With the middle alone a role that can hardly be kept is lost."""
 
 
 @dataclass(frozen=True, slots=True)
