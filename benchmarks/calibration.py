@@ -249,8 +249,9 @@ def _slowed(start: Calibration, served: Served, crowding: float) -> Calibration:
 
 def _typical(found: Sequence[Calibration]) -> Calibration:
     """The median of what several traces said of the same workers; all are scaled from one start."""
-    each = [msgspec.structs.asdict(one.speed.coefficients) for one in found]
-    coefficients = SpeedCoefficients(**{name: median(one[name] for one in each) for name in each[0]})
+    each = [msgspec.structs.astuple(one.speed.coefficients)[:6] for one in found]
+    middle = [median(values) for values in zip(*each, strict=True)]
+    coefficients = SpeedCoefficients.of(prefill=middle[:3], decode=middle[3:])
     speed = dataclasses.replace(found[0].speed, coefficients=coefficients)
     return dataclasses.replace(found[0], speed=speed, leg_seconds=median(one.leg_seconds for one in found))
 

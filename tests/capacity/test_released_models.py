@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
@@ -50,7 +51,7 @@ def published() -> dict[str, Any]:
         input=json.dumps(DEFAULTS),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=deadline_seconds(280),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from tests.machine import deadline_seconds
 
 from fulcrum.capacity.accelerators import ACCELERATORS, CPU, accelerator, usual_limits
 from fulcrum.capacity.engine import EngineShape
@@ -45,7 +46,7 @@ def of_vllm() -> dict[str, Any]:
         input=json.dumps(asked),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=deadline_seconds(280),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -30,8 +30,5 @@ def decode_throughput(demand: Demand, stations: Stations) -> float:
     """Return the requests/s that decode workers do with full batches and no regard to TPOT."""
     context = Context.of(demand)
     groups = [batch_group(speed, workers, context) for speed, workers in stations if workers > 0]
-    steps = [group.idle + group.per_request * group.room for group in groups]
-    tokens = sum(
-        group.workers * group.room / step if step > 0.0 else inf for group, step in zip(groups, steps, strict=True)
-    )
+    tokens = sum(group.workers * group.room / group.steps[-1] if group.steps[-1] > 0.0 else inf for group in groups)
     return tokens / max(demand.osl_tokens, 1.0)
