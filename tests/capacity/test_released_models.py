@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from tests.machine import deadline_seconds
+from tests.separate_process import answered
 
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
@@ -44,19 +40,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def published() -> dict[str, Any]:
     """Return configurations by model. Asked in a process of its own: transformers is large."""
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _ASK],
-        input=json.dumps(DEFAULTS),
-        capture_output=True,
-        text=True,
-        timeout=deadline_seconds(280),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return answered(_ASK, DEFAULTS, package="transformers")
 
 
 @pytest.mark.parametrize("name", sorted(DEFAULTS))

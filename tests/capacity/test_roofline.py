@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from fulcrum.capacity.decode_curve import curve_problem
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.known_models import KNOWN_MODELS, known_model
 from fulcrum.capacity.kv import Link
+from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.profile import distserve_speed
 from fulcrum.capacity.roofline import EAGER, Roofline, worker_speed
@@ -25,18 +27,28 @@ LLAMA_8B = known_model("meta-llama/Llama-3.1-8B-Instruct")
 LLAMA_70B = known_model("meta-llama/Llama-3.1-70B-Instruct")
 H100 = accelerator("H100")
 
-shapes = st.builds(
-    EngineShape,
-    model=st.sampled_from(sorted(KNOWN_MODELS.values(), key=lambda model: model.name)).filter(
-        lambda model: model.heads % 8 == 0
-    ),
-    accelerator=st.sampled_from(sorted(ACCELERATORS.values(), key=lambda each: each.name)),
-    tensor=st.sampled_from([1, 2, 4, 8]),
-    pipeline=st.sampled_from([1, 2, 4]),
-    weights=st.sampled_from(Precision),
-    kv=st.sampled_from([Precision.BF16, Precision.FP8]),
-    max_batch=st.sampled_from([1, 4, 256, 1024]),
-)
+MODELS = sorted((each for each in KNOWN_MODELS.values() if each.heads % 8 == 0), key=lambda model: model.name)
+
+
+def engines(
+    models: Sequence[ModelConfig] = MODELS,
+    pipelines: Sequence[int] = (1, 2, 4),
+    batches: Sequence[int] = (1, 4, 256, 1024),
+) -> st.SearchStrategy[EngineShape]:
+    return st.builds(
+        EngineShape,
+        model=st.sampled_from(models),
+        accelerator=st.sampled_from(sorted(ACCELERATORS.values(), key=lambda each: each.name)),
+        tensor=st.sampled_from([1, 2, 4, 8]),
+        pipeline=st.sampled_from(pipelines),
+        weights=st.sampled_from(Precision),
+        kv=st.sampled_from([Precision.BF16, Precision.FP8]),
+        max_batch=st.sampled_from(batches),
+    )
+
+
+shapes = engines()
+dense = engines([model for model in MODELS if model.moe is None], pipelines=[1], batches=[256, 1024])
 
 
 @given(shape=shapes, tokens=st.integers(1, 100_000), more=st.integers(1, 100_000))
@@ -66,7 +78,7 @@ def test_coefficients_are_finite_and_not_negative(shape: EngineShape) -> None:
     assert any(each > 0 for each in numbers[3:])
 
 
-@given(shape=shapes.filter(lambda shape: shape.model.moe is None and shape.pipeline == 1 and shape.max_batch >= 256))
+@given(shape=dense)
 def test_the_linear_form_is_near_the_roofline(shape: EngineShape) -> None:
     roofline, k = Roofline(shape=shape), Roofline(shape=shape).coefficients()
     for length in (512, 2048, 8192):

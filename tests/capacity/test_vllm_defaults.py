@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from tests.machine import deadline_seconds
+from tests.separate_process import answered
 
 from fulcrum.capacity.accelerators import ACCELERATORS, CPU, accelerator, usual_limits
 from fulcrum.capacity.engine import EngineShape
@@ -37,21 +33,9 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def of_vllm() -> dict[str, Any]:
     """Return what vLLM takes on each accelerator. Asked in a process of its own: vLLM is large, and changes globals."""
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed")
     asked = {each.name: [f"NVIDIA {each.name}", each.memory_bytes] for each in ACCELERATORS.values()}
     asked[CPU.name] = ["cpu", CPU.memory_bytes]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _ASK],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        timeout=deadline_seconds(280),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return answered(_ASK, asked, package="vllm")
 
 
 def test_token_budget_and_batch_are_those_of_vllm(of_vllm: dict[str, Any]) -> None:

@@ -174,9 +174,9 @@ def _chip(name: str) -> str:
     return _CHIP.get(chip, chip)
 
 
-_BY_CHIP: Final = {
-    _chip(name): [each for each in ACCELERATORS.values() if _chip(each.name) == _chip(name)] for name in ACCELERATORS
-}
+_BY_CHIP: Final[dict[str, list[Accelerator]]] = {}
+for _each in ACCELERATORS.values():
+    _BY_CHIP.setdefault(_chip(_each.name), []).append(_each)
 _SIZE: Final = re.compile(r"\b(\d+)gb\b")
 _MIG: Final = re.compile(r"\bmig (\d)g\.(\d+)gb\b.*$")
 _SLICES: Final = 7

@@ -143,7 +143,7 @@ def _weights(document: Mapping[str, Any]) -> Precision:
     if bits == 4 or (bits is None and method in _FOUR_BIT):
         floats = (
             method in _FOUR_BIT_FLOATS
-            or "float" in str(quantization.get("config_groups"))
+            or "float" in (group.get("type") for group in _groups(quantization))
             or "FP4" in _algorithm(quantization)
         )
         return Precision.FP4 if floats else Precision.INT4
@@ -173,10 +173,15 @@ def _bits(quantization: Mapping[str, Any]) -> int | None:
     if "FP4" in _algorithm(quantization):
         return 4
     found = quantization.get("bits")
-    groups = quantization.get("config_groups")  # compressed-tensors
-    if found is None and isinstance(groups, Mapping):
-        for group in groups.values():
-            weights = group.get("weights") if isinstance(group, Mapping) else None
-            if isinstance(weights, Mapping):
-                found = weights.get("num_bits")
+    if found is None:
+        for group in _groups(quantization):
+            found = group.get("num_bits")
     return found if isinstance(found, int) else None
+
+
+def _groups(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """How the weights of each group of compressed-tensors are stored."""
+    groups = quantization.get("config_groups")
+    found = groups.values() if isinstance(groups, Mapping) else ()
+    weights = [group.get("weights") for group in found if isinstance(group, Mapping)]
+    return [each for each in weights if isinstance(each, Mapping)]

@@ -10,6 +10,7 @@ from typing import Final
 
 from fulcrum.capacity.model import MlaConfig, ModelConfig, MoeConfig, StateConfig
 from fulcrum.capacity.precision import Precision, named_precision
+from fulcrum.capacity.state_config import delta_network
 
 
 class UnknownModelError(LookupError):
@@ -128,16 +129,6 @@ def _moe(experts: int, active: int, width: int, *, shared: int = 0, dense: int =
     )
 
 
-def _delta(layers: int, hidden: int, values: int) -> StateConfig:
-    """Three of four layers of Qwen3-Next and Qwen3.5; `values` are value heads beside 16 key heads, all of 128."""
-    mixed = 128 * (2 * 16 + values)
-    return StateConfig(
-        layers=layers,
-        parameters=hidden * (mixed + 2 * 128 * values + 2 * values) + 4 * mixed,
-        bytes=2 * 3 * mixed + 4 * values * 128 * 128,
-    )
-
-
 _BLOCK: Final = 128
 _V3: Final = _moe(256, 8, 2048, shared=2048, dense=3)
 _FP8: Final = Precision.FP8
@@ -190,21 +181,21 @@ _MODELS: Final = (
         (48, 2048, 16, 2, 5632, 151936),
         head_dim=256,
         moe=_moe(512, 10, 512, shared=512),
-        state=_delta(36, 2048, 32),
+        state=delta_network(36, 2048, heads=(16, 32)),
     ),
     _llama(
         "Qwen/Qwen3.5-35B-A3B",
         (40, 2048, 16, 2, 2048, 248320),
         head_dim=256,
         moe=_moe(256, 8, 512, shared=512),
-        state=_delta(30, 2048, 32),
+        state=delta_network(30, 2048, heads=(16, 32)),
     ),
     _llama(
         "Qwen/Qwen3.5-397B-A17B",
         (60, 4096, 32, 2, 4096, 248320),
         head_dim=256,
         moe=_moe(512, 10, 1024, shared=1024),
-        state=_delta(45, 4096, 64),
+        state=delta_network(45, 4096, heads=(16, 64)),
     ),
     _llama(
         "zai-org/GLM-4.5",

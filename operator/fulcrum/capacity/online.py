@@ -1,10 +1,9 @@
 """Speed that follows what workers report: least squares with forgetting, around a prior.
 
 Where decode has a curve, its form stays: one factor and one offset of it are learnt. Each row pulls the coefficients by
-its *relative* error; old rows fade; a row that is far off pulls no harder than a
-moderately wrong one (Huber), unless those before it say the same. What the rows do not say (all of one batch size, say)
-stays with the prior, after one factor for all its coefficients: a machine that is twice as slow as thought is likely so
-in everything.
+its *relative* error; old rows fade; a row that is far off pulls no harder than a moderately wrong one (Huber), unless
+those before it say the same. What the rows do not say (all of one batch size, say) stays with the prior, after one
+factor for all its coefficients: a machine that is twice as slow as thought is likely so in everything.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Efficiency:
     """Factor on the above in mixtures of experts."""
     attention_flops: float = 0.45
     """Share of peak BF16 FLOP/s in prefill attention."""
-    weight_bandwidth: float = 0.90
+    weight_bandwidth: float = 0.9
     """Share of peak memory bandwidth while reading weights."""
     kv_bandwidth: float = 0.9
     """The same for the KV cache, whose blocks are scattered."""
@@ -54,7 +54,7 @@ class Efficiency:
     """Share of the accelerator's `serving_seconds` that prefills pay."""
     request_seconds: float = 21e-6
     """Sampling and bookkeeping of one request in a step."""
-    all_reduce_seconds: float = 4.0e-6
+    all_reduce_seconds: float = 4e-6
     """Latency of one all-reduce inside a machine, per doubling of the group."""
     network_seconds: float = 25e-6
     """Latency that an all-reduce over machines, or a hop between pipeline stages, adds."""

@@ -25,13 +25,24 @@ def state_config(fields: Fields, layers: int, hidden: int) -> StateConfig | None
 
 def _delta_network(fields: Fields, layers: int, hidden: int) -> StateConfig | None:
     """Qwen3-Next and Qwen3.5."""
-    values, keys = fields.integer("linear_num_value_heads"), fields.integer("linear_num_key_heads")
-    key_size, value_size = fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim")
-    mixed = 2 * keys * key_size + values * value_size
-    kernel = fields.integer("linear_conv_kernel_dim", default=4)
     every = fields.integer("full_attention_interval", default=4)
-    return _state(
+    return delta_network(
         _stateful_layers(fields, layers - layers // every),
+        hidden,
+        heads=(fields.integer("linear_num_key_heads"), fields.integer("linear_num_value_heads")),
+        head_dims=(fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim")),
+        kernel=fields.integer("linear_conv_kernel_dim", default=4),
+    )
+
+
+def delta_network(
+    layers: int, hidden: int, *, heads: tuple[int, int], head_dims: tuple[int, int] = (128, 128), kernel: int = 4
+) -> StateConfig | None:
+    """Return gated delta networks; `heads` and `head_dims` of keys and of values, `kernel` of the convolution."""
+    (keys, values), (key_size, value_size) = heads, head_dims
+    mixed = 2 * keys * key_size + values * value_size
+    return _state(
+        layers,
         parameters=hidden * (mixed + 2 * values * value_size + 2 * values) + mixed * kernel,
         state=_CONV_BYTES * mixed * (kernel - 1) + _STATE_BYTES * values * key_size * value_size,
     )

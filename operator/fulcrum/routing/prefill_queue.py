@@ -69,7 +69,7 @@ class PrefillQueue:
         # Times are divided by a step, whatever a profile leaves out.
         self.least_step = max(speed.idle_step_seconds, 1e-6)
         self.curved = len(k.decode_curve) > 1
-        self.decode_a, self.decode_b, self.decode_c = self.least_step, k.decode_b, k.decode_c
+        self.decode_b, self.decode_c = k.decode_b, k.decode_c
         self.kv_capacity = float(speed.kv_capacity_tokens)
         self.max_batch = float(speed.max_batch)
         self.chunk_tokens = float(speed.max_batched_tokens)
@@ -84,7 +84,7 @@ class PrefillQueue:
         """Return a, b, c of `a + b * batch + c * context`, the seconds of a decode step of about so many requests."""
         if self.curved:
             return decode_line(self.speed.coefficients, batch)
-        return self.decode_a, self.decode_b, self.decode_c
+        return self.least_step, self.decode_b, self.decode_c
 
     def work_seconds(self, prompt_tokens: float, cached_tokens: float, cv2: float = 0.0) -> float:
         """Time that a prompt takes of a busy worker.

@@ -119,7 +119,7 @@ class WorkerView(PrefillQueue):
         if self.curved:
             most = self.speed.decode_batch(tpot_seconds, context)
             return 1.0 / most if most > 1.0 else 1.0
-        room = tpot_seconds - self.decode_a
+        room = tpot_seconds - self.least_step
         return min((self.decode_b + self.decode_c * context) / room, 1.0) if room > 0 else 1.0
 
     def share_of(self, prompt_tokens: float, output_tokens: float, tpot_seconds: float) -> float:
