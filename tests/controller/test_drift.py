@@ -213,16 +213,16 @@ def test_the_status_has_it_and_one_event_tells_of_it() -> None:
 
 
 class ShiftingGateway(Gateway):
-    """Metrics of a gateway whose prompts change their length when told."""
+    """Metrics of a gateway whose prompts change their mean length when told; the longest are three of the shortest."""
 
-    prompt_tokens, output_tokens = 6000, 50
+    prompt_tokens, output_tokens = 7500, 50
 
     async def serve_requests(self) -> None:
         counts, began = self.metrics.of_class("default"), time.monotonic()
         while True:
             while counts.arrivals < 10 * (time.monotonic() - began):
                 counts.arrivals += 1
-                counts.prompt_tokens.observe(self.prompt_tokens)
+                counts.prompt_tokens.observe(self.prompt_tokens * (1 + counts.arrivals % 3) / 2)
                 counts.output_tokens.observe(self.output_tokens)
             await asyncio.sleep(0.1)
 
