@@ -67,6 +67,32 @@ async def test_a_stream_that_fails_is_no_success(
     assert await site.metric('fulcrum_gateway_legs_total{outcome="answered"') == 0
 
 
+@pytest.mark.parametrize("first", [ERROR, ABORT, ABORT.replace('"text":""', '"delta":{"role":"assistant"}')])
+@pytest.mark.parametrize(("path", "body"), UNFOLLOWED)
+async def test_a_stream_that_is_given_up_before_its_first_token_is_made_by_another_worker(
+    make_site: MakeSite, path: str, body: dict[str, Any], first: str
+) -> None:
+    """vLLM 0.33 says so in an event."""
+
+    async def gives_up(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        if engine.name != "bad":
+            return False
+        await engine.head(writer)
+        await engine.event(writer, first)
+        await engine.event(writer, "[DONE]")
+        writer.write(b"0\r\n\r\n")
+        return True
+
+    site = await make_site(*(Engine(name, Role.MIXED, behave=gives_up) for name in ("bad", "good")))
+    while not site.engines["bad"].seen:
+        answer = await site.post(body | {"stream": True}, path)
+        assert answer.complete
+        assert b"good0" in answer.body
+    assert b'"error"' not in answer.body
+    assert b"abort" not in answer.body
+    assert await site.metric('fulcrum_gateway_slo_total{outcome="failed"') == 0
+
+
 @pytest.mark.parametrize("size", [10, 400_000])
 async def test_an_aborted_answer_is_made_by_another_worker(make_site: MakeSite, size: int) -> None:
     async def gives_up(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:

@@ -95,8 +95,8 @@ def read_event(event: bytes) -> Event | None:
 
 
 def begins_with_failure(chunks: bytes) -> bool:
-    """Whether a piece of a stream begins with an error of the engine's own making, which another may not make."""
-    return _ERROR in chunks[:64] and _fails(payload(chunks).partition(b"\n")[0])
+    """Whether a stream begins with an error of the engine's own making, which another may not make, or is given up."""
+    return (_ERROR in chunks[:64] or _ABORT in chunks[:_END_BYTES]) and _fails(payload(chunks).partition(b"\n")[0])
 
 
 def _fails(event: bytes) -> bool:
