@@ -106,7 +106,7 @@ async def test_children_of_the_main_module_die_with_their_parent(tmp_path: Path)
             """
             import multiprocessing, os, time
             import threading
-            from fulcrum_worker.engine_main import end_with_parent
+            from fulcrum_worker.parent_death import end_with_parent
             def work(number):
                 time.sleep(number / 4)
                 print("child", os.getpid(), flush=True)

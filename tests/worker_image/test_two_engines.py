@@ -71,6 +71,18 @@ def test_a_ready_worker_reports_what_it_knows(pair: tuple[Agent, Agent]) -> None
     assert prefill.get("/healthz")[0] == 200
 
 
+def test_the_engine_process_is_a_copy_of_its_server_as_it_was(pair: tuple[Agent, Agent]) -> None:
+    """It has a name, and the fork server between both."""
+    for agent in pair:
+        (engine,) = (each for each in agent.descendants() if "EngineCore" in " ".join(each.cmdline()))
+        fork_server = engine.parent()
+        assert fork_server is not None
+        server = fork_server.parent()
+        assert server is not None
+        assert server.cmdline() == fork_server.cmdline()
+        assert server.ppid() == agent.process.pid
+
+
 def test_the_engine_was_measured(pair: tuple[Agent, Agent]) -> None:
     for agent in pair:
         speed = agent.load().speed

@@ -29,13 +29,18 @@ def import_without_collecting(module: str) -> None:
         gc.enable()
 
 
+def is_on_cpu() -> bool:
+    """Report whether vLLM computes on a CPU here."""
+    return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
+
+
 def inspect_in_process() -> None:
     """On a CPU, have vLLM look at the model's class in this process.
 
     It starts a third process for that, which imports all of vLLM again, wherever its cache folder does not have the
     answer yet (0.32.0: `ModelRegistry`, 18 s of CPU). It does so to keep CUDA uninitialised, which a CPU has none of.
     """
-    if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
+    if not is_on_cpu():
         return
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     if hasattr(registry, "_run_in_subprocess"):

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 
 from fulcrum.api.worker import Stage
 from fulcrum_worker.engine_command import EngineCommand
-from fulcrum_worker.engine_main import ENV_PARENT
+from fulcrum_worker.parent_death import ENV_PARENT
 from fulcrum_worker.start_progress import stage_after
 
 _KEPT_LINES: Final = 200
