@@ -13,8 +13,9 @@ from aiohttp import web
 from tests.controller.cluster import Agent, Cluster, Operator, eventually
 from tests.machine import deadline_seconds
 
+from fulcrum.api.device_fault import DeviceFault, said
 from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport, Stage
+from fulcrum.api.worker import EXIT_DEVICE_FAILED, LoadReport, Stage
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import DISRUPTION_BUDGET, POD, SERVICE
 from fulcrum.controller.nodes import GONE_SECONDS, NODE
@@ -171,6 +172,47 @@ async def test_a_worker_whose_node_is_gone_is_replaced(cluster: Cluster) -> None
         print(f"node deleted -> replacement created: {seconds:.1f} s")
         assert GONE_SECONDS <= seconds < deadline_seconds(60)
         await eventually(said)
+
+
+async def test_a_worker_whose_gpu_failed_is_made_anew_away_from_its_node(cluster: Cluster) -> None:
+    """Whichever operator makes it: the node stands in the status before the Pod goes."""
+    node = f"n-{cluster.namespace}"
+    message = f"{said(DeviceFault('GPU is lost', '0000:3b:00'))}vLLM ended with exit code 1 while serving"
+
+    async def named() -> Any:
+        return (await cluster.status()).get("failedGpus")
+
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        await cluster.apply()
+        await cluster.settle()
+        await make_node(cluster, node)
+        uid = (await cluster.pods())["c-p-3"]["metadata"]["uid"]
+        await bind(cluster, "c-p-3", node)
+        since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ended = {"exitCode": EXIT_DEVICE_FAILED, "message": message, "finishedAt": since}
+        of_image = {"image": "i", "imageID": "i", "ready": False}
+        container = {"name": "worker", "restartCount": 1, "lastState": {"terminated": ended}, **of_image}
+        await cluster.set_pod_status("c-p-3", ready=False, containerStatuses=[container])
+        (gpu,) = await eventually(named)
+
+        async def goes() -> Any:
+            return "deletionTimestamp" in (await cluster.pods())["c-p-3"]["metadata"]
+
+        await eventually(goes)
+    assert (gpu["node"], gpu["gpu"], gpu["worker"]) == (node, "0000:3b:00", "c-p-3")
+    with Operator(cluster.server, "--namespace", cluster.namespace):
+        await cluster.kube.delete(POD, cluster.namespace, "c-p-3", uid=uid, grace_seconds=0)
+        new = await replaced(cluster, "c-p-3", uid)
+        (term,) = new["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        (field,) = term["preference"]["matchFields"]
+        assert (field["operator"], field["values"]) == ("NotIn", [node])
+        await cluster.set_pod_status("c-p-3")
+        assert await named() == [gpu]
+    told = [message for reason, message in await cluster.events() if reason == "GpuFailed"]
+    assert sorted(told) == [
+        "Deleted worker c-p-3: a GPU of its node failed.",
+        f"GPU 0000:3b:00 of node {node} failed under c-p-3 (GPU is lost). New workers avoid the node.",
+    ]
 
 
 @pytest.mark.parametrize(("workers", "ratio"), [(2, {"prefill": 1, "decode": 1}), (4, {"prefill": 1, "decode": 3})])

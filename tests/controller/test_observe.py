@@ -208,7 +208,7 @@ def test_a_rollout_goes_on_for_the_generation_that_somebody_named(said: str | No
 
 def test_what_caches_keep_is_all_that_a_worker_is_read_from() -> None:
     """A field that the shape lacks would be absent for every decision."""
-    terminated = {"exitCode": 72, "message": "stalled", "reason": "Error"}
+    terminated = {"exitCode": 72, "message": "stalled", "reason": "Error", "finishedAt": "2026-01-01T00:04:00Z"}
     whole = pod(
         phase="Running",
         podIP="10.0.0.1",
@@ -240,6 +240,7 @@ def test_what_caches_keep_is_all_that_a_worker_is_read_from() -> None:
     )
     assert found.termination is not None
     assert (found.termination.exit_code, found.termination.message, found.replaces) == (72, "stalled", "u0")
+    assert found.termination.at == datetime(2026, 1, 1, 0, 4, tzinfo=UTC)
     for state in (whole, kept):
         state["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
     assert read(msgspec.to_builtins(msgspec.convert(whole, SeenPod))) == read(kept)

@@ -10,12 +10,14 @@ import pytest
 from tests.charts.foreign_kinds import foreign_crds
 from tests.controller.test_published_schemas import of, problems
 
+from fulcrum.api.device_fault import DeviceFault, said
 from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.api.worker import WorkerConfig
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.api.worker import EXIT_DEVICE_FAILED, WorkerConfig
 from fulcrum.balance import DeleteWorker, WorkerPhase
+from fulcrum.balance.failed_gpus import failed_gpus
 from fulcrum.controller.apply import Applier
 from fulcrum.controller.children import Manifest, Owner, children, worker_pod
 from fulcrum.controller.children.worker_group import worker_group
@@ -219,6 +221,36 @@ def test_a_follower_without_a_node_keeps_the_worker_from_starting() -> None:
     follower = seen_pod("c-p-0-0-1", "c-p-0", "follower", status={"phase": "Pending", "conditions": [UNSCHEDULABLE]})
     (worker,) = workers_of([seen_pod("c-p-0-0", "c-p-0"), follower], [seen_set("c-p-0")]).values()
     assert worker.unschedulable == "no GPUs"
+
+
+def test_a_gpu_that_failed_in_a_follower_is_one_of_the_followers_node() -> None:
+    message = said(DeviceFault("GPU is lost", "rank TP9"))
+    ended = {"terminated": {"exitCode": EXIT_DEVICE_FAILED, "message": message, "finishedAt": "2026-01-02T00:00:00Z"}}
+    follower = seen_pod(
+        "c-p-0-0-1",
+        "c-p-0",
+        "follower",
+        spec={"containers": [], "nodeName": "n7"},
+        status={"phase": "Running", "containerStatuses": [{"name": "worker", "lastState": ended}]},
+    )
+    leader = seen_pod("c-p-0-0", "c-p-0", spec={"containers": [], "nodeName": "n1"})
+    (worker,) = workers_of([leader, follower], [seen_set("c-p-0")]).values()
+    (gpu,) = failed_gpus([worker], InferenceClusterStatus(), datetime(2026, 1, 2, 1, tzinfo=UTC))
+    assert (gpu.node, gpu.gpu, gpu.time) == ("n7", "rank TP9", "2026-01-02T00:00:00Z")
+    # The LeaderWorkerSet controller deletes the group at once: its node is named all the same.
+    leader["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:01Z"
+    (worker,) = workers_of([leader, follower], [seen_set("c-p-0")]).values()
+    assert failed_gpus([worker], InferenceClusterStatus(), datetime(2026, 1, 2, 1, tzinfo=UTC)) == (gpu,)
+
+
+def test_all_pods_of_a_group_avoid_the_nodes_of_failed_gpus() -> None:
+    spec = spec_of()
+    pod = worker_pod(OWNER, spec, spec.pools[0], ordinal=0, role=Role.DECODE, image="i", avoided_nodes=["n1"])
+    for template in templates(worker_group(pod, spec.pools[0])):
+        affinity = template["spec"]["affinity"]
+        assert affinity["nodeAffinity"] == pod["spec"]["affinity"]["nodeAffinity"]
+        assert "podAffinity" in affinity
+        assert problems({"apiVersion": "v1", "kind": "Pod", **template}, model_of("", "v1", "Pod"), "Pod") == []
 
 
 def test_a_set_of_somebody_else_with_our_label_is_left_alone() -> None:

@@ -107,6 +107,27 @@ def test_placement_priority_and_shared_memory() -> None:
     assert "affinity" not in pod_of(spec_of({**H100, "roles": ["mixed"]}))["spec"]
 
 
+def test_nodes_of_failed_gpus_are_avoided_and_never_shut() -> None:
+    """The template keeps its own affinity. A required one would leave a cluster unserved whose nodes are all named."""
+    own = [{"weight": 1, "preference": {}}]
+    of_template = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": own}}
+    for template, others in (({}, []), ({"spec": {"affinity": of_template}}, own), ({"spec": {"affinity": None}}, [])):
+        spec = spec_of({**H100, "template": template})
+        plain = pod_of(spec)
+        pod = worker_pod(
+            OWNER, spec, spec.pools[0], ordinal=0, role=Role.DECODE, image="ours:1", avoided_nodes=["n1", "n2"]
+        )
+        *before, term = pod["spec"]["affinity"]["nodeAffinity"].pop("preferredDuringSchedulingIgnoredDuringExecution")
+        assert before == others
+        # Each field of a node takes one value.
+        assert term["preference"]["matchFields"] == [
+            {"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("n1", "n2")
+        ]
+        assert "requiredDuringSchedulingIgnoredDuringExecution" not in pod["spec"]["affinity"]["nodeAffinity"]
+        assert pod["metadata"]["annotations"] == plain["metadata"]["annotations"], "of the same revision"
+        assert pod["spec"]["affinity"].get("podAffinity") == (plain["spec"].get("affinity") or {}).get("podAffinity")
+
+
 def test_a_pools_engine_lies_over_that_of_the_spec() -> None:
     own = {"image": "rocm:1", "args": ["--max-num-seqs=8"], "attentionBackend": "ROCM_ATTN"}
     spec = spec_of({**H100, "engine": own}, {**H100, "name": "q"}, engine={"image": "cuda:1", "args": ["--seed=1"]})

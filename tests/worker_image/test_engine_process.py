@@ -34,7 +34,7 @@ async def test_output_goes_through_and_the_last_lines_are_kept() -> None:
     )
     await process.start()
     assert await process.wait() == 3
-    words = await process.last_words()
+    words = digest(await process.last_lines())
     assert not process.alive
     assert output.getvalue().count(b"\n") == 1000
     assert output.getvalue().endswith(b"the end")
@@ -56,7 +56,7 @@ async def test_nothing_to_execute() -> None:
         await process.start()
     assert not process.alive
     await process.stop(grace_seconds=1)
-    assert await process.last_words() == ""
+    assert digest(await process.last_lines()) == ""
 
 
 async def test_stop_is_sigterm_first() -> None:
@@ -92,7 +92,7 @@ async def test_it_stays_in_our_process_group() -> None:
     process = engine("import os; print(os.getpgid(0))", output := io.BytesIO())
     await process.start()
     await process.wait()
-    await process.last_words()
+    await process.last_lines()
     assert int(output.getvalue()) == os.getpgid(0)
 
 

@@ -18,11 +18,12 @@ from fulcrum.api.names import ENV_POD_IP, PORT_AGENT, PORT_ENGINE, PORT_NIXL, Ro
 from fulcrum.api.reasons import Reason
 from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_STALLED, WorkerConfig
 from fulcrum_worker.config import BadConfigError, PodIdentity
+from fulcrum_worker.device_faults import blamed
 from fulcrum_worker.drain import wait_until_idle
 from fulcrum_worker.engine_access import headers_of
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand
 from fulcrum_worker.engine_files import EngineFiles
-from fulcrum_worker.engine_process import EngineProcess
+from fulcrum_worker.engine_process import EngineProcess, digest
 from fulcrum_worker.engine_start import Roles, kv_role
 from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.kv.orphans import remove_orphans
@@ -298,9 +299,10 @@ class _Life:
     async def _failed(self, code: int, what: str) -> int:
         """Ends the log with vLLM's last lines: Kubernetes takes the end of the log as the termination message."""
         self._state.engine_alive = False
-        last_words = await self._engine.last_words()
+        lines = await self._engine.last_lines()
+        code, what = blamed(code, what, lines)
         logger.error("worker_failed exit_code=%d reason=%r", code, what)
-        print(f"{what}; its last lines:\n{last_words}", flush=True)
+        print(f"{what}; its last lines:\n{digest(lines)}", flush=True)
         return code
 
 

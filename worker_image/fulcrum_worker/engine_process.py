@@ -76,7 +76,7 @@ class EngineProcess:
         self.stage = stage_after(line, self.stage)
         if len(self._kinds) < _MOST_KINDS:
             # vLLM repeats that it waits, with other numbers: that is no progress.
-            self._kinds.add(hash(_NUMBER.sub("0", _LOG_PREFIX.sub("", line))))
+            self._kinds.add(hash(_NUMBER.sub("0", without_prefix(line))))
 
     @property
     def new_lines(self) -> int:
@@ -114,10 +114,15 @@ class EngineProcess:
             # The pipe closes when the last of vLLM's processes has gone; one that hangs must not keep the agent.
             await asyncio.to_thread(self._pump.join, 2.0)
 
-    async def last_words(self) -> str:
-        """What vLLM said in the end, fit for a termination message; call it after vLLM's end."""
+    async def last_lines(self) -> list[str]:
+        """What vLLM said in the end, line by line; call it after vLLM's end."""
         await self._finish_output()
-        return digest(list(self._lines))
+        return list(self._lines)
+
+
+def without_prefix(line: str) -> str:
+    """A line of vLLM's log without process, time and place."""
+    return _LOG_PREFIX.sub("", line)
 
 
 def digest(lines: list[str], limit_bytes: int = _DIGEST_BYTES) -> str:
@@ -129,7 +134,7 @@ def digest(lines: list[str], limit_bytes: int = _DIGEST_BYTES) -> str:
     """
     said: dict[str, str] = {}
     for line in lines:
-        text = _LOG_PREFIX.sub("", line).rstrip()[:400]
+        text = without_prefix(line).rstrip()[:400]
         kind = _NUMBER.sub("0", text)
         if not _NOISE.match(text) and said.get(kind) != text:
             said.pop(kind, None)

@@ -14,8 +14,9 @@ import sys
 
 from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED
 from fulcrum_worker.config import BadConfigError, check_locked_memory, read_config
+from fulcrum_worker.device_faults import blamed
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand, engine_command
-from fulcrum_worker.engine_process import EngineProcess
+from fulcrum_worker.engine_process import EngineProcess, digest
 from fulcrum_worker.engine_start import vllm_facts
 from fulcrum_worker.kv.policy import vllm_version
 from fulcrum_worker.memory import may_lock_memory
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 async def run_follower(command: EngineCommand) -> int:
-    """Run the engine's part until SIGTERM or SIGINT (0), or until it ends by itself (`EXIT_ENGINE_DIED`)."""
+    """Run the engine's part until SIGTERM or SIGINT (0), or until it ends by itself (`EXIT_ENGINE_DIED`, or
+    `EXIT_DEVICE_FAILED`)."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -42,8 +44,10 @@ async def run_follower(command: EngineCommand) -> int:
         ended.cancel()
         return 0
     stopped.cancel()
-    print(f"vLLM ended with code {ended.result()}.\n{await engine.last_words()}", file=sys.stderr)
-    return EXIT_ENGINE_DIED
+    lines = await engine.last_lines()
+    code, what = blamed(EXIT_ENGINE_DIED, f"vLLM ended with code {ended.result()}", lines)
+    print(f"{what}.\n{digest(lines)}", file=sys.stderr)
+    return code
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ class Reason(StrEnum):
     HEALTHY = "Healthy"
     ENGINE_FAILED = "EngineFailed"
     ENGINE_STALLED = "EngineStalled"
+    GPU_FAILED = "GpuFailed"
     KV_TRANSFER_FAILING = "KvTransferFailing"
     KV_POOL_FAILING = "KvPoolFailing"
     KV_DTYPE_UNSUITED = "KvDtypeUnsuited"

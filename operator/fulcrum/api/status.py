@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -27,11 +28,19 @@ ReasonWord = Annotated[
 ]
 MAX_ROUTES: Final = 64
 """Bound of `status.routes`."""
+MAX_FAILED_GPUS: Final = 16
+"""Bound of `status.failedGpus`, and so of the nodes that a new worker avoids. Beyond it a cause that all nodes share is
+likelier than broken GPUs."""
 Time = Annotated[str, Meta(max_length=64, extra_json_schema={"format": "date-time"})]
 Message = Annotated[str, Meta(max_length=32768)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0)]
 _Rate = Annotated[float, Meta(ge=0)]
+
+
+def timestamp(moment: datetime) -> str:
+    """Return `moment` as Kubernetes writes times, whole seconds in UTC."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class ConditionType(StrEnum):
@@ -235,6 +244,19 @@ class Recommendation(ApiStruct, frozen=True, kw_only=True):
     since: Annotated[Time, Meta(description="When it was first made.")]
 
 
+class FailedGpu(ApiStruct, frozen=True, kw_only=True):
+    """A GPU that failed under a worker. New workers rather go to other nodes for 6 hours."""
+
+    node: Annotated[str, Meta(max_length=253, description="Node that it is in.")]
+    gpu: Annotated[
+        Annotated[str, Meta(max_length=64)] | None,
+        Meta(description="UUID, PCI address or rank in the worker; absent where the engine did not say."),
+    ] = None
+    fault: Annotated[str, Meta(max_length=128, description="What failed.")]
+    worker: Annotated[str, Meta(max_length=253, description="Pod of the worker that it failed under.")]
+    time: Annotated[Time, Meta(description="When.")]
+
+
 class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
     """What someone on call needs. Fields that are not known are absent."""
 
@@ -281,6 +303,13 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
         Annotated[tuple[KvRoute, ...], Meta(max_length=MAX_ROUTES)] | None,
         Meta(
             description="Weights by which gateways choose among unlike decode pools; absent where there is one kind.",
+            extra_json_schema={"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = None
+    failed_gpus: Annotated[
+        Annotated[tuple[FailedGpu, ...], Meta(max_length=MAX_FAILED_GPUS)] | None,
+        Meta(
+            description="GPUs that failed in the last 6 hours, whose nodes new workers avoid; absent without any.",
             extra_json_schema={"x-kubernetes-list-type": "atomic"},
         ),
     ] = None

@@ -336,3 +336,5 @@ EXIT_ENGINE_DIED = 71
 """Agent's exit code: vLLM ended while serving; vLLM's last lines close the log."""
 EXIT_ENGINE_STALLED = 72
 """Agent's exit code: vLLM had work and made no progress; vLLM's last lines close the log."""
+EXIT_DEVICE_FAILED = 73
+"""Agent's exit code: vLLM ended because a GPU failed; the message begins as `api.device_fault.said` has it."""

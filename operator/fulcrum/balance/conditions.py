@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from fulcrum.api.messages import names_of, shortened
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
+from fulcrum.api.status import timestamp
 from fulcrum.api.types import (
     AdmissionPolicy,
     BalanceMode,
@@ -59,11 +60,6 @@ _ADVICE: Final[Mapping[BalanceMode, tuple[str, str]]] = {
     ),
 }
 """By mode: what to do while fewer workers serve than there may be, and what to try before there may be more."""
-
-
-def timestamp(moment: datetime) -> str:
-    """Return `moment` as Kubernetes writes times, whole seconds in UTC."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def with_findings(

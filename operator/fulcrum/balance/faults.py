@@ -12,8 +12,9 @@ from fulcrum.api.gateway import PairsReport
 from fulcrum.api.messages import last_lines, names_of, shortened
 from fulcrum.api.names import PORT_NIXL, Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.api.types import FailedGpu, InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import EXIT_ENGINE_STALLED, LONGEST_START_FACTOR
+from fulcrum.balance.failed_gpus import failed_gpus, leaving
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.snapshot import EXIT_MEANINGS, Worker
 from fulcrum.balance.tuning import TUNING
@@ -31,6 +32,10 @@ class Faults:
     """What most needs a human, with a message; None while nothing does."""
     unable: frozenset[str]
     """Uids of workers that will not serve before something is done about them."""
+    failed_gpus: tuple[FailedGpu, ...]
+    """GPUs that failed of late: new workers avoid their nodes."""
+    leaving: frozenset[str]
+    """Uids of workers that go to another node, because a GPU failed under them."""
     restarts: tuple[Worker, ...]
     """Workers that no KV can be moved to or from, and that may be made anew now; the oldest comes first."""
 
@@ -58,6 +63,8 @@ def faults_of(
     return Faults(
         worst=_worker_fault(found, spec) or _transfer_fault(transfers) or _pool_fault(workers, spec),
         unable=frozenset(unable),
+        failed_gpus=failed_gpus(workers, status, now),
+        leaving=leaving(workers, status, now),
         restarts=transfers.due,
     )
 
@@ -183,6 +190,7 @@ def _fault_of(worker: Worker, spec: InferenceClusterSpec, now: datetime) -> Reas
     # The agent gives up a start that makes no progress; one that makes progress may take several times as long.
     factor = LONGEST_START_FACTOR if worker.load is not None and worker.load.starting else 1.0
     holds = {
+        Reason.GPU_FAILED: worker.failed_device is not None and not worker.deleting,
         Reason.ENGINE_FAILED: worker.engine_failed and not stalled,
         Reason.ENGINE_STALLED: worker.engine_failed,
         Reason.IMAGE_PULL_FAILED: worker.live and worker.waiting_reason in IMAGE_PULL_REASONS,
@@ -195,6 +203,10 @@ def _fault_of(worker: Worker, spec: InferenceClusterSpec, now: datetime) -> Reas
 
 
 _MESSAGES: Final[Mapping[Reason, str]] = {
+    Reason.GPU_FAILED: (
+        "A GPU of node {nodes} failed under {pods} ({device}). New workers go to other nodes where they find room: see "
+        "status.failedGpus, drain the node, and repair or replace the GPU."
+    ),
     Reason.ENGINE_FAILED: "The engine of Pod {first}{others} {ended}",
     Reason.ENGINE_STALLED: "The engine of Pod {first}{others} {ended}",
     Reason.IMAGE_PULL_FAILED: (
@@ -232,6 +244,7 @@ def _message(reason: Reason, workers: list[Worker], spec: InferenceClusterSpec) 
         pods=f"Pods {names}" if others else f"Pod {names}",
         are="are" if others else "is",
         ended=_ended(first),
+        device=first.failed_device.what if first.failed_device is not None else "",
         kubelet=f"{first.waiting_reason}: {kubelet}." if kubelet else f"{first.waiting_reason}.",
         scheduler=(first.unschedulable or "").rstrip("."),
         nodes=", ".join(sorted({worker.node for worker in workers if worker.node})),

@@ -8,12 +8,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
+from fulcrum.api.device_fault import DeviceFault, heard
 from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import (
     EXIT_BAD_CONFIG,
+    EXIT_DEVICE_FAILED,
     EXIT_ENGINE_DIED,
     EXIT_ENGINE_NOT_STARTED,
     EXIT_ENGINE_STALLED,
@@ -28,6 +30,7 @@ EXIT_MEANINGS: Final = {
     EXIT_ENGINE_NOT_STARTED: "vLLM did not come up",
     EXIT_ENGINE_DIED: "vLLM died while serving",
     EXIT_ENGINE_STALLED: "vLLM had work and made no progress, so the agent restarted it",
+    EXIT_DEVICE_FAILED: "a GPU failed",
 }
 _SERVES: dict[Role, frozenset[Role]] = {
     Role.PREFILL: frozenset({Role.PREFILL}),
@@ -64,6 +67,8 @@ class Termination:
 
     exit_code: int
     message: str = ""
+    at: datetime | None = None
+    """None: it was not written down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +151,13 @@ class Worker:
         """The engine cannot start, or died and has not come back."""
         failed = self.termination is not None and self.termination.exit_code in EXIT_MEANINGS
         return (failed or self.waiting_reason == "CrashLoopBackOff") and not self.ready and not self.deleting
+
+    @property
+    def failed_device(self) -> DeviceFault | None:
+        """The GPU that failed under the engine, which has not come back since."""
+        if self.ready or self.termination is None or self.termination.exit_code != EXIT_DEVICE_FAILED:
+            return None
+        return heard(self.termination.message) or DeviceFault("unknown")
 
     def as_of(self, now: datetime) -> Worker:
         """Return the worker without times from the future, see `Snapshot.as_of`."""

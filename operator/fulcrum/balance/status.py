@@ -10,10 +10,11 @@ from datetime import datetime
 from fulcrum.api.messages import shortened
 from fulcrum.api.names import PORT_GATEWAY, Role
 from fulcrum.api.reasons import Reason
+from fulcrum.api.status import timestamp
 from fulcrum.api.types import ConditionType, InferenceClusterStatus, KvCacheStatus, RoleCounts
 from fulcrum.api.types import Decision as LastDecision
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
-from fulcrum.balance.conditions import Finding, timestamp, with_conditions, with_findings
+from fulcrum.balance.conditions import Finding, with_conditions, with_findings
 from fulcrum.balance.decision import Decision
 from fulcrum.balance.faults import Faults
 from fulcrum.balance.snapshot import Snapshot, Worker
@@ -61,6 +62,7 @@ def status_of(
         routes=(before.routes if decision.trace.routes is None else decision.trace.routes) or None,
         recommendation=recommendation,
         kv_cache=_kv_cache(snapshot),
+        failed_gpus=faults.failed_gpus or None,
     )
     return with_conditions(status, snapshot, decision, actions, faults, now=now, least_available=least_available)
 
@@ -118,10 +120,21 @@ def _proposed(last: LastDecision | None, decision: Decision, now: datetime) -> L
 
 
 def events_of(last: InferenceClusterStatus, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
-    """Return the events of a change from one status to the next: a fault, a recommendation."""
+    """Return the events of a change from one status to the next: a fault, a GPU that failed, a recommendation."""
     events = []
     fault, stood = status.fault, last.fault
-    if fault is not None and (stood is None or stood.reason is not fault.reason):
+    named = {(gpu.node, gpu.gpu, gpu.time) for gpu in last.failed_gpus or ()}
+    for gpu in status.failed_gpus or ():
+        if (gpu.node, gpu.gpu, gpu.time) not in named:
+            which = f"GPU {gpu.gpu}" if gpu.gpu else "A GPU"
+            message = f"{which} of node {gpu.node} failed under {gpu.worker} ({gpu.fault}). New workers avoid the node."
+            subject = f"{gpu.node}/{gpu.gpu}/{gpu.time}"
+            events.append(PlanEvent(reason=Reason.GPU_FAILED, message=message, warning=True, subject=subject))
+    if (
+        fault is not None
+        and fault.reason is not Reason.GPU_FAILED
+        and (stood is None or stood.reason is not fault.reason)
+    ):
         since = fault.last_transition_time
         events.append(PlanEvent(reason=fault.reason, message=fault.message, warning=True, subject=since))
     found, before = status.recommendation, last.recommendation

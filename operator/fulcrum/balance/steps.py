@@ -31,6 +31,13 @@ def remove_ended(context: StepContext) -> Iterator[Action]:
             yield delete(worker, Reason.WORKER_REPLACED)
 
 
+def leave_failed_gpus(context: StepContext) -> Iterator[Action]:
+    """A worker whose GPU failed gives up its Pod: a container that restarts would stay on the node."""
+    for worker in context.workers:
+        if worker.uid in context.faults.leaving and worker.pool not in context.refused:
+            yield delete(worker, Reason.GPU_FAILED)
+
+
 def finish_drains(context: StepContext) -> Iterator[Action]:
     """A drained worker is deleted when it has no place any more, or a stale revision; otherwise it gets its role."""
     immediate = context.spec.balance.flip.style is FlipStyle.IMMEDIATE
@@ -171,6 +178,7 @@ def tell_roles(context: StepContext) -> Iterator[Action]:
 
 STEPS: tuple[Step, ...] = (
     remove_ended,
+    leave_failed_gpus,
     finish_drains,
     replace_stale,
     restart_cut_off,

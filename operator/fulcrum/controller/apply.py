@@ -69,10 +69,11 @@ class Applier:
         followers: Iterable[Manifest] = (),
         installation: Installation,
         kv_dtype: KvCacheDtype | None = None,
+        avoided_nodes: Iterable[str] = (),
         token_fingerprint: str | None,
     ) -> None:
-        """`images` is what the workers of each (pool, revision) run; `kv_dtype` and `token_fingerprint` as in
-        `worker_pod`.
+        """`images` is what the workers of each (pool, revision) run; `kv_dtype`, `avoided_nodes` and
+        `token_fingerprint` as in `worker_pod`.
 
         `groups` are the LeaderWorkerSets of workers on several nodes, `followers` their Pods beside the leaders.
         """
@@ -86,6 +87,7 @@ class Applier:
         self._groups = {leader_name(group["metadata"]["name"]): group["metadata"] for group in groups}
         self._installation = installation
         self._kv_dtype = kv_dtype
+        self._avoided_nodes = tuple(avoided_nodes)
         self._token_fingerprint = token_fingerprint
         self._turns = asyncio.Semaphore(WRITES_AT_ONCE)
 
@@ -145,7 +147,8 @@ class Applier:
                 image = self._images.get((pool.name, revision), self._installation.worker_image)
                 pod = worker_pod(
                     self._owner, self._spec, pool, ordinal=action.ordinal, role=action.role, image=image,
-                    kv_dtype=self._kv_dtype, token_fingerprint=self._token_fingerprint,
+                    kv_dtype=self._kv_dtype, avoided_nodes=self._avoided_nodes,
+                    token_fingerprint=self._token_fingerprint,
                 )  # fmt: skip
                 if action.replaces is not None:
                     pod["metadata"]["annotations"][ANNOTATION_REPLACES] = action.replaces

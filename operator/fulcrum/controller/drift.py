@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.quantities import three_digits
+from fulcrum.api.status import timestamp
 from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, Recommendation, RecommendedPool
-from fulcrum.balance.conditions import timestamp
 from fulcrum.balance.measurements import Drift
 from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelerator
 from fulcrum.capacity.engine import EngineShapeError

@@ -11,7 +11,7 @@ from fulcrum.balance import CreateWorker, DeleteWorker, PlanEvent, SetRole, Star
 from fulcrum.controller.apply import Done
 from fulcrum.controller.children import Manifest, Owner
 
-_WARNINGS = frozenset({Reason.DRAIN_TIMED_OUT, Reason.KV_TRANSFER_FAILING, Reason.NODE_LOST})
+_WARNINGS = frozenset({Reason.DRAIN_TIMED_OUT, Reason.GPU_FAILED, Reason.KV_TRANSFER_FAILING, Reason.NODE_LOST})
 
 
 def event_of_action(owner: Owner, done: Done, now: datetime, *, by: str) -> Manifest:
@@ -52,6 +52,7 @@ _WHY_DELETED = {
     Reason.WORKER_REMOVED: "it has no place any more",
     Reason.WORKER_REPLACED: "another takes its place",
     Reason.NODE_LOST: "its node does not answer any more or is gone",
+    Reason.GPU_FAILED: "a GPU of its node failed",
     Reason.DRAIN_TIMED_OUT: "its drain took longer than spec.balance.flip.drainTimeout",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 from fulcrum.api.names import (
     COMPONENT_FOLLOWER,
@@ -16,6 +17,7 @@ from fulcrum.api.names import (
 )
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.worker import EXIT_DEVICE_FAILED
 from fulcrum.balance import Refusal
 from fulcrum.controller.children import Manifest
 
@@ -83,6 +85,10 @@ def _of_set(group: Manifest, leader: Manifest | None) -> Manifest:
 
 def _with_followers(leader: Manifest, followers: list[Manifest]) -> Manifest:
     for follower in followers:
+        if (lost := _failed_device(follower)) is not None:
+            # Without its GPU the group cannot go on: its leader counts as what failed, on the follower's node.
+            spec = {**(leader.get("spec") or {}), "nodeName": (follower.get("spec") or {}).get("nodeName")}
+            return {**leader, "spec": spec, "status": {**(leader.get("status") or {}), "containerStatuses": [lost]}}
         conditions = (follower.get("status") or {}).get("conditions") or []
         waiting = [c for c in conditions if c.get("type") == "PodScheduled" and c.get("status") == "False"]
         if waiting:
@@ -90,6 +96,16 @@ def _with_followers(leader: Manifest, followers: list[Manifest]) -> Manifest:
             others = [c for c in status.get("conditions") or [] if c.get("type") != "PodScheduled"]
             return {**leader, "status": {**status, "conditions": [*others, *waiting]}}
     return leader
+
+
+def _failed_device(pod: Manifest) -> Manifest | None:
+    """Return the status of a container that ended because a GPU failed; None where none did."""
+    for container in (pod.get("status") or {}).get("containerStatuses") or []:
+        for state in ("state", "lastState"):
+            ended = (container.get(state) or {}).get("terminated") or {}
+            if ended.get("exitCode") == EXIT_DEVICE_FAILED:
+                return cast("Manifest", container)
+    return None
 
 
 def groups_missing(spec: InferenceClusterSpec) -> dict[str, Refusal]:

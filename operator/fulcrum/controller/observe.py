@@ -273,7 +273,11 @@ def _termination(container: Manifest) -> Termination | None:
     for state in (container.get("state"), container.get("lastState")):
         ended = (state or {}).get("terminated")
         if ended:
-            return Termination(exit_code=int(ended.get("exitCode") or 0), message=ended.get("message") or "")
+            return Termination(
+                exit_code=int(ended.get("exitCode") or 0),
+                message=ended.get("message") or "",
+                at=_time(ended.get("finishedAt")),
+            )
     return None
 
 

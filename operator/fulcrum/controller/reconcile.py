@@ -270,6 +270,7 @@ class Reconciler:
             followers=tick.observed.followers,
             installation=self._installation,
             kv_dtype=tick.snapshot.kv_dtype.dtype if tick.snapshot.kv_dtype is not None else None,
+            avoided_nodes=sorted({gpu.node for gpu in tick.plan.status.failed_gpus or ()}),
             token_fingerprint=(self._asked_for(tick.token) or None) if gateways_send_token(tick.observed) else None,
         )
         has_token = tick.token.text is not None

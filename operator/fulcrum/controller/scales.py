@@ -13,9 +13,9 @@ from fulcrum.api.names import scale_name
 from fulcrum.api.objects import to_dict
 from fulcrum.api.reasons import Reason
 from fulcrum.api.scale_types import InferenceScaleStatus, ScaleCondition, ScaleConditionType
+from fulcrum.api.status import timestamp
 from fulcrum.api.types import ConditionStatus
 from fulcrum.balance import RoleScale, Worker
-from fulcrum.balance.conditions import timestamp
 from fulcrum.controller.child_sync import NameTakenError, why_taken
 from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.children.inference_scale import inference_scale, pod_selector

@@ -82,6 +82,7 @@ class _Waiting(_Part):
 class _Terminated(_Part):
     exit_code: int | None = None
     message: str | None = None
+    finished_at: str | None = None
 
 
 class _ContainerState(_Part):

@@ -62,5 +62,8 @@ def _follower(pod: Manifest, pool: Pool) -> Manifest:
         "labelSelector": {"matchLabels": {LABEL_GROUP: metadata["name"]}},
     }
     preferred = [{"weight": 100, "podAffinityTerm": near}]
-    spec["affinity"] = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    spec["affinity"] = {
+        **{kind: asked for kind, asked in (spec.get("affinity") or {}).items() if kind == "nodeAffinity"},
+        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred},
+    }
     return {"metadata": {"labels": labels}, "spec": spec}

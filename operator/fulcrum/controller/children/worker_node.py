@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -131,6 +132,22 @@ def shared_memory(spec: InferenceClusterSpec, pool: Pool) -> Manifest | None:
     own = f"{GPU_SHARED_MEMORY_GIBIBYTES * gpus(pool)}Gi" if on_gpu(pool) else CPU_SHARED_MEMORY
     size = _and_offload(spec, pool.shared_memory or own)
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+
+
+def avoid(pod_spec: Manifest, nodes: Iterable[str]) -> None:
+    """Add that the Pod rather goes to other nodes, whatever its template says of affinity.
+
+    A preference: a node with one broken GPU has good ones, too, and a cluster in which every node was named must still
+    be served. A field of the node is asked for, not its label: labels can differ from names.
+    """
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    if others:
+        affinity = pod_spec.get("affinity") or {}
+        of_nodes = affinity.get("nodeAffinity") or {}
+        preferred = of_nodes.get("preferredDuringSchedulingIgnoredDuringExecution") or []
+        terms = [*preferred, {"weight": 100, "preference": {"matchFields": others}}]
+        of_nodes = {**of_nodes, "preferredDuringSchedulingIgnoredDuringExecution": terms}
+        pod_spec["affinity"] = {**affinity, "nodeAffinity": of_nodes}
 
 
 def placement(owner: Owner, pool: Pool) -> Manifest:

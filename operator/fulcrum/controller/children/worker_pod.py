@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -43,6 +44,7 @@ from fulcrum.controller.children.owner import (
 )
 from fulcrum.controller.children.probe import http_probe
 from fulcrum.controller.children.worker_node import (
+    avoid,
     container_security,
     downloaded_bytes,
     placement,
@@ -74,11 +76,13 @@ def worker_pod(
     role: Role,
     image: str,
     kv_dtype: KvCacheDtype | None = None,
+    avoided_nodes: Iterable[str] = (),
     token_fingerprint: str | None = None,
 ) -> Manifest:
     """Return the Pod of worker `ordinal` of `pool`, created in `role` at epoch 0.
 
-    `kv_dtype` is what the spec's element type of the KV cache came to; None: as the spec has it.
+    `kv_dtype` is what the spec's element type of the KV cache came to; None: as the spec has it. The Pod rather goes to
+    other nodes than `avoided_nodes`.
 
     `image` is used where the spec names none. With `token_fingerprint` the worker asks for the cluster's token, which
     has this fingerprint; without it the worker asks for none.
@@ -103,6 +107,7 @@ def worker_pod(
     template = {key: value for key, value in pool.template.items() if key in ("metadata", "spec") and value}
     merged = overlay(pod, template)
     _keep_requests_below_limits(merged)
+    avoid(merged["spec"], avoided_nodes)
     # A template may add labels, but not change the ones that identify the Pod.
     merged["metadata"] = overlay(merged["metadata"], metadata)
     if token_fingerprint is not None:
