@@ -16,6 +16,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.balance import Worker, WorkerPhase, worker_revision
+from fulcrum.capacity.pace import slower_than_peers
 from fulcrum.capacity.speed import SpeedSource
 from fulcrum.controller.speeds import ROW_SECONDS, PoolSpeeds
 
@@ -131,6 +132,37 @@ def test_short_answers_with_pauses_say_how_fast_a_decode_worker_is() -> None:
     for second in range(0, 61, 2):
         learn(speeds, spec, (who,), float(second), decoding(float(second)))
     assert speeds.speeds()["p"].decode_step_seconds(1.5, 300) == pytest.approx(true_step, rel=0.15)
+
+
+def test_a_worker_that_is_slower_than_its_pool_is_told_by_its_work_and_before_by_its_start() -> None:
+    """Four workers take three times what was measured; one of them twice that again, which its start did not show."""
+    speeds, spec = PoolSpeeds(), spec_of()
+    workers = tuple(worker(ordinal, spec) for ordinal in range(4))
+
+    def reports(step: int) -> dict[str, LoadReport | None]:
+        slow = msgspec.structs.replace(MEASURED, prefill_b=2e-4, decode_a=0.02)
+        return {
+            each.name: report(
+                prompts=10 * step,
+                seconds=(4.0 if each.ordinal == 3 else 2.0) * step,
+                speed=slow if each.ordinal == 0 else MEASURED,
+            )
+            for each in workers
+        }
+
+    def learn_all(step: int) -> dict[str, float]:
+        at = step * ROW_SECONDS
+        speeds.learn(cluster="c", spec=spec, workers=workers, loads=reports(step), at=at, isl_cv2=0.0)
+        return speeds.paces()
+
+    at_start = learn_all(0)
+    assert slower_than_peers(at_start, ()).keys() == {"u0"}
+    for step in range(1, 40):
+        paces = learn_all(step)
+    assert slower_than_peers(paces, ()).keys() == {"u3"}
+    assert slower_than_peers(paces, ())["u3"] == pytest.approx(2.0, rel=0.1)
+    learn(speeds, spec, workers[:1], 1000.0, report())
+    assert speeds.paces().keys() == {"u0"}, "of workers that are gone nothing is kept"
 
 
 def test_another_revision_is_another_worker() -> None:

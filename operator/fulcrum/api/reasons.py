@@ -57,6 +57,7 @@ class Reason(StrEnum):
     LOAD_FORECAST = "LoadForecast"
     LOAD_SHIFTED = "LoadShifted"
     LOAD_FELL = "LoadFell"
+    WORKER_SLOW = "WorkerSlow"
     SCALE_REQUESTED = "ScaleRequested"
     PLACEMENT_DRIFTED = "PlacementDrifted"
 

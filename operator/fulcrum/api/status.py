@@ -28,6 +28,8 @@ ReasonWord = Annotated[
 ]
 MAX_ROUTES: Final = 64
 """Bound of `status.routes`."""
+MAX_SLOW_WORKERS: Final = 16
+"""Bound of `status.slowWorkers`: the slowest."""
 MAX_FAILED_GPUS: Final = 16
 """Bound of `status.failedGpus`, and so of the nodes that a new worker avoids. Beyond it a cause that all nodes share is
 likelier than broken GPUs."""
@@ -257,6 +259,18 @@ class FailedGpu(ApiStruct, frozen=True, kw_only=True):
     time: Annotated[Time, Meta(description="When.")]
 
 
+class SlowWorker(ApiStruct, frozen=True, kw_only=True):
+    """A worker that is slower than the others of its pool, on the same GPUs."""
+
+    worker: Annotated[str, Meta(max_length=253, description="Its Pod.")]
+    node: Annotated[str, Meta(max_length=253, description="Node that it is on.")]
+    pool: Annotated[str, Meta(max_length=63, description="Its pool.")]
+    factor: Annotated[
+        float, Meta(ge=0, description="Times as long as the median of the others that it takes for the same work.")
+    ]
+    since: Annotated[Time, Meta(description="When that was first seen.")]
+
+
 class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
     """What someone on call needs. Fields that are not known are absent."""
 
@@ -310,6 +324,13 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
         Annotated[tuple[FailedGpu, ...], Meta(max_length=MAX_FAILED_GPUS)] | None,
         Meta(
             description="GPUs that failed in the last 6 hours, whose nodes new workers avoid; absent without any.",
+            extra_json_schema={"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = None
+    slow_workers: Annotated[
+        Annotated[tuple[SlowWorker, ...], Meta(max_length=MAX_SLOW_WORKERS)] | None,
+        Meta(
+            description="Workers on GPUs that are at least 1.3 times slower than their pool; absent without any.",
             extra_json_schema={"x-kubernetes-list-type": "atomic"},
         ),
     ] = None

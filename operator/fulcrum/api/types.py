@@ -71,6 +71,7 @@ from fulcrum.api.status import (
     Recommendation,
     RecommendedPool,
     RoleCounts,
+    SlowWorker,
 )
 
 __all__ = [
@@ -134,6 +135,7 @@ __all__ = [
     "Rollout",
     "ScaleDown",
     "Slo",
+    "SlowWorker",
     "Transfer",
     "WorkerCount",
 ]

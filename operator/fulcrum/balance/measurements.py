@@ -43,6 +43,8 @@ class Measurements:
     """Host memory and KV pool, by pool of workers, for people; in every mode."""
     drift: Drift | None = None
     """Whether other pools would carry more; None: not known, and what the status says of it stands."""
+    paces: Mapping[str, float] = field(default_factory=dict)
+    """By uid of the worker: how long it takes for its work, in times of its pool's speed; in every mode."""
     unknown: str | None = None
     """Why traffic is unknown, for people: names the source and what to look at."""
 

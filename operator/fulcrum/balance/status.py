@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,6 +17,7 @@ from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole,
 from fulcrum.balance.conditions import Finding, with_conditions, with_findings
 from fulcrum.balance.decision import Decision
 from fulcrum.balance.faults import Faults
+from fulcrum.balance.slow_workers import slow_workers
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.balance.target import ratio_text
 from fulcrum.performance.layout import ROLES
@@ -63,6 +64,7 @@ def status_of(
         recommendation=recommendation,
         kv_cache=_kv_cache(snapshot),
         failed_gpus=faults.failed_gpus or None,
+        slow_workers=slow_workers(snapshot, now) or None,
     )
     return with_conditions(status, snapshot, decision, actions, faults, now=now, least_available=least_available)
 
@@ -120,21 +122,12 @@ def _proposed(last: LastDecision | None, decision: Decision, now: datetime) -> L
 
 
 def events_of(last: InferenceClusterStatus, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
-    """Return the events of a change from one status to the next: a fault, a GPU that failed, a recommendation."""
-    events = []
+    """Return the events of a change from one status to the next: a fault, GPUs that failed or are slow, other pools."""
+    events = [*_failed_gpu_events(last, status), *_slow_worker_events(last, status)]
     fault, stood = status.fault, last.fault
-    named = {(gpu.node, gpu.gpu, gpu.time) for gpu in last.failed_gpus or ()}
-    for gpu in status.failed_gpus or ():
-        if (gpu.node, gpu.gpu, gpu.time) not in named:
-            which = f"GPU {gpu.gpu}" if gpu.gpu else "A GPU"
-            message = f"{which} of node {gpu.node} failed under {gpu.worker} ({gpu.fault}). New workers avoid the node."
-            subject = f"{gpu.node}/{gpu.gpu}/{gpu.time}"
-            events.append(PlanEvent(reason=Reason.GPU_FAILED, message=message, warning=True, subject=subject))
-    if (
-        fault is not None
-        and fault.reason is not Reason.GPU_FAILED
-        and (stood is None or stood.reason is not fault.reason)
-    ):
+    # A GPU that failed has its own event.
+    told = fault is None or fault.reason is Reason.GPU_FAILED or (stood is not None and stood.reason is fault.reason)
+    if fault is not None and not told:
         since = fault.last_transition_time
         events.append(PlanEvent(reason=fault.reason, message=fault.message, warning=True, subject=since))
     found, before = status.recommendation, last.recommendation
@@ -150,6 +143,28 @@ def events_of(last: InferenceClusterStatus, status: InferenceClusterStatus) -> t
         )
         events.append(PlanEvent(reason=Reason.PLACEMENT_DRIFTED, message=message, warning=False, subject=found.since))
     return tuple(events)
+
+
+def _failed_gpu_events(last: InferenceClusterStatus, status: InferenceClusterStatus) -> Iterator[PlanEvent]:
+    told = {(gpu.node, gpu.gpu, gpu.time) for gpu in last.failed_gpus or ()}
+    for gpu in status.failed_gpus or ():
+        if (gpu.node, gpu.gpu, gpu.time) not in told:
+            which = f"GPU {gpu.gpu}" if gpu.gpu else "A GPU"
+            message = f"{which} of node {gpu.node} failed under {gpu.worker} ({gpu.fault}). New workers avoid the node."
+            subject = f"{gpu.node}/{gpu.gpu}/{gpu.time}"
+            yield PlanEvent(reason=Reason.GPU_FAILED, message=message, warning=True, subject=subject)
+
+
+def _slow_worker_events(last: InferenceClusterStatus, status: InferenceClusterStatus) -> Iterator[PlanEvent]:
+    told = {(slow.worker, slow.node, slow.since) for slow in last.slow_workers or ()}
+    for slow in status.slow_workers or ():
+        if (slow.worker, slow.node, slow.since) not in told:
+            message = (
+                f"Worker {slow.worker} on node {slow.node} takes {slow.factor:g} times as long as the others of pool "
+                f"{slow.pool} for the same work. Look at clocks, temperature, power limit and links of its GPUs."
+            )
+            subject = f"{slow.worker}/{slow.node}/{slow.since}"
+            yield PlanEvent(reason=Reason.WORKER_SLOW, message=message, warning=True, subject=subject)
 
 
 def stopped_status(

@@ -113,7 +113,13 @@ class ClusterWatch:
         if self._traffic is not None and now - self._traffic[0] <= FRESH_SECONDS + pace_of(spec).every_seconds:
             traffic = self._traffic[1]
         if not decides(spec):
-            return Measurements(traffic=traffic, pairs=self._pairs, kv_tiers=self._kv_tiers(), drift=self._drift.drift)
+            return Measurements(
+                traffic=traffic,
+                pairs=self._pairs,
+                kv_tiers=self._kv_tiers(),
+                drift=self._drift.drift,
+                paces=self._speeds.paces(),
+            )
         forecast = self._forecast.latest()
         return Measurements(
             traffic=dataclasses.replace(traffic, prefix_hit=self._speeds.prefix_hit) if traffic is not None else None,
@@ -124,6 +130,7 @@ class ClusterWatch:
             kv_tiers=self._kv_tiers(),
             peak=self._forecast.peak if forecast is not None else None,
             drift=self._drift.drift,
+            paces=self._speeds.paces(),
             unknown=None if traffic is not None else self._unknown or "The load has not been read yet.",
         )
 

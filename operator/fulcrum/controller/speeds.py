@@ -13,6 +13,7 @@ from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Worker, worker_revision
 from fulcrum.capacity.online import TRUST, OnlineSpeed
+from fulcrum.capacity.pace import Pace, measured_times
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.rows import rows_between
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
@@ -46,6 +47,10 @@ class PoolSpeeds:
         self._reports: dict[str, tuple[float, LoadReport]] = {}
         """By uid: the report that the next row begins at, and when it came."""
         self._rooflines: dict[str, tuple[str, WorkerSpeed | None]] = {}
+        self._paces: dict[str, Pace] = {}
+        """By uid."""
+        self._measured: dict[str, float] = {}
+        """By uid: the pace that the worker measured at its start."""
         self._hit_tokens = 0.0
         self._prompt_tokens = 0.0
 
@@ -57,6 +62,13 @@ class PoolSpeeds:
     def speeds(self) -> dict[str, WorkerSpeed]:
         """Return the speed of the workers of each pool, without the pools of which nothing is known."""
         return {name: pool.speed for name, pool in self._pools.items()}
+
+    def paces(self) -> dict[str, float]:
+        """Return how long each worker takes for its work, in times of its pool's speed, by uid.
+
+        From its work where it has done enough, else from its measurement at its start.
+        """
+        return self._measured | {uid: pace.times for uid, pace in self._paces.items() if pace.known}
 
     def expect(self, *, cluster: str, spec: InferenceClusterSpec) -> None:
         """Know what model and hardware say (a roofline), before any worker does."""
@@ -76,6 +88,8 @@ class PoolSpeeds:
         """Take in the reports that came at `at` (any monotonic clock, seconds)."""
         living = {worker.uid for worker in workers}
         self._reports = {uid: entry for uid, entry in self._reports.items() if uid in living}
+        self._paces = {uid: pace for uid, pace in self._paces.items() if uid in living}
+        self._measured = {uid: times for uid, times in self._measured.items() if uid in living}
         self._pools = {pool.name: self._pools[pool.name] for pool in spec.pools if pool.name in self._pools}
         for pool in spec.pools:
             revision = worker_revision(cluster=cluster, spec=spec, pool=pool)
@@ -89,6 +103,10 @@ class PoolSpeeds:
             }
             known = self._begin(spec, pool, revision, tuple(reports.values()))
             if known is not None:
+                for worker, report in reports.items():
+                    times = measured_times(report.speed, known.base.coefficients) if report.speed is not None else None
+                    if times is not None:
+                        self._measured[worker.uid] = times
                 for worker in self._due(reports, at):
                     known.online = self._follow(known.online, worker, reports[worker], at, isl_cv2)
 
@@ -124,8 +142,12 @@ class PoolSpeeds:
         before_at, before = self._reports[worker.uid]
         self._reports[worker.uid] = (at, report)
         self._count_hits(before, report)
-        rows = rows_between(before, report, seconds=at - before_at, isl_cv2=isl_cv2)
-        return online.updated(row for row in rows if row is not None)
+        found = rows_between(before, report, seconds=at - before_at, isl_cv2=isl_cv2)
+        rows = [row for row in found if row is not None]
+        of_pool = online.coefficients
+        for row in rows:
+            self._paces[worker.uid] = self._paces.get(worker.uid, Pace()).after(row, of_pool)
+        return online.updated(rows)
 
     def _count_hits(self, before: LoadReport, after: LoadReport) -> None:
         # What a decode worker is sent comes from its peer, whatever its own cache says.

@@ -1,0 +1,54 @@
+"""Workers on GPUs that are slower than the others of their pool, for people: routing learns it by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from fulcrum.api.status import MAX_SLOW_WORKERS, timestamp
+from fulcrum.api.types import SlowWorker
+from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.capacity.accelerators import CPU
+from fulcrum.capacity.pace import slower_than_peers
+
+
+def slow_workers(snapshot: Snapshot, now: datetime) -> tuple[SlowWorker, ...]:
+    """Return the slow workers of all pools on GPUs, the slowest first.
+
+    A worker of which nothing is known (the operator started anew) stays what it was. Figures stay while they hardly
+    change, because each change is a write. Processes on CPUs share cores, which is no fault.
+    """
+    before = {(each.worker, each.node): each for each in snapshot.status.slow_workers or ()}
+    found = []
+    for pool in snapshot.spec.pools:
+        if pool.accelerator != CPU.name:
+            alike = [worker for worker in snapshot.workers if worker.pool == pool.name and _counts(worker)]
+            found += _of_pool(alike, snapshot, before, now)
+    return tuple(sorted(found, key=lambda each: (-each.factor, each.worker))[:MAX_SLOW_WORKERS])
+
+
+def _counts(worker: Worker) -> bool:
+    """Whether the worker is up and of the present revision: others may be slower by what they were made from."""
+    return worker.ready and not worker.deleting and not worker.stale and worker.node is not None
+
+
+def _of_pool(
+    alike: Sequence[Worker], snapshot: Snapshot, before: dict[tuple[str, str], SlowWorker], now: datetime
+) -> list[SlowWorker]:
+    paces = snapshot.measurements.paces
+    times = {worker.name: paces[worker.uid] for worker in alike if worker.uid in paces}
+    factors = slower_than_peers(times, {name for name, _ in before})
+    slow = []
+    for worker in alike:
+        stood, node = before.get((worker.name, worker.node or "")), worker.node or ""
+        if worker.name not in factors:
+            if stood is not None and worker.name not in times:
+                slow.append(stood)
+            continue
+        factor = round(factors[worker.name], 1)
+        if stood is not None and abs(factor - stood.factor) <= stood.factor / 4:
+            slow.append(stood)
+        else:
+            since = stood.since if stood is not None else timestamp(now)
+            slow.append(SlowWorker(worker=worker.name, node=node, pool=worker.pool, factor=factor, since=since))
+    return slow
