@@ -53,7 +53,7 @@ contracts:
 	@echo "[check] import contracts" && $(BIN)/lint-imports --no-logo > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
 
 dockerfiles:
-	@echo "[check] Dockerfiles" && $(BIN)/hadolint Dockerfile worker_image/Dockerfile
+	@echo "[check] Dockerfiles" && $(BIN)/hadolint Dockerfile worker_image/Dockerfile worker_image/Dockerfile.rocm
 
 generated:
 	@echo "[check] generated files" && $(BIN)/fulcrum crd --check crds/fulcrum.dev_inferenceclusters.yaml && $(BIN)/fulcrum crd --kind InferenceScale --check crds/fulcrum.dev_inferencescales.yaml && $(BIN)/python charts/generate.py --check
@@ -117,7 +117,7 @@ docs:  ## The documentation as a site, in build/docs (installs 160 MB beside the
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs/bin/mkdocs build --quiet --strict
 	@echo "[docs] build/docs/index.html"
 
-images:  ## Images of the control plane and the worker, with docker or podman (IMAGES, TAG)
+images:  ## Images of the control plane and the worker, with docker or podman (IMAGES, TAG; ROCM=1: for AMD, too)
 	@sh requirements/images.sh
 
 release: install  ## Wheel, sdist, charts, bill of materials and checksums, in dist/

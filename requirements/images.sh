@@ -4,7 +4,8 @@
 #   CONTAINER_ENGINE  docker or podman (default: the first of them that answers)
 #   IMAGES            what their names begin with (default ghcr.io/fulcrum)
 #   TAG               their tag (default: the version in pyproject.toml)
-#   PYTHON_IMAGE, BUILD_IMAGE, VLLM_IMAGE  what they are built on, by digest if that was read (default: the tags in the Dockerfiles)
+#   ROCM              1: the worker for AMD, too (vLLM's image for ROCm is about 25 GB)
+#   PYTHON_IMAGE, BUILD_IMAGE, VLLM_IMAGE, ROCM_IMAGE  what they are built on, by digest if that was read (default: the tags in the Dockerfiles)
 set -eu
 cd "$(dirname "$0")/.."
 images=${IMAGES:-ghcr.io/fulcrum}
@@ -27,4 +28,9 @@ step "$images/fulcrum:$tag"
 step "$images/worker:$tag, on vLLM's image for CUDA (about 10 GB)"
 # shellcheck disable=SC2046
 "$engine" build $(named BUILD_IMAGE VLLM_IMAGE) --file worker_image/Dockerfile --tag "$images/worker:$tag" .
+if [ "${ROCM:-0}" = 1 ]; then
+    step "$images/worker-rocm:$tag, on vLLM's image for ROCm"
+    # shellcheck disable=SC2046
+    "$engine" build $(named BUILD_IMAGE ROCM_IMAGE) --file worker_image/Dockerfile.rocm --tag "$images/worker-rocm:$tag" .
+fi
 "$engine" run --rm "$images/fulcrum:$tag" fulcrum --version

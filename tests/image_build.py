@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 CONTROL_PLANE = ROOT / "Dockerfile"
 WORKER = ROOT / "worker_image" / "Dockerfile"
+ROCM_WORKER = ROOT / "worker_image" / "Dockerfile.rocm"
 STARTED = "fulcrum.controller.run, fulcrum.gateway.app, fulcrum.cli.operator, fulcrum.cli.gateway, fulcrum.cli.up"
 """What the control plane's image starts (`fulcrum operator`, `fulcrum gateway`, and the local Kubernetes)."""
 

@@ -72,6 +72,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
         "made.yaml": made_by_the_operator(),
         "Dockerfile": (ROOT / "Dockerfile").read_text(),
         "worker/Dockerfile": (ROOT / "worker_image/Dockerfile").read_text(),
+        "rocm/Dockerfile": (ROOT / "worker_image/Dockerfile.rocm").read_text(),
     }
     for name, text in texts.items():
         (folder / name).parent.mkdir(exist_ok=True)

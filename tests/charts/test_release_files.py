@@ -56,7 +56,7 @@ def test_images_are_the_ones_that_charts_and_manifests_run(tmp_path: Path) -> No
     engine, asked = tmp_path / "engine", tmp_path / "asked"
     engine.write_text(f'#!/bin/sh\necho "$@" >>{asked}\n')
     engine.chmod(0o755)
-    done = make_images(engine=engine)
+    done = make_images(engine=engine, ROCM="1")
     assert done.returncode == 0, done.stderr
     builds = [shlex.split(line) for line in asked.read_text().splitlines() if line.startswith("build ")]
     tags = {each[each.index("--tag") + 1]: each for each in builds}
@@ -67,6 +67,7 @@ def test_images_are_the_ones_that_charts_and_manifests_run(tmp_path: Path) -> No
         assert words[-1] == "."
     assert make_images(engine=engine, IMAGES="here", TAG="1").returncode == 0
     assert "build --file Dockerfile --tag here/fulcrum:1 ." in asked.read_text()
+    assert "here/worker-rocm:1" not in asked.read_text(), "25 GB more are built where they are asked for"
 
 
 @pytest.mark.parametrize("engine", ["docker", "no-such-engine"])

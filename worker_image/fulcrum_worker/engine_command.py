@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from fulcrum.api.amd import is_amd
 from fulcrum.api.names import ENV_WORKER_CONFIG, PORT_ENGINE, PORT_NIXL
 from fulcrum.api.types import OffloadPolicy
 from fulcrum.api.worker import ENGINE_KV_DTYPES, WorkerConfig
@@ -38,8 +39,6 @@ _UCX_CPU: Final = {"UCX_TLS": "tcp,self,sm"}
 # Transports and thresholds for KV blocks over RDMA: O'Reilly, AI Systems Performance Engineering, ch. 18.
 _UCX_GPU: Final = {"UCX_RNDV_THRESH": "16384", "UCX_MAX_EAGER_RAILS": "1"}
 _UCX_COPIES: Final = {"nvidia": "cuda_ipc,cuda_copy", "amd": "rocm_ipc,rocm_copy"}
-_AMD: Final = "MI"
-"""What the names of AMD's accelerators begin with (MI300X-192GB)."""
 _CPU_DEFAULTS: Final = {
     # Several workers share a machine's cores; OpenMP threads of many engines spinning for two cores cost more than half
     # of the speed (measured). A worker that owns more cores gets OMP_NUM_THREADS in its pool's template.
@@ -217,7 +216,7 @@ def _environment(
 
 
 def _ucx_gpu(config: WorkerConfig) -> dict[str, str]:
-    copies = _UCX_COPIES["amd" if config.accelerator.startswith(_AMD) else "nvidia"]
+    copies = _UCX_COPIES["amd" if is_amd(config.accelerator) else "nvidia"]
     network = "rc,rdmacm,tcp" if config.rdma else "tcp"
     chosen = {**_UCX_GPU, "UCX_TLS": f"{copies},{network},self,sm"}
     return chosen | {"UCX_NET_DEVICES": ",".join(config.rdma_devices) or "all"} if config.rdma else chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from fulcrum.api.amd import has_fnuz
 from fulcrum.api.worker import WorkerConfig
 
 _SCHEDULING: Final = frozenset(
@@ -22,12 +23,15 @@ def kv_format(config: WorkerConfig, image: str) -> str:
     """Return a text that is equal for workers that can hand KV to each other.
 
     NIXL's handshake compares version, model, cache type and attention backend. The image stands for the version, and of
-    the extra arguments all count but those that are known not to matter.
+    the extra arguments all count but those that are known not to matter. It does not compare which FP8 the bytes are:
+    an MI300X would read an H100's in silence as numbers half as large, so its KV counts as another format wherever it
+    may be FP8 (`auto` takes FP8 from a checkpoint).
     """
     kv, arguments = config.kv_cache, tuple(_relevant(config.engine_args))
     model = (config.model, config.model_revision)
     cache = (kv.dtype, kv.skip_layers, kv.block_size)
-    return repr((image, *model, *cache, config.transfer.connector, config.attention_backend, arguments))
+    fnuz = ("fnuz",) if has_fnuz(config.accelerator) and kv.dtype != "bf16" else ()
+    return repr((image, *model, *cache, *fnuz, config.transfer.connector, config.attention_backend, arguments))
 
 
 def _relevant(arguments: tuple[str, ...]) -> Iterator[str]:

@@ -21,9 +21,9 @@ class GpuRequest(ApiStruct, frozen=True, kw_only=True):
     resource: Annotated[
         ResourceName,
         Meta(
-            description="Extended resource of one GPU: nvidia.com/gpu, amd.com/gpu, a MIG profile such as "
-            "nvidia.com/mig-3g.40gb, or deviceclass.resource.kubernetes.io/NAME for a DRA device class. A worker asks "
-            "for parallelism.tensor * parallelism.pipeline of them."
+            description="Extended resource of one GPU: nvidia.com/gpu (which stands for amd.com/gpu on accelerators of "
+            "AMD), a MIG profile such as nvidia.com/mig-3g.40gb, or deviceclass.resource.kubernetes.io/NAME for a "
+            "DRA device class. A worker asks for parallelism.tensor * parallelism.pipeline of them."
         ),
     ] = "nvidia.com/gpu"
     resource_claim_template: Annotated[

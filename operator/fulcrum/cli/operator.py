@@ -56,6 +56,11 @@ if TYPE_CHECKING:
     help="Image of workers whose spec names none.  [default: this release's; also $FULCRUM_WORKER_IMAGE]",
 )
 @click.option(
+    "--rocm-worker-image",
+    envvar="FULCRUM_ROCM_WORKER_IMAGE",
+    help="The same on accelerators of AMD.  [default: this release's; also $FULCRUM_ROCM_WORKER_IMAGE]",
+)
+@click.option(
     "--gateway-image",
     envvar="FULCRUM_GATEWAY_IMAGE",
     help="Image of gateways whose spec names none.  [default: this release's; also $FULCRUM_GATEWAY_IMAGE]",
@@ -94,6 +99,7 @@ def command(
     renew_deadline: str,
     retry_period: str,
     worker_image: str | None,
+    rocm_worker_image: str | None,
     gateway_image: str | None,
     allow_privileged_templates: bool,
     templates_may_use: tuple[str, ...],
@@ -149,6 +155,7 @@ def command(
     identity = os.environ.get(ENV_POD_NAME) or f"{socket.gethostname()}_{os.getpid()}"
     told = {
         "worker_image": worker_image,
+        "rocm_worker_image": rocm_worker_image,
         "gateway_image": gateway_image,
         "namespace": os.environ.get(ENV_POD_NAMESPACE),
     }

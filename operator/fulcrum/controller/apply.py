@@ -144,7 +144,7 @@ class Applier:
                 pool = next(pool for pool in self._spec.pools if pool.name == action.pool)
                 # Workers of one revision run one image: an operator of another release adds none that differ.
                 revision = worker_revision(cluster=self._owner.name, spec=self._spec, pool=pool)
-                image = self._images.get((pool.name, revision), self._installation.worker_image)
+                image = self._images.get((pool.name, revision), self._installation.worker_image_for(pool.accelerator))
                 pod = worker_pod(
                     self._owner, self._spec, pool, ordinal=action.ordinal, role=action.role, image=image,
                     kv_dtype=self._kv_dtype, avoided_nodes=self._avoided_nodes,

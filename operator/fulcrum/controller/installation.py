@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fulcrum import __version__
+from fulcrum.api.amd import is_amd
 from fulcrum.api.names import OPERATOR_NAMESPACE
 
 
@@ -13,6 +14,8 @@ class Installation:
     """Values that hold where a spec says nothing; none of them is written into an InferenceCluster."""
 
     worker_image: str = f"ghcr.io/fulcrum/worker:{__version__}"
+    rocm_worker_image: str = f"ghcr.io/fulcrum/worker-rocm:{__version__}"
+    """Of workers on AMD's accelerators."""
     gateway_image: str = f"ghcr.io/fulcrum/fulcrum:{__version__}"
     namespace: str = OPERATOR_NAMESPACE
     """Namespace of the operator's own Pod."""
@@ -26,3 +29,7 @@ class Installation:
     """Workers may run as root for RDMA (`rdma.runAsRoot`)."""
     open_workers: bool = False
     """Replace workers that ask for a token by ones that ask for none: before going back to a release without it."""
+
+    def worker_image_for(self, accelerator: str) -> str:
+        """Return the image of workers whose spec names none."""
+        return self.rocm_worker_image if is_amd(accelerator) else self.worker_image

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from fulcrum.api.amd import has_fnuz
 from fulcrum.api.attention import AttentionKind, common_backend, exchanges_kv, usual_backend
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
@@ -28,7 +29,7 @@ def refused_engines(
     refused = {}
     for pool in pools:
         found = [*_not_allowed(spec, pool, kind, installation), *_no_backend(spec, pool, kind, fp8=fp8)]
-        found += _not_pullable(spec, pool, pools, kind)
+        found += [*_not_pullable(spec, pool, pools, kind), *_unlike_fp8(pool, pools, fp8=fp8)]
         if found:
             refused[pool.name] = Refusal(message=" ".join(found), reason=Reason.ENGINE_REFUSED)
     return refused
@@ -65,6 +66,16 @@ def _no_backend(spec: InferenceClusterSpec, pool: Pool, kind: ModelKind, *, fp8:
         yield (
             f"{', '.join(sorted(able))} have no attention backend in common for {spec.model.name} "
             f"({kind.attention.value}), so no KV could be handed over; use like GPUs, or roles: [mixed]."
+        )
+
+
+def _unlike_fp8(pool: Pool, pools: list[Pool], *, fp8: bool) -> Iterator[str]:
+    """Where FP8 KV would be handed over between the two kinds of FP8: the same bytes are other numbers."""
+    others = [other.name for other in pools if exchanges_kv(other) and not has_fnuz(other.accelerator)]
+    if fp8 and exchanges_kv(pool) and has_fnuz(pool.accelerator) and others:
+        yield (
+            f"engine.kvCache.dtype: the FP8 of {pool.accelerator} (FNUZ) is not that of pool {', '.join(others)} "
+            "(OCP), so no KV could be handed over; use kvCache.dtype: bf16, or roles: [mixed]."
         )
 
 

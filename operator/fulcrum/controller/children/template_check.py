@@ -43,7 +43,8 @@ def _refusal(
         return Refusal(
             message=f"{'; '.join(wrong[:_SHOWN])}. Write it as a Pod template of Kubernetes (kubectl explain pod)."
         )
-    pod = worker_pod(owner, spec, pool, ordinal=0, role=Role.MIXED, image=installation.worker_image)
+    image = installation.worker_image_for(pool.accelerator)
+    pod = worker_pod(owner, spec, pool, ordinal=0, role=Role.MIXED, image=image)
     if not any(container.get("name") == CONTAINER for container in pod["spec"].get("containers") or ()):
         return Refusal(message=f"{path}.spec.containers: removes the container {CONTAINER}, which is the worker.")
     if installation.allow_privileged_templates:

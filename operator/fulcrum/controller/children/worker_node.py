@@ -7,8 +7,10 @@ from typing import Final
 
 import msgspec
 
+from fulcrum.api.amd import AMD_RESOURCE, is_amd
 from fulcrum.api.attention import exchanges_kv
 from fulcrum.api.names import LABEL_ACCELERATOR, LABEL_POOL
+from fulcrum.api.pod_types import GpuRequest
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.capacity.known_models import UnknownModelError, known_model
@@ -105,7 +107,9 @@ def downloaded_bytes(spec: InferenceClusterSpec) -> int:
 def _devices(pool: Pool) -> dict[str, int]:
     devices = {}
     if on_gpu(pool) and not _claims(pool):
-        devices[pool.gpu.resource] = gpus(pool)
+        # What the field says where nothing was written is NVIDIA's, which no node of AMD's has.
+        stands = is_amd(pool.accelerator) and pool.gpu.resource == GpuRequest().resource
+        devices[AMD_RESOURCE if stands else pool.gpu.resource] = gpus(pool)
     if pool.rdma is not None:
         devices[pool.rdma.resource] = devices.get(pool.rdma.resource, 0) + pool.rdma.count
     return devices
