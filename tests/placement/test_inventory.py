@@ -93,6 +93,14 @@ def test_nodes_of_a_cluster_are_read_by_their_labels() -> None:
     assert [line.split(":")[0] for line in found.left_out] == ["cordoned", "broken", "odd", "unlabelled"]
 
 
+@pytest.mark.parametrize("chip", ["MI300X", "MI325X", "MI355X"])
+def test_amds_nodes_are_read_by_the_labels_of_amds_node_labeller(chip: str) -> None:
+    node = kubernetes_node("a", {"amd.com/gpu.product-name": f"AMD_Instinct_{chip}_OAM"}, gpus=None)
+    node["status"]["allocatable"] = {"amd.com/gpu": "8"}
+    (found,) = inventory_from_nodes([node]).inventory.nodes
+    assert (found.accelerator.name.partition("-")[0], found.gpus) == (chip, 8)
+
+
 def test_zones_become_regions_when_asked_for() -> None:
     labels = {"nvidia.com/gpu.product": "NVIDIA-L4", "topology.kubernetes.io/zone": "z"}
     assert inventory_from_nodes([kubernetes_node("a", labels)]).inventory.nodes[0].region == "default"

@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from fulcrum.api.amd import AMD_RESOURCE
 from fulcrum.capacity.accelerators import UnknownAcceleratorError, accelerator
 from fulcrum.placement.errors import InventoryError
 from fulcrum.placement.inventory import DEFAULT_REGION, Inventory, Node
 
-PRODUCT_LABELS: Final = ("fulcrum.dev/accelerator", "nvidia.com/gpu.product")
-"""Labels that name the GPU of a node, by precedence: ours, and that of NVIDIA's GPU feature discovery."""
+PRODUCT_LABELS: Final = ("fulcrum.dev/accelerator", "nvidia.com/gpu.product", "amd.com/gpu.product-name")
+"""Labels that name the GPU of a node, by precedence: ours, NVIDIA's GPU feature discovery, AMD's node labeller."""
 COUNT_LABEL: Final = "nvidia.com/gpu.count"
-GPU_RESOURCE: Final = "nvidia.com/gpu"
+GPU_RESOURCES: Final = ("nvidia.com/gpu", AMD_RESOURCE)
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 PRICE_LABEL: Final = "fulcrum.dev/price-per-gpu-hour"
 _MEMORY_LABEL: Final = "nvidia.com/gpu.memory"
@@ -66,7 +67,9 @@ def inventory_from_nodes(
         region = str(labels.get(ZONE_LABEL, DEFAULT_REGION)) if by_zone else DEFAULT_REGION
         found.append(Node(name=name, accelerator=gpu, gpus=gpus, price_per_gpu_hour=price, region=region))
     if not found:
-        reasons = "; ".join(left_out) or "no node offers nvidia.com/gpu (is the device plugin installed?)"
+        reasons = (
+            "; ".join(left_out) or f"no node offers {' or '.join(GPU_RESOURCES)} (is the device plugin installed?)"
+        )
         raise InventoryError("", f"no node has GPUs that can be used: {reasons}", "give an inventory file instead")
     return ClusterInventory(inventory=Inventory(nodes=tuple(found)), left_out=tuple(left_out))
 
@@ -74,7 +77,8 @@ def inventory_from_nodes(
 def _gpus(node: Mapping[str, Any], labels: Mapping[str, Any]) -> int:
     """Return what the node offers to Pods; the label only where the device plugin has not reported yet."""
     status = node.get("status") or {}
-    offered = (status.get("allocatable") or {}).get(GPU_RESOURCE)
+    allocatable = status.get("allocatable") or {}
+    offered = next((allocatable[resource] for resource in GPU_RESOURCES if resource in allocatable), None)
     text = str(labels.get(COUNT_LABEL, "0") if offered is None else offered)
     return int(text) if text.isdigit() else 0
 
