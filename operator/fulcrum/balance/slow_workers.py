@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from fulcrum.api.status import MAX_SLOW_WORKERS, timestamp
-from fulcrum.api.types import SlowWorker
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.api.types import Pool, SlowWorker
+from fulcrum.balance.snapshot import Worker
 from fulcrum.capacity.accelerators import CPU
 from fulcrum.capacity.pace import slower_than_peers
 
 
-def slow_workers(snapshot: Snapshot, now: datetime) -> tuple[SlowWorker, ...]:
+def slow_workers(
+    pools: Iterable[Pool],
+    workers: Iterable[Worker],
+    paces: Mapping[str, float],
+    last: Iterable[SlowWorker],
+    now: datetime,
+) -> tuple[SlowWorker, ...]:
     """Return the slow workers of all pools on GPUs, the slowest first.
 
-    A worker of which nothing is known (the operator started anew) stays what it was. Figures stay while they hardly
-    change, because each change is a write. Processes on CPUs share cores, which is no fault.
+    `paces` are by uid, see `Measurements`; `last` is what the status says. A worker of which nothing is known (the
+    operator started anew) stays what it was. Figures stay while they hardly change, because each change is a write.
+    Processes on CPUs share cores, which is no fault.
     """
-    before = {(each.worker, each.node): each for each in snapshot.status.slow_workers or ()}
+    before = {(each.worker, each.node): each for each in last}
+    counted = [worker for worker in workers if _counts(worker)]
     found = []
-    for pool in snapshot.spec.pools:
+    for pool in pools:
         if pool.accelerator != CPU.name:
-            alike = [worker for worker in snapshot.workers if worker.pool == pool.name and _counts(worker)]
-            found += _of_pool(alike, snapshot, before, now)
+            found += _of_pool([worker for worker in counted if worker.pool == pool.name], paces, before, now)
     return tuple(sorted(found, key=lambda each: (-each.factor, each.worker))[:MAX_SLOW_WORKERS])
 
 
@@ -33,9 +40,8 @@ def _counts(worker: Worker) -> bool:
 
 
 def _of_pool(
-    alike: Sequence[Worker], snapshot: Snapshot, before: dict[tuple[str, str], SlowWorker], now: datetime
+    alike: Sequence[Worker], paces: Mapping[str, float], before: Mapping[tuple[str, str], SlowWorker], now: datetime
 ) -> list[SlowWorker]:
-    paces = snapshot.measurements.paces
     times = {worker.name: paces[worker.uid] for worker in alike if worker.uid in paces}
     factors = slower_than_peers(times, {name for name, _ in before})
     slow = []

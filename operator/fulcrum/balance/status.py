@@ -50,6 +50,7 @@ def status_of(
         recommendation = drift.recommendation
     elif recommendation is not None and recommendation.generation != snapshot.generation:
         recommendation = None  # it was about other pools
+    paces = snapshot.measurements.paces
     status = InferenceClusterStatus(
         endpoint=f"http://{address}:{PORT_GATEWAY}" if address else None,
         ratio=ratio_text(_counts(w for w in workers if w.serving)),
@@ -64,7 +65,7 @@ def status_of(
         recommendation=recommendation,
         kv_cache=_kv_cache(snapshot),
         failed_gpus=faults.failed_gpus or None,
-        slow_workers=slow_workers(snapshot, now) or None,
+        slow_workers=slow_workers(snapshot.spec.pools, workers, paces, before.slow_workers or (), now) or None,
     )
     return with_conditions(status, snapshot, decision, actions, faults, now=now, least_available=least_available)
 
