@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.pace import SLOW, WELL, Pace, measured_times, slower_than_peers
 from fulcrum.capacity.rows import DecodeRow, PrefillRow
+from fulcrum.capacity.speed import WorkerSpeed
 
 SPEED = SpeedCoefficients(
     prefill_a=0.01, prefill_b=1e-4, prefill_c=1e-9, decode_a=0.008, decode_b=1e-4, decode_c=1e-8
@@ -82,12 +83,16 @@ def test_noise_of_usual_rows_names_none_and_does_not_flap() -> None:
 
 
 def test_what_was_measured_at_the_start_is_a_pace_too() -> None:
-    slow = SpeedCoefficients.of(prefill=(0.02, 2e-4, 2e-9), decode=(0.016, 2e-4, 2e-8))
-    assert measured_times(slow, SPEED) == pytest.approx(2.0)
-    assert measured_times(SPEED, SPEED) == pytest.approx(1.0)
-    nothing = SpeedCoefficients.of(prefill=(0.0, 0.0, 0.0), decode=(0.0, 0.0, 0.0))
-    assert measured_times(nothing, SPEED) is None
-    assert measured_times(SPEED, nothing) is None
+    def speed(coefficients: SpeedCoefficients) -> WorkerSpeed:
+        return WorkerSpeed(coefficients=coefficients, kv_capacity_tokens=1000)
+
+    usual = speed(SPEED)
+    slow = speed(SpeedCoefficients.of(prefill=(0.02, 2e-4, 2e-9), decode=(0.016, 2e-4, 2e-8)))
+    assert measured_times(slow, usual) == pytest.approx(2.0)
+    assert measured_times(usual, usual) == pytest.approx(1.0)
+    nothing = speed(SpeedCoefficients.of(prefill=(0.0, 0.0, 0.0), decode=(0.0, 0.0, 0.0)))
+    assert measured_times(nothing, usual) is None
+    assert measured_times(usual, nothing) is None
 
 
 @given(

@@ -14,7 +14,7 @@ from tests.machine import cost_ratio
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
+from fulcrum.api.worker import DecodePoint, LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.balance import Worker, WorkerPhase, worker_revision
 from fulcrum.capacity.pace import slower_than_peers
 from fulcrum.capacity.speed import SpeedSource
@@ -163,6 +163,14 @@ def test_a_worker_that_is_slower_than_its_pool_is_told_by_its_work_and_before_by
     assert slower_than_peers(paces, ())["u3"] == pytest.approx(2.0, rel=0.1)
     learn(speeds, spec, workers[:1], 1000.0, report())
     assert speeds.paces().keys() == {"u0"}, "of workers that are gone nothing is kept"
+
+
+def test_a_curve_without_sense_is_left_out_and_costs_nobody_their_pace() -> None:
+    speeds, spec = PoolSpeeds(), spec_of()
+    workers = tuple(worker(ordinal, spec) for ordinal in range(3))
+    twice = (DecodePoint(batch=16.0, seconds=0.01, seconds_per_token=0.0),) * 2
+    learn(speeds, spec, workers, 0.0, report(speed=msgspec.structs.replace(MEASURED, decode_curve=twice)))
+    assert speeds.paces() == dict.fromkeys(("u0", "u1", "u2"), 1.0)
 
 
 def test_another_revision_is_another_worker() -> None:

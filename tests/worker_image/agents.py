@@ -41,6 +41,16 @@ SERVED_NAME = "chat"
 DECIDED_NATS = 0.4
 """By how much a token leads where rounding (FP8 or bf16) cannot choose another."""
 
+REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""What a gateway sends with a prefill leg."""
+
 
 def free_address() -> str:
     """A loopback address on which the worker's three ports are free."""

@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.worker_image.agents import START_SECONDS, Agent, prepared_model, start_agent, wait_until, worker_config
-from tests.worker_image.test_two_engines import REMOTE_DECODE
+from tests.worker_image.agents import (
+    REMOTE_DECODE,
+    START_SECONDS,
+    Agent,
+    prepared_model,
+    start_agent,
+    wait_until,
+    worker_config,
+)
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import EXIT_ENGINE_DIED, KvCacheConfig, TransferCounters

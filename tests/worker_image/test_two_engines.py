@@ -16,6 +16,7 @@ import pytest
 from tests.machine import deadline_seconds
 from tests.worker_image.agents import (
     DECIDED_NATS,
+    REMOTE_DECODE,
     Agent,
     alive,
     post_json,
@@ -33,14 +34,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 PROMPT = ", ".join(str(number) for number in range(1, 90))
 TOLD_TOKENS = 1500
 """Of an answer that is still being made when its worker is told to go: seconds on a quick machine."""
-REMOTE_DECODE = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,6 @@ def inspect_in_process() -> None:
     It starts a third process for that, which imports all of vLLM again, wherever its cache folder does not have the
     answer yet (0.32.0: `ModelRegistry`, 18 s of CPU). It does so to keep CUDA uninitialised, which a CPU has none of.
     """
-    if not is_on_cpu():
-        return
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     if hasattr(registry, "_run_in_subprocess"):
         registry._run_in_subprocess = lambda inspect: inspect()  # noqa: SLF001 - vLLM has no setting for it

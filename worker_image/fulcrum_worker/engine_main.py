@@ -1,8 +1,8 @@
 """Runs vLLM's API server so that none of its processes outlives its parent, or keeps a core busy for nothing.
 
 vLLM's engine process survives a killed API server (vLLM 0.32.0) and keeps memory, ports and accelerator. vLLM makes
-its processes with multiprocessing's `spawn`, which runs the main module again in each child (as `__mp_main__`);
-because this is the main module, every one of them ends when its parent goes.
+its processes with multiprocessing's `spawn`, which runs the main module again in each child (as `__mp_main__`), or on a
+CPU from a copy of this process (`engine_forks`). Either way `begin_child` comes first, and ends each with its parent.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from typing import Final, Self
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.decode_curve import decode_step_seconds
 from fulcrum.capacity.rows import DecodeRow, PrefillRow
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.capacity.trust import typical_seconds
 
 SLOW: Final = 1.3
 """Times as long as its peers' median from which on a worker is slow. Usual rows are off by a tenth, and their mean over
@@ -27,8 +29,6 @@ _MEMORY: Final = 24
 named a worker between both bounds 3 times in 10 hours; with 24 not once (`tests/capacity/test_pace.py`)."""
 _MOST: Final = 4.0
 """One row says at most so many times as long (or as short)."""
-_TYPICAL_TOKENS: Final = 1024.0
-_TYPICAL_BATCH: Final = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +61,12 @@ class Pace:
         return type(self)(times=self.times + (times - self.times) / min(rows, _MEMORY), rows=rows)
 
 
-def measured_times(measured: SpeedCoefficients, of_pool: SpeedCoefficients) -> float | None:
+def measured_times(measured: WorkerSpeed, of_pool: WorkerSpeed) -> float | None:
     """Return the pace that a worker measured at its start: the mean of a typical prompt and a typical decode step.
 
     None where one of the speeds makes no sense.
     """
-
-    def seconds(speed: SpeedCoefficients) -> tuple[float, float]:
-        prefill = speed.prefill_a + speed.prefill_b * _TYPICAL_TOKENS + speed.prefill_c * _TYPICAL_TOKENS**2
-        return prefill, decode_step_seconds(speed, _TYPICAL_BATCH, _TYPICAL_BATCH * _TYPICAL_TOKENS)
-
-    ours, theirs = seconds(measured), seconds(of_pool)
+    ours, theirs = typical_seconds(measured), typical_seconds(of_pool)
     if min(*ours, *theirs) <= 0:
         return None
     return sqrt(ours[0] / theirs[0] * ours[1] / theirs[1])

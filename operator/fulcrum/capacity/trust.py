@@ -82,8 +82,8 @@ def pool_speed(
     """
     if not measured:
         return profile or roofline
-    prefill = _middle(measured, lambda each: each.prefill_seconds(_TYPICAL_TOKENS, _TYPICAL_TOKENS**2))
-    decode = _middle(measured, lambda each: each.decode_step_seconds(_TYPICAL_BATCH, _TYPICAL_BATCH * _TYPICAL_TOKENS))
+    prefill = _middle(measured, lambda each: typical_seconds(each)[0])
+    decode = _middle(measured, lambda each: typical_seconds(each)[1])
     room = _middle(measured, lambda each: -each.kv_capacity_tokens)
     return dataclasses.replace(
         prefill,
@@ -92,6 +92,14 @@ def pool_speed(
         max_batch=_middle(measured, lambda each: -each.max_batch).max_batch,
         max_batched_tokens=_middle(measured, lambda each: -each.max_batched_tokens).max_batched_tokens,
         source=SpeedSource.MEASURED,
+    )
+
+
+def typical_seconds(speed: WorkerSpeed) -> tuple[float, float]:
+    """What a typical prompt takes, and a typical decode step."""
+    return (
+        speed.prefill_seconds(_TYPICAL_TOKENS, _TYPICAL_TOKENS**2),
+        speed.decode_step_seconds(_TYPICAL_BATCH, _TYPICAL_BATCH * _TYPICAL_TOKENS),
     )
 
 

@@ -112,25 +112,23 @@ class ClusterWatch:
         traffic = None
         if self._traffic is not None and now - self._traffic[0] <= FRESH_SECONDS + pace_of(spec).every_seconds:
             traffic = self._traffic[1]
+        known = Measurements(
+            traffic=traffic,
+            pairs=self._pairs,
+            kv_tiers=self._kv_tiers(),
+            drift=self._drift.drift,
+            paces=self._speeds.paces(),
+        )
         if not decides(spec):
-            return Measurements(
-                traffic=traffic,
-                pairs=self._pairs,
-                kv_tiers=self._kv_tiers(),
-                drift=self._drift.drift,
-                paces=self._speeds.paces(),
-            )
+            return known
         forecast = self._forecast.latest()
-        return Measurements(
+        return dataclasses.replace(
+            known,
             traffic=dataclasses.replace(traffic, prefix_hit=self._speeds.prefix_hit) if traffic is not None else None,
             forecast=forecast,
             speeds=self._speeds.speeds(),
             start_seconds=self._start_seconds,
-            pairs=self._pairs,
-            kv_tiers=self._kv_tiers(),
             peak=self._forecast.peak if forecast is not None else None,
-            drift=self._drift.drift,
-            paces=self._speeds.paces(),
             unknown=None if traffic is not None else self._unknown or "The load has not been read yet.",
         )
 

@@ -101,12 +101,17 @@ class PoolSpeeds:
                 and worker.spec_hash == revision
                 and (report := loads.get(worker.name)) is not None
             }
-            known = self._begin(spec, pool, revision, tuple(reports.values()))
+            roofline = self._roofline(spec, pool, revision)
+            measured = {
+                worker.uid: speed
+                for worker, report in reports.items()
+                if (speed := measured_speed(report, prior=roofline)) is not None
+            }
+            known = self._begin(spec, pool, revision, tuple(measured.values()))
             if known is not None:
-                for worker, report in reports.items():
-                    times = measured_times(report.speed, known.base.coefficients) if report.speed is not None else None
-                    if times is not None:
-                        self._measured[worker.uid] = times
+                for uid, speed in measured.items():
+                    if (times := measured_times(speed, known.base)) is not None:
+                        self._measured[uid] = times
                 for worker in self._due(reports, at):
                     known.online = self._follow(known.online, worker, reports[worker], at, isl_cv2)
 
@@ -118,16 +123,14 @@ class PoolSpeeds:
         return sorted(due, key=lambda worker: self._reports[worker.uid][0])[:ROWS_AT_ONCE]
 
     def _begin(
-        self, spec: InferenceClusterSpec, pool: Pool, revision: str, reports: tuple[LoadReport, ...]
+        self, spec: InferenceClusterSpec, pool: Pool, revision: str, measured: tuple[WorkerSpeed, ...]
     ) -> _Pool | None:
         """Return what is known of a pool, begun anew when there is a better source than before."""
         known = self._pools.get(pool.name)
         if known is not None and known.revision != revision:
             del self._pools[pool.name]
             known = None
-        roofline = self._roofline(spec, pool, revision)
-        measured = [speed for report in reports if (speed := measured_speed(report, prior=roofline)) is not None]
-        base = pool_speed(measured, roofline=roofline)
+        base = pool_speed(measured, roofline=self._roofline(spec, pool, revision))
         if base is None or (known is not None and _RANKS[base.source] < _RANKS[known.base.source]):
             return known  # no worker reports right now
         if known is None or _RANKS[base.source] > _RANKS[known.base.source]:
