@@ -83,7 +83,7 @@ def everybody_let_in(cluster: Cluster) -> Iterator[None]:
 
 def _all_gateways_say(cluster: Cluster, policy: str) -> bool:
     pods = cluster.pods("gateway")
-    wanted = cluster.read("deployment", f"{cluster.name}-gateway")["spec"]["replicas"]
+    wanted = cluster.read("deployments", f"{cluster.name}-gateway")["spec"]["replicas"]
     return len(pods) == wanted and all(
         f'"policy":"{policy}"' in json.dumps(pod["spec"]).replace("\\", "").replace('": "', '":"')
         and any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import psutil  # type: ignore[import-untyped]
-from local_cluster import BIN, Cluster, wait_until
+from local_cluster import BIN, EVERYWHERE, Cluster, wait_until
 from tests.machine import deadline_seconds
 
 
@@ -34,12 +34,12 @@ class AnotherNode:
 
     def _is_ready(self) -> bool:
         assert self._kubelet.poll() is None, f"the kubelet of {self.name} ended"
-        conditions = self._cluster.read("node", self.name)["status"].get("conditions", [])
+        conditions = self._cluster.read("nodes", self.name, namespace=EVERYWHERE)["status"].get("conditions", [])
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def pods(self) -> list[str]:
         """Names of the Pods that it has."""
-        found = self._cluster.read("pods", "-A", "--field-selector", f"spec.nodeName={self.name}")["items"]
+        found = self._cluster.read("pods", namespace=EVERYWHERE, fields=f"spec.nodeName={self.name}")["items"]
         return [pod["metadata"]["name"] for pod in found]
 
     def cut_power(self) -> None:

@@ -25,12 +25,12 @@ def test_delete_while_the_operator_is_down(quickstart: Cluster) -> None:
             running += processes(quickstart, pod=pod["metadata"]["name"])
     assert len(children(quickstart)) >= 10
     quickstart.kubectl("-n", namespace, "scale", "deployment", "fulcrum-operator", "--replicas=0")
-    wait_until("no operator", lambda: not quickstart.read("pods", "-n", namespace)["items"], seconds=120)
+    wait_until("no operator", lambda: not quickstart.read("pods", namespace=namespace)["items"], seconds=120)
     quickstart.kubectl("delete", "ic", quickstart.name, "--wait=false")
     try:
         # The agents drain on SIGTERM, which with no load is quick.
         wait_until("nothing to be left", lambda: not children(quickstart), seconds=240, every_seconds=1)
-        assert quickstart.read("ic")["items"] == []
+        assert quickstart.read("inferenceclusters")["items"] == []
         wait_until("no process to be left", lambda: not [p for p in running if p.is_running()], seconds=120)
     finally:
         quickstart.kubectl("-n", namespace, "scale", "deployment", "fulcrum-operator", "--replicas=1")

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from answers import Question
-from local_cluster import Cluster, wait_until
+from local_cluster import EVERYWHERE, Cluster, wait_until
 from processes import engine_core, processes
 
 from fulcrum.replay import Outcome
@@ -48,14 +48,14 @@ def more_right(load: SteadyLoad, before: int) -> bool:
 
 def restarts(cluster: Cluster, pod: str) -> int:
     """How often the only container of a Pod was started again."""
-    (found,) = (item for item in cluster.read("pods", "-A")["items"] if item["metadata"]["name"] == pod)
+    (found,) = (item for item in cluster.read("pods", namespace=EVERYWHERE)["items"] if item["metadata"]["name"] == pod)
     return sum(status["restartCount"] for status in found["status"]["containerStatuses"])
 
 
 def healed(cluster: Cluster) -> bool:
     """Available, as many workers and gateways as the spec wants, all ready, and the ratio as it was."""
-    operator = cluster.read("deployment", "-n", OPERATOR_NAMESPACE, "fulcrum-operator")["status"]
-    gateway = cluster.read("deployment", f"{cluster.name}-gateway")["status"]
+    operator = cluster.read("deployments", "fulcrum-operator", namespace=OPERATOR_NAMESPACE)["status"]
+    gateway = cluster.read("deployments", f"{cluster.name}-gateway")["status"]
     status = cluster.cluster()["status"]
     return (
         cluster.condition("Available") == "True"
@@ -90,7 +90,7 @@ def test_gateway(whole: Cluster, questions: list[Question]) -> None:
 
 
 def test_operator(whole: Cluster, questions: list[Question]) -> None:
-    pods = whole.read("pods", "-n", OPERATOR_NAMESPACE)["items"]
+    pods = whole.read("pods", namespace=OPERATOR_NAMESPACE)["items"]
     victim = next(pod["metadata"]["name"] for pod in pods if "operator" in pod["metadata"]["name"])
     load = load_around(whole, questions, victim)
     assert all(answered.right for answered in load.answered), load.summary()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from another_node import AnotherNode, another_node
 from answers import Question
-from local_cluster import BIN, Cluster, wait_until
+from local_cluster import BIN, EVERYWHERE, Cluster, wait_until
 from tests.machine import deadline_seconds
 
 from load import SteadyLoad
@@ -68,7 +68,7 @@ def settled(cluster: Cluster, roles: dict[str, int]) -> bool:
 
 def gateways(cluster: Cluster) -> int:
     """Ready ones of the current revision; 0 while others are still there."""
-    status = cluster.read("deployment", f"{cluster.name}-gateway")["status"]
+    status = cluster.read("deployments", f"{cluster.name}-gateway")["status"]
     return int(status["readyReplicas"]) if status.get("replicas") == status.get("updatedReplicas") else 0
 
 
@@ -117,7 +117,7 @@ def test_kubectl_drain_under_load_in_auto(cluster: Cluster, second: AnotherNode,
     cluster.patch({"balance": {"mode": "Auto"}})
     cluster.kubectl("uncordon", second.name)
     before = {worker.uid for worker in cluster.workers()}
-    leaving = len(cluster.read("pods", "-A", "--field-selector", f"spec.nodeName={FIRST}")["items"])
+    leaving = len(cluster.read("pods", namespace=EVERYWHERE, fields=f"spec.nodeName={FIRST}")["items"])
     with SteadyLoad(cluster.endpoint(), questions, rate=2) as load:
         wait_until("answers before", partial(load.has, 8), seconds=120)
         began = time.monotonic()
@@ -136,7 +136,7 @@ def test_kubectl_drain_under_load_in_auto(cluster: Cluster, second: AnotherNode,
         wait_until("answers after", partial(load.has, len(load.answered) + 8), seconds=120)
     assert all(answered.right for answered in load.answered), load.summary()
     assert not before & {worker.uid for worker in cluster.workers()}
-    on_first = cluster.read("pods", "-A", "--field-selector", f"spec.nodeName={FIRST}")["items"]
+    on_first = cluster.read("pods", namespace=EVERYWHERE, fields=f"spec.nodeName={FIRST}")["items"]
     assert on_first == []
     print(f"kubectl drain of {leaving} Pods, 2 workers among them: {drain_seconds:.1f} s; "
           f"{len(load.answered)} answers, all right")  # fmt: skip

@@ -73,11 +73,11 @@ def install(cluster: Cluster, tree: Path | None) -> None:
 
 def acts(cluster: Cluster, tree: Path | None) -> bool:
     """Whether the only operator is of this release, and holds the Lease."""
-    pods = cluster.read("pods", "-n", NAMESPACE)["items"]
+    pods = cluster.read("pods", namespace=NAMESPACE)["items"]
     if len(pods) != 1:
         return False
     name = pods[0]["metadata"]["name"]
-    holder = cluster.read("lease", "fulcrum-operator", "-n", NAMESPACE)["spec"].get("holderIdentity") or ""
+    holder = cluster.read("leases", "fulcrum-operator", namespace=NAMESPACE)["spec"].get("holderIdentity") or ""
     environment = processes(cluster, pod=name)[0].environ()
     return name in holder and environment.get("PYTHONPATH") == (python_path(tree) if tree is not None else None)
 

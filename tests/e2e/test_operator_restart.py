@@ -54,13 +54,13 @@ def is_at_rest(cluster: Cluster) -> bool:
 
 
 def operator_restarts(cluster: Cluster) -> int:
-    (pod,) = cluster.read("pods", "-n", NAMESPACE)["items"]
+    (pod,) = cluster.read("pods", namespace=NAMESPACE)["items"]
     (status,) = pod["status"]["containerStatuses"]
     return int(status["restartCount"]) if status["ready"] else -1
 
 
 def test_an_unchanged_cluster_is_left_alone(whole: Cluster) -> None:
-    (pod,) = whole.read("pods", "-n", NAMESPACE)["items"]
+    (pod,) = whole.read("pods", namespace=NAMESPACE)["items"]
     restarts = wait_until("the operator", lambda: operator_restarts(whole) + 1, seconds=120) - 1
     wait_until("a cluster at rest", lambda: is_at_rest(whole), seconds=180)
     before, events_before = writes(whole), events(whole)
