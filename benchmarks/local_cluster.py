@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kubernetes import config
 from kubernetes.client import ApiClient
-from kubernetes.client.exceptions import ApiException
 from this_machine import deadline_seconds, suited
 from urllib3.exceptions import HTTPError
 
@@ -174,14 +174,18 @@ class Cluster:
 
 def read_path(kubeconfig: Path, path: str, query: Sequence[tuple[str, str]] = ()) -> Any:
     """What the API server has at a path, over a connection that stays open; raises CommandError."""
+    client = _client(kubeconfig)
+    method, url, headers, *_ = client.param_serialize(
+        "GET", path, query_params=[(name, value) for name, value in query if value], auth_settings=["BearerToken"]
+    )
     try:
-        answer, *_ = _client(kubeconfig).call_api(
-            path, "GET", query_params=[(name, value) for name, value in query if value], response_type="object",
-            auth_settings=["BearerToken"], _request_timeout=deadline_seconds(30),
-        )  # fmt: skip
-    except (ApiException, HTTPError) as error:
+        response = client.call_api(method, url, headers, _request_timeout=deadline_seconds(30))
+        content = response.read()
+    except HTTPError as error:
         raise CommandError(f"GET {path}: {error}") from error
-    return answer
+    if response.status != HTTPStatus.OK:
+        raise CommandError(f"GET {path}: {response.status} {content.decode(errors='replace')}")
+    return json.loads(content)
 
 
 @cache
