@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ import requests
 from kubernetes.client import Configuration
 from kubernetes.config import load_kube_config
 from tests.machine import deadline_seconds
+
+from fulcrum.local.certificates import self_signed, server_context
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -32,6 +35,13 @@ def wait_for(probe: Callable[[], T | None], what: str, seconds: float = 90.0) ->
             return result
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.02)
+
+
+def kubelet_context(folder: Path) -> ssl.SSLContext:
+    """TLS of a kubelet on loopback."""
+    file = folder / "kubelet.pem"
+    file.write_bytes(self_signed("system:node:one", "127.0.0.1"))
+    return server_context(file, file)
 
 
 class ServerProcess:

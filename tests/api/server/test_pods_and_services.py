@@ -6,11 +6,12 @@ import http.server
 import threading
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-from tests.api.server.cluster import Http, Json, Kubectl, deployment, pod, wait_for
+from tests.api.server.cluster import Http, Json, Kubectl, deployment, kubelet_context, pod, wait_for
 from tests.machine import deadline_seconds
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
@@ -193,13 +194,14 @@ class _Kubelet(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def kubelet(api: Http, external_kubeconfig: object) -> Iterator[tuple[str, list[str]]]:
+def kubelet(api: Http, external_kubeconfig: object, tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
     """A Node whose kubelet serves logs: its name, and the paths that were asked for."""
     if external_kubeconfig is not None:
         pytest.skip("real nodes have kubelets of their own")
     paths: list[str] = []
     handler = type("Handler", (_Kubelet,), {"paths": paths})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.socket = kubelet_context(tmp_path).wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     name = f"node-{uuid.uuid4().hex[:8]}"

@@ -14,7 +14,17 @@ from pathlib import Path
 
 import pytest
 import requests
-from tests.api.server.cluster import Http, Json, ServerProcess, WatchStream, client_of, config_map, pod, wait_for
+from tests.api.server.cluster import (
+    Http,
+    Json,
+    ServerProcess,
+    WatchStream,
+    client_of,
+    config_map,
+    kubelet_context,
+    pod,
+    wait_for,
+)
 from tests.machine import deadline_seconds
 
 PATH = "/api/v1/namespaces/default/configmaps"
@@ -125,7 +135,8 @@ def test_sigterm_ends_watches_cleanly(tmp_path: Path, servers: list[ServerProces
 
 def test_sigterm_does_not_wait_for_a_followed_log(tmp_path: Path, servers: list[ServerProcess]) -> None:
     server = _start(servers, tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as kubelet, client_of(server.kubeconfig) as client:
+    listener = kubelet_context(tmp_path).wrap_socket(socket.create_server(("127.0.0.1", 0)), server_side=True)
+    with listener as kubelet, client_of(server.kubeconfig) as client:
         client.post("/api/v1/nodes", json={"metadata": {"name": "one"}})
         status = {
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],

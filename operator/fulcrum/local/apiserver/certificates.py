@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import ipaddress
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
 
-_TEN_YEARS: Final = dt.timedelta(days=3650)
+from fulcrum.local.certificates import builder, certificate_bytes, key_bytes, name, server_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +21,7 @@ class ServingCertificate:
 
     def context(self) -> ssl.SSLContext:
         """TLS context for the listening socket."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self.certificate, self.key)
-        return context
+        return server_context(self.certificate, self.key)
 
 
 def serving_certificate(state_dir: Path, addresses: tuple[str, ...]) -> ServingCertificate:
@@ -52,19 +47,19 @@ def _make_authority(certificate_file: Path, key_file: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name("fulcrum-ca")
-    builder = _builder(name, name, key.public_key()).add_extension(
+    authority = name("fulcrum-ca")
+    built = builder(authority, authority, key.public_key()).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
     usage = x509.KeyUsage(
         digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
     )  # fmt: skip
-    builder = builder.add_extension(usage, critical=True).add_extension(
+    built = built.add_extension(usage, critical=True).add_extension(
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
     )
-    _write(key_file, _key_bytes(key))
-    _write(certificate_file, _certificate_bytes(builder, key))
+    _write(key_file, key_bytes(key))
+    _write(certificate_file, certificate_bytes(built, key))
 
 
 def _make_certificate(files: ServingCertificate, authority_key: Path, addresses: tuple[str, ...]) -> None:
@@ -76,11 +71,11 @@ def _make_certificate(files: ServingCertificate, authority_key: Path, addresses:
     signing_key = load_pem_private_key(authority_key.read_bytes(), password=None)
     authority = x509.load_pem_x509_certificate(files.authority.read_bytes())
     key = ec.generate_private_key(ec.SECP256R1())
-    names: list[x509.GeneralName] = [x509.DNSName(name) for name in ("localhost", "kubernetes", "kubernetes.default")]
+    names: list[x509.GeneralName] = [x509.DNSName(each) for each in ("localhost", "kubernetes", "kubernetes.default")]
     names += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
     assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
-    builder = (
-        _builder(_name("kube-apiserver"), authority.subject, key.public_key())
+    built = (
+        builder(name("kube-apiserver"), authority.subject, key.public_key())
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -89,42 +84,8 @@ def _make_certificate(files: ServingCertificate, authority_key: Path, addresses:
             critical=False,
         )
     )
-    _write(files.key, _key_bytes(key))
-    _write(files.certificate, _certificate_bytes(builder, signing_key))
-
-
-def _name(common_name: str) -> Any:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _builder(subject: Any, issuer: Any, public_key: Any) -> Any:
-    from cryptography import x509
-
-    now = dt.datetime.now(dt.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + _TEN_YEARS)
-    )
-
-
-def _key_bytes(key: Any) -> bytes:
-    from cryptography.hazmat.primitives import serialization as s
-
-    return bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
-
-
-def _certificate_bytes(builder: Any, key: Any) -> bytes:
-    from cryptography.hazmat.primitives import hashes, serialization
-
-    return bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    _write(files.key, key_bytes(key))
+    _write(files.certificate, certificate_bytes(built, signing_key))
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fulcrum.kube import Api, Changed, Interrupted, Listed, follow
+from fulcrum.local.certificates import self_signed
 from fulcrum.local.kubelet.addresses import AddressPool
 from fulcrum.local.kubelet.callers import Callers
 from fulcrum.local.kubelet.devices import GPU, Devices
@@ -84,7 +85,7 @@ class Kubelet:
     async def run(self) -> None:
         """Serve until cancelled. Errors: OSError when the log server cannot listen."""
         server = LogServer(self._find, Callers(self._api, self._config.node_name).check)
-        port = await server.start(self._node.address)
+        port = await server.start(self._node.address, self._certificate())
         registration = NodeRegistration(self._api, self._config, self._capacity, address=self._node.address, port=port)
         try:
             async with asyncio.TaskGroup() as group:
@@ -98,6 +99,12 @@ class Kubelet:
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             await server.stop()
+
+    def _certificate(self) -> Path:
+        """The file with this start's key and certificate."""
+        file = self._config.state_directory / "kubelet.pem"
+        write_private(file, self_signed(f"system:node:{self._config.node_name}", self._node.address))
+        return file
 
     # Pods that come and go.
 

@@ -1,12 +1,17 @@
-"""The kubelet's HTTP side: container logs for `kubectl logs`, on the node's loopback address only."""
+"""The kubelet's HTTPS side: container logs for `kubectl logs`, on the node's loopback address only.
+
+As a kubelet's, its certificate is its own and API servers do not check it, unless they are told to.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from aiohttp import web
 
+from fulcrum.local.certificates import server_context
 from fulcrum.local.kubelet.container import Container
 from fulcrum.local.kubelet.logs import LogOptions, read
 from fulcrum.local.kubelet.pod import PodWorker
@@ -25,15 +30,15 @@ class LogServer:
         self._check = check
         self._runner: web.AppRunner | None = None
 
-    async def start(self, address: str, port: int = 0) -> int:
-        """Listen; returns the port. Errors: OSError."""
+    async def start(self, address: str, certificate: Path, port: int = 0) -> int:
+        """Listen; returns the port. `certificate` is a file with key and certificate. Errors: OSError."""
         app = web.Application()
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         app.router.add_get("/healthz", self._healthz)
         # A log that is followed never ends by itself: do not wait for it when the kubelet stops.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, address, port)
+        site = web.TCPSite(self._runner, address, port, ssl_context=server_context(certificate, certificate))
         await site.start()
         bound: int = self._runner.addresses[0][1]
         return bound
