@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 from tests.gateway.conftest import Client, Engine, MakeSite, Seen, Site, eventually
@@ -172,6 +173,7 @@ async def test_a_gateway_that_shuts_down_is_alive_and_not_ready(make_site: MakeS
     await eventually(lambda: site.gateway.closing)
     assert (await inside(site, "/health"), await inside(site, "/ready")) == (200, 503)
     stopping.cancel()
+    site.gateway.settings = replace(site.gateway.settings, lame_duck_seconds=0.0)
 
 
 async def test_a_body_of_http_1_0_whose_end_is_unknown_ends_the_connection(make_site: MakeSite) -> None:
