@@ -72,7 +72,7 @@ scan: install  ## checkov on charts, manifests and Dockerfiles (installs 290 MB 
 	$(PYTEST) tests/charts/test_checkov.py --quiet
 
 e2e: install  ## Tests with real vLLM engines
-	$(PYTEST) tests/e2e $(BESIDE) -m "engine and not compare" -n $(LANES) --durations=15
+	$(PYTEST) tests/e2e $(BESIDE) -m "engine and not compare" -n $(LANES) --no-loadscope-reorder --durations=15
 	$(PYTEST) $(ALONE) -m "engine and not compare" --durations=15
 
 compare: install  ## Auto against fixed ratios, rejection against none, on real engines; wants a quiet machine

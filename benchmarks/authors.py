@@ -8,7 +8,8 @@
 - `nodes`: a tick of a cluster of 500 Pods on 500 nodes, all in trouble, so that all nodes are read.
 - `silent`: the loads of 8 workers of one cluster while 1,000 workers of another are asked that never answer.
 - `forecasts`: how long 20 clusters wait for a forecast behind one with the longest history and horizon.
-- `upstreams`: memory of a process that reads bombs from a Prometheus, 16 agents and 3 gateways at once.
+- `upstreams`: memory of the operator while the Prometheus, 16 agents and 3 gateways of one cluster answer with bombs,
+  and how soon another cluster gets 20 new ratios.
 
 API server and operator are processes of this machine and share its cores. Exits with 0 only when every target holds.
 """
@@ -27,11 +28,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from tests.controller.bomb_run import beside_bombs  # noqa: E402
 from tests.controller.cluster import ApiServer, Cluster, Operator, client_of, running_api_server  # noqa: E402
 from tests.controller.hostile_run import beside_hostile_objects  # noqa: E402
 from tests.controller.test_walk import reconciling  # noqa: E402
@@ -39,9 +40,7 @@ from tests.telemetry.test_hostile_upstreams import HOSTILE, upstream  # noqa: E4
 
 from fulcrum.forecast.forecaster import Forecaster  # noqa: E402
 from fulcrum.forecast.series import LoadSeries  # noqa: E402
-from fulcrum.telemetry import Agents, ClusterRef, PrometheusSource  # noqa: E402
-from fulcrum.telemetry.prometheus_calls import PrometheusCalls  # noqa: E402
-from fulcrum.telemetry.scrape_source import ScrapeSource  # noqa: E402
+from fulcrum.telemetry import Agents  # noqa: E402
 from fulcrum.telemetry.turns import Turns  # noqa: E402
 
 SEED = 36
@@ -139,50 +138,15 @@ async def forecasts(_: argparse.Namespace) -> str | None:
 
 
 async def upstreams(_: argparse.Namespace) -> str | None:
-    """Bombs from everything that is read at once, by a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--read-bombs", stdout=asyncio.subprocess.PIPE
-    )
-    out, __ = await process.communicate()
-    peak = int(out.split()[-1])
-    print(f"[authors] upstreams: a reader of bombs takes {peak / 2**20:.0f} MiB", flush=True)
-    return f"memory is {peak / 2**20:.0f} MiB (<= {MEMORY_BYTES / 2**20:.0f})" if peak > MEMORY_BYTES else None
-
-
-async def _read_bombs() -> None:
-    """Print the largest resident memory while everything answers with a bomb."""
-    cluster, most, own = ClusterRef(namespace="ml", name="chat", gateways=3), 0, psutil.Process()
-    for kind in ("gzip", "gzip unsaid", "endless", "endless chunks", "too long", "nested"):
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, "--serve", kind, stdout=asyncio.subprocess.PIPE
-        )
-        assert child.stdout is not None
-        port = int(await child.stdout.readline())
-        async with (
-            PrometheusCalls() as calls,
-            Agents(port=port, gateway_port=port, deadline_seconds=2.0) as agents,
-            ScrapeSource(port=port, older_port=None, deadline_seconds=2.0) as scrape,
-        ):
-            source = PrometheusSource(f"http://127.0.0.1:{port}", calls=calls, deadline_seconds=2.0)
-            reading = asyncio.gather(
-                *(source.traffic(cluster, window_seconds=30, now=1000.0) for _ in range(4)),
-                agents.loads({f"w{number}": "127.0.0.1" for number in range(16)}),
-                agents.pairs({f"g{number}": "127.0.0.1" for number in range(3)}),
-                scrape.scrape(cluster, {f"g{number}": "127.0.0.1" for number in range(3)}, 1000.0),
-            )
-            while not reading.done():
-                most = max(most, own.memory_info().rss)
-                await asyncio.sleep(0.01)
-            await reading
-        child.kill()
-        await child.wait()
-    print(most)
-
-
-async def _serve(kind: str) -> None:
-    async with upstream(HOSTILE[kind]()) as port:
-        print(port, flush=True)
-        await asyncio.Event().wait()
+    """The operator beside a cluster from which only bombs come."""
+    async with _namespace() as (server, cluster):
+        with Operator(server, "--namespace", cluster.namespace) as operator:
+            found = await beside_bombs(cluster, operator, changes=20)
+    print(f"[authors] upstreams: {found}", flush=True)
+    if found.peak_bytes > MEMORY_BYTES:
+        return f"memory is {found.peak_bytes / 2**20:.0f} MiB (<= {MEMORY_BYTES / 2**20:.0f})"
+    slow = max(found.seconds)
+    return f"a ratio took {slow:.1f} s (<= {OBJECT_SECONDS:g})" if slow > OBJECT_SECONDS else None
 
 
 @contextlib.asynccontextmanager
@@ -214,14 +178,7 @@ async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=int, default=10_000, help="hostile objects to write")
     parser.add_argument("--only", choices=checks)
-    parser.add_argument("--read-bombs", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--serve", metavar="KIND", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        await _serve(options.serve)
-    if options.read_bombs:
-        await _read_bombs()
-        return 0
     began = datetime.now(UTC)
     chosen = {name: check for name, check in checks.items() if options.only in (None, name)}
     wrong = {name: why for name, check in chosen.items() if (why := await check(options)) is not None}

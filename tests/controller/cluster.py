@@ -190,6 +190,12 @@ class Operator:
         self._process = None
         return code
 
+    def peak_bytes(self) -> int:
+        """Largest resident memory so far."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+
     def metrics(self) -> str:
         """Its metrics page."""
         found = re.search(r"health=(\S+)", self.log.read_text())

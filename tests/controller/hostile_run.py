@@ -52,14 +52,14 @@ async def beside_hostile_objects(cluster: Cluster, objects: int, *, seed: int) -
         for good in (cluster, other):
             await good.apply(workers=4, balance={"mode": "Manual", "ratio": {"prefill": 2, "decode": 2}})
             await stack.enter_async_context(Kubelet(good).run())
-            await eventually(lambda good=good: _is_available(good))  # type: ignore[misc]
+            await eventually(lambda good=good: is_available(good))  # type: ignore[misc]
         writing = asyncio.create_task(_write_all(cluster, objects, seed, found))
         try:
             for turn in range(CHANGES):
                 while not writing.done() and found.written < objects * turn // CHANGES:  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.02)
                 prefill = 1 + turn % 3
-                found.seconds += await asyncio.gather(*(_flipped(good, prefill) for good in (cluster, other)))
+                found.seconds += await asyncio.gather(*(flipped(good, prefill) for good in (cluster, other)))
             await writing
         finally:
             writing.cancel()
@@ -67,11 +67,12 @@ async def beside_hostile_objects(cluster: Cluster, objects: int, *, seed: int) -
     return found
 
 
-async def _is_available(cluster: Cluster) -> bool:
+async def is_available(cluster: Cluster) -> bool:
+    """Whether the condition Available is True."""
     return bool((await cluster.condition("Available"))["status"] == "True")
 
 
-async def _flipped(cluster: Cluster, prefill: int) -> float:
+async def flipped(cluster: Cluster, prefill: int) -> float:
     """Ask for a ratio; return the seconds until the workers have it."""
     began = time.monotonic()
     await cluster.patch({"spec": {"balance": {"ratio": {"prefill": prefill, "decode": 4 - prefill}}}})

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.controller.bomb_run import beside_bombs
 from tests.controller.cluster import Cluster, Operator, eventually
 from tests.controller.hostile import documents
 from tests.controller.hostile_run import beside_hostile_objects
@@ -22,6 +23,8 @@ from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import INFERENCE_CLUSTER
 
 OBJECTS = 150
+OPERATOR_BYTES = 512 << 20
+"""What the chart gives it."""
 OWNER = Owner(name="c", namespace="ns", uid="u")
 
 
@@ -79,6 +82,16 @@ async def test_good_clusters_are_reconciled_beside_hostile_objects(cluster: Clus
     print(found)
     assert found.accepted >= 0.3 * OBJECTS
     assert found.slowest_seconds < deadline_seconds(10)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+async def test_a_good_cluster_is_reconciled_beside_one_that_answers_with_bombs(cluster: Cluster) -> None:
+    with Operator(cluster.server, "--namespace", cluster.namespace) as operator:
+        found = await beside_bombs(cluster, operator, changes=6)
+    print(found)
+    assert found.peak_bytes < OPERATOR_BYTES
+    assert max(found.seconds) < deadline_seconds(10)
 
 
 @pytest.mark.integration

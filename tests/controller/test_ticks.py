@@ -88,17 +88,18 @@ class Gateway:
                     await requests
 
 
-async def make_gateway_pod(cluster: Cluster) -> str:
+async def make_gateway_pod(cluster: Cluster, name: str = "c-gateway-x") -> str:
+    """Make a ready Pod of a gateway; its address."""
     labels = {"fulcrum.dev/cluster": cluster.name, "app.kubernetes.io/component": "gateway"}
     document: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": "c-gateway-x", "namespace": cluster.namespace, "labels": labels},
+        "metadata": {"name": name, "namespace": cluster.namespace, "labels": labels},
         "spec": {"containers": [{"name": "gateway", "image": "none"}]},
     }
     await cluster.kube.create(POD, document)
-    await cluster.set_pod_status("c-gateway-x")
-    address: str = (await cluster.pods())["c-gateway-x"]["status"]["podIP"]
+    await cluster.set_pod_status(name)
+    address: str = (await cluster.pods())[name]["status"]["podIP"]
     return address
 
 

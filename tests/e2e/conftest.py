@@ -19,12 +19,15 @@ from local_cluster import REPOSITORY, Cluster, local_cluster, wait_until  # noqa
 from manifests import changed  # noqa: E402
 from this_machine import TINY  # noqa: E402
 
+ELSEWHERE = "elsewhere"
+"""Tests of other folders."""
 ORDER = (
-    "test_progress",
     "test_chaos",
-    "test_helm",
     "test_watchdog",
+    "test_helm",
     "test_parity_words",
+    "test_progress",
+    ELSEWHERE,
     "test_parity",
     "test_bad_input",
     "test_access",
@@ -41,17 +44,29 @@ ORDER = (
     "test_prometheus",
     "test_overload",
 )
-"""The first five end the engines that they have before there are others. Of those that share one, later ones change it
-for good."""
+"""The first ones, the longest before the others, end the engines that they have. Of those that share a cluster, later
+ones change it for good."""
 SHARED = ORDER[ORDER.index("test_parity") : ORDER.index("test_delete") + 1]
-"""Files whose tests want one and the same cluster, and so one process. All others have clusters of their own."""
+"""Files whose tests want one and the same cluster, and so one process."""
+LAST = ORDER[ORDER.index("test_fidelity") :]
+"""So do these, whose engines stay until the session ends."""
 
 
 class TwoLanes(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests of the shared cluster in one process, all others beside them in another one (`make e2e`)."""
+    """The tests of the shared cluster and then LAST in one process, all others beside them (`make e2e`).
+
+    A process that has done its part takes the next file of the other's.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "shared" if Path(nodeid.partition("::")[0]).stem in SHARED else "apart"
+        stem = Path(nodeid.partition("::")[0]).stem
+        return "shared" if stem in SHARED else "last" if stem in LAST else stem
+
+    def _assign_work_unit(self, node: Any) -> None:
+        is_shared = "shared" in self.assigned_work.get(node, {})
+        scopes = sorted(self.workqueue, key=lambda scope: (scope != "shared", (scope == "last") != is_shared))
+        self.workqueue.move_to_end(scopes[0], last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -61,10 +76,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoLanes:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """After all others: the last cluster's engines are there until the session ends."""
-    ours = [item for item in items if item.path.parent == HERE]
-    ours.sort(key=lambda item: ORDER.index(item.path.stem))
-    items[:] = [item for item in items if item.path.parent != HERE] + ours
+    """Engines that are there until the session ends come after all others."""
+    items.sort(key=lambda item: ORDER.index(item.path.stem if item.path.parent == HERE else ELSEWHERE))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -190,7 +190,8 @@ async def test_a_prompt_that_takes_four_times_as_long_is_answered_by_its_worker_
     promise_seconds = max(deadline_seconds(2.0), 4 * step_seconds * PROMPT_TOKENS / CHUNK_TOKENS)
     overdue_seconds = promise_seconds / 2
     holds = [
-        Hold(engine.core, step_cpu_seconds=step.cpu_seconds, longer_seconds=overdue_seconds / 8)
+        # A step's processor time is up to twice or half of what it was: the cores are shared.
+        Hold(engine.core, step_cpu_seconds=step.cpu_seconds, longer_seconds=overdue_seconds / 5)
         for engine, step in zip(engines, steps, strict=True)
     ]
     site = await site_of(make_site, engines, promise_seconds)

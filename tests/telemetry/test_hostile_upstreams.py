@@ -89,7 +89,7 @@ HOSTILE: dict[str, Callable[[], Write]] = {
 
 
 @contextlib.asynccontextmanager
-async def upstream(write: Write) -> AsyncIterator[int]:
+async def upstream(write: Write, address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
     """Answer every request by `write`; yields the port. Its own tasks are called `upstream`."""
     answering: set[asyncio.Task[None]] = set()
 
@@ -104,7 +104,7 @@ async def upstream(write: Write) -> AsyncIterator[int]:
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answering.add(asyncio.create_task(answer(reader, writer), name="upstream"))
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, address, port)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
