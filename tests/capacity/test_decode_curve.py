@@ -137,6 +137,9 @@ def test_measured_steps_give_their_curve_back() -> None:
         ([(2, 0.01, 0), (1, 0.02, 0)], "ascending"),
         ([(1, 0.01, 0), (2, float("nan"), 0)], "above 0"),
         ([(1, 0.01, -1e-9), (2, 0.02, 0)], "at least 0"),
+        ([(1, 0.01, 0), (2, 1e308, 0)], "up to 3600"),
+        ([(1, 0.01, 0), (2, 0.02, 1e308)], "at most 3600"),
+        ([(batch, 0.01, 0) for batch in range(1, 300)], "128 are the most"),
     ],
 )
 def test_curves_that_cannot_be(points: list[tuple[float, float, float]], problem: str) -> None:

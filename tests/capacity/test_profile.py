@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.capacity.profile import ProfileError, distserve_speed, parse_profile, profile_speed
-from fulcrum.capacity.speed import Speed, SpeedSource
+from fulcrum.api.worker import DecodePoint, SpeedCoefficients
+from fulcrum.capacity.profile import (
+    MOST_BYTES,
+    ProfileError,
+    distserve_speed,
+    parse_profile,
+    profile_document,
+    profile_speed,
+    profiled_speed,
+    same_worker,
+)
+from fulcrum.capacity.speed import Speed, SpeedSource, WorkerSpeed
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 COEFFICIENTS = SpeedCoefficients(
@@ -70,6 +84,17 @@ def samples() -> dict[str, Any]:
     }
 
 
+CURVE = [{"batch": batch, "seconds": 0.01, "secondsPerToken": 0} for batch in (1, 2)]
+
+
+def many_batches(count: int) -> list[dict[str, Any]]:
+    return [{"batch": batch, "contextTokens": 1, "secondsPerStep": 0.01} for batch in range(1, count + 1)]
+
+
+def huge_contexts() -> list[dict[str, Any]]:
+    return [{"batch": batch, "contextTokens": 1e300, "secondsPerStep": 0.01} for batch in (1, 2)]
+
+
 def test_coefficients_are_taken_as_they_are() -> None:
     speed = profile_speed(parse_profile(document(maxBatch=64, transferBaseSeconds=0.001)))
     assert speed.coefficients == COEFFICIENTS
@@ -91,6 +116,17 @@ def test_measurements_are_fitted() -> None:
         ("[]", "schema"),
         (document(kvCapacityTokens="many"), r"kvCapacityTokens"),
         (document(kvCapacityTokens=0), "at least 1"),
+        (document(kvCapacityTokens=10**30), "kvCapacityTokens must be at least 1 and at most"),
+        (document(maxBatch=10**9), "maxBatch must be at least 1 and at most"),
+        (document(transferBaseSeconds=1e300), "nor above 3600 s"),
+        (document(coefficients=dict.fromkeys(FITTED["coefficients"], 0)), "longer than 1 us"),
+        (document(coefficients=dict.fromkeys(FITTED["coefficients"], 1e308)), "nor above 3600 s"),
+        (document(coefficients=FITTED["coefficients"] | {"decodeCurve": [CURVE[0]]}), "a line needs two"),
+        (document(coefficients=FITTED["coefficients"] | {"decodeCurve": CURVE * 100}), "128 are the most"),
+        (document(model="m" * MOST_BYTES), f"{MOST_BYTES} are the most"),
+        ("[" * 50_000, "schema"),
+        (document(coefficients=None, prefill=samples()["prefill"], decode=many_batches(200)), "more than 128"),
+        (document(coefficients=None, prefill=samples()["prefill"], decode=huge_contexts()), "up to 1e"),
         (document(typo=1), "typo"),
         (document(transferSecondsPerToken=-1), "must not be negative"),
         (document(coefficients=FITTED["coefficients"] | {"decodeA": -1}), "must not be negative"),
@@ -112,6 +148,63 @@ def test_measurements_are_fitted() -> None:
 def test_a_bad_profile_says_what_is_wrong(text: str | bytes, what: str) -> None:
     with pytest.raises(ProfileError, match=what):
         parse_profile(text)
+
+
+@given(
+    decode=st.lists(
+        st.fixed_dictionaries(
+            {
+                "batch": st.floats(1e-3, 1e6),
+                "contextTokens": st.floats(0, 1e18),
+                "secondsPerStep": st.floats(1e-9, 1e6),
+            }
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(max_examples=60)
+def test_any_rows_give_finite_speeds_or_a_reason(decode: list[dict[str, float]]) -> None:
+    """The operator fits what others write: no overflow, and no division by zero."""
+    try:
+        speed = profile_speed(parse_profile(document(coefficients=None, prefill=samples()["prefill"], decode=decode)))
+    except ProfileError:
+        return
+    assert all(math.isfinite(speed.decode_step_seconds(batch, 1000 * batch)) for batch in (0, 1, 16, 4096))
+    assert 0 <= speed.decode_batch(0.05, 1000) <= speed.max_batch
+
+
+@pytest.mark.parametrize("curve", [(), (1, 8, 64)])
+def test_a_document_is_read_as_the_speed_that_it_was_made_of(curve: tuple[int, ...]) -> None:
+    points = tuple(DecodePoint(batch=each, seconds=0.01 + each * 1e-5, seconds_per_token=3e-8) for each in curve)
+    measured = WorkerSpeed(
+        coefficients=msgspec.structs.replace(COEFFICIENTS, decode_curve=points),
+        kv_capacity_tokens=123_456,
+        max_batch=77,
+        max_batched_tokens=4096,
+    )
+    written = json.dumps(profile_document(measured, model="m", accelerator_name="H200", tensor=2, pipeline=1))
+    read = parse_profile(written)
+    assert profile_speed(read) == replace(measured, source=SpeedSource.PROFILE)
+    roofline = replace(measured, transfer_base_seconds=0.002, source=SpeedSource.ROOFLINE)
+    assert profiled_speed(read, prior=roofline) == replace(roofline, source=SpeedSource.PROFILE)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "tensor", "pipeline", "same"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", 1, 1, True),
+        ("H200", 1, 1, False),
+        ("H100", 2, 1, False),
+        ("H100", 1, 2, False),
+        ("our-own-chip", 1, 1, False),
+    ],
+)
+def test_a_profile_is_of_one_kind_of_worker(accelerator: str, tensor: int, pipeline: int, same: bool) -> None:
+    profile = parse_profile(document())
+    assert same_worker(profile, accelerator_name=accelerator, tensor=tensor, pipeline=pipeline) is same
+    own = parse_profile(document(accelerator="our-own-chip"))
+    assert same_worker(own, accelerator_name="our-own-chip", tensor=1, pipeline=1)
 
 
 def test_distserve_prefill_and_decode() -> None:

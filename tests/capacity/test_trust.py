@@ -59,9 +59,9 @@ def test_nothing_known_is_none() -> None:
 
 
 def test_measured_before_profile_before_roofline() -> None:
-    assert pool_speed([], roofline=ROOFLINE) is ROOFLINE
-    assert pool_speed([], profile=PROFILE, roofline=ROOFLINE) is PROFILE
-    assert pool_speed([worker()], profile=PROFILE, roofline=ROOFLINE) == worker()
+    assert pool_speed([], prior=ROOFLINE) is ROOFLINE
+    assert pool_speed([], prior=PROFILE) is PROFILE
+    assert pool_speed([worker()], prior=PROFILE) == worker()
 
 
 def test_one_disturbed_worker_of_three_moves_nothing() -> None:

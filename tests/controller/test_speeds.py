@@ -17,7 +17,8 @@ from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import DecodePoint, LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.balance import Worker, WorkerPhase, worker_revision
 from fulcrum.capacity.pace import slower_than_peers
-from fulcrum.capacity.speed import SpeedSource
+from fulcrum.capacity.profile import Profile
+from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.controller.speeds import ROW_SECONDS, PoolSpeeds
 
 MEASURED = SpeedCoefficients(prefill_a=0.01, prefill_b=1e-4, prefill_c=0.0, decode_a=0.01, decode_b=1e-4, decode_c=0.0)
@@ -86,6 +87,61 @@ def test_a_known_gpu_has_a_speed_before_anybody_has_measured_it() -> None:
     found = speeds.speeds()["p"]
     assert (found.source, found.kv_capacity_tokens) == (SpeedSource.MEASURED, 50_000)
     assert found.coefficients.prefill_b == pytest.approx(1e-4)
+
+
+def profile(model: str = "m", accelerator: str = "cpu", **coefficients: float) -> Profile:
+    found = msgspec.structs.replace(MEASURED, prefill_b=3e-4, **coefficients)
+    return Profile(model=model, accelerator=accelerator, kv_capacity_tokens=70_000, coefficients=found)
+
+
+def learn_with(
+    speeds: PoolSpeeds, spec: InferenceClusterSpec, profiles: dict[str, Profile], load: LoadReport | None, at: float
+) -> WorkerSpeed | None:
+    who = worker(0, spec)
+    speeds.learn(cluster="c", spec=spec, workers=(who,), loads={who.name: load}, at=at, isl_cv2=0.0, profiles=profiles)
+    return speeds.speeds().get("p")
+
+
+def test_a_profile_is_known_from_the_first_tick_and_gives_way_to_what_is_measured() -> None:
+    speeds, spec = PoolSpeeds(), spec_of()
+    speeds.expect(cluster="c", spec=spec, profiles={"p": profile()})
+    first = speeds.speeds()["p"]
+    assert (first.source, first.kv_capacity_tokens) == (SpeedSource.PROFILE, 70_000)
+    assert first.coefficients.prefill_b == pytest.approx(3e-4)
+    measured = learn_with(speeds, spec, {"p": profile()}, report(), 0.0)
+    assert measured is not None
+    assert (measured.source, measured.coefficients.prefill_b) == (SpeedSource.MEASURED, pytest.approx(1e-4))
+    kept = learn_with(speeds, spec, {"p": profile(prefill_a=0.5)}, None, 2.0)
+    assert kept == measured, "no worker reports right now"
+
+
+def test_a_profile_may_come_later_change_and_go() -> None:
+    speeds, spec = PoolSpeeds(), spec_of("H100-SXM-80GB", "meta-llama/Llama-3.1-8B-Instruct")
+    of_h100 = profile("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM-80GB")
+    roofline = learn_with(speeds, spec, {}, None, 0.0)
+    came = learn_with(speeds, spec, {"p": of_h100}, None, 2.0)
+    assert roofline is not None
+    assert came is not None
+    assert came.source is SpeedSource.PROFILE
+    assert came.transfer_seconds(1000) == roofline.transfer_seconds(1000) > 0, "profiles seldom know transfers"
+    slower = msgspec.structs.replace(of_h100, coefficients=msgspec.structs.replace(MEASURED, prefill_b=9e-4))
+    changed = learn_with(speeds, spec, {"p": slower}, None, 4.0)
+    assert changed is not None
+    assert changed.coefficients.prefill_b == pytest.approx(9e-4)
+    assert learn_with(speeds, spec, {}, None, 6.0) == roofline
+    on_cpu, cpu = PoolSpeeds(), spec_of()
+    assert learn_with(on_cpu, cpu, {"p": profile()}, None, 0.0) is not None
+    assert learn_with(on_cpu, cpu, {}, None, 2.0) is None
+
+
+def test_what_is_learnt_stays_while_the_profile_does() -> None:
+    """Workers that were not measured at their start: 500 tokens take 0.2 s, and the profile says 0.16."""
+    speeds, spec = PoolSpeeds(), spec_of()
+    for step in range(40):
+        load = report(speed=None, prompts=10 * step, seconds=2.0 * step)
+        found = learn_with(speeds, spec, {"p": profile()}, load, step * ROW_SECONDS)
+    assert found is not None
+    assert found.prefill_seconds(500, 500**2) == pytest.approx(0.2, rel=0.1)
 
 
 def test_nothing_is_known_of_a_cpu_until_it_was_measured() -> None:

@@ -82,6 +82,23 @@ def overlap(one: PoolAdmits | None, other: PoolAdmits | None) -> bool:
     )
 
 
+class PoolProfile(ApiStruct, frozen=True, kw_only=True):
+    """Where it is written how fast the workers of a pool are."""
+
+    config_map: Annotated[
+        ObjectName, Meta(description="ConfigMap in the same namespace, such as `fulcrum capacity --export` fills.")
+    ]
+    key: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=253,
+            pattern=r"^[-._a-zA-Z0-9]+$",
+            description="Key of the ConfigMap's `data` that holds the profile, a JSON document.",
+        ),
+    ] = "profile.json"
+
+
 class Pool(ApiStruct, frozen=True, kw_only=True):
     """Workers of one hardware and parallelism, hence interchangeable."""
 
@@ -119,6 +136,14 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
             extra_json_schema={"x-kubernetes-list-type": "set"},
         ),
     ] = (Role.PREFILL, Role.DECODE, Role.MIXED)
+    profile: Annotated[
+        PoolProfile | None,
+        Meta(
+            description="How fast workers of this kind were measured to be: the balance reckons with it until workers "
+            "have measured themselves. Read again every minute; a change restarts nothing. Absent: the roofline of "
+            "model and accelerator, which knows no CPUs."
+        ),
+    ] = None
     gpu: Annotated[GpuRequest, Meta(description="How a worker's GPUs are requested; unused on CPUs.")] = GpuRequest()
     rdma: Annotated[
         Rdma | None,

@@ -26,6 +26,7 @@ class Reason(StrEnum):
     KV_TRANSFER_FAILING = "KvTransferFailing"
     KV_POOL_FAILING = "KvPoolFailing"
     KV_DTYPE_UNSUITED = "KvDtypeUnsuited"
+    PROFILE_UNUSABLE = "ProfileUnusable"
     WORKER_UNSCHEDULABLE = "WorkerUnschedulable"
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REFUSED = "TemplateRefused"

@@ -203,7 +203,9 @@ def _worst(
     rejected = _rejecting(snapshot, serving=serving)
     if decision.trace.over_capacity:
         return Reason.OVER_CAPACITY, _over_capacity(snapshot.spec, rejected)
-    return _unsuited(snapshot) if rejected is None else (Reason.REQUESTS_REJECTED, rejected)
+    if rejected is not None:
+        return Reason.REQUESTS_REJECTED, rejected
+    return _unsuited(snapshot) or _unusable_profiles(snapshot)
 
 
 def _unsuited(snapshot: Snapshot) -> tuple[Reason, str] | None:
@@ -214,6 +216,14 @@ def _unsuited(snapshot: Snapshot) -> tuple[Reason, str] | None:
         f"{snapshot.kv_dtype.problem}. spec.engine.kvCache.dtype forces it: set it to auto, which makes new workers, "
         "or serve a checkpoint that brings scales."
     )
+
+
+def _unusable_profiles(snapshot: Snapshot) -> tuple[Reason, str] | None:
+    """Return which profiles of pools cannot be used; None where all can."""
+    if not snapshot.profile_problems:
+        return None
+    said = " ".join((*snapshot.profile_problems, "Until then the balance reckons without it."))
+    return Reason.PROFILE_UNUSABLE, said
 
 
 def _stopped(snapshot: Snapshot, decision: Decision, halted: str) -> tuple[Reason, str] | None:

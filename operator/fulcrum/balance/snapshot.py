@@ -212,6 +212,8 @@ class Snapshot:
     """Workers that the cluster's InferenceScales ask for, by pool and role; read in mode External."""
     kv_dtype: KvDtype | None = None
     """The element type of the KV cache that new workers get; None: nothing is said of it."""
+    profile_problems: tuple[str, ...] = ()
+    """What is wrong with profiles that `spec.pools[].profile` names: field, fault and fix of each."""
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     """Pools whose workers may not be made, and why; workers that are there are left as they are."""
 

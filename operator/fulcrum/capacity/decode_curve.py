@@ -22,6 +22,11 @@ Line = tuple[float, float, float]
 """a, b, c: a step takes `a + b * batch + c * context` seconds, context summed over the batch."""
 
 
+MOST_POINTS: Final = 128
+"""Most points of a curve that comes from outside: the roofline has about ten, and every estimate walks along them."""
+LONGEST_SECONDS: Final = 3600.0
+"""Longest prefill or decode step that a coefficient from outside can say: larger numbers are faults, and sums of them
+would overflow."""
 _LEAST_SECONDS: Final = 1e-6
 """Shortest step (s): times are divided by it."""
 
@@ -133,10 +138,12 @@ def curve_problem(curve: Sequence[DecodePoint]) -> str | None:
     """Return what is wrong with a curve from outside; None: nothing."""
     if len(curve) == 1:
         return "has one point, and a line needs two"
-    if any(not (0 < point.batch < inf and 0 < point.seconds < inf) for point in curve):
-        return "needs batches and seconds above 0"
-    if any(not 0 <= point.seconds_per_token < inf for point in curve):
-        return "needs seconds per token of at least 0"
+    if len(curve) > MOST_POINTS:
+        return f"has {len(curve)} points, and {MOST_POINTS} are the most"
+    if any(not (0 < point.batch < inf and 0 < point.seconds <= LONGEST_SECONDS) for point in curve):
+        return f"needs batches and seconds above 0, and seconds up to {LONGEST_SECONDS:g}"
+    if any(not 0 <= point.seconds_per_token <= LONGEST_SECONDS for point in curve):
+        return f"needs seconds per token of at least 0 and at most {LONGEST_SECONDS:g}"
     if any(one.batch >= other.batch for one, other in pairwise(curve)):
         return "needs ascending batches"
     return None

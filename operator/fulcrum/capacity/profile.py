@@ -14,11 +14,11 @@ here::
 
 with either `coefficients` (`decodeCurve` in them is optional: `capacity.decode_curve`) or both lists; `maxBatch`,
 `maxBatchedTokens`, `transferBaseSeconds` and `transferSecondsPerToken` are optional. All is in seconds and tokens.
+`fulcrum capacity --export` writes one of a running worker.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -26,11 +26,23 @@ from typing import Any, Final
 import msgspec
 
 from fulcrum.api.worker import DecodePoint, SpeedCoefficients
-from fulcrum.capacity.decode_curve import curve_problem, fitted_curve
+from fulcrum.capacity.accelerators import UnknownAcceleratorError, accelerator
+from fulcrum.capacity.decode_curve import LONGEST_SECONDS, MOST_POINTS, curve_problem, fitted_curve
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.rows import DecodeRow, PrefillRow
 from fulcrum.capacity.speed import MAX_BATCH, SpeedSource, WorkerSpeed
+from fulcrum.capacity.trust import typical_seconds
 
+MOST_BYTES: Final = 65_536
+"""Largest profile, in bytes: about 500 measured rows. The operator reads one that others write, and fits it."""
+_MOST: Final = {"kv_capacity_tokens": 2**40, "max_batch": 2**16, "max_batched_tokens": 2**30}
+"""Largest value of each count: beyond them they are faults, and arithmetic with floats would overflow."""
+_LEAST_SECONDS: Final = 1e-6
+"""Shortest prefill of 1,024 tokens, and shortest decode step: estimates divide by them."""
+_ROW_MOST: Final = 1e18
+_ROW_LEAST_SECONDS: Final = 1e-9
+"""Bounds of numbers in measured rows: squares of their quotients fit into a float."""
+_OR_LARGE: Final = f", nor above {LONGEST_SECONDS:g} s"
 _MILLI: Final = 1e-3
 
 
@@ -55,28 +67,36 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
     transfer_seconds_per_token: float = 0.0
 
 
+_WIRE: Final = {each.name: each.encode_name for each in msgspec.structs.fields(Profile)}
+
+
 def parse_profile(document: bytes | str) -> Profile:
-    """Reads and checks a profile document.
+    """Reads and checks a profile document. What it has measured is fitted: the profile has coefficients.
 
     Raises:
-        ProfileError: not JSON, a field is wrong, or there is nothing to fit.
+        ProfileError: too large, not JSON, a field is wrong, or there is nothing to fit.
     """
+    if len(document) > MOST_BYTES:
+        raise ProfileError(f"the profile has {len(document)} bytes, and {MOST_BYTES} are the most: leave rows out")
     try:
         profile = msgspec.json.decode(document, type=Profile)
     except msgspec.ValidationError as error:
         raise ProfileError(f"the profile does not fit its schema: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ProfileError(f"the profile is not JSON: {error}") from None
-    if profile.kv_capacity_tokens < 1 or profile.max_batch < 1 or profile.max_batched_tokens < 1:
-        raise ProfileError("kvCapacityTokens, maxBatch and maxBatchedTokens must be at least 1")
-    if min(profile.transfer_base_seconds, profile.transfer_seconds_per_token) < 0:
-        raise ProfileError("transferBaseSeconds and transferSecondsPerToken must not be negative")
-    if (given := profile.coefficients) is None:
+    for name, most in _MOST.items():
+        if not 1 <= getattr(profile, name) <= most:
+            raise ProfileError(f"{_WIRE[name]} must be at least 1 and at most {most}")
+    transfers = (profile.transfer_base_seconds, profile.transfer_seconds_per_token)
+    if not all(0 <= each <= LONGEST_SECONDS for each in transfers):
+        raise ProfileError(f"transferBaseSeconds and transferSecondsPerToken must not be negative{_OR_LARGE}")
+    if profile.coefficients is None:
         _require_samples(profile)
-    elif any(not math.isfinite(each) or each < 0 for each in msgspec.structs.astuple(given)[:6]):
-        raise ProfileError("coefficients must not be negative")
-    elif (problem := curve_problem(given.decode_curve)) is not None:
-        raise ProfileError(f"coefficients.decodeCurve {problem}")
+        try:
+            profile = msgspec.structs.replace(profile, coefficients=_fitted(profile))
+        except (ArithmeticError, ValueError) as error:  # numpy's LinAlgError is a ValueError
+            raise ProfileError(f"the rows of `prefill` and `decode` cannot be fitted ({error})") from None
+    _require_sense(profile_speed(profile))
     return profile
 
 
@@ -93,16 +113,56 @@ def profile_speed(profile: Profile) -> WorkerSpeed:
     )
 
 
-def profiled_speed(profile: Profile, *, prior: WorkerSpeed) -> WorkerSpeed:
+def profiled_speed(profile: Profile, *, prior: WorkerSpeed | None) -> WorkerSpeed:
     """The speed that a profile describes; what it leaves out of transfers is the prior's (a roofline)."""
     speed = profile_speed(profile)
-    if speed.transfer_base_seconds or speed.transfer_seconds_per_token:
+    if prior is None or speed.transfer_base_seconds or speed.transfer_seconds_per_token:
         return speed
     return replace(
         speed,
         transfer_base_seconds=prior.transfer_base_seconds,
         transfer_seconds_per_token=prior.transfer_seconds_per_token,
     )
+
+
+def profile_document(
+    speed: WorkerSpeed, *, model: str, accelerator_name: str, tensor: int, pipeline: int
+) -> dict[str, Any]:
+    """The profile, as JSON values, that is read as this speed; without transfers, which no worker measures alone."""
+    profile = Profile(
+        model=model,
+        accelerator=accelerator_name,
+        kv_capacity_tokens=speed.kv_capacity_tokens,
+        tensor=tensor,
+        pipeline=pipeline,
+        coefficients=speed.coefficients,
+        max_batch=speed.max_batch,
+        max_batched_tokens=speed.max_batched_tokens,
+    )
+    return {name: value for name, value in msgspec.to_builtins(profile).items() if value not in ((), [], 0.0)}
+
+
+def same_worker(profile: Profile, *, accelerator_name: str, tensor: int, pipeline: int) -> bool:
+    """Report whether a profile is of workers with this accelerator, in whatever spelling, and parallelism."""
+    measured = (_known_name(profile.accelerator), profile.tensor, profile.pipeline)
+    return measured == (_known_name(accelerator_name), tensor, pipeline)
+
+
+def _known_name(accelerator_name: str) -> str:
+    try:
+        return accelerator(accelerator_name).name
+    except UnknownAcceleratorError:
+        return accelerator_name
+
+
+def _require_sense(speed: WorkerSpeed) -> None:
+    given = speed.coefficients
+    if not all(0 <= each <= LONGEST_SECONDS for each in msgspec.structs.astuple(given)[:6]):
+        raise ProfileError(f"coefficients must not be negative{_OR_LARGE}")
+    if (problem := curve_problem(given.decode_curve)) is not None:
+        raise ProfileError(f"coefficients.decodeCurve {problem}")
+    if min(typical_seconds(speed)) < _LEAST_SECONDS:
+        raise ProfileError("coefficients must give a prefill and a decode step that take longer than 1 us")
 
 
 def _require_samples(profile: Profile) -> None:
@@ -112,6 +172,12 @@ def _require_samples(profile: Profile) -> None:
         raise ProfileError("without coefficients, `decode` needs rows of at least two batch sizes")
     if not (all(row.usable for row in profile.prefill) and all(row.usable for row in profile.decode)):
         raise ProfileError("rows of `prefill` and `decode` need positive, finite numbers")
+    if len({row.batch for row in profile.decode}) > MOST_POINTS:
+        raise ProfileError(f"`decode` has rows of more than {MOST_POINTS} batch sizes: leave some out")
+    rows = [(*row.features, row.seconds) for row in profile.prefill]
+    rows += [(*row.features, row.seconds_per_step) for row in profile.decode]
+    if any(max(row) > _ROW_MOST or row[-1] < _ROW_LEAST_SECONDS for row in rows):
+        raise ProfileError(f"rows of `prefill` and `decode` need numbers up to {_ROW_MOST:g}, and times from 1 ns on")
 
 
 def _fitted(profile: Profile) -> SpeedCoefficients:

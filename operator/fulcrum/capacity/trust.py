@@ -69,19 +69,14 @@ def measured_speed(report: LoadReport, *, prior: WorkerSpeed | None = None) -> W
     )
 
 
-def pool_speed(
-    measured: Sequence[WorkerSpeed],
-    *,
-    profile: WorkerSpeed | None = None,
-    roofline: WorkerSpeed | None = None,
-) -> WorkerSpeed | None:
-    """The speed of a pool's workers, from the best source there is; None when there is none.
+def pool_speed(measured: Sequence[WorkerSpeed], *, prior: WorkerSpeed | None = None) -> WorkerSpeed | None:
+    """The speed of a pool's workers, measured or else the prior (profile or roofline); None when there is none.
 
     Of several measured workers the middle one counts, for prefill and for decode apart (the slower of two in the
     middle), so that one disturbed measurement moves nothing and coefficients that belong together stay together.
     """
     if not measured:
-        return profile or roofline
+        return prior
     prefill = _middle(measured, lambda each: typical_seconds(each)[0])
     decode = _middle(measured, lambda each: typical_seconds(each)[1])
     room = _middle(measured, lambda each: -each.kv_capacity_tokens)

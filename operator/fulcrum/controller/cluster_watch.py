@@ -89,7 +89,7 @@ class ClusterWatch:
         self._comparing: asyncio.Task[None] | None = None
         self.update(cluster)
         # The first tick decides with which roles workers begin.
-        self._speeds.expect(cluster=cluster.name, spec=cluster.spec)
+        self._speeds.expect(cluster=cluster.name, spec=cluster.spec, profiles=cluster.profiles)
 
     def update(self, cluster: WatchedCluster) -> None:
         """Take in what a tick saw."""
@@ -271,6 +271,7 @@ class ClusterWatch:
             loads=reports,
             at=at,
             isl_cv2=1.0 if variation is None else variation,
+            profiles=cluster.profiles,
         )
 
     async def _read_pairs(self, cluster: WatchedCluster) -> None:

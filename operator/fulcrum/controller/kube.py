@@ -32,6 +32,7 @@ DISRUPTION_BUDGET: Final = Resource(api_version="policy/v1", kind="PodDisruption
 NETWORK_POLICY: Final = Resource(api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies")
 SECRET: Final = Resource(api_version="v1", kind="Secret", plural="secrets")
 CLAIM: Final = Resource(api_version="v1", kind="PersistentVolumeClaim", plural="persistentvolumeclaims")
+CONFIG_MAP: Final = Resource(api_version="v1", kind="ConfigMap", plural="configmaps")
 LEADER_WORKER_SET: Final = Resource(
     api_version="leaderworkerset.x-k8s.io/v1", kind="LeaderWorkerSet", plural="leaderworkersets"
 )

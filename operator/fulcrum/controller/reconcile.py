@@ -50,6 +50,7 @@ from fulcrum.controller.observe import (
     observe,
     running_images,
 )
+from fulcrum.controller.profiles import PoolProfiles, Profiles
 from fulcrum.controller.reporting import Reporter, news_of_failures
 from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status, summary_of
 from fulcrum.controller.tick_children import TickChildren
@@ -92,6 +93,7 @@ class Reconciler:
         self._children = TickChildren(kube, caches, installation)
         self._nodes = Nodes(kube)
         self._kv_claims = KvClaims(kube, resync_seconds=TUNING.resync_seconds)
+        self._profiles = Profiles(kube)
         self._internal_secrets = InternalSecrets(kube, resync_seconds=TUNING.resync_seconds)
         self._memories: dict[ClusterKey, Memory] = {}
         self._roles = AgentRoles(agents)
@@ -152,7 +154,9 @@ class Reconciler:
         lost = await self._nodes.lost((*observed.pods, *observed.followers), self._now())
         lost = with_leaders(lost, observed.pods, observed.followers)
         token = await self._token(Owner(name=key[1], namespace=key[0], uid=memory.uid), cluster)
-        return await self._apply(await self._decide(key, observed, cluster, memory, lost=lost, token=token))
+        profiles = await self._profiles.of(key[0], cluster.spec)
+        tick = await self._decide(key, observed, cluster, memory, lost=lost, token=token, profiles=profiles)
+        return await self._apply(tick)
 
     async def _say_stopped(self, key: ClusterKey, observed: Observed, reason: Reason, message: str) -> None:
         status = await self._reporter.say_stopped(key[0], observed.cluster, reason, message, self._now())
@@ -179,6 +183,7 @@ class Reconciler:
         *,
         lost: frozenset[str],
         token: Token,
+        profiles: PoolProfiles,
     ) -> Tick:
         owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
         taken = frozenset(memory.taken_names)
@@ -192,6 +197,7 @@ class Reconciler:
                 token_fingerprint=self._asked_for(token),
             ),
             refused=self._refused(owner, cluster),
+            profile_problems=profiles.problems,
         )
         watched = WatchedCluster(
             namespace=key[0],
@@ -201,6 +207,7 @@ class Reconciler:
             gateways=gateway_addresses(observed),
             workers=snapshot.workers,
             generation=snapshot.generation,
+            profiles=profiles.known,
         )
         kv_dtype = chosen_kv_dtype(snapshot)
         engines = refused_engines(cluster.spec, self._installation, kv_dtype.dtype)

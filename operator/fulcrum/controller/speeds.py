@@ -15,6 +15,7 @@ from fulcrum.balance import Worker, worker_revision
 from fulcrum.capacity.online import TRUST, OnlineSpeed
 from fulcrum.capacity.pace import Pace, measured_times
 from fulcrum.capacity.precision import Precision
+from fulcrum.capacity.profile import Profile, profiled_speed
 from fulcrum.capacity.rows import rows_between
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.capacity.trust import measured_speed, pool_speed, roofline_speed
@@ -25,7 +26,7 @@ much."""
 ROWS_AT_ONCE: Final = 8
 """Most rows of a pool that are learned at a time: few are remembered, and each takes time."""
 _HIT_MEMORY: Final = 0.9
-_RANKS: Final = {source: rank for rank, source in enumerate(SpeedSource)}
+_NO_PROFILES: Final[Mapping[str, Profile]] = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,10 +71,13 @@ class PoolSpeeds:
         """
         return self._measured | {uid: pace.times for uid, pace in self._paces.items() if pace.known}
 
-    def expect(self, *, cluster: str, spec: InferenceClusterSpec) -> None:
-        """Know what model and hardware say (a roofline), before any worker does."""
+    def expect(
+        self, *, cluster: str, spec: InferenceClusterSpec, profiles: Mapping[str, Profile] = _NO_PROFILES
+    ) -> None:
+        """Know what profiles, or model and hardware (a roofline) say, before any worker does."""
         for pool in spec.pools:
-            self._begin(spec, pool, worker_revision(cluster=cluster, spec=spec, pool=pool), ())
+            revision = worker_revision(cluster=cluster, spec=spec, pool=pool)
+            self._begin(pool.name, revision, self._prior(spec, pool, revision, profiles), ())
 
     def learn(
         self,
@@ -84,8 +88,9 @@ class PoolSpeeds:
         loads: Mapping[str, LoadReport | None],
         at: float,
         isl_cv2: float,
+        profiles: Mapping[str, Profile] = _NO_PROFILES,
     ) -> None:
-        """Take in the reports that came at `at` (any monotonic clock, seconds)."""
+        """Take in the reports that came at `at` (any monotonic clock, seconds), and the profiles of pools."""
         living = {worker.uid for worker in workers}
         self._reports = {uid: entry for uid, entry in self._reports.items() if uid in living}
         self._paces = {uid: pace for uid, pace in self._paces.items() if uid in living}
@@ -101,13 +106,13 @@ class PoolSpeeds:
                 and worker.spec_hash == revision
                 and (report := loads.get(worker.name)) is not None
             }
-            roofline = self._roofline(spec, pool, revision)
+            prior = self._prior(spec, pool, revision, profiles)
             measured = {
                 worker.uid: speed
                 for worker, report in reports.items()
-                if (speed := measured_speed(report, prior=roofline)) is not None
+                if (speed := measured_speed(report, prior=prior)) is not None
             }
-            known = self._begin(spec, pool, revision, tuple(measured.values()))
+            known = self._begin(pool.name, revision, prior, tuple(measured.values()))
             if known is not None:
                 for uid, speed in measured.items():
                     if (times := measured_times(speed, known.base)) is not None:
@@ -123,19 +128,23 @@ class PoolSpeeds:
         return sorted(due, key=lambda worker: self._reports[worker.uid][0])[:ROWS_AT_ONCE]
 
     def _begin(
-        self, spec: InferenceClusterSpec, pool: Pool, revision: str, measured: tuple[WorkerSpeed, ...]
+        self, pool: str, revision: str, prior: WorkerSpeed | None, measured: tuple[WorkerSpeed, ...]
     ) -> _Pool | None:
-        """Return what is known of a pool, begun anew when there is a better source than before."""
-        known = self._pools.get(pool.name)
+        """Return what is known of a pool, begun anew when there is a better source than before, or another prior."""
+        known = self._pools.get(pool)
         if known is not None and known.revision != revision:
-            del self._pools[pool.name]
+            del self._pools[pool]
             known = None
-        base = pool_speed(measured, roofline=self._roofline(spec, pool, revision))
-        if base is None or (known is not None and _RANKS[base.source] < _RANKS[known.base.source]):
+        base = pool_speed(measured, prior=prior)
+        was_measured = known is not None and known.base.source is SpeedSource.MEASURED
+        if was_measured and (base is None or base.source is not SpeedSource.MEASURED):
             return known  # no worker reports right now
-        if known is None or _RANKS[base.source] > _RANKS[known.base.source]:
+        if base is None:
+            self._pools.pop(pool, None)
+            return None
+        if known is None or (not was_measured and base.coefficients != known.base.coefficients):
             online = OnlineSpeed.start(base.coefficients, trust=TRUST[base.source])
-            known = self._pools[pool.name] = _Pool(revision=revision, base=base, online=online)
+            known = self._pools[pool] = _Pool(revision=revision, base=base, online=online)
         known.base = base
         return known
 
@@ -161,6 +170,13 @@ class PoolSpeeds:
         if prompt_tokens > 0 and 0 <= hit_tokens <= prompt_tokens:
             self._prompt_tokens = _HIT_MEMORY * self._prompt_tokens + prompt_tokens
             self._hit_tokens = _HIT_MEMORY * self._hit_tokens + hit_tokens
+
+    def _prior(
+        self, spec: InferenceClusterSpec, pool: Pool, revision: str, profiles: Mapping[str, Profile]
+    ) -> WorkerSpeed | None:
+        roofline = self._roofline(spec, pool, revision)
+        profile = profiles.get(pool.name)
+        return roofline if profile is None else profiled_speed(profile, prior=roofline)
 
     def _roofline(self, spec: InferenceClusterSpec, pool: Pool, revision: str) -> WorkerSpeed | None:
         if pool.name not in self._rooflines or self._rooflines[pool.name][0] != revision:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance import Worker
+from fulcrum.capacity.profile import Profile
 from fulcrum.telemetry.source import ClusterRef
 
 
@@ -23,6 +24,8 @@ class WatchedCluster:
     workers: tuple[Worker, ...]
     generation: int = 0
     """Of the spec."""
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    """What workers were measured to do, by pool."""
 
     @property
     def ref(self) -> ClusterRef:

@@ -8,12 +8,12 @@ from functools import cache
 from typing import Final
 
 from fulcrum.api.names import Role
-from fulcrum.capacity.accelerators import CPU, Accelerator, accelerator
+from fulcrum.capacity.accelerators import CPU, Accelerator
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.kv import kv_bytes_per_token
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
-from fulcrum.capacity.profile import Profile, profiled_speed
+from fulcrum.capacity.profile import Profile, profiled_speed, same_worker
 from fulcrum.capacity.roofline import shape_speed
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.placement.division import Division
@@ -67,11 +67,7 @@ class Engine:
         """Return how fast a worker is: as its profile says, else by the roofline. Raises EngineShapeError."""
         speed = shape_speed(shape)
         for each in self.profiles:
-            if (accelerator(each.accelerator).name, each.tensor, each.pipeline) == (
-                shape.accelerator.name,
-                shape.tensor,
-                shape.pipeline,
-            ):
+            if same_worker(each, accelerator_name=shape.accelerator.name, tensor=shape.tensor, pipeline=shape.pipeline):
                 return profiled_speed(each, prior=speed)
         return speed
 
