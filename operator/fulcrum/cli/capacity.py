@@ -17,8 +17,8 @@ FORMATS: Final = ("auto", "bf16", "fp8", "fp4", "int4")
 
 
 @click.command(short_help="Show how fast a worker should be and what fits into it.")
-@click.option("--model", required=True, metavar="NAME", help="Hub id, or a folder with a config.json.")
-@click.option("--accelerator", required=True, metavar="NAME", help="As in a pool: H100-SXM-80GB, L40S-48GB, ...")
+@click.option("--model", metavar="NAME", help="Hub id, or a folder with a config.json.")
+@click.option("--accelerator", metavar="NAME", help="As in a pool: H100-SXM-80GB, L40S-48GB, ...")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="The config.json of an unknown model.")
 @click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallelism.")
 @click.option("--pp", "pipeline", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
@@ -39,7 +39,59 @@ FORMATS: Final = ("auto", "bf16", "fp8", "fp4", "int4")
 @click.option("--tpot", default="50ms", show_default=True, metavar="DURATION", help="Target that bounds the batch.")
 @click.option("--eager", is_flag=True, help="An engine without CUDA graphs (--enforce-eager).")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option(
+    "--export",
+    is_flag=False,
+    flag_value="",
+    metavar="[CLUSTER]",
+    help="Instead: write the profile of what the workers of a running cluster have measured.",
+)
+@click.option("--pool", metavar="NAME", help="With --export: the pool, where there are several.")
+@click.option("-n", "--namespace", help="With --export: namespace of the cluster.")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(exists=True, dir_okay=False),
+    help="With --export; default: $KUBECONFIG, else that of `fulcrum up`, else kubectl's.",
+)
 def command(
+    *,
+    model: str | None,
+    accelerator: str | None,
+    export: str | None,
+    pool: str | None,
+    namespace: str | None,
+    kubeconfig: str | None,
+    **estimated: Any,
+) -> None:
+    """Show what one worker should do: memory, prefill and decode times, largest batch, KV transfer.
+
+    These are estimates from the model's dimensions and the accelerator's data sheet (docs/concepts/capacity.md says how
+    far they are from measurements), or with --profile what such a worker was measured to do. A running cluster uses
+    what its workers measure: --export writes it as a profile, for spec.pools[].profile, and for --profile of this
+    command, `fulcrum plan` and `fulcrum simulate`.
+
+    \b
+    Examples:
+      fulcrum capacity --model meta-llama/Llama-3.1-70B-Instruct --accelerator H100-SXM-80GB --tp 4
+      fulcrum capacity --model Qwen/Qwen3-32B --accelerator L40S --tp 4 --dtype fp8 --isl 3000 --osl 150 --tpot 30ms
+      fulcrum capacity --model own --config ./config.json --accelerator H200 --json | jq .coefficients
+      fulcrum capacity --export chat -n serving --pool h100 > profile.json
+    """
+    if export is not None:
+        if model is not None or accelerator is not None:
+            raise click.UsageError("--export reads a running cluster: leave --model and --accelerator out")
+        from fulcrum.cli.export import print_export
+
+        print_export(name=export or None, namespace=namespace, pool=pool, kubeconfig=kubeconfig)
+        return
+    if pool is not None or namespace is not None or kubeconfig is not None:
+        raise click.UsageError("--pool, --namespace and --kubeconfig are for --export")
+    if model is None or accelerator is None:
+        raise click.UsageError("give --model and --accelerator, or --export for a running cluster")
+    _estimate(model=model, accelerator=accelerator, **estimated)
+
+
+def _estimate(
     *,
     model: str,
     accelerator: str,
@@ -56,18 +108,6 @@ def command(
     eager: bool,
     as_json: bool,
 ) -> None:
-    """Show what one worker should do: memory, prefill and decode times, largest batch, KV transfer.
-
-    These are estimates from the model's dimensions and the accelerator's data sheet (docs/concepts/capacity.md says how
-    far they are from measurements), or with --profile what such a worker was measured to do. A running cluster uses
-    what its workers measure.
-
-    \b
-    Examples:
-      fulcrum capacity --model meta-llama/Llama-3.1-70B-Instruct --accelerator H100-SXM-80GB --tp 4
-      fulcrum capacity --model Qwen/Qwen3-32B --accelerator L40S --tp 4 --dtype fp8 --isl 3000 --osl 150 --tpot 30ms
-      fulcrum capacity --model own --config ./config.json --accelerator H200 --json | jq .coefficients
-    """
     from fulcrum.api.durations import seconds
     from fulcrum.api.errors import InvalidValueError
     from fulcrum.api.quantities import number_of_bytes
