@@ -6,6 +6,7 @@ import ast
 import asyncio
 import contextlib
 import gzip
+import socket
 import threading
 import time
 import tracemalloc
@@ -91,7 +92,7 @@ HOSTILE: dict[str, Callable[[], Write]] = {
 @contextlib.asynccontextmanager
 async def upstream(write: Write, address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
     """Answer every request by `write`; yields the port. Its own tasks are called `upstream`."""
-    answering: set[asyncio.Task[None]] = set()
+    answering: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -102,16 +103,25 @@ async def upstream(write: Write, address: str = "127.0.0.1", port: int = 0) -> A
             writer.transport.abort()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answering.add(asyncio.create_task(answer(reader, writer), name="upstream"))
+        task = asyncio.create_task(answer(reader, writer), name="upstream")
+        answering[task] = writer
+        task.add_done_callback(answering.pop)
 
-    server = await asyncio.start_server(accept, address, port)
+    listener = socket.create_server((address, port))
+    server = await asyncio.start_server(accept, sock=listener)
     try:
-        yield server.sockets[0].getsockname()[1]
+        yield listener.getsockname()[1]
     finally:
+        # What was accepted takes some turns of the loop until it is known here, and nobody closes what comes later.
+        asyncio.get_running_loop().remove_reader(listener)
+        for _ in range(10):
+            await asyncio.sleep(0)
         server.close()
-        for task in answering:
+        tasks = list(answering)
+        for task, writer in list(answering.items()):
             task.cancel()
-        await asyncio.gather(*answering, return_exceptions=True)
+            writer.transport.abort()  # a task that has not begun does not
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
