@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import subprocess
-from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
 from click.testing import CliRunner
-from tests.controller.cluster import BIN, Agent, ApiServer, Cluster, client_of, running_api_server
+from tests.controller.cluster import BIN, Cluster, ReportingAgent
 from tests.machine import deadline_seconds
 
 from fulcrum.api.names import Role
@@ -52,33 +49,6 @@ LOAD = LoadReport(
     max_batch=64,
     max_batched_tokens=2048,
 )
-
-
-class Measured(Agent):
-    """An agent with a load report of its own."""
-
-    def __init__(self, report: LoadReport) -> None:
-        super().__init__()
-        self.report = report
-
-    async def load(self, _: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(self.report))
-
-
-@pytest.fixture(scope="module")
-def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    with running_api_server(tmp_path_factory.mktemp("api")) as server:
-        server.install()
-        yield server
-
-
-@pytest.fixture
-async def cluster(api_server: ApiServer) -> AsyncIterator[Cluster]:
-    namespace = f"t-{random.getrandbits(32):08x}"
-    api_server.kubectl("create", "namespace", namespace)
-    client = client_of(api_server)
-    yield Cluster(api_server, client, namespace)
-    await client.close()
 
 
 async def add_worker(cluster: Cluster, ordinal: int, *, ready: bool = True, spec_hash: str | None = None) -> str:
@@ -119,7 +89,7 @@ async def test_what_is_exported_is_read_back_as_the_same_speed(cluster: Cluster,
     slow = msgspec.structs.replace(LOAD, speed=msgspec.structs.replace(SPEED, prefill_b=1.0, decode_curve=()))
     async with AsyncExitStack() as stack:
         for ordinal, load in enumerate((LOAD, slow, LOAD)):
-            await stack.enter_async_context(Measured(load).serve(await add_worker(cluster, ordinal)))
+            await stack.enter_async_context(ReportingAgent(load).serve(await add_worker(cluster, ordinal)))
         found = await export(cluster)
         command = [BIN / "fulcrum", "capacity", "--export", "c", "-n", cluster.namespace, "--pool", "p"]
         # With the operator's rights: in its Pod the command works wherever the operator does.
@@ -175,11 +145,11 @@ async def test_what_is_missing_is_said_with_what_to_do(cluster: Cluster) -> None
     address = await add_worker(cluster, 2)
     with pytest.raises(ExportError, match=f"kubectl .* capacity --export c -n {cluster.namespace} --pool p"):
         await export(cluster)
-    async with Measured(msgspec.structs.replace(LOAD, speed=None)).serve(address):
+    async with ReportingAgent(msgspec.structs.replace(LOAD, speed=None)).serve(address):
         with pytest.raises(ExportError, match=r"knows its speed yet \(1 answered\)"):
             await export(cluster)
     nonsense = msgspec.structs.replace(SPEED, prefill_a=-1.0, decode_curve=())
-    async with Measured(msgspec.structs.replace(LOAD, speed=nonsense)).serve(address):
+    async with ReportingAgent(msgspec.structs.replace(LOAD, speed=nonsense)).serve(address):
         with pytest.raises(ExportError, match="makes no profile: coefficients must not be negative"):
             await export(cluster)
     pools = [{"name": name, "accelerator": "cpu", "workers": {"max": 1}} for name in ("p", "q")]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import subprocess
-from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 import pytest
-from tests.controller.cluster import BIN, ApiServer, Cluster, client_of, running_api_server
+from tests.controller.cluster import BIN, ApiServer, Cluster
 from tests.machine import deadline_seconds
 
 from fulcrum.api.reasons import Reason
@@ -47,22 +45,6 @@ REJECTED = Condition(
     observed_generation=1,
     last_transition_time="2026-01-01T00:00:00Z",
 )
-
-
-@pytest.fixture(scope="module")
-def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    with running_api_server(tmp_path_factory.mktemp("api")) as server:
-        server.install()
-        yield server
-
-
-@pytest.fixture
-async def cluster(api_server: ApiServer) -> AsyncIterator[Cluster]:
-    namespace = f"t-{random.getrandbits(32):08x}"
-    api_server.kubectl("create", "namespace", namespace)
-    client = client_of(api_server)
-    yield Cluster(api_server, client, namespace)
-    await client.close()
 
 
 def explain(server: ApiServer, *arguments: str, code: int = 0) -> str:

@@ -6,18 +6,17 @@ import asyncio
 import contextlib
 import os
 import pty
-import random
 import re
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
-from tests.controller.cluster import BIN, Agent, ApiServer, Cluster, client_of, eventually, running_api_server
+from tests.controller.cluster import BIN, Agent, ApiServer, Cluster, eventually
 from tests.machine import deadline_seconds
 
 from fulcrum.api.names import PORT_GATEWAY_INSIDE, Role
@@ -25,22 +24,6 @@ from fulcrum.api.worker import LoadReport, WorkCounters
 from fulcrum.controller.kube import EVENT, POD
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    with running_api_server(tmp_path_factory.mktemp("api")) as server:
-        server.install()
-        yield server
-
-
-@pytest.fixture
-async def cluster(api_server: ApiServer) -> AsyncIterator[Cluster]:
-    namespace = f"t-{random.getrandbits(32):08x}"
-    api_server.kubectl("create", "namespace", namespace)
-    client = client_of(api_server)
-    yield Cluster(api_server, client, namespace)
-    await client.close()
 
 
 def top(server: ApiServer, *arguments: str, code: int = 0) -> str:

@@ -239,6 +239,17 @@ class Agent:
             yield self
 
 
+class ReportingAgent(Agent):
+    """An agent that always reports the same."""
+
+    def __init__(self, report: LoadReport) -> None:
+        super().__init__()
+        self.report = report
+
+    async def load(self, _: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(self.report))
+
+
 _ADDRESSES = (f"127.{random.randint(100, 200)}.{random.randint(1, 250)}.{n}" for n in itertools.cycle(range(1, 250)))
 
 

@@ -8,12 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
-from tests.controller.cluster import Agent, Cluster, Operator, eventually
-from tests.controller.test_ticks import SPEED, Gateway, balance, make_gateway_pod, worker_roles
+from tests.controller.cluster import Cluster, Operator, ReportingAgent, eventually
+from tests.controller.test_ticks import QUICK, SPEED, Gateway, balance, make_gateway_pod, worker_roles
 
-from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport
 from fulcrum.controller.kube import CONFIG_MAP
 from fulcrum.kube import APPLY
 
@@ -27,21 +24,7 @@ PROFILE = {
 }
 
 
-class UnmeasuredAgent(Agent):
-    """An agent that does not know how fast its engine is."""
-
-    async def load(self, _: web.Request) -> web.Response:
-        report = LoadReport(
-            role=Role.PREFILL,
-            role_epoch=99,
-            ready=True,
-            draining=False,
-            running=1,
-            waiting=0,
-            kv_usage=0.1,
-            kv_held_for_peers=0.0,
-        )
-        return web.Response(body=msgspec.json.encode(report))
+UNMEASURED = msgspec.structs.replace(QUICK, kv_capacity_tokens=None, speed=None)
 
 
 async def write(cluster: Cluster, text: str) -> None:
@@ -69,7 +52,7 @@ async def test_the_operator_reckons_with_a_profile_and_a_wrong_one_is_said_and_h
         await other.apply()
         await other.settle()
         for pod in (await cluster.pods()).values():
-            await stack.enter_async_context(UnmeasuredAgent().serve(pod["status"]["podIP"]))
+            await stack.enter_async_context(ReportingAgent(UNMEASURED).serve(pod["status"]["podIP"]))
         await stack.enter_async_context(Gateway(cluster, "c-gateway-x").serve(await make_gateway_pod(cluster)))
 
         async def said() -> bool:

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 from aiohttp import web
-from tests.controller.cluster import Agent, Cluster, Operator, eventually, serving
+from tests.controller.cluster import Cluster, Operator, ReportingAgent, eventually, serving
 
 from fulcrum.api.names import PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
@@ -30,23 +29,19 @@ SPEED = SpeedCoefficients(
 )
 
 
-class QuickAgent(Agent):
-    """An agent whose engine has been measured."""
-
-    async def load(self, _: web.Request) -> web.Response:
-        report = LoadReport(
-            role=Role.PREFILL,
-            role_epoch=99,
-            ready=True,
-            draining=False,
-            running=1,
-            waiting=0,
-            kv_usage=0.1,
-            kv_held_for_peers=0.0,
-            kv_capacity_tokens=1_000_000,
-            speed=SPEED,
-        )
-        return web.Response(body=msgspec.json.encode(report))
+QUICK = LoadReport(
+    role=Role.PREFILL,
+    role_epoch=99,
+    ready=True,
+    draining=False,
+    running=1,
+    waiting=0,
+    kv_usage=0.1,
+    kv_held_for_peers=0.0,
+    kv_capacity_tokens=1_000_000,
+    speed=SPEED,
+)
+"""Of a worker whose engine has been measured."""
 
 
 class Gateway:
@@ -107,7 +102,7 @@ async def settle(cluster: Cluster, stack: AsyncExitStack) -> None:
     """Bring the cluster up, with an agent at every worker."""
     await cluster.settle()
     for pod in (await cluster.pods()).values():
-        await stack.enter_async_context(QuickAgent().serve(pod["status"]["podIP"]))
+        await stack.enter_async_context(ReportingAgent(QUICK).serve(pod["status"]["podIP"]))
 
 
 async def worker_roles(cluster: Cluster) -> dict[str, str]:
