@@ -99,7 +99,7 @@ class Watch:
             assert leaving or ending or repaired or world.now - worker.role_since >= DWELL, f"{action} too early"
 
 
-EVENTS = ("start", "crash", "evict", "vanish", "report_idle", "unschedulable", "queue")
+EVENTS = ("start", "pause", "crash", "evict", "vanish", "report_idle", "unschedulable", "queue")
 
 
 def happen(world: World, event: str, name: str) -> None:

@@ -168,7 +168,7 @@ def test_other_modes_have_no_scales() -> None:
 
 
 ASKED = st.tuples(st.integers(0, 9), st.integers(0, 9))
-EVENTS = st.sampled_from(("crash", "evict", "lose_node", "start", "wait"))
+EVENTS = st.sampled_from(("pause", "crash", "evict", "lose_node", "start", "wait"))
 
 
 @QUIET

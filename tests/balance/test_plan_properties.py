@@ -89,7 +89,7 @@ class Watch:
             assert not worker.serving
 
 
-EVENTS = ("start", "crash", "evict", "vanish", "report_idle", "lose_node")
+EVENTS = ("start", "pause", "crash", "evict", "vanish", "report_idle", "lose_node")
 
 
 @QUIET

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.balance.loads import measurements, speed, traffic
-from tests.balance.world import World, make_spec, pool
+from tests.balance.world import World, idle_load, make_spec, pool
 
 from fulcrum.api.engine_types import STORED_IMAGE
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterSpec
+from fulcrum.api.worker import Stage
 from fulcrum.balance import Action, CreateWorker, DeleteWorker, Plan, StartDrain, TellRole, plan
 from fulcrum.balance.measurements import Measurements
 
@@ -89,6 +90,27 @@ def test_surge_stays_within_the_bound(high: int, away: int, surge: int | str, ex
     assert (fewest, most) == expected
     assert world.roles() == roles
     assert len(world.workers) == 8
+
+
+@pytest.mark.parametrize(("away", "surge"), [(0, 2), (1, 0), (2, 1)])
+def test_a_worker_that_only_answers_late_goes_within_the_bounds_and_first(away: int, surge: int) -> None:
+    """Its requests may go on, and it may be back before any replacement serves: it is no worker that cannot start."""
+    world = at_rest(4, high=6, away=away, surge=surge)
+    for name in ("c-p-1", "c-p-2", "c-p-3"):
+        world.pause(name)
+    actions = world.plan().actions
+    assert not any(isinstance(action, DeleteWorker) for action in actions)
+    assert [action.name for action in actions if isinstance(action, StartDrain)] == ["c-p-1", "c-p-2"][:away]
+    assert sum(isinstance(action, CreateWorker) for action in actions) == surge
+    assert rolled_out(world)[2] == 4 + surge
+
+
+def test_a_worker_whose_engine_starts_anew_goes_at_once() -> None:
+    """Its container is up, and its agent says that the engine is not: nothing is lost with it."""
+    world = at_rest(4, away=0, surge=0)
+    starting = msgspec.structs.replace(idle_load(world.workers["c-p-2"]), ready=False, stage=Stage.IMPORTS)
+    world.set("c-p-2", ready=False, load=starting)
+    assert [action.name for action in world.plan().actions if isinstance(action, DeleteWorker)] == ["c-p-2"]
 
 
 @pytest.mark.parametrize("mode", ["Manual", "Auto"])
@@ -258,7 +280,7 @@ def test_evictions_wait_for_a_node_that_may_still_come() -> None:
     assert world.plan().least_available == 3
 
 
-EVENTS = ("start", "start", "crash", "evict", "vanish", "report_idle", "lose_node")
+EVENTS = ("start", "start", "pause", "crash", "evict", "vanish", "report_idle", "lose_node")
 QUIET = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )

@@ -177,17 +177,22 @@ class World:
             self.set(
                 name,
                 phase=WorkerPhase.RUNNING,
+                started=True,
                 ready=True,
                 ready_since=since,
                 waiting_reason=None,
                 role_acknowledged=True,
             )
 
-    def crash(self, name: str) -> None:
+    def pause(self, name: str) -> None:
+        """Its probes are answered late: it serves on, and nobody knows."""
         self.set(name, ready=False, ready_since=None, load=None)
 
+    def crash(self, name: str) -> None:
+        self.set(name, started=False, ready=False, ready_since=None, load=None)
+
     def evict(self, name: str) -> None:
-        self.set(name, ready=False, ready_since=None, phase=WorkerPhase.FAILED, load=None)
+        self.set(name, started=False, ready=False, ready_since=None, phase=WorkerPhase.FAILED, load=None)
 
     def lose_node(self, name: str) -> None:
         """The node is gone: its end is never reported."""

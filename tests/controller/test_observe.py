@@ -220,6 +220,7 @@ def test_what_caches_keep_is_all_that_a_worker_is_read_from() -> None:
             {
                 "name": "worker",
                 "restartCount": 3,
+                "started": True,
                 "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
                 "lastState": {"terminated": terminated},
             }
@@ -232,8 +233,9 @@ def test_what_caches_keep_is_all_that_a_worker_is_read_from() -> None:
     found = read(kept)
     assert found == read(whole)
     assert found is not None
-    assert (found.restarts, found.waiting_reason, found.unschedulable, found.node) == (
+    assert (found.restarts, found.started, found.waiting_reason, found.unschedulable, found.node) == (
         3,
+        True,
         "CrashLoopBackOff",
         "no GPU",
         "n",

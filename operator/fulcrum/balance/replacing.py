@@ -13,21 +13,25 @@ from fulcrum.balance.step_context import StepContext, delete, drain, flip
 
 
 def replace_stale(context: StepContext) -> Iterator[Action]:
-    """Replace workers of an older revision: not-ready ones at once, the others as few at a time as their pool says."""
+    """Replace workers of an older revision: those whose engine is not up at once, the others as few as their pool says.
+
+    One that is not ready for now goes before those that serve, and takes no other's turn: it is away already.
+    """
     for worker, _ in context.assignment.kept:
-        if worker.stale and not worker.ready and worker.role is not Role.DRAINING:
+        if worker.stale and not worker.ready and not worker.pausing and worker.role is not Role.DRAINING:
             yield delete(worker, Reason.WORKER_REPLACED)
     blocked: list[Worker] = []
     for pool in context.spec.pools:
         places = context.places(pool.name)
-        away = sum(slot.worker is None or not slot.worker.serving for slot in places)
-        allowed = unavailable_limit(pool, len(places)) - away
+        pausing = sum(slot.worker is not None and slot.worker.pausing for slot in places)
+        allowed = unavailable_limit(pool, len(places)) - sum(_is_away(slot.worker) for slot in places)
         for worker in stale_workers(context, pool.name):
-            if allowed <= 0:
+            if allowed <= (0 if worker.pausing else pausing):
                 break
             if context.guard.allow(worker, Role.DRAINING):
                 yield drain(worker, context.now)
                 allowed -= 1
+                pausing -= worker.pausing
             else:
                 blocked.append(worker)
     if blocked and not _one_is_away(context):
@@ -42,9 +46,13 @@ def stale_workers(context: StepContext, pool: str) -> list[Worker]:
     workers = [slot.worker for slot in context.places(pool) if slot.worker is not None]
     if not any(worker.stale for worker in workers):
         return []
+    going = [w for w in workers if w.stale and w.uid not in rollout.awaited and w.name not in context.touched]
     serving = [worker for worker in workers if worker.serving]
-    stale = [w for w in serving if w.stale and w.uid not in rollout.awaited and w.name not in context.touched]
-    return next_to_replace(stale, serving)
+    return [*(w for w in going if w.pausing), *next_to_replace([w for w in going if w.serving], serving)]
+
+
+def _is_away(worker: Worker | None) -> bool:
+    return worker is None or not (worker.serving or worker.pausing)
 
 
 def restart_cut_off(context: StepContext) -> Iterator[Action]:

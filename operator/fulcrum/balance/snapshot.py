@@ -86,6 +86,8 @@ class Worker:
     ready: bool
     deleting: bool
     """Going away: it has a deletion timestamp, or its owner is gone. It still counts against every budget."""
+    started: bool = False
+    """Its container has been up since it last began; `ready` says whether it also is now."""
     pod_ip: str | None = None
     restarts: int = 0
     waiting_reason: str | None = None
@@ -130,6 +132,12 @@ class Worker:
     def serving(self) -> bool:
         """Requests can arrive: gateways choose this worker for its role."""
         return self.ready and not self.deleting and self.role is not _DRAINING
+
+    @property
+    def pausing(self) -> bool:
+        """Not ready, though its engine is up: a busy node answers late, and its requests may go on."""
+        engine_is_up = self.started and (self.load is None or not self.load.starting)
+        return engine_is_up and not self.ready and self.live and self.role is not _DRAINING
 
     @property
     def live(self) -> bool:

@@ -223,6 +223,7 @@ def read_worker(
         spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
         phase=WorkerPhase(phase) if phase in set(WorkerPhase) else WorkerPhase.PENDING,
         ready=ready,
+        started=bool(container.get("started")),
         deleting="deletionTimestamp" in metadata or uid in lost or not is_owned(metadata, cluster.metadata.uid),
         lost=uid in lost,
         node=(pod.get("spec") or {}).get("nodeName"),

@@ -93,6 +93,7 @@ class _ContainerState(_Part):
 class _ContainerStatus(_Part):
     name: str
     restart_count: int | None = None
+    started: bool | None = None
     state: _ContainerState | None = None
     last_state: _ContainerState | None = None
 
