@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from tests import vllm_source
 from tests.machine import deadline_seconds
 from tests.worker_image.test_engine_command import cuda, environment_of
 
@@ -68,6 +70,22 @@ def hosts() -> Iterator[tuple[Host, Host]]:
     yield redirecting, secret
     redirecting.close()
     secret.close()
+
+
+@pytest.mark.vllm_facts
+def test_how_many_bytes_of_media_vllm_takes() -> None:
+    """docs/reference/gateway.md says so: 0.32 bounds each file, 0.33 also what a request has in all."""
+    found = dict(
+        re.findall(
+            r"^    (VLLM_MAX_MEDIA_\w+): int = ([\d_]+)$", (vllm_source.root() / "envs.py").read_text(), re.MULTILINE
+        )
+    )
+    of_requests = {
+        "VLLM_MAX_MEDIA_REQUEST_DECODE_BYTES": "715_827_880",
+        "VLLM_MAX_MEDIA_REQUEST_DOWNLOAD_SIZE_MB": "256",
+    }
+    of_files = {"VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "256"}
+    assert found in (of_files, of_files | of_requests)
 
 
 @pytest.mark.timeout(600)
