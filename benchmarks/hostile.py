@@ -115,9 +115,13 @@ class Bench:
     def attack(
         self, name: str, pairs: int, sizes: Sequence[int] = (), warm_up_seconds: float = WARM_UP_SECONDS
     ) -> Outcome:
-        """Pairs of periods with and without an attack."""
+        """Pairs of periods with and without an attack.
+
+        Attackers have machines of their own; here they get what CPU time the others leave.
+        """
         outcome = Outcome(warm_up_seconds=warm_up_seconds)
-        with started([sys.executable, script("attacks"), name, str(self._port), *map(str, sizes)]) as attacker:
+        command = ["nice", "-n", "19", sys.executable, script("attacks"), name, str(self._port), *map(str, sizes)]
+        with started(command) as attacker:
             printed_line(attacker)
             for number in range(pairs):
                 periods = [self._on, self._off] if number % 2 else [self._off, self._on]
