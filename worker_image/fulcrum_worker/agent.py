@@ -14,7 +14,8 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
-from fulcrum.api.names import ENV_POD_IP, PORT_AGENT, PORT_ENGINE, PORT_NIXL, Role
+from fulcrum.api.names import ENV_POD_IP, Role
+from fulcrum.api.ports import AgentAddress
 from fulcrum.api.reasons import Reason
 from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_STALLED, WorkerConfig
 from fulcrum_worker.config import BadConfigError, PodIdentity
@@ -79,7 +80,7 @@ async def run_agent(
     async with aiohttp.ClientSession(headers=headers_of(token)) as session:  # it speaks to its own engine only
         state = WorkerState(
             session=session,
-            engine_url=f"http://{pod.url_host}:{PORT_ENGINE}",
+            engine_url=f"http://{pod.url_host}:{config.ports.engine}",
             host=pod.ip,
             role=WorkerRole(role=config.role, epoch=config.role_epoch),
             pod_name=pod.name,
@@ -96,11 +97,15 @@ async def run_agent(
 async def _serving(config: WorkerConfig, pod: PodIdentity, state: WorkerState) -> AsyncIterator[None]:
     runner = web.AppRunner(make_app(config, state), access_log=None)
     await runner.setup()
+    address = AgentAddress(pod.ip, config.ports.agent)
     try:
         try:
-            await web.TCPSite(runner, pod.ip, PORT_AGENT).start()
+            await web.TCPSite(runner, *address).start()
         except OSError as error:
-            raise BadConfigError(f"{ENV_POD_IP}: cannot listen on {pod.ip}:{PORT_AGENT}: {error.strerror}") from None
+            # With host network another program of the node may have the port.
+            raise BadConfigError(
+                f"{ENV_POD_IP}, ports.agent (spec.pools[].ports): cannot listen on {address}: {error.strerror}"
+            ) from None
         yield
     finally:
         await runner.cleanup()
@@ -152,7 +157,7 @@ class _Life:
         """One engine from its start to its end; None: another one must follow, for another role."""
         started = time.monotonic()
         exchanges = self._config.exchanges_kv and self._engine_role is not None
-        self._state.side_channel = (self._state.host, PORT_NIXL) if exchanges else None
+        self._state.side_channel = (self._state.host, self._config.ports.nixl) if exchanges else None
         remove_orphans()  # of an engine that was killed together with its agent
         try:
             await self._engine.start()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from fulcrum.api.amd import is_amd
-from fulcrum.api.names import ENV_WORKER_CONFIG, PORT_ENGINE, PORT_NIXL
+from fulcrum.api.names import ENV_WORKER_CONFIG, PORT_RANKS
 from fulcrum.api.types import OffloadPolicy
 from fulcrum.api.worker import ENGINE_KV_DTYPES, WorkerConfig
 from fulcrum_worker.config import CPU, PodIdentity
@@ -75,17 +75,18 @@ def engine_command(
     """
     argv = (
         *_argv(config, pod, model, files, replace(facts, version=vllm or facts.version)),
-        *_in_group(read_place(config, environment)),
+        *_in_group(read_place(config, environment), config.ports.ranks),
     )
     return EngineCommand(argv=argv, environment=_environment(config, pod, model is not None, environment))
 
 
-def _in_group(place: GroupPlace | None) -> tuple[str, ...]:
+def _in_group(place: GroupPlace | None, port: int) -> tuple[str, ...]:
     """Arguments of an engine on several nodes. Its ranks find each other at the leader; only that one has an API."""
     if place is None:
         return ()
     argv = ["--distributed-executor-backend", "mp", "--nnodes", str(place.nodes), "--node-rank", str(place.rank)]
-    return (*argv, "--master-addr", place.leader, *(("--headless",) if place.rank else ()))
+    argv += ["--master-addr", place.leader, *(() if port == PORT_RANKS else ("--master-port", str(port)))]
+    return (*argv, *(("--headless",) if place.rank else ()))
 
 
 def block_tokens(config: WorkerConfig) -> int | None:
@@ -115,7 +116,7 @@ def _argv(
         argv += ["--revision", config.model_revision, "--code-revision", config.model_revision]
     if config.trust_remote_code:
         argv += ["--trust-remote-code"]
-    argv += ["--host", pod.ip, "--port", str(PORT_ENGINE)]
+    argv += ["--host", pod.ip, "--port", str(config.ports.engine)]
     argv += _kv_cache_argv(config, facts)
     if config.attention_backend is not None:
         argv += ["--attention-backend", config.attention_backend]
@@ -185,7 +186,7 @@ def _environment(
         defaults["VLLM_SSM_CONV_STATE_LAYOUT"] = "DS"
     fixed = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": pod.ip,
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(PORT_NIXL),
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(config.ports.nixl),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         # A host that may be asked could send the engine to one that may not.

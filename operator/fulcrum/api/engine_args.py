@@ -86,7 +86,7 @@ _REFUSALS: Final = (
     # How a worker is reached.
     _Refusal(
         names=("host", "port", "uds", "fd", "grpc", "grpc-port", "root-path", "enable-scale-out"),
-        instead="a worker listens on its Pod's address, port 8000; remove it",
+        instead="a worker listens on its Pod's address; set spec.pools[].ports, or remove it",
     ),
     _Refusal(
         names=("ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "ssl-ciphers", "enable-ssl-refresh"),

@@ -54,6 +54,8 @@ ANNOTATION_NO_KV: Final = f"{GROUP}/exchanges-no-kv"
 """On workers that were made without KV transfer, because their pool was only ever mixed."""
 ANNOTATION_REPLACES: Final = f"{GROUP}/replaces"
 """Uid of the Pod that a worker was created for beyond the wanted number, to take its place once it is ready."""
+ANNOTATION_PORTS: Final = f"{GROUP}/ports"
+"""On workers that listen on other ports than the usual: JSON of `api.ports.Ports`, without those that are usual."""
 
 OPERATOR_NAMESPACE: Final = "fulcrum-system"
 OPERATOR_NAME: Final = "fulcrum-operator"
@@ -69,10 +71,12 @@ TTFT_PARAM: Final = "ttft_seconds"
 """Field of `kv_transfer_params`: what the TTFT promise leaves for the prefill when the gateway sends a request."""
 
 PORT_ENGINE: Final = 8000
-"""vLLM itself; requests never pass through a process of ours on the worker."""
+"""Usual port of vLLM itself; requests never pass through a process of ours on the worker."""
 PORT_AGENT: Final = 8001
 PORT_NIXL: Final = 5600
-"""NIXL side channel (handshakes between engines)."""
+"""NIXL side channel (handshakes between engines). vLLM adds the data-parallel rank, which is always 0 here."""
+PORT_RANKS: Final = 29501
+"""Where the ranks of a worker on several nodes find each other: vLLM's `--master-port`, at its default."""
 PORT_GATEWAY: Final = 8080
 PORT_GATEWAY_INSIDE: Final = 8082
 """`GET /metrics` and `GET /kv-pairs` of a gateway: for the cluster, not for clients."""

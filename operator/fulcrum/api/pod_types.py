@@ -73,6 +73,14 @@ class Rdma(ApiStruct, frozen=True, kw_only=True):
             "LimitMEMLOCK=infinity. Only where the operator runs with --allow-host-access."
         ),
     ] = False
+    host_network: Annotated[
+        bool,
+        Meta(
+            description="Workers use the network of their node, for RDMA devices that Pods cannot get. NetworkPolicies "
+            "do not hold for them. A node runs one worker with the same `ports`. All pools that exchange KV set it, or "
+            "none. Only where the operator runs with --allow-host-access."
+        ),
+    ] = False
 
 
 class ResourceAmounts(ApiStruct, frozen=True, kw_only=True):

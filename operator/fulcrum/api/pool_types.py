@@ -12,6 +12,7 @@ from fulcrum.api.base import MAX_WORKERS, ApiStruct, Name, ObjectName, Quantity,
 from fulcrum.api.engine_types import PoolEngine
 from fulcrum.api.names import Role
 from fulcrum.api.pod_types import GpuRequest, Rdma, Resources, Topology
+from fulcrum.api.ports import USUAL_PORTS, Ports
 from fulcrum.api.serving_types import MAX_CLASSES
 
 _PoolRole = Annotated[
@@ -152,6 +153,14 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
             "KV goes from prefill to decode over TCP."
         ),
     ] = None
+    ports: Annotated[
+        Ports,
+        Meta(
+            description="Ports that each worker listens on. With rdma.hostNetwork they are ports of the node "
+            "(hostPort): the scheduler places no two workers with a port in common on one node, and pools that may "
+            "share nodes need unlike ports. Take ports below 32768, where a node's outgoing connections begin."
+        ),
+    ] = USUAL_PORTS
     resources: Annotated[Resources, Meta(description="CPU and memory of a worker, beside its GPUs.")] = Resources()
     shared_memory: Annotated[
         Quantity | None,
@@ -215,3 +224,8 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
         """Nodes of one worker; 1: it is a Pod. Worker and node both have at least one GPU."""
         gpus = self.parallelism.tensor * self.parallelism.pipeline
         return -(-gpus // self.gpu.per_node) if self.gpu.per_node is not None else 1
+
+    @property
+    def on_host_network(self) -> bool:
+        """Its workers use the network of their nodes."""
+        return self.rdma is not None and self.rdma.host_network

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.names import Role
+from fulcrum.api.ports import USUAL_PORTS, Ports
 
 ENGINE_KV_DTYPES: Final = {"fp8": "fp8", "bf16": "bfloat16", "auto": "auto"}
 """Our names of KV cache types -> vLLM's (`--kv-cache-dtype`)."""
@@ -92,6 +93,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Network devices that UCX may use; empty: all of them."""
     socket_interface: str | None = None
     """Interface by which ranks find each other; None: their libraries choose."""
+    ports: Ports = USUAL_PORTS
+    """What engine and agent listen on."""
     media_domains: tuple[str, ...] = ()
     """Hosts from which the engine may fetch media; empty: gateways let no URL through."""
     engine_args: tuple[str, ...] = ()

@@ -69,7 +69,6 @@ class TellRole:
 
     name: str
     uid: str
-    pod_ip: str
     role: Role
     epoch: int
     reason: Reason = Reason.ROLE_FLIPPED

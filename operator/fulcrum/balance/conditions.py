@@ -114,7 +114,7 @@ def with_conditions(
     findings = {
         ConditionType.AVAILABLE: _available(ready, snapshot.gateway),
         ConditionType.PROGRESSING: _progressing(
-            snapshot.workers, decision, PAUSED if snapshot.paused else moving, least_available=least_available
+            snapshot, decision, PAUSED if snapshot.paused else moving, least_available=least_available
         ),
         ConditionType.DEGRADED: Finding(True, *degraded) if degraded is not None else HEALTHY,
     }
@@ -136,9 +136,9 @@ def _available(roles: Iterable[Role], gateway: GatewayState) -> Finding:
     return Finding(True, Reason.READY, "Prefill and decode are served.")
 
 
-def _progressing(workers: Iterable[Worker], decision: Decision, finding: Finding, *, least_available: int) -> Finding:
+def _progressing(snapshot: Snapshot, decision: Decision, finding: Finding, *, least_available: int) -> Finding:
     """Add to what moves what else there is to know of the balance; without figures, which never stand still."""
-    workers, trace, said, notes = tuple(workers), decision.trace, None, []
+    workers, trace, said, notes = snapshot.workers, decision.trace, None, []
     if trace.failure is not None:
         said, notes = Reason.PLAN_FAILED, [_plan_failed(trace.failure)]
     elif trace.unknown is not None:
@@ -159,6 +159,8 @@ def _progressing(workers: Iterable[Worker], decision: Decision, finding: Finding
     notes += [f"KV comes back by policy load: {reason}." for reason in sorted(reasons)]
     if any(worker.load is not None and worker.load.flips_restart for worker in workers):
         notes.append("Flips start engines again: this vLLM gives each engine one side of KV transfers.")
+    if on_nodes := [pool.name for pool in snapshot.spec.pools if pool.on_host_network and pool.workers.max > 0]:
+        notes.append(f"NetworkPolicies do not hold for pool {names_of(on_nodes)}, because of rdma.hostNetwork.")
     ready = sum(worker.ready and not worker.deleting for worker in workers)
     if finding.status and 0 < ready <= least_available:
         notes.append("No further worker may be evicted until the next one is ready: a node drain waits for it.")

@@ -123,8 +123,8 @@ def _transfer_fault(faults: TransferFaults) -> tuple[Reason, str] | None:
         restarts = f" Restarted, one at a time and where its role stays served: {names}." if names else ""
         return Reason.KV_TRANSFER_FAILING, (
             f"No KV moves between {pairs} (prefill -> decode). Requests go around them.{restarts} See whether the "
-            f"decode Pods reach port {PORT_NIXL} of the prefill Pods (NetworkPolicy, RDMA devices, UCX_TLS, attention "
-            "backend), and fulcrum_worker_kv_failed_transfers_total."
+            f"decode Pods reach port {PORT_NIXL} of the prefill Pods (or spec.pools[].ports.nixl; NetworkPolicy, RDMA "
+            "devices, UCX_TLS, attention backend), and fulcrum_worker_kv_failed_transfers_total."
         )
     if faults.recovering:
         return Reason.KV_TRANSFER_FAILING, (

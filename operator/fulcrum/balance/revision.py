@@ -108,6 +108,7 @@ def worker_config(
         rdma=pool.rdma is not None,
         rdma_devices=pool.rdma.devices if pool.rdma is not None else (),
         socket_interface=pool.rdma.socket_interface if pool.rdma is not None else None,
+        ports=pool.ports,
         media_domains=spec.engine.media_domains,
         engine_args=(*spec.engine.args, *(pool.engine.args if pool.engine is not None else ())),
         role=role,

@@ -11,6 +11,7 @@ from typing import Any, Final
 from fulcrum.api.device_fault import DeviceFault, heard
 from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.names import Role
+from fulcrum.api.ports import USUAL_PORTS, AgentAddress, Ports
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import (
@@ -89,6 +90,10 @@ class Worker:
     started: bool = False
     """Its container has been up since it last began; `ready` says whether it also is now."""
     pod_ip: str | None = None
+    ports: Ports | None = USUAL_PORTS
+    """None: its Pod says none that could be, so its agent cannot be asked."""
+    host_network: bool = False
+    """It uses its node's network: no NetworkPolicy holds for it."""
     restarts: int = 0
     waiting_reason: str | None = None
     """Why the container waits, such as CrashLoopBackOff."""
@@ -127,6 +132,11 @@ class Worker:
     """Made from another spec; set by `plan`."""
     role_acknowledged: bool = False
     """The agent is known to know the role (only an optimisation: telling it twice does no harm)."""
+
+    @property
+    def agent(self) -> AgentAddress | None:
+        """Where its agent answers; None while that is unknown."""
+        return AgentAddress(self.pod_ip, self.ports.agent) if self.pod_ip and self.ports is not None else None
 
     @property
     def serving(self) -> bool:

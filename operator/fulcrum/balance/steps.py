@@ -170,10 +170,8 @@ def tell_roles(context: StepContext) -> Iterator[Action]:
     """Repeat the role to an agent that reports an older epoch."""
     for worker in context.workers:
         behind = worker.load is not None and worker.load.role_epoch < worker.role_epoch
-        if behind and worker.pod_ip is not None and not worker.deleting:
-            yield TellRole(
-                name=worker.name, uid=worker.uid, pod_ip=worker.pod_ip, role=worker.role, epoch=worker.role_epoch
-            )
+        if behind and worker.agent is not None and not worker.deleting:
+            yield TellRole(name=worker.name, uid=worker.uid, role=worker.role, epoch=worker.role_epoch)
 
 
 STEPS: tuple[Step, ...] = (

@@ -20,6 +20,7 @@ from fulcrum.api.names import (
     PLURAL,
 )
 from fulcrum.api.objects import load_inference_cluster
+from fulcrum.api.ports import AgentAddress, agent_of
 from fulcrum.api.types import InferenceCluster, Pool
 from fulcrum.balance import worker_revision
 from fulcrum.capacity.profile import ProfileError, parse_profile, profile_document
@@ -124,16 +125,16 @@ def _meant(cluster: InferenceCluster, pool: str | None) -> Pool:
     raise ExportError(f"there are several pools; say which one with --pool: {known}")
 
 
-def _addresses(pods: list[dict[str, Any]], pool: Pool, revision: str) -> dict[str, str]:
-    """Return the addresses of the ready workers of the pool's present revision, by name."""
+def _addresses(pods: list[dict[str, Any]], pool: Pool, revision: str) -> dict[str, AgentAddress]:
+    """Return the agents of the ready workers of the pool's present revision, by name."""
     ready = [pod for pod in pods if is_true(pod, "Ready") and not pod["metadata"].get("deletionTimestamp")]
     if not ready:
         raise ExportError(f"no worker of pool {pool.name} is ready; see `kubectl get pods` or `fulcrum top`")
     found = {
-        pod["metadata"]["name"]: address
+        pod["metadata"]["name"]: agent
         for pod in ready
         if (pod["metadata"].get("annotations") or {}).get(ANNOTATION_SPEC_HASH) == revision
-        and (address := (pod.get("status") or {}).get("podIP"))
+        and (agent := agent_of(pod)) is not None
     }
     if not found:
         raise ExportError(

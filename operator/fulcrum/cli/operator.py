@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     help="Let the Pod templates of pools exceed the Pod Security level restricted (hostPath, privileged ...).",
 )
 @click.option("--allow-remote-code", is_flag=True, help="Let engines run code from models' repositories.")
-@click.option("--allow-host-access", is_flag=True, help="Let workers with rdma.runAsRoot run as root.")
+@click.option("--allow-host-access", is_flag=True, help="Allow rdma.runAsRoot and rdma.hostNetwork.")
 @click.option(
     "--template-may-use",
     "templates_may_use",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from fulcrum.api.names import Role
+from fulcrum.api.ports import AgentAddress
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Snapshot, Worker, is_late
 from fulcrum.controller.tick import Memory, Tick
@@ -27,7 +28,7 @@ class AgentRoles:
         asked = [
             worker
             for worker in snapshot.workers
-            if worker.pod_ip is not None
+            if worker.agent is not None
             and not worker.deleting
             and (
                 worker.role is Role.DRAINING
@@ -37,7 +38,7 @@ class AgentRoles:
         ]
         if not asked:
             return snapshot
-        loads = await self._agents.loads({worker.name: worker.pod_ip or "" for worker in asked})
+        loads = await self._agents.loads({worker.name: agent for worker in asked if (agent := worker.agent)})
         for worker in asked:
             load = loads[worker.name]
             if load is not None and load.role_epoch >= worker.role_epoch:
@@ -49,12 +50,12 @@ class AgentRoles:
     def tell_later(self, tick: Tick, worker: Worker, role: Role, epoch: int) -> None:
         """Tell an agent its role in the background; if it does not hear, a later tick repeats it."""
 
-        async def tell(pod_ip: str) -> None:
+        async def tell(agent: AgentAddress) -> None:
             token = tick.token.text
-            if await self._agents.tell_role(pod_ip, role, epoch, pod_name=worker.name, token=token):
+            if await self._agents.tell_role(agent, role, epoch, pod_name=worker.name, token=token):
                 tick.memory.acknowledged.add((worker.uid, worker.restarts, epoch))
 
-        if worker.pod_ip is not None:
-            task = asyncio.create_task(tell(worker.pod_ip), name=f"tell-{worker.name}")
+        if worker.agent is not None:
+            task = asyncio.create_task(tell(worker.agent), name=f"tell-{worker.name}")
             self._background.add(task)
             task.add_done_callback(self._background.discard)

@@ -252,8 +252,8 @@ class ClusterWatch:
         if not decides(cluster.spec) and self._clock() - self._loads_asked_at < SHOWN_LOAD_SECONDS - TICK_SECONDS / 2:
             return
         self._loads_asked_at = self._clock()
-        asked = {w.name: w for w in cluster.workers if w.pod_ip is not None and w.ready and not w.deleting}
-        reports = await self._agents.loads({name: worker.pod_ip or "" for name, worker in asked.items()})
+        asked = {w.name: w for w in cluster.workers if w.ready and not w.deleting}
+        reports = await self._agents.loads({name: agent for name, w in asked.items() if (agent := w.agent)})
         at = self._clock()
         uids = {worker.uid for worker in cluster.workers}
         self._loads = {uid: entry for uid, entry in self._loads.items() if uid in uids}

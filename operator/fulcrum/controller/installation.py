@@ -26,7 +26,7 @@ class Installation:
     allow_remote_code: bool = False
     """Engines may run code from models' repositories (`model.trustRemoteCode`)."""
     allow_host_access: bool = False
-    """Workers may run as root for RDMA (`rdma.runAsRoot`)."""
+    """Workers may run as root for RDMA, and use the network of their nodes (`rdma.runAsRoot`, `rdma.hostNetwork`)."""
     open_workers: bool = False
     """Replace workers that ask for a token by ones that ask for none: before going back to a release without it."""
 

@@ -30,6 +30,7 @@ from fulcrum.api.names import (
     gateway_name,
     worker_name,
 )
+from fulcrum.api.ports import ports_of
 from fulcrum.api.types import InferenceCluster
 from fulcrum.balance import Snapshot, Termination, Worker, WorkerPhase
 from fulcrum.controller.caches import Caches
@@ -195,7 +196,7 @@ def read_worker(
     lost: frozenset[str] = frozenset(),
 ) -> Worker | None:
     """Return the worker that a Pod is; None when its name and labels do not make one."""
-    metadata, status = pod["metadata"], pod.get("status") or {}
+    metadata, of_pod, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     pool, name, uid = labels.get(LABEL_POOL, ""), metadata["name"], metadata["uid"]
     place = labels.get(LABEL_GROUP, name)
@@ -226,12 +227,14 @@ def read_worker(
         started=bool(container.get("started")),
         deleting="deletionTimestamp" in metadata or uid in lost or not is_owned(metadata, cluster.metadata.uid),
         lost=uid in lost,
-        node=(pod.get("spec") or {}).get("nodeName"),
+        node=of_pod.get("nodeName"),
         replaces=annotations.get(ANNOTATION_REPLACES),
         release_image=annotations.get(ANNOTATION_RELEASE_IMAGE),
         kv_dtype=_kv_dtype(annotations.get(ANNOTATION_KV_DTYPE)),
         exchanges_no_kv=ANNOTATION_NO_KV in annotations,
         pod_ip=status.get("podIP") or None,
+        ports=ports_of(annotations),
+        host_network=bool(of_pod.get("hostNetwork")),
         restarts=restarts,
         waiting_reason=waiting.get("reason"),
         waiting_message=waiting.get("message") or "",

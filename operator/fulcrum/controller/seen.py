@@ -64,6 +64,7 @@ class _Container(_Part):
 class _PodSpec(_Part):
     containers: list[_Container]
     node_name: str | None = None
+    host_network: bool | None = None
 
 
 class _Condition(_Part):

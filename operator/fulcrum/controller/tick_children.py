@@ -44,6 +44,7 @@ class TickChildren:
             token_fingerprint=tick.token.fingerprint or "",
             least_available=tick.plan.least_available,
             live_gateways=None if observed.deployment is None else tick.snapshot.gateway.desired,
+            workers=tick.snapshot.workers,
         )
         name = gateway_name(owner.name)
         watched = {("Deployment", name): observed.deployment, ("Service", name): observed.service}

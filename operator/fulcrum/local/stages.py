@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from fulcrum.api.names import PORT_AGENT
+from fulcrum.api.ports import AgentAddress, agent_of
 from fulcrum.api.worker import Stage
 
 Json = dict[str, Any]
@@ -23,10 +23,10 @@ USUAL_FILE: Final = "start-seconds.json"
 """In the state folder: seconds from a Pod's start until its worker was ready, of the last `fulcrum up`."""
 
 
-def stage_of(host: str) -> str | None:
-    """What the agent at `host` says of its engine's start; None when it does not say. Blocks for a second at most."""
+def stage_of(agent: AgentAddress) -> str | None:
+    """What the agent says of its engine's start; None when it does not say. Blocks for a second at most."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        with urllib.request.urlopen(f"http://{host}:{PORT_AGENT}/load", timeout=_ASK_SECONDS) as answer:
+        with urllib.request.urlopen(f"http://{agent}/load", timeout=_ASK_SECONDS) as answer:
             stage = json.loads(answer.read(_ANSWER_BYTES)).get("stage")
         return stage if isinstance(stage, str) else None
     return None
@@ -85,8 +85,8 @@ class Stages:
         return lines
 
     async def _ask(self, pod: Json) -> str | None:
-        host = (pod.get("status") or {}).get("podIP")
-        return await asyncio.to_thread(stage_of, host) if host else None
+        agent = agent_of(pod)
+        return await asyncio.to_thread(stage_of, agent) if agent is not None else None
 
     def remember(self) -> None:
         """Keep how long the slowest worker took, for the next start here."""

@@ -15,7 +15,8 @@ import msgspec
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.internal_token import HEADER as AUTHORIZATION
 from fulcrum.api.internal_token import authorization
-from fulcrum.api.names import HEADER_POD, PORT_AGENT, PORT_GATEWAY_INSIDE, Role
+from fulcrum.api.names import HEADER_POD, PORT_GATEWAY_INSIDE, Role
+from fulcrum.api.ports import AgentAddress
 from fulcrum.api.worker import LoadReport, RoleRequest
 from fulcrum.telemetry.reading import HEADERS, BodyReader
 from fulcrum.telemetry.turns import Turns
@@ -48,12 +49,10 @@ class Agents:
     def __init__(
         self,
         *,
-        port: int = PORT_AGENT,
         gateway_port: int = PORT_GATEWAY_INSIDE,
         deadline_seconds: float = DEADLINE_SECONDS,
         at_once: int = _AT_ONCE,
     ) -> None:
-        self._port = port
         self._gateway_port = gateway_port
         self._deadline_seconds = deadline_seconds
         self._turns = Turns(at_once)
@@ -78,11 +77,11 @@ class Agents:
             await self._session.close()
             self._session = None
 
-    async def loads(self, pod_ips: Mapping[str, str]) -> dict[str, LoadReport | None]:
+    async def loads(self, workers: Mapping[str, AgentAddress]) -> dict[str, LoadReport | None]:
         """Return the load report of each worker by name, None where there was none within the deadline."""
         caller = object()
-        reports = await asyncio.gather(*(self._load(caller, name, pod_ip) for name, pod_ip in pod_ips.items()))
-        return dict(zip(pod_ips, reports, strict=True))
+        reports = await asyncio.gather(*(self._load(caller, name, agent) for name, agent in workers.items()))
+        return dict(zip(workers, reports, strict=True))
 
     async def pairs(self, gateway_ips: Mapping[str, str]) -> tuple[PairsReport, ...]:
         """Return what the canaries of each gateway (Pod name -> address) found; without gateways that do not answer."""
@@ -103,39 +102,39 @@ class Agents:
             return None
 
     async def tell_role(
-        self, pod_ip: str, role: Role, epoch: int, *, pod_name: str | None = None, token: str | None = None
+        self, agent: AgentAddress, role: Role, epoch: int, *, pod_name: str | None = None, token: str | None = None
     ) -> bool:
         """Tell an agent its role; report whether it knows it now (409 means it knows a newer one).
 
         With `pod_name`, an agent of another Pod refuses; `token` is the cluster's.
         """
         body = msgspec.json.encode(RoleRequest(role=role, role_epoch=epoch))
-        url, headers = self._url(pod_ip, "role"), {"Content-Type": "application/json"}
+        url, headers = f"http://{agent}/role", {"Content-Type": "application/json"}
         if pod_name is not None:
             headers[HEADER_POD] = pod_name
         if token is not None:
             headers[AUTHORIZATION] = authorization(token)
         try:
-            async with self._turns.of(pod_ip), self._open.post(url, data=body, headers=headers) as response:
+            async with self._turns.of(agent), self._open.post(url, data=body, headers=headers) as response:
                 if response.status == HTTPStatus.UNAUTHORIZED:
-                    logger.warning("role_refused pod_ip=%s reason=token", pod_ip)
+                    logger.warning("role_refused agent=%s reason=token", agent)
                 return response.status in (200, 409)
         except _FAILURES as error:
-            logger.debug("role_not_told pod_ip=%s error=%r", pod_ip, error)
+            logger.debug("role_not_told agent=%s error=%r", agent, error)
             return False
 
-    async def _load(self, caller: object, name: str, pod_ip: str) -> LoadReport | None:
+    async def _load(self, caller: object, name: str, agent: AgentAddress) -> LoadReport | None:
         try:
-            async with self._turns.of(caller), self._open.get(self._url(pod_ip, "load")) as response:
+            async with self._turns.of(caller), self._open.get(f"http://{agent}/load") as response:
                 if response.status != HTTPStatus.OK:
                     return None
                 report = _LOAD.decode(await self._bodies.read(response, most_bytes=_LOAD_BYTES))
                 answerer = response.headers.get(HEADER_POD, "")
         except _FAILURES as error:
-            logger.debug("load_unknown pod_ip=%s error=%r", pod_ip, error)
+            logger.debug("load_unknown agent=%s error=%r", agent, error)
             return None
         if answerer not in ("", name):
-            logger.info("load_misdirected pod_ip=%s meant=%s answered=%s", pod_ip, name, answerer)
+            logger.info("load_misdirected agent=%s meant=%s answered=%s", agent, name, answerer)
             return None
         return report
 
@@ -143,7 +142,3 @@ class Agents:
     def _open(self) -> aiohttp.ClientSession:
         assert self._session is not None, "use `async with Agents()`"
         return self._session
-
-    def _url(self, pod_ip: str, path: str) -> str:
-        host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
-        return f"http://{host}:{self._port}/{path}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fulcrum.api.names import COMPONENT_GATEWAY, COMPONENT_WORKER, LABEL_CLUSTER, LABEL_COMPONENT
+from fulcrum.api.ports import AgentAddress, agent_of
 from fulcrum.api.worker import LoadReport
 from fulcrum.controller.dashboard_source import ABOUT_CLUSTERS, events_of
 from fulcrum.controller.kube import EVENT, INFERENCE_CLUSTER, POD
@@ -112,12 +113,16 @@ class KubeSource:
         known.asked_at = time.monotonic()
         addresses = _addresses(gateways)
         ref = ClusterRef(namespace=key[0], name=key[1], gateways=len(addresses))
-        loads, _ = await asyncio.gather(
-            self._agents.loads(_addresses(workers)), self._scrape.scrape(ref, addresses, now)
-        )
+        loads, _ = await asyncio.gather(self._agents.loads(_agents(workers)), self._scrape.scrape(ref, addresses, now))
         known.loads = {name: load for name, load in loads.items() if load is not None}
         traffic = await self._scrape.traffic(ref, window_seconds=WINDOW_SECONDS, now=now)
         known.traffic = traffic if isinstance(traffic, Traffic) else None
+
+
+def _agents(pods: list[Json]) -> dict[str, AgentAddress]:
+    """Return the agent of each ready worker by the name of its Pod."""
+    ready = (pod for pod in pods if is_true(pod, "Ready"))
+    return {pod["metadata"]["name"]: agent for pod in ready if (agent := agent_of(pod)) is not None}
 
 
 def _addresses(pods: list[Json]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from fulcrum.api.names import (
     PORT_GATEWAY_INSIDE,
 )
 from fulcrum.api.objects import load_inference_cluster
+from fulcrum.api.ports import agent_of
 from fulcrum.api.worker import LoadReport, WorkCounters
 from fulcrum.cli.top.view import Arrivals, EventLine, View, WorkerLine
 from fulcrum.kube import Api, ApiError
@@ -105,7 +106,9 @@ class Source:
             components.get(labels(pod).get(LABEL_COMPONENT, ""), []).append(pod)
         workers, gateways = components[COMPONENT_WORKER], components[COMPONENT_GATEWAY]
         loads, counts = await asyncio.gather(
-            self._agents.loads({pod["metadata"]["name"]: ip for pod in workers if (ip := _address(pod))}),
+            self._agents.loads(
+                {pod["metadata"]["name"]: agent for pod in workers if _address(pod) and (agent := agent_of(pod))}
+            ),
             self._gateway_counts(gateways),
         )
         now, at = datetime.now(UTC), self._clock()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.balance import Worker
 from fulcrum.controller.children.disruption_budget import gateway_budget, workers_budget
 from fulcrum.controller.children.gateway_deployment import gateway_deployment
 from fulcrum.controller.children.network_policy import gateway_policy, workers_policy
@@ -26,11 +29,13 @@ def children(
     token_fingerprint: str,
     least_available: int = 0,
     live_gateways: int | None = None,
+    workers: Iterable[Worker] = (),
 ) -> tuple[Manifest, ...]:
     """Return every child but the workers and the Secret of the token, in an order in which each finds what it needs.
 
     `token_fingerprint` is that of the token in the Secret; `least_available` is how many workers the eviction of Pods
-    must leave; `live_gateways` is the count in the gateway Deployment, None where there is none.
+    must leave; `live_gateways` is the count in the gateway Deployment, None where there is none; `workers` are those
+    that stand.
     """
     return (
         gateway_service_account(owner),
@@ -39,7 +44,7 @@ def children(
         gateway_service(owner, spec.gateway.service),
         # Before the Pods that they are about.
         gateway_policy(owner, installation),
-        workers_policy(owner, installation, grouped=any(pool.nodes > 1 for pool in spec.pools)),
+        workers_policy(owner, spec, installation, workers),
         gateway_deployment(owner, spec, installation, token_fingerprint=token_fingerprint, live_replicas=live_gateways),
         gateway_budget(owner),
         workers_budget(owner, least_available),

@@ -13,6 +13,7 @@ from fulcrum.api.types import InferenceClusterSpec, KvCacheDtype, Pool
 from fulcrum.balance import Refusal
 from fulcrum.capacity.known_models import UnknownModelError, known_model
 from fulcrum.capacity.model_kinds import ModelKind, kind_of_name
+from fulcrum.controller.children.worker_node import named_ports, on_gpu
 from fulcrum.controller.installation import Installation
 
 _UNKNOWN: Final = ModelKind()
@@ -30,6 +31,7 @@ def refused_engines(
     for pool in pools:
         found = [*_not_allowed(spec, pool, kind, installation), *_no_backend(spec, pool, kind, fp8=fp8)]
         found += [*_not_pullable(spec, pool, pools, kind), *_unlike_fp8(pool, pools, fp8=fp8)]
+        found += [*_unlike_network(pool, pools), *_same_ports(pool, pools)]
         if found:
             refused[pool.name] = Refusal(message=" ".join(found), reason=Reason.ENGINE_REFUSED)
     return refused
@@ -44,8 +46,9 @@ def _not_allowed(spec: InferenceClusterSpec, pool: Pool, kind: ModelKind, instal
             f"model.name: the architecture of {spec.model.name} is code in its own repository; set "
             "model.trustRemoteCode and model.revision."
         )
-    if pool.rdma is not None and pool.rdma.run_as_root and not installation.allow_host_access:
-        yield "pools[].rdma.runAsRoot: the operator does not run with --allow-host-access."
+    asked = {"runAsRoot": pool.rdma.run_as_root, "hostNetwork": pool.rdma.host_network} if pool.rdma else {}
+    for field in (name for name, is_set in asked.items() if is_set and not installation.allow_host_access):
+        yield f"pools[].rdma.{field}: the operator does not run with --allow-host-access."
 
 
 def _no_backend(spec: InferenceClusterSpec, pool: Pool, kind: ModelKind, *, fp8: bool) -> Iterator[str]:
@@ -77,6 +80,37 @@ def _unlike_fp8(pool: Pool, pools: list[Pool], *, fp8: bool) -> Iterator[str]:
             f"engine.kvCache.dtype: the FP8 of {pool.accelerator} (FNUZ) is not that of pool {', '.join(others)} "
             "(OCP), so no KV could be handed over; use kvCache.dtype: bf16, or roles: [mixed]."
         )
+
+
+def _unlike_network(pool: Pool, pools: list[Pool]) -> Iterator[str]:
+    """Where KV would be handed over between a node's network and that of Pods.
+
+    What comes from a node's address is of no Pod to a NetworkPolicy, so workers on the Pod network refuse it.
+    """
+    exchanging = [each for each in pools if exchanges_kv(each)]
+    if pool in exchanging and pool.on_host_network != exchanging[0].on_host_network:
+        yield (
+            f"pools[].rdma.hostNetwork: pool {exchanging[0].name} and pool {pool.name} exchange KV, and only one of "
+            "them uses the network of its nodes; set it in both or in none, or use roles: [mixed]."
+        )
+
+
+def _same_ports(pool: Pool, pools: list[Pool]) -> Iterator[str]:
+    """Where workers of an earlier pool could have taken the ports of the node."""
+    if not pool.on_host_network:
+        return
+    for earlier in pools[: pools.index(pool)]:
+        taken = set(named_ports(earlier).values()) & set(named_ports(pool).values())
+        if taken and earlier.on_host_network and _may_share_nodes(earlier, pool):
+            yield (
+                f"pools[].ports: pool {earlier.name} and pool {pool.name} use the network of their nodes, may share "
+                f"nodes, and both listen on {', '.join(map(str, sorted(taken)))}; set other ports in one of them."
+            )
+
+
+def _may_share_nodes(one: Pool, other: Pool) -> bool:
+    """Nodes are chosen by their accelerator; workers on CPUs run anywhere."""
+    return one.accelerator == other.accelerator or not (on_gpu(one) and on_gpu(other))
 
 
 def _not_pullable(spec: InferenceClusterSpec, pool: Pool, pools: list[Pool], kind: ModelKind) -> Iterator[str]:

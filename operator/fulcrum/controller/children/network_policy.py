@@ -6,6 +6,8 @@ models come from anywhere.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 from fulcrum.api.names import (
@@ -14,13 +16,14 @@ from fulcrum.api.names import (
     LABEL_CLUSTER,
     LABEL_COMPONENT,
     LABEL_NAME,
-    PORT_AGENT,
-    PORT_ENGINE,
+    LABEL_POOL,
     PORT_GATEWAY,
     PORT_GATEWAY_INSIDE,
     gateway_name,
     workers_policy_name,
 )
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.balance import Worker
 from fulcrum.controller.children.owner import APP_NAME, GATEWAY, WORKER, Manifest, Owner
 from fulcrum.controller.installation import Installation
 
@@ -32,27 +35,51 @@ PROMETHEUS: Final[Manifest] = {
 """Prometheus as its operator and its charts label it, in any namespace."""
 
 
-def workers_policy(owner: Owner, installation: Installation, *, grouped: bool = False) -> Manifest:
+_STANDING: Final = 16
+"""Most kinds of ports beside those of the spec that a policy lets in, the most common first: each rollout that gives a
+pool other ports leaves one until it ends."""
+
+
+def workers_policy(
+    owner: Owner, spec: InferenceClusterSpec, installation: Installation, workers: Iterable[Worker] = ()
+) -> Manifest:
     """Return the policy of the workers: gateways, the operator, Prometheus, and each other.
 
-    `grouped`: some are on several nodes, and the policy is about their followers, too.
+    `workers` are those that stand. While they are replaced they listen on the ports of the revision before.
+
+    Pools on their nodes' network are not part of it. It does not hold for them, and their workers of the revision
+    before exchange KV with ones that come from a node's address.
     """
+    standing = [worker for worker in workers if not worker.deleting]
     members = owner.selector(WORKER)
     selector: Manifest = {"matchLabels": members}
-    if grouped:
+    if any(pool.nodes > 1 for pool in spec.pools):
         both = {"key": LABEL_COMPONENT, "operator": "In", "values": [COMPONENT_FOLLOWER, WORKER]}
         selector = {"matchLabels": {LABEL_CLUSTER: members[LABEL_CLUSTER]}, "matchExpressions": [both]}
+    engines, agents = _listening(spec, standing)
     ingress = [
         # UCX listens on ports of its own choice, and so do the ranks of one engine.
         {"from": [{"podSelector": selector}]},
-        {"from": [_pods(owner, GATEWAY)], "ports": _ports(PORT_ENGINE, PORT_AGENT)},
-        {"from": [_operator(installation)], "ports": _ports(PORT_AGENT)},
+        {"from": [_pods(owner, GATEWAY)], "ports": _ports(*engines, *agents)},
+        {"from": [_operator(installation)], "ports": _ports(*agents)},
         # Of the engine's other paths a caller without the token gets nothing.
-        {"from": [PROMETHEUS], "ports": _ports(PORT_ENGINE, PORT_AGENT)},
+        {"from": [PROMETHEUS], "ports": _ports(*engines, *agents)},
     ]
     policy = _policy(owner, workers_policy_name(owner.name), WORKER, ingress)
+    on_nodes = {pool.name for pool in spec.pools if pool.on_host_network}
+    on_nodes |= {worker.pool for worker in standing if worker.host_network}
+    if on_nodes:
+        others = {"key": LABEL_POOL, "operator": "NotIn", "values": sorted(on_nodes)}
+        selector = {**selector, "matchExpressions": [*selector.get("matchExpressions", ()), others]}
     policy["spec"]["podSelector"] = selector
     return policy
+
+
+def _listening(spec: InferenceClusterSpec, standing: Iterable[Worker]) -> tuple[list[int], list[int]]:
+    """Return the ports of engines and of agents, each in ascending order."""
+    common = Counter(worker.ports for worker in standing if worker.ports is not None).most_common(_STANDING)
+    both = [pool.ports for pool in spec.pools] + [ports for ports, _ in common]
+    return sorted({each.engine for each in both}), sorted({each.agent for each in both})
 
 
 def gateway_policy(owner: Owner, installation: Installation) -> Manifest:

@@ -53,7 +53,7 @@ def _refusal(
     if taken:
         return Refusal(message=f"{'; '.join(f'{path}.{each.field}: {each.fix}' for each in taken)}.")
     found = list(_violations(pod, pool))
-    if found and pool.rdma is not None and pool.rdma.run_as_root:
+    if found and pool.rdma is not None:
         # What a field of the pool asks for is not the template's.
         plain = worker_pod(owner, spec, structs.replace(pool, template={}), ordinal=0, role=Role.MIXED, image="")
         of_field = set(_violations(plain, pool))

@@ -129,6 +129,17 @@ def container_security(pool: Pool) -> Manifest:
     return security | {"runAsUser": 0, "runAsNonRoot": False} if pool.rdma.run_as_root else security
 
 
+def network(pool: Pool) -> Manifest:
+    """Return the fields of the Pod's spec that choose its network."""
+    return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if pool.on_host_network else {}
+
+
+def named_ports(pool: Pool) -> dict[str, int]:
+    """Return the ports of the worker's container by name. On the node's network all that it listens on count."""
+    named = {"engine": pool.ports.engine, "agent": pool.ports.agent, "nixl": pool.ports.nixl}
+    return named | ({"ranks": pool.ports.ranks} if pool.on_host_network and pool.nodes > 1 else {})
+
+
 def shared_memory(spec: InferenceClusterSpec, pool: Pool) -> Manifest | None:
     """Return the volume for /dev/shm. Ranks talk through it and KV is offloaded to it; containers have 64 MiB."""
     if not on_gpu(pool) and not _offload_bytes(spec):

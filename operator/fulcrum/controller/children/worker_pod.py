@@ -13,6 +13,7 @@ from fulcrum.api.internal_token import ANNOTATION_TOKEN, ENV_WORKER
 from fulcrum.api.names import (
     ANNOTATION_KV_DTYPE,
     ANNOTATION_NO_KV,
+    ANNOTATION_PORTS,
     ANNOTATION_RELEASE_IMAGE,
     ANNOTATION_ROLE_EPOCH,
     ANNOTATION_SPEC_HASH,
@@ -22,9 +23,6 @@ from fulcrum.api.names import (
     LABEL_POOL,
     LABEL_ROLE,
     LLM_D_ROLES,
-    PORT_AGENT,
-    PORT_ENGINE,
-    PORT_NIXL,
     Role,
     worker_name,
 )
@@ -47,6 +45,8 @@ from fulcrum.controller.children.worker_node import (
     avoid,
     container_security,
     downloaded_bytes,
+    named_ports,
+    network,
     placement,
     resources,
     shared_memory,
@@ -101,6 +101,8 @@ def worker_pod(
     config = worker_config(cluster=owner.name, spec=spec, pool=pool, role=role, kv_dtype=kv_dtype)
     if config.kv_cache.dtype != spec.engine.kv_cache.dtype.value:
         metadata["annotations"][ANNOTATION_KV_DTYPE] = config.kv_cache.dtype
+    if said := without_defaults(pool.ports):
+        metadata["annotations"][ANNOTATION_PORTS] = msgspec.json.encode(said).decode()
     if not config.exchanges_kv:
         metadata["annotations"][ANNOTATION_NO_KV] = "true"
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(owner, spec, pool, config, image)}
@@ -166,6 +168,7 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, config: Work
             # Changing the group of a claim full of weights, file by file, takes minutes at each start.
             "fsGroupChangePolicy": "OnRootMismatch",
         },
+        **network(pool),
         **placement(owner, pool),
         "containers": [container],
         "volumes": volumes,
@@ -173,6 +176,7 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, config: Work
 
 
 def _container(spec: InferenceClusterSpec, pool: Pool, config: WorkerConfig) -> Manifest:
+    agent = pool.ports.agent
     download_seconds = downloaded_bytes(spec) / SLOWEST_DOWNLOAD_BYTES_PER_SECOND
     start_seconds = config.longest_start_seconds + download_seconds + START_MARGIN_SECONDS
     return {
@@ -184,13 +188,12 @@ def _container(spec: InferenceClusterSpec, pool: Pool, config: WorkerConfig) -> 
             *_credentials(spec),
         ],
         "ports": [
-            {"name": "engine", "containerPort": PORT_ENGINE},
-            {"name": "agent", "containerPort": PORT_AGENT},
-            {"name": "nixl", "containerPort": PORT_NIXL},
+            {"name": name, "containerPort": port, **({"hostPort": port} if pool.on_host_network else {})}
+            for name, port in named_ports(pool).items()
         ],
-        "startupProbe": http_probe(PATH_STARTED, port=PORT_AGENT, period_seconds=1, failures=math.ceil(start_seconds)),
-        "readinessProbe": http_probe("/readyz", port=PORT_AGENT, period_seconds=2, failures=3),
-        "livenessProbe": http_probe("/healthz", port=PORT_AGENT, period_seconds=10, failures=3),
+        "startupProbe": http_probe(PATH_STARTED, port=agent, period_seconds=1, failures=math.ceil(start_seconds)),
+        "readinessProbe": http_probe("/readyz", port=agent, period_seconds=2, failures=3),
+        "livenessProbe": http_probe("/healthz", port=agent, period_seconds=10, failures=3),
         "resources": resources(spec, pool),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": container_security(pool),

@@ -16,6 +16,7 @@ from fulcrum import kube
 from fulcrum.api import names
 from fulcrum.api.kv_format import kv_format
 from fulcrum.api.names import Role
+from fulcrum.api.ports import ports_of
 from fulcrum.api.worker import ENGINE_KV_DTYPES, EXIT_ENGINE_DIED, WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics.counts import Metrics
@@ -129,21 +130,22 @@ class Follower(Protocol):
 def record_of(pod: Pod) -> WorkerRecord | None:
     """The worker that a Pod is; None while no request may go to it."""
     metadata, status = pod.metadata, pod.status
-    if not _is(pod, names.COMPONENT_WORKER) or not _ready(pod) or not status.podIP:
+    ports = ports_of(metadata.annotations)
+    if not _is(pod, names.COMPONENT_WORKER) or not _ready(pod) or not status.podIP or ports is None:
         return None
     try:
         role = Role((metadata.labels or {}).get(names.LABEL_ROLE, ""))
     except ValueError:
         return None
     epoch = (metadata.annotations or {}).get(names.ANNOTATION_ROLE_EPOCH, "0")
-    restarts = sum(container.restartCount for container in status.containerStatuses or ())
+    restarts = sum(each.restartCount for each in status.containerStatuses or ())
     return WorkerRecord(
         name=metadata.name,
         role=role,
         role_epoch=int(epoch) if epoch.isdigit() else 0,
         host=status.podIP,
-        port=names.PORT_ENGINE,
-        agent_port=names.PORT_AGENT,
+        port=ports.engine,
+        agent_port=ports.agent,
         incarnation=f"{metadata.uid}/{restarts}",
         pool=(metadata.labels or {}).get(names.LABEL_POOL, ""),
         revision=_revision(pod, role),
