@@ -38,6 +38,7 @@ from tests.controller.hostile_run import beside_hostile_objects  # noqa: E402
 from tests.controller.test_walk import reconciling  # noqa: E402
 from tests.telemetry.test_hostile_upstreams import HOSTILE, upstream  # noqa: E402
 
+from fulcrum.api.ports import AgentAddress  # noqa: E402
 from fulcrum.forecast.forecaster import Forecaster  # noqa: E402
 from fulcrum.forecast.series import LoadSeries  # noqa: E402
 from fulcrum.telemetry import Agents  # noqa: E402
@@ -100,10 +101,11 @@ async def nodes(_: argparse.Namespace) -> str | None:
 
 async def silent(_: argparse.Namespace) -> str | None:
     """Loads of one cluster beside another one whose workers never answer."""
-    async with upstream(HOSTILE["silent"]()) as port, Agents(port=port) as agents:
-        many = asyncio.create_task(agents.loads({f"w{number}": "127.0.0.1" for number in range(SILENT)}))
+    async with upstream(HOSTILE["silent"]()) as port, Agents() as agents:
+        address = AgentAddress("127.0.0.1", port)
+        many = asyncio.create_task(agents.loads({f"w{number}": address for number in range(SILENT)}))
         await asyncio.sleep(0)
-        seconds = [await _timed(agents.loads({f"v{number}": "127.0.0.1" for number in range(8)})) for __ in range(5)]
+        seconds = [await _timed(agents.loads({f"v{number}": address for number in range(8)})) for __ in range(5)]
         await many
     print(f"[authors] silent: beside {SILENT} silent workers another cluster's 8, silent too: {_list(seconds)} s")
     return f"loads took {max(seconds):.2f} s (<= {TICK_SECONDS:g})" if max(seconds) > TICK_SECONDS else None

@@ -472,7 +472,7 @@ def test_an_agent_that_did_not_hear_its_role_is_told_again() -> None:
     world = settled(make_spec(pool()))
     world.set("c-p-0", role_epoch=3, load=idle_load(world.workers["c-p-0"]))
     (action,) = world.plan().actions
-    assert action == TellRole(name="c-p-0", uid=world.workers["c-p-0"].uid, pod_ip="127.0.0.1", role=P, epoch=3)
+    assert action == TellRole(name="c-p-0", uid=world.workers["c-p-0"].uid, role=P, epoch=3)
     assert world.plan().status.last_decision is None
 
 

@@ -284,3 +284,15 @@ def test_new_workers_ask_for_the_token_once_every_gateway_sends_it() -> None:
     assert sends(new)
     assert not sends(old, new)
     assert sends(new, leaving)
+
+
+def test_ports_and_network_are_those_of_the_pod_and_one_pods_nonsense_is_its_own() -> None:
+    usual, other, odd = (pod(f"c-p-{number}") for number in range(3))
+    other["metadata"]["annotations"]["fulcrum.dev/ports"] = '{"agent":9001}'
+    other["spec"] = {"containers": [], "hostNetwork": True}
+    odd["metadata"]["annotations"]["fulcrum.dev/ports"] = '{"agent":99999}'
+    workers = [read(each) for each in (usual, other, odd)]
+    assert [worker and worker.agent and str(worker.agent) for worker in workers] == [
+        "10.0.0.1:8001", "10.0.0.1:9001", None,
+    ]  # fmt: skip
+    assert [worker.host_network for worker in workers] == [False, True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 from tests.worker_image.agents import free_address, worker_config
 
-from fulcrum.api.names import PORT_AGENT, Role
+from fulcrum.api.names import ANNOTATION_PORTS, PORT_AGENT, Role
+from fulcrum.api.ports import AgentAddress, agent_of
 from fulcrum.api.worker import Stage
 from fulcrum.local.stages import USUAL_FILE, Stages, start_seconds, usual_seconds
+from fulcrum.telemetry import Agents
 from fulcrum_worker.roles import WorkerRole
 from fulcrum_worker.server import make_app
 from fulcrum_worker.state import WorkerState
@@ -58,6 +61,31 @@ async def test_each_stage_is_said_once(worker: WorkerState, tmp_path: Path) -> N
     assert await stages.changes(pods) == []
     stages.remember()
     assert usual_seconds(tmp_path) == 70.0
+
+
+async def test_two_workers_on_the_network_of_one_node_are_told_apart_by_their_ports(tmp_path: Path) -> None:
+    ip, pods = free_address(), []
+    async with ClientSession() as session, contextlib.AsyncExitStack() as stack:
+        for number, stage in enumerate((Stage.WEIGHTS, Stage.KV_CACHE)):
+            state = WorkerState(
+                session=session, engine_url=f"http://{ip}:8000", role=WorkerRole(role=Role.MIXED, epoch=1)
+            )
+            state.engine_stage = lambda stage=stage: stage
+            port = 9001 + number
+            await stack.enter_async_context(TestServer(make_app(worker_config(), state), host=ip, port=port))
+            pods.append(pod(f"c-p-{number}", ip))
+            pods[-1]["metadata"]["annotations"] = {ANNOTATION_PORTS: f'{{"agent":{port}}}'}
+        said = [line.split(" (")[0] for line in await Stages(root=tmp_path).changes(pods)]
+        assert said == ["c-p-0: weights", "c-p-1: KV cache"]
+        async with Agents(deadline_seconds=60.0) as agents:
+            loads = await agents.loads({each["metadata"]["name"]: address_of(each) for each in pods})
+        assert [load.stage for load in loads.values() if load is not None] == [Stage.WEIGHTS, Stage.KV_CACHE]
+
+
+def address_of(pod: dict[str, Any]) -> AgentAddress:
+    agent = agent_of(pod)
+    assert agent is not None
+    return agent
 
 
 @pytest.mark.parametrize(

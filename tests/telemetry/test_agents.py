@@ -13,6 +13,7 @@ from tests.machine import deadline_seconds
 
 from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.api.names import Role
+from fulcrum.api.ports import AgentAddress
 from fulcrum.api.worker import LoadReport, RoleRequest
 from fulcrum.telemetry import Agents
 
@@ -33,6 +34,10 @@ class FakeAgent:
         self.connections: set[object] = set()
         self.port = 0
         self.runner: web.AppRunner | None = None
+
+    @property
+    def address(self) -> AgentAddress:
+        return AgentAddress("127.0.0.1", self.port)
 
     async def load(self, request: web.Request) -> web.Response:
         self.connections.add(request.transport)
@@ -73,8 +78,8 @@ async def agent() -> AsyncIterator[FakeAgent]:
 
 
 async def test_reports_come_by_worker_name(agent: FakeAgent) -> None:
-    async with Agents(port=agent.port, deadline_seconds=PATIENT) as agents:
-        assert await agents.loads({"a": "127.0.0.1"}) == {"a": REPORT}
+    async with Agents(deadline_seconds=PATIENT) as agents:
+        assert await agents.loads({"a": agent.address}) == {"a": REPORT}
         assert await agents.loads({}) == {}
 
 
@@ -89,18 +94,18 @@ async def test_what_canaries_found_comes_from_the_gateways_that_answer(agent: Fa
 @pytest.mark.parametrize("answer", ["slow", "error", "garbage"])
 async def test_what_is_no_report_is_unknown_within_the_deadline(agent: FakeAgent, answer: str) -> None:
     agent.answer = answer
-    async with Agents(port=agent.port, deadline_seconds=0.2) as agents:
+    async with Agents(deadline_seconds=0.2) as agents:
         began = time.monotonic()
-        loads = await agents.loads({"a": "127.0.0.1", "refused": "127.99.99.99"})
+        loads = await agents.loads({"a": agent.address, "refused": AgentAddress("127.99.99.99", agent.port)})
         assert loads == {"a": None, "refused": None}
         assert time.monotonic() - began < deadline_seconds(60)  # a tenth of what it would have waited for
 
 
 async def test_a_role_is_told(agent: FakeAgent) -> None:
-    async with Agents(port=agent.port, deadline_seconds=PATIENT) as agents:
-        assert await agents.tell_role("127.0.0.1", Role.PREFILL, 5)
-        assert await agents.tell_role("127.0.0.1", Role.PREFILL, 1)  # it knows a newer one
-        assert not await agents.tell_role("127.99.99.99", Role.PREFILL, 5)
+    async with Agents(deadline_seconds=PATIENT) as agents:
+        assert await agents.tell_role(agent.address, Role.PREFILL, 5)
+        assert await agents.tell_role(agent.address, Role.PREFILL, 1)  # it knows a newer one
+        assert not await agents.tell_role(AgentAddress("127.99.99.99", agent.port), Role.PREFILL, 5)
     assert agent.asked[0] == RoleRequest(role=Role.PREFILL, role_epoch=5)
 
 
@@ -108,11 +113,11 @@ async def test_the_token_goes_to_agents_and_not_into_the_log(
     agent: FakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
-    async with Agents(port=agent.port, deadline_seconds=PATIENT) as agents:
-        assert await agents.tell_role("127.0.0.1", Role.PREFILL, 5, token="abc")
-        assert await agents.tell_role("127.0.0.1", Role.PREFILL, 5)
+    async with Agents(deadline_seconds=PATIENT) as agents:
+        assert await agents.tell_role(agent.address, Role.PREFILL, 5, token="abc")
+        assert await agents.tell_role(agent.address, Role.PREFILL, 5)
         agent.answer = "refused"
-        assert not await agents.tell_role("127.0.0.1", Role.PREFILL, 5, token="abc")
+        assert not await agents.tell_role(agent.address, Role.PREFILL, 5, token="abc")
     assert agent.authorizations == ["Bearer abc", None, "Bearer abc"]
     assert "role_refused" in caplog.text
     assert "abc" not in caplog.text
@@ -120,23 +125,25 @@ async def test_the_token_goes_to_agents_and_not_into_the_log(
 
 async def test_an_answer_of_another_pod_is_unknown(agent: FakeAgent) -> None:
     agent.pod_name = "a"
-    async with Agents(port=agent.port, deadline_seconds=PATIENT) as agents:
-        assert await agents.loads({"a": "127.0.0.1"}) == {"a": REPORT}
-        assert await agents.loads({"b": "127.0.0.1"}) == {"b": None}
+    async with Agents(deadline_seconds=PATIENT) as agents:
+        assert await agents.loads({"a": agent.address}) == {"a": REPORT}
+        assert await agents.loads({"b": agent.address}) == {"b": None}
 
 
 async def test_connections_are_kept(agent: FakeAgent) -> None:
-    async with Agents(port=agent.port, deadline_seconds=PATIENT) as agents:
+    async with Agents(deadline_seconds=PATIENT) as agents:
         for _ in range(5):
-            assert await agents.loads({"a": "127.0.0.1"}) == {"a": REPORT}
+            assert await agents.loads({"a": agent.address}) == {"a": REPORT}
     assert len(agent.connections) == 1
 
 
 async def test_a_thousand_workers_are_asked_in_turns(agent: FakeAgent) -> None:
     assert agent.runner is not None
     await web.TCPSite(agent.runner, "0.0.0.0", 0).start()
-    workers = {f"w{number}": f"127.0.{number // 250}.{number % 250 + 1}" for number in range(1000)}
-    async with Agents(port=agent.runner.addresses[-1][1], deadline_seconds=PATIENT) as agents:
+    port = agent.runner.addresses[-1][1]
+    hosts = (f"127.0.{number // 250}.{number % 250 + 1}" for number in range(1000))
+    workers = {f"w{number}": AgentAddress(host, port) for number, host in enumerate(hosts)}
+    async with Agents(deadline_seconds=PATIENT) as agents:
         for _ in range(2):
             loads = await agents.loads(workers)
             assert all(report == REPORT for report in loads.values())
@@ -145,7 +152,7 @@ async def test_a_thousand_workers_are_asked_in_turns(agent: FakeAgent) -> None:
 
 async def test_many_dead_workers_do_not_hide_the_living(agent: FakeAgent) -> None:
     agent.answer = "report"
-    dead = {f"dead{number}": f"127.99.0.{number}" for number in range(1, 200)}
-    async with Agents(port=agent.port, deadline_seconds=PATIENT, at_once=8) as agents:
-        loads = await agents.loads({**dead, "a": "127.0.0.1"})
+    dead = {f"dead{number}": AgentAddress(f"127.99.0.{number}", agent.port) for number in range(1, 200)}
+    async with Agents(deadline_seconds=PATIENT, at_once=8) as agents:
+        loads = await agents.loads({**dead, "a": agent.address})
     assert loads["a"] == REPORT

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from tests.machine import deadline_seconds
 
+from fulcrum.api.ports import AgentAddress
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.sources import UNUSED_SECONDS, Sources
 from fulcrum.telemetry import Agents, ClusterRef, PrometheusSource, ScrapeSource, Unknown
@@ -129,7 +130,7 @@ async def test_hostile_answers_are_unknown_soon_and_take_little_memory(kind: str
     async with (
         upstream(HOSTILE[kind]()) as port,
         PrometheusCalls() as calls,
-        Agents(port=port, gateway_port=port, deadline_seconds=1.0) as agents,
+        Agents(gateway_port=port, deadline_seconds=1.0) as agents,
         ScrapeSource(port=port, older_port=None, deadline_seconds=1.0) as scrape,
     ):
         prometheus = PrometheusSource(f"http://127.0.0.1:{port}", deadline_seconds=1.0, calls=calls)
@@ -139,7 +140,7 @@ async def test_hostile_answers_are_unknown_soon_and_take_little_memory(kind: str
         try:
             traffic, loads, pairs, _ = await asyncio.gather(
                 prometheus.traffic(CLUSTER, window_seconds=30, now=1000.0),
-                agents.loads({f"w{n}": "127.0.0.1" for n in range(AGENTS)}),
+                agents.loads({f"w{n}": AgentAddress("127.0.0.1", port) for n in range(AGENTS)}),
                 agents.pairs({f"g{n}": "127.0.0.1" for n in range(GATEWAYS)}),
                 scrape.scrape(CLUSTER, {f"g{n}": "127.0.0.1" for n in range(GATEWAYS)}, 1000.0),
             )
@@ -189,10 +190,10 @@ def _tasks() -> set[asyncio.Task[object]]:
 
 
 async def test_silent_workers_of_one_cluster_do_not_delay_another() -> None:
-    async with upstream(_never) as silent, Agents(port=silent, deadline_seconds=0.2, at_once=8) as agents:
-        many = asyncio.create_task(agents.loads({f"w{n}": "127.0.0.1" for n in range(1_000)}))
+    async with upstream(_never) as silent, Agents(deadline_seconds=0.2, at_once=8) as agents:
+        many = asyncio.create_task(agents.loads({f"w{n}": AgentAddress("127.0.0.1", silent) for n in range(1_000)}))
         await asyncio.sleep(0)
-        await agents.loads({f"v{n}": "127.0.0.1" for n in range(8)})
+        await agents.loads({f"v{n}": AgentAddress("127.0.0.1", silent) for n in range(8)})
         assert not many.done(), "the other cluster's eight had their turns among the thousand"
         many.cancel()
         await asyncio.gather(many, return_exceptions=True)

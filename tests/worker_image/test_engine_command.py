@@ -11,6 +11,9 @@ import pytest
 from tests.vllm_source import code
 from tests.worker_image.agents import worker_config
 
+from fulcrum.api.engine_args import check_engine_args
+from fulcrum.api.names import PORT_RANKS
+from fulcrum.api.ports import Ports
 from fulcrum.api.worker import KvCacheConfig, OffloadConfig, TransferConfig, WorkerConfig
 from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.engine_command import EngineCommand, engine_command
@@ -240,6 +243,27 @@ def test_the_parts_of_an_engine_on_two_nodes_meet_at_the_leader_which_alone_has_
         assert value(command.argv, "--tensor-parallel-size") == "16"
         assert command.environment["VLLM_HOST_IP"] == POD.ip
     assert ("--headless" in leader.argv, "--headless" in follower.argv) == (False, True)
+
+
+def test_a_pools_ports_reach_the_engine_and_the_usual_ones_change_no_argument() -> None:
+    ports = Ports(engine=9000, agent=9001, nixl=5700, ranks=29777)
+    assert value(argv_of(cuda(ports=ports)), "--port") == "9000"
+    assert environment_of(cuda(ports=ports))["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5700"
+    for rank in ("0", "1"):
+        assert value(in_group(rank, ports=ports).argv, "--master-port") == "29777"
+        assert "--master-port" not in in_group(rank).argv
+    assert "--master-port" not in argv_of(cuda(ports=ports))
+
+
+@pytest.mark.vllm_facts
+def test_the_ports_that_an_engine_listens_on() -> None:
+    """One for NIXL, whatever the ranks are: data parallelism, which would add to it, is refused."""
+    scheduler = code("distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py")
+    added = "envs.VLLM_NIXL_SIDE_CHANNEL_PORT + vllm_config.parallel_config.data_parallel_index"
+    assert f"self.side_channel_port = {added}" in scheduler
+    assert list(check_engine_args(("--data-parallel-size=2",)))
+    assert f"master_port: int = {PORT_RANKS}" in code("config/parallel.py", "ParallelConfig")
+    assert "port = parallel_config.master_port" in code("distributed/parallel_state.py", "init_distributed_environment")
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,9 @@ async def _serving(config: WorkerConfig, pod: PodIdentity, state: WorkerState) -
         try:
             await web.TCPSite(runner, *address).start()
         except OSError as error:
-            # With host network another program of the node may have the port.
+            # On the node's network another program may have the port.
             raise BadConfigError(
-                f"{ENV_POD_IP}, ports.agent (spec.pools[].ports): cannot listen on {address}: {error.strerror}"
+                f"{ENV_POD_IP}: cannot listen on {address} (spec.pools[].ports.agent): {error.strerror}"
             ) from None
         yield
     finally:

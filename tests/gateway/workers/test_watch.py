@@ -23,6 +23,7 @@ from fulcrum.api import names
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.internal_token import ENV_GATEWAY
 from fulcrum.api.names import Role
+from fulcrum.api.ports import Ports
 from fulcrum.api.worker import KvCacheConfig, WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics.counts import Metrics
@@ -38,9 +39,10 @@ from fulcrum.gateway.workers.watch import (
     PodSpec,
     PodStatus,
     record_of,
+    take,
     watch_workers,
 )
-from fulcrum.kube import MERGE, Api, ApiFailure
+from fulcrum.kube import MERGE, Api, ApiFailure, Changed, Listed
 
 PODS = "/api/v1/namespaces/default/pods"
 
@@ -155,6 +157,27 @@ def test_a_mixed_worker_without_transfers_pairs_with_none_in_another_role() -> N
     documents = [worker_config("h100", exchanges_kv=exchanges) for exchanges in (True, False)]
     usual, without = (of_pool("h100", document=document) for document in documents)
     assert without.revision not in {usual.revision, ""}
+
+
+async def test_workers_are_reached_on_their_own_ports_and_one_pods_nonsense_is_its_own() -> None:
+    pods = [pod(f"w{number}") for number in range(3)]
+    for given, said in zip(pods[1:], ('{"engine":9000,"agent":9001}', '{"engine":70000}'), strict=True):
+        given.metadata.annotations = {names.ANNOTATION_PORTS: said}
+    follower = Follower()
+    take(follower, Listed(items=pods, version="1"), {})
+    reached = {worker.name: (worker.pool.host, worker.pool.port) for worker in follower.registry.workers}
+    assert reached == {"w0": ("127.77.0.1", 8000), "w1": ("127.77.0.1", 9000)}
+    record = record_of(pods[1])
+    assert record is not None
+    assert record.agent_port == 9001
+    pods[1].metadata.annotations = {names.ANNOTATION_PORTS: "{"}
+    take(follower, Changed(kind="MODIFIED", object=pods[1], version="2"), {})
+    assert [worker.name for worker in follower.registry.workers] == ["w0"]
+
+
+def test_ports_change_nothing_of_the_kv() -> None:
+    document = worker_config("h100", ports=Ports(engine=9000, nixl=5700))
+    assert of_pool("h100", document=document).revision == of_pool("h100").revision
 
 
 def test_a_pod_that_is_being_deleted_is_no_worker() -> None:

@@ -57,13 +57,14 @@ def workers_policy(
         both = {"key": LABEL_COMPONENT, "operator": "In", "values": [COMPONENT_FOLLOWER, WORKER]}
         selector = {"matchLabels": {LABEL_CLUSTER: members[LABEL_CLUSTER]}, "matchExpressions": [both]}
     engines, agents = _listening(spec, standing)
+    listening = sorted(engines | agents)
     ingress = [
         # UCX listens on ports of its own choice, and so do the ranks of one engine.
         {"from": [{"podSelector": selector}]},
-        {"from": [_pods(owner, GATEWAY)], "ports": _ports(*engines, *agents)},
-        {"from": [_operator(installation)], "ports": _ports(*agents)},
+        {"from": [_pods(owner, GATEWAY)], "ports": _ports(*listening)},
+        {"from": [_operator(installation)], "ports": _ports(*sorted(agents))},
         # Of the engine's other paths a caller without the token gets nothing.
-        {"from": [PROMETHEUS], "ports": _ports(*engines, *agents)},
+        {"from": [PROMETHEUS], "ports": _ports(*listening)},
     ]
     policy = _policy(owner, workers_policy_name(owner.name), WORKER, ingress)
     on_nodes = {pool.name for pool in spec.pools if pool.on_host_network}
@@ -75,11 +76,11 @@ def workers_policy(
     return policy
 
 
-def _listening(spec: InferenceClusterSpec, standing: Iterable[Worker]) -> tuple[list[int], list[int]]:
-    """Return the ports of engines and of agents, each in ascending order."""
+def _listening(spec: InferenceClusterSpec, standing: Iterable[Worker]) -> tuple[set[int], set[int]]:
+    """Return the ports of engines, and those of agents."""
     common = Counter(worker.ports for worker in standing if worker.ports is not None).most_common(_STANDING)
     both = [pool.ports for pool in spec.pools] + [ports for ports, _ in common]
-    return sorted({each.engine for each in both}), sorted({each.agent for each in both})
+    return {each.engine for each in both}, {each.agent for each in both}
 
 
 def gateway_policy(owner: Owner, installation: Installation) -> Manifest:
