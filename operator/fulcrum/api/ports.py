@@ -63,7 +63,7 @@ def ports_of(annotations: Mapping[str, str] | None) -> Ports | None:
 def _read(said: str) -> Ports | None:
     try:
         return msgspec.json.decode(said, type=Ports)
-    except (msgspec.DecodeError, RecursionError):  # not written by an operator
+    except (msgspec.DecodeError, ValueError, RecursionError):  # not written by an operator
         return None
 
 
