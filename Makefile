@@ -9,7 +9,8 @@ SOURCES := operator worker_image tests benchmarks charts
 # with less than 20 GB of memory there is one lane.
 LANES ?= $(shell awk '/^MemTotal:/ {lanes = $$2 < 20000000 ? 0 : 2} END {print lanes + 0}' /proc/meminfo 2>/dev/null || echo 0)
 # Tests of single engines that compare no durations, so that they can run beside those of clusters.
-BESIDE := $(addprefix tests/worker_image/,test_two_engines.py test_engine_failures.py test_other_kinds.py)
+BESIDE := $(addprefix tests/worker_image/,test_two_engines.py test_engine_failures.py test_kv_check.py test_other_kinds.py \
+  test_roles_at_start.py)
 # Files with tests of engines that run alone: those that compare durations. To collect all of tests/ takes a slow machine a minute.
 ALONE = $(filter-out tests/e2e/% $(BESIDE),$(shell grep -rl 'mark\.engine' tests --include='test_*.py'))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,9 @@ from tests.balance.loads import measurements
 from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import ConditionType
+from fulcrum.balance import plan
 from fulcrum.balance.inputs import Inputs, gather
 from fulcrum.balance.split import Stakes, after, split
 from fulcrum.balance.tuning import TUNING
@@ -106,3 +110,21 @@ def test_a_flip_is_no_loss_whatever_the_load_may_be(
         assert model.goodput(layout, other) > model.goodput(standing, other)
     gain = (model.goodput(layout, current) - model.goodput(standing, current)) / current.rate
     assert gain > TUNING.estimate_error
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_status_says_where_flips_restart_engines(restart: bool) -> None:
+    world = World(make_spec(pool(low=2, high=2), ratio=(1, 1)))
+    world.settle()
+    seen = world.snapshot()
+    loads = {
+        worker.name: msgspec.structs.replace(worker.load, flips_restart=restart)
+        for worker in seen.workers
+        if worker.load is not None
+    }
+    assert len(loads) == 2
+    acknowledged = frozenset((worker.uid, worker.restarts, worker.role_epoch) for worker in seen.workers)
+    found = plan(seen.with_loads(loads, acknowledged), world.now).conditions
+    progressing = next(each for each in found if each.type is ConditionType.PROGRESSING)
+    assert progressing.reason is Reason.RECONCILED
+    assert progressing.message.count("Flips start engines again") == restart

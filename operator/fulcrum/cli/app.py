@@ -23,6 +23,7 @@ _COMMANDS: Final = {
     "model": ("fulcrum.cli.model", "Prepare a model for local use."),
     "capacity": ("fulcrum.cli.capacity", "Show how fast a worker should be and what fits into it."),
     "kv": ("fulcrum.cli.kv", "Show what loading or recomputing an offloaded prefix costs."),
+    "kv-check": ("fulcrum.cli.kv_check", "Compare an engine's answers with those of one with another KV cache."),
     "simulate": ("fulcrum.cli.simulate", "Compare policies on a trace, without a cluster."),
     "plan": ("fulcrum.cli.plan", "Find which GPUs form workers, in which role and parallelism."),
     "operator": ("fulcrum.cli.operator", "Run the operator against a Kubernetes API server."),
