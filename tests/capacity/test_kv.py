@@ -158,12 +158,14 @@ def test_collated_pages_cost_what_the_book_says() -> None:
 
 def test_faster_links_move_faster() -> None:
     shape = EngineShape(model=LLAMA_70B, accelerator=H100, tensor=4)
-    nvlink, pcie, network = (
-        transfer_cost(shape, link).seconds(8192) for link in (Link.NVLINK, Link.PCIE, Link.NETWORK)
+    nvlink, pcie, network, tcp = (
+        transfer_cost(shape, link).seconds(8192) for link in (Link.NVLINK, Link.PCIE, Link.NETWORK, Link.TCP)
     )
-    assert nvlink < pcie < network
-    # 8,192 tokens of 160 KiB over four network links of 50 GB/s at 70 %: under 20 ms.
-    assert 0.009 < network < 0.020
+    assert nvlink < pcie < network < tcp
+    # 8,192 tokens of 160 KiB over four network links of 50 GB/s at 70 %: 10 ms, and 15 ms for 512 blocks.
+    assert 0.020 < network < 0.030
+    # Over TCP the same at 0.5 GB/s for each of the four GPUs.
+    assert tcp == pytest.approx(8192 * 160 * 1024 / (4 * 0.5e9) + 0.002 + 0.015, rel=0.01)
 
 
 def test_a_link_that_is_not_there() -> None:

@@ -49,7 +49,7 @@ def test_a_sheet_is_consistent() -> None:
     shape = EngineShape(model=known_model("Llama-3.1-70B"), accelerator=accelerator("L40S"), tensor=8)
     shown = sheet(shape, isl_tokens=3000, osl_tokens=150, tpot_seconds=0.1)
     assert 3000 in [line.tokens for line in shown.prefill]
-    assert [line.link for line in shown.transfer] == ["pcie", "network"]
+    assert [line.link for line in shown.transfer] == ["pcie", "network", "tcp"]
     assert shown.decode_tokens_per_second == pytest.approx(shown.decode_requests_per_second * 150)
     assert shown.weight_bytes_per_gpu * 8 == shown.weight_bytes
     for line in shown.decode:

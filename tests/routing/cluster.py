@@ -6,6 +6,7 @@ from typing import Any
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.routing import AffinityMemory, ClusterView, Flight, Incoming, Route, route, token_ends
 
@@ -14,15 +15,16 @@ SPEED = WorkerSpeed(
         prefill_a=0.0, prefill_b=1e-4, prefill_c=0.0, decode_a=0.01, decode_b=1e-3, decode_c=0.0
     ),
     kv_capacity_tokens=100_000,
-    transfer_base_seconds=0.01,
 )
 """A prompt of 1,000 tokens takes 0.1 s; 40 requests decode at 50 ms a token."""
+MOVING = TransferCost(base_seconds=0.01, seconds_per_token=0.0)
 
 
 def cluster(prefills: int = 2, decodes: int = 2, mixed: int = 0, *, known: bool = True) -> ClusterView:
     view = ClusterView(ttft_seconds=1.0, tpot_seconds=0.05, affinity=AffinityMemory(1000, token_ends(512, 64)))
     if known:
         view.set_speed("pool", SPEED)
+        view.transfers.expect("pool", MOVING)
     for letter, count, role in (("p", prefills, Role.PREFILL), ("d", decodes, Role.DECODE), ("m", mixed, Role.MIXED)):
         for number in range(count):
             view.put(f"{letter}{number}", role, pool="pool")

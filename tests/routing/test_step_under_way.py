@@ -9,6 +9,7 @@ import pytest
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.routing import ClusterView, Incoming, Route, route
 
@@ -20,6 +21,7 @@ SPEED = WorkerSpeed(
     kv_capacity_tokens=100_000,
     max_batched_tokens=1_000_000,
 )
+AT_ONCE = TransferCost(base_seconds=0.0, seconds_per_token=0.0)
 NEW = Incoming(prompt_tokens=10.0, output_tokens=1.0)
 
 
@@ -41,6 +43,7 @@ def found(view: ClusterView, now: float, incoming: Incoming = NEW) -> Route:
 def test_it_waits_for_the_end_of_the_step(waiting: int, after: float, wait: float) -> None:
     view = ClusterView(ttft_seconds=100.0)
     view.set_speed("pool", SPEED)
+    view.transfers.expect("pool", AT_ONCE)
     view.put("p", Role.PREFILL, pool="pool")
     view.put("d", Role.DECODE, pool="pool")
     for _ in range(waiting):
@@ -71,6 +74,7 @@ def test_all_prompts_of_the_step_under_way_are_being_computed(step_tokens: int, 
     view = ClusterView(ttft_seconds=100.0)
     steps_only = msgspec.structs.replace(SPEED.coefficients, prefill_a=0.0)
     view.set_speed("pool", replace(SPEED, max_batched_tokens=step_tokens, coefficients=steps_only))
+    view.transfers.expect("pool", AT_ONCE)
     view.put("p", Role.PREFILL, pool="pool")
     view.put("d", Role.DECODE, pool="pool")
     long = Incoming(prompt_tokens=100.0, output_tokens=1.0)
@@ -96,6 +100,7 @@ def test_each_step_has_one_base(before: list[tuple[float, int]], new_tokens: int
     """A tenth of a second for each step, a millisecond for each token, a thousand tokens at most: asked at 0.2 s."""
     view = ClusterView(ttft_seconds=100.0)
     view.set_speed("pool", replace(SPEED, max_batched_tokens=1000))
+    view.transfers.expect("pool", AT_ONCE)
     view.put("p", Role.PREFILL, pool="pool")
     view.put("d", Role.DECODE, pool="pool")
     for at, tokens in before:

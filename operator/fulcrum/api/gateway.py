@@ -24,12 +24,21 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     gateway, or a request that is on its way meets a closed connection."""
 
 
+class TransferPrior(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What moving KV costs one end, before any transfer was seen."""
+
+    base_seconds: float
+    seconds_per_token: float
+
+
 class GatewayPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What a gateway knows of a pool beforehand."""
 
     name: str
     admits: PoolAdmits | None = None
     """Which requests may be sent to it; None: every one."""
+    transfer: TransferPrior | None = None
+    """Of its workers; None: the size of the model's KV is not known."""
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -81,7 +90,24 @@ class FailingPair(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Other workers that the decode worker does pull from."""
 
 
+class LearntRate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What moving KV from a prefill pool's workers to a decode pool's costs, as one gateway has learnt it."""
+
+    prefill_pool: str
+    decode_pool: str
+    near: bool = False
+    """Between workers of one node."""
+    base_seconds: float
+    seconds_per_token: float
+    transfers: int
+    """That it was learnt from."""
+
+
 class PairsReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """`GET /kv-pairs` of a gateway: what its canaries found. A pair that is not named works, or was not tried."""
+    """`GET /kv-pairs` of a gateway: what its canaries found, and what it has learnt of transfers.
+
+    A pair of workers that is not named works, or was not tried.
+    """
 
     failing: tuple[FailingPair, ...] = ()
+    rates: tuple[LearntRate, ...] = ()

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     ENGINE_STALLED = "EngineStalled"
     GPU_FAILED = "GpuFailed"
     KV_TRANSFER_FAILING = "KvTransferFailing"
+    KV_TRANSFER_SLOW = "KvTransferSlow"
     KV_POOL_FAILING = "KvPoolFailing"
     KV_DTYPE_UNSUITED = "KvDtypeUnsuited"
     PROFILE_UNUSABLE = "ProfileUnusable"

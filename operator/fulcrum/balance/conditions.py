@@ -25,6 +25,7 @@ from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole,
 from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decision import Decision
 from fulcrum.balance.faults import Faults
+from fulcrum.balance.slow_transfers import slow_transfers
 from fulcrum.balance.snapshot import GatewayState, Snapshot, Worker, roles_served
 from fulcrum.balance.target import ratio_text
 from fulcrum.balance.tuning import TUNING
@@ -161,6 +162,9 @@ def _progressing(snapshot: Snapshot, decision: Decision, finding: Finding, *, le
         notes.append("Flips start engines again: this vLLM gives each engine one side of KV transfers.")
     if on_nodes := [pool.name for pool in snapshot.spec.pools if pool.on_host_network and pool.workers.max > 0]:
         notes.append(f"NetworkPolicies do not hold for pool {names_of(on_nodes)}, because of rdma.hostNetwork.")
+    if slow := slow_transfers(snapshot):
+        said = said or Reason.KV_TRANSFER_SLOW
+        notes.append(slow)
     ready = sum(worker.ready and not worker.deleting for worker in workers)
     if finding.status and 0 < ready <= least_available:
         notes.append("No further worker may be evicted until the next one is ready: a node drain waits for it.")

@@ -19,6 +19,7 @@ from fulcrum.balance.initial import initial_layout
 from fulcrum.balance.inputs import Inputs, gather
 from fulcrum.balance.kv_routes import kv_routes
 from fulcrum.balance.last_applied import last_applied, last_layout
+from fulcrum.balance.measurements import learnt_transfers
 from fulcrum.balance.roles import RoleChanges, dwelled, repairs, role_changes
 from fulcrum.balance.size import Sizing, size
 from fulcrum.balance.snapshot import Snapshot, live, served_roles
@@ -85,7 +86,8 @@ def _reasons(inputs: Inputs, applied: Mapping[str, int], sized: Sizing, changes:
 
 def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assignment, goal: Layout) -> Trace:
     load = inputs.load.current
-    expected = PerformanceModel(inputs.measurements.speeds, inputs.promise)
+    transfers = learnt_transfers(inputs.measurements.pairs)
+    expected = PerformanceModel(inputs.measurements.speeds, inputs.promise, transfers=transfers)
     serving = [(s.pool, s.role) for s in assignment.slots if s.worker is not None and s.worker.serving]
     result = layout_of_places(serving) if serving else goal
     known = load.rate > 0 and all(expected.knows(pool) for pool in result.pools)

@@ -9,7 +9,7 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance.estimate import LoadEstimate, Unknown, estimate
-from fulcrum.balance.measurements import Measurements
+from fulcrum.balance.measurements import Measurements, learnt_transfers
 from fulcrum.balance.pools import PoolBounds, bounds_of
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.load.demand import Slo, promised
@@ -65,8 +65,11 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
         return load
     turns_away = spec.admission.policy is not AdmissionPolicy.OFF
     admits = {pool.name: pool.admits for pool in spec.pools if pool.admits is not None}
+    transfers = learnt_transfers(measurements.pairs)
     model, flips_model = (
-        PerformanceModel(speeds, reachable(speeds, promise, each), turns_away=turns_away, admits=admits)
+        PerformanceModel(
+            speeds, reachable(speeds, promise, each), turns_away=turns_away, admits=admits, transfers=transfers
+        )
         for each in (load.lower, load.current)
     )
     if flips_model.slo == model.slo:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 
-from fulcrum.api.gateway import PairsReport
+from fulcrum.api.gateway import LearntRate, PairsReport
 from fulcrum.api.status import KvTierStatus
 from fulcrum.api.types import Recommendation
 from fulcrum.balance.peak import Peak
 from fulcrum.balance.tuning import TUNING
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.traffic import Traffic
@@ -38,7 +39,7 @@ class Measurements:
     peak: Peak | None = None
     """The most over `balance.scaleDown.stabilization`; None while the history does not reach back that far."""
     pairs: tuple[PairsReport, ...] = ()
-    """What the canaries of each gateway that answered found; in every mode."""
+    """What each gateway that answered found of pairs, and learnt of transfers; in every mode."""
     kv_tiers: Mapping[str, KvTierStatus] = field(default_factory=dict)
     """Host memory and KV pool, by pool of workers, for people; in every mode."""
     drift: Drift | None = None
@@ -47,6 +48,27 @@ class Measurements:
     """By uid of the worker: how long it takes for its work, in times of its pool's speed; in every mode."""
     unknown: str | None = None
     """Why traffic is unknown, for people: names the source and what to look at."""
+
+
+def learnt_transfers(reports: Iterable[PairsReport]) -> dict[tuple[str, str], TransferCost]:
+    """Return what gateways have learnt of KV transfers, by prefill and decode pool: the mean over transfers.
+
+    Transfers within a node count only where there are no others.
+    """
+    found: dict[tuple[str, str], list[LearntRate]] = {}
+    for report in reports:
+        for rate in report.rates:
+            if rate.transfers > 0 and 0 <= rate.base_seconds < inf and 0 <= rate.seconds_per_token < inf:
+                found.setdefault((rate.prefill_pool, rate.decode_pool), []).append(rate)
+    return {pair: _mean([rate for rate in rates if not rate.near] or rates) for pair, rates in found.items()}
+
+
+def _mean(rates: Sequence[LearntRate]) -> TransferCost:
+    transfers = sum(rate.transfers for rate in rates)
+    return TransferCost(
+        base_seconds=sum(rate.transfers * rate.base_seconds for rate in rates) / transfers,
+        seconds_per_token=sum(rate.transfers * rate.seconds_per_token for rate in rates) / transfers,
+    )
 
 
 def served_share(traffic: Traffic) -> float:

@@ -25,6 +25,9 @@ TRANSFER_BASE_SECONDS: Final = 2e-3
 pair of engines is extra."""
 _LINK_EFFICIENCY: Final = 0.7
 """Share of a link's rate that large RDMA reads reach. A guess."""
+_TCP_BYTES_PER_SECOND: Final = 0.5e9
+"""What NIXL moves for one GPU over TCP, before any transfer was seen. A guess: one connection of UCX, and a copy of
+each block through host memory at both ends."""
 _SAMPLING_BYTES: Final = 16
 """Of each logit: FP32, and sorted with their 8-byte places (`vllm/v1/sample`)."""
 _RUNTIME_BYTES: Final = int(0.75 * 2**30)
@@ -42,6 +45,9 @@ class Link(StrEnum):
     NVLINK = "nvlink"
     PCIE = "pcie"
     NETWORK = "network"
+    """RDMA."""
+    TCP = "tcp"
+    """The same network without RDMA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,17 @@ class TransferCost:
     def seconds(self, tokens: float) -> float:
         """Seconds for the KV of `tokens`."""
         return self.base_seconds + self.seconds_per_token * tokens
+
+    def slower(self, other: TransferCost) -> TransferCost:
+        """Cost between an end like this and one like `other`: the slower end sets the pace."""
+        return TransferCost(
+            base_seconds=max(self.base_seconds, other.base_seconds),
+            seconds_per_token=max(self.seconds_per_token, other.seconds_per_token),
+        )
+
+
+UNKNOWN_TRANSFER: Final = TransferCost(base_seconds=TRANSFER_BASE_SECONDS, seconds_per_token=0.0)
+"""Stands in where nothing is known of a pool's model: the rate is then learnt from transfers alone."""
 
 
 def kv_bytes_per_token_and_layer(model: ModelConfig, kv: Precision) -> float:
@@ -134,12 +151,10 @@ def kv_capacity_tokens(shape: EngineShape, *, kv_memory_bytes: int | None = None
     return blocks * BLOCK_TOKENS
 
 
-def transfer_cost(
-    shape: EngineShape, link: Link = Link.NETWORK, *, block_tokens: int = COLLATED_TOKENS
-) -> TransferCost:
+def transfer_cost(shape: EngineShape, link: Link = Link.NETWORK, *, block_tokens: int = BLOCK_TOKENS) -> TransferCost:
     """Time to move KV between two engines of this shape; their ranks move their parts side by side.
 
-    `block_tokens` is what one descriptor covers: `BLOCK_TOKENS` when KV blocks are not collated.
+    `block_tokens` is what one descriptor covers, an engine's KV block; `COLLATED_TOKENS` where blocks were collated.
 
     Raises:
         EngineShapeError: the accelerator has no such link.
@@ -149,8 +164,9 @@ def transfer_cost(
         Link.NVLINK: gpu.nvlink_bytes_per_second,
         Link.PCIE: gpu.pcie_bytes_per_second,
         Link.NETWORK: gpu.network_bytes_per_second,
+        Link.TCP: _TCP_BYTES_PER_SECOND / _LINK_EFFICIENCY,
     }
     if (rate := rates[link]) is None:
-        raise EngineShapeError(f"{gpu.name} has no {link}; it has pcie and network")
+        raise EngineShapeError(f"{gpu.name} has no {link}; it has pcie, network and tcp")
     wire = kv_bytes_per_token_and_gpu(shape) / (rate * _LINK_EFFICIENCY)
     return TransferCost(base_seconds=TRANSFER_BASE_SECONDS, seconds_per_token=wire + DESCRIPTOR_SECONDS / block_tokens)

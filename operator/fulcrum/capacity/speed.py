@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.decode_curve import decode_batch, decode_line, decode_step_seconds
+from fulcrum.capacity.kv import TransferCost
 
 MAX_BATCH: Final = 256
 """vLLM's default of `max_num_seqs`: what an engine has that reports none of its own."""
@@ -86,4 +87,13 @@ class WorkerSpeed:
 
     def transfer_seconds(self, tokens: float) -> float:
         """Seconds that the KV of a prompt of `tokens` takes from a prefill to a decode worker."""
-        return self.transfer_base_seconds + self.transfer_seconds_per_token * tokens
+        return self.transfer.seconds(tokens)
+
+    @property
+    def transfer(self) -> TransferCost:
+        """What moving KV to or from such a worker costs."""
+        return TransferCost(base_seconds=self.transfer_base_seconds, seconds_per_token=self.transfer_seconds_per_token)
+
+    def with_transfer(self, cost: TransferCost) -> WorkerSpeed:
+        """Return the same speed with another cost of moving KV."""
+        return replace(self, transfer_base_seconds=cost.base_seconds, transfer_seconds_per_token=cost.seconds_per_token)

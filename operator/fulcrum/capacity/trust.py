@@ -13,6 +13,7 @@ from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelera
 from fulcrum.capacity.decode_curve import curve_problem
 from fulcrum.capacity.engine import EngineShapeError
 from fulcrum.capacity.known_models import UnknownModelError, known_model
+from fulcrum.capacity.kv import UNKNOWN_TRANSFER, TransferCost
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
@@ -45,10 +46,12 @@ def roofline_speed(
         return None
 
 
-def measured_speed(report: LoadReport, *, prior: WorkerSpeed | None = None) -> WorkerSpeed | None:
+def measured_speed(
+    report: LoadReport, *, prior: WorkerSpeed | None = None, transfer: TransferCost = UNKNOWN_TRANSFER
+) -> WorkerSpeed | None:
     """What a worker's agent reports; None until it has measured its engine, or while the size of its cache is unknown.
 
-    `prior` (profile or roofline) gives what an agent cannot know: the time of transfers. Without one they cost nothing.
+    `prior` (profile or roofline) gives what an agent cannot know: the cost of transfers; without one it is `transfer`.
     """
     if report.speed is None:
         return None
@@ -58,7 +61,7 @@ def measured_speed(report: LoadReport, *, prior: WorkerSpeed | None = None) -> W
     measured = report.speed
     if curve_problem(measured.decode_curve) is not None:
         measured = msgspec.structs.replace(measured, decode_curve=())  # the line is left
-    base = prior or WorkerSpeed(coefficients=measured, kv_capacity_tokens=room)
+    base = prior or WorkerSpeed(coefficients=measured, kv_capacity_tokens=room).with_transfer(transfer)
     return dataclasses.replace(
         base,
         coefficients=measured,

@@ -12,12 +12,14 @@ from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Worker, worker_revision
+from fulcrum.capacity.kv import UNKNOWN_TRANSFER
 from fulcrum.capacity.online import TRUST, OnlineSpeed
 from fulcrum.capacity.pace import Pace, measured_times
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.profile import Profile, profiled_speed
 from fulcrum.capacity.rows import rows_between
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
+from fulcrum.capacity.transfers import pool_transfer
 from fulcrum.capacity.trust import measured_speed, pool_speed, roofline_speed
 
 ROW_SECONDS: Final = 10.0
@@ -107,10 +109,11 @@ class PoolSpeeds:
                 and (report := loads.get(worker.name)) is not None
             }
             prior = self._prior(spec, pool, revision, profiles)
+            transfer = pool_transfer(spec, pool) or UNKNOWN_TRANSFER
             measured = {
                 worker.uid: speed
                 for worker, report in reports.items()
-                if (speed := measured_speed(report, prior=prior)) is not None
+                if (speed := measured_speed(report, prior=prior, transfer=transfer)) is not None
             }
             known = self._begin(pool.name, revision, prior, tuple(measured.values()))
             if known is not None:
@@ -191,5 +194,8 @@ class PoolSpeeds:
                 kv=Precision.FP8 if cache.dtype.value == Precision.FP8 else Precision.BF16,
                 kv_memory_bytes=memory,
             )
+            transfer = pool_transfer(spec, pool)
+            if speed is not None and transfer is not None:
+                speed = speed.with_transfer(transfer)
             self._rooflines[pool.name] = (revision, speed)
         return self._rooflines[pool.name][1]

@@ -9,6 +9,7 @@ from math import inf
 
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.performance.layout import Layout, PoolCounts
@@ -37,13 +38,15 @@ class PerformanceModel:
         *,
         turns_away: bool = True,
         admits: Mapping[str, PoolAdmits] | None = None,
+        transfers: Mapping[tuple[str, str], TransferCost] | None = None,
     ) -> None:
         """`turns_away`: the gateway turns away requests that would be late, so that others are not.
 
-        `admits` of the pools that do not take every request.
+        `admits` of the pools that do not take every request; `transfers` by prefill and decode pool, where they were
+        learnt: elsewhere the speeds say what they cost.
         """
         self.admits: Mapping[str, PoolAdmits] = admits or {}
-        self._shares = Shares(speeds, slo, self.admits)
+        self._shares = Shares(speeds, slo, self.admits, transfers or {})
         self._turns_away = turns_away
         self._speeds = speeds
         self.slo = slo
@@ -52,6 +55,10 @@ class PerformanceModel:
         self._rates = cache(self._shares.rates)
         self.known_splits: dict[tuple[PoolCounts, Load], tuple[Layout, ...]] = {}
         """Kept for `split`, by workers per pool and load."""
+
+    def transfer(self, prefill: str, decode: str) -> TransferCost:
+        """Return what moving KV from a prefill to a decode pool costs."""
+        return self._shares.transfer(prefill, decode)
 
     def knows(self, pool: str) -> bool:
         """Report whether the speed of the pool's workers is known."""
@@ -124,7 +131,7 @@ class PerformanceModel:
         return load.decode.osl_tokens * min(step, self.slo.tpot_seconds)
 
     def _disaggregated(self, layout: Layout, load: Load) -> float:
-        step = self._step(load.decode, layout.decode)
+        step = self._step(load.decode, layout.decode, layout.prefill)
         decoded = self._decoded(decode_attainment, layout, load.decode, load) if step < inf else 0.0
         return decoded and decoded * self._prefilled(layout, load.prefill, step, early=False)
 
@@ -134,19 +141,19 @@ class PerformanceModel:
         A request that is turned away for one role is no work for the other: each sees what the other lets in.
         """
         decoded = self._decoded(decode_admitted, layout, load.decode, load)
-        step = min(self._step(load.decode, layout.decode), self.slo.tpot_seconds)
+        step = min(self._step(load.decode, layout.decode, layout.prefill), self.slo.tpot_seconds)
         prefilled = self._prefilled(layout, _fewer(load.prefill, decoded), step, early=True)
         return prefilled * self._decoded(decode_admitted, layout, _fewer(load.decode, prefilled), load)
 
     def _prefilled(self, layout: Layout, demand: Demand, step_seconds: float, *, early: bool) -> float:
         """Return the share with its first token in time; `early` as for `prefill_attainment`."""
         promise = {"ttft_seconds": self.slo.ttft_seconds, "extra_seconds": step_seconds, "early": early}
-        return self._summed(prefill_attainment, Role.PREFILL, demand, layout.prefill, **promise)
+        return self._summed(prefill_attainment, Role.PREFILL, demand, layout.prefill, layout.decode, **promise)
 
     def _decoded(self, estimate: Callable[..., float], layout: Layout, demand: Demand, load: Load) -> float:
         """Return the share that decode workers serve, or let in, of `demand`, which is the decode side of `load`."""
         promise = {"tpot_seconds": self.slo.tpot_seconds, "wait_seconds": self._patience_seconds(load)}
-        return self._summed(estimate, Role.DECODE, demand, layout.decode, **promise)
+        return self._summed(estimate, Role.DECODE, demand, layout.decode, layout.prefill, **promise)
 
     def _mixed(self, estimate: Callable[..., float], layout: Layout, load: Load) -> float:
         """Return the share that mixed workers serve, or let in."""

@@ -9,6 +9,7 @@ from math import inf
 
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.performance.division import Part, divide, eligible
@@ -21,25 +22,42 @@ from fulcrum.performance.rates import UnitRates, unit_rates
 class Shares:
     """For one set of speeds, one promise, and what pools admit; remembers the divisions."""
 
-    def __init__(self, speeds: Mapping[str, WorkerSpeed], slo: Slo, admits: Mapping[str, PoolAdmits]) -> None:
+    def __init__(
+        self,
+        speeds: Mapping[str, WorkerSpeed],
+        slo: Slo,
+        admits: Mapping[str, PoolAdmits],
+        transfers: Mapping[tuple[str, str], TransferCost],
+    ) -> None:
+        """`transfers` by prefill and decode pool, where they were learnt."""
         self._speeds = speeds
+        self._transfers = transfers
         self._slo = slo
         self._admits = admits
         self._known: dict[tuple[Role, PoolCounts, Demand], tuple[Part, ...]] = {}
 
     def summed(
-        self, estimate: Callable[..., float], role: Role, demand: Demand, counts: PoolCounts, **promise: float
+        self,
+        estimate: Callable[..., float],
+        role: Role,
+        demand: Demand,
+        counts: PoolCounts,
+        peers: PoolCounts = (),
+        **promise: float,
     ) -> float:
-        """Return a share of requests, estimated for each part of them on the pools that get it."""
+        """Return a share of requests, estimated for each part of them on the pools that get it.
+
+        `peers` are the pools that KV goes to, or for decode workers comes from.
+        """
         return sum(
-            part.share * estimate(part.demand, self.stations(part.counts), **promise)
+            part.share * estimate(part.demand, self.stations(part.counts, role, peers), **promise)
             for part in self._divided(role, demand, counts)
         )
 
-    def step(self, demand: Demand, counts: PoolCounts) -> float:
+    def step(self, demand: Demand, counts: PoolCounts, peers: PoolCounts = ()) -> float:
         """Return the seconds of the mean decode step; infinite where no pool keeps up."""
         steps = [
-            (part.share, decode_step(part.demand, self.stations(part.counts)))
+            (part.share, decode_step(part.demand, self.stations(part.counts, Role.DECODE, peers)))
             for part in self._divided(Role.DECODE, demand, counts)
         ]
         finite = [(share, step) for share, step in steps if step < inf]
@@ -78,9 +96,26 @@ class Shares:
             for part in divide(load.prefill, (("", 1), *some), self._admits, carries)
         ]
 
-    def stations(self, counts: PoolCounts) -> Stations:
-        """Return pools with their speeds."""
-        return [(self._speeds[pool], count) for pool, count in counts]
+    def stations(self, counts: PoolCounts, role: Role, peers: PoolCounts) -> Stations:
+        """Return pools with their speeds, and with what moving KV to or from the `peers` costs each."""
+        return [(self._moving(pool, role, peers), count) for pool, count in counts]
+
+    def _moving(self, pool: str, role: Role, peers: PoolCounts) -> WorkerSpeed:
+        """Return the speed of a pool with the mean cost of its transfers: each worker of `peers` gets as many."""
+        speed = self._speeds[pool]
+        pairs = [((peer, pool) if role is Role.DECODE else (pool, peer), count) for peer, count in peers]
+        costs = [(self.transfer(*pair), count) for pair, count in pairs]
+        if all(cost == speed.transfer for cost, _ in costs):
+            return speed
+        workers = sum(count for _, count in costs)
+        base = sum(count * cost.base_seconds for cost, count in costs) / workers
+        rate = sum(count * cost.seconds_per_token for cost, count in costs) / workers
+        return speed.with_transfer(TransferCost(base_seconds=base, seconds_per_token=rate))
+
+    def transfer(self, prefill: str, decode: str) -> TransferCost:
+        """Return what moving KV from a prefill to a decode pool costs."""
+        learnt = self._transfers.get((prefill, decode))
+        return learnt or self._speeds[prefill].transfer.slower(self._speeds[decode].transfer)
 
     def _divided(self, role: Role, demand: Demand, counts: PoolCounts) -> tuple[Part, ...]:
         known = self._known.get((role, counts, demand))

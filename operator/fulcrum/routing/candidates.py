@@ -24,8 +24,13 @@ _by_prefill: Final[Callable[[WorkerView], tuple[float, ...]]] = attrgetter("pref
 _by_decode: Final[Callable[[WorkerView], tuple[float, ...]]] = attrgetter("decode_key")
 
 
-def prefill_for(search: Search, pools: Sequence[PoolGroup], which: Sequence[Filter]) -> Prefill | None:
-    """Return the best prefill on the workers that the filters `which` leave."""
+def prefill_for(
+    search: Search, pools: Sequence[PoolGroup], which: Sequence[Filter], onward: Sequence[PoolGroup] = ()
+) -> Prefill | None:
+    """Return the best prefill on the workers that the filters `which` leave.
+
+    With pools `onward`, the KV then goes to a worker of one of them.
+    """
     found: list[Prefill] = []
     for pool in pools:
         workers = left(which, search, pool, pool.workers)
@@ -34,14 +39,14 @@ def prefill_for(search: Search, pools: Sequence[PoolGroup], which: Sequence[Filt
         first = _soonest(search, workers)
         found.append(search.prefill_on(first))
         found.extend(search.prefill_on(holder) for holder in _holders(search, pool, which) if holder is not first)
-    return best_prefill(found)
+    return best_prefill(search, found, onward if len(pools) > 1 else ())
 
 
-def _holders(search: Search, pool: PoolGroup, which: Sequence[Filter]) -> Workers:
+def _holders(search: Search, pool: PoolGroup, which: Sequence[Filter], source: WorkerView | None = None) -> Workers:
     """Return the workers of a pool that hold the prompt's prefix."""
     if not search.holders:
         return ()
-    return left(which, search, pool, [worker for worker in search.holders if worker in pool.members])
+    return left(which, search, pool, [worker for worker in search.holders if worker in pool.members], source)
 
 
 def _soonest(search: Search, workers: Workers) -> WorkerView:
@@ -70,6 +75,12 @@ def pair_for(search: Search, prefill: Prefill, pools: Sequence[PoolGroup]) -> Ro
                 if neighbour.decode_load < worker.decode_load + 1 - TUNING.trusted:
                     worker = neighbour
         found.append(search.two_legs(prefill, worker))
+        holders = _holders(search, pool, filters.DECODE, source)
+        if holders:
+            # What it holds need not be moved.
+            holder = min(holders, key=_by_decode)
+            if holder is not worker and holder.decode_load < worker.decode_load + 1 - TUNING.trusted:
+                found.append(search.two_legs(prefill, holder))
     return best_path(search, found)
 
 

@@ -46,6 +46,10 @@ class Flight:
         self.joined_steps = 0.0
         """Decode steps of its worker at which its own output began."""
 
+        self.pulled_tokens = 0.0
+        """Prompt tokens whose KV its decode worker was asked to pull, and has not pulled yet as far as is seen."""
+        self.pull_asked_at = 0.0
+
     @property
     def whole(self) -> bool:
         """Prefill and decode on one worker."""

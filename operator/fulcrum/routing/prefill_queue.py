@@ -73,8 +73,6 @@ class PrefillQueue:
         self.kv_capacity = float(speed.kv_capacity_tokens)
         self.max_batch = float(speed.max_batch)
         self.chunk_tokens = float(speed.max_batched_tokens)
-        self.transfer_base = speed.transfer_base_seconds
-        self.transfer_per_token = speed.transfer_seconds_per_token
         # Short prompts share a step, so each bears its part of the base.
         self.work_per_token = k.prefill_a / speed.max_batched_tokens + k.prefill_b
 

@@ -54,7 +54,7 @@ def _best(search: Search, paths: Callable[[Search, RevisionGroup], list[Route]])
 def _paths(search: Search, revision: RevisionGroup) -> list[Route]:
     paths: list[Route] = []
     if revision.decode and revision.prefill and not search.incoming.whole:
-        prefill = prefill_for(search, revision.prefill, filters.PREFILL)
+        prefill = prefill_for(search, revision.prefill, filters.PREFILL, revision.decode)
         pair = pair_for(search, prefill, revision.decode) if prefill is not None else None
         if prefill is not None and pair is not None:
             paths = [pair, *_beside(search, revision, prefill, pair)]

@@ -74,8 +74,7 @@ class Search:
 
     def two_legs(self, prefill: Prefill, decode: WorkerView) -> Route:
         """The prefill, and the answer on another worker."""
-        worker = prefill.prefill
-        transfer = worker.transfer_base + worker.transfer_per_token * self.incoming.prompt_tokens
+        transfer = self.transfer_seconds(prefill, decode)
         delay = prefill.wait_seconds + prefill.own_seconds + transfer
         there = self._joins(decode, delay)
         ttft = delay + there.slot_seconds + there.step_seconds
@@ -85,6 +84,21 @@ class Search:
         if decode.legs:
             ttft += max(decode.backlog_seconds(self.now_seconds) - delay, 0.0)
         return _route(prefill, decode, ttft, there)
+
+    def transfer_seconds(self, prefill: Prefill, decode: WorkerView) -> float:
+        """From the end of the prefill until `decode` has the KV that it does not hold yet."""
+        source, transfers = prefill.prefill, self.view.transfers
+        done_at = self.now_seconds + prefill.wait_seconds + prefill.own_seconds
+        cost = transfers.cost(source, decode)
+        tokens = self.incoming.prompt_tokens - self.on_device_tokens(decode)
+        return transfers.wait_seconds(source, decode, done_at) + cost.base_seconds + cost.seconds_per_token * tokens
+
+    def on_device_tokens(self, worker: WorkerView) -> float:
+        """Prompt tokens whose KV `worker` has on its device, so that it need not pull them."""
+        if worker not in self.holders:
+            return 0.0
+        units = self.view.affinity.on_device(self.incoming.prefix, worker.index)
+        return min(units / self.incoming.units_per_token, self._held_tokens)
 
     def one_leg(self, prefill: Prefill) -> Route:
         """All on the worker of `prefill`."""

@@ -67,6 +67,7 @@ class ClusterView(WorkerSet):
     def start(self, incoming: Incoming, route: Route, now_seconds: float) -> Flight:
         """The request is sent on its way."""
         flight = Flight(incoming, route, now_seconds)
+        self.transfers.forget(now_seconds)
         prefill, decode = flight.prefill, flight.decode
         tokens = incoming.prompt_tokens, incoming.output_tokens
         if prefill is not decode:
@@ -118,11 +119,22 @@ class ClusterView(WorkerSet):
             flight.prompt_tokens = prompt_tokens
         decode.join(flight, now_seconds)
         self.decoding[flight] = None
-        if flight.prefix and decode is not flight.prefill:
+        if decode is flight.prefill:
+            return
+        new_tokens = flight.prompt_tokens
+        if flight.prefix:
             # The KV that it pulled stays with it, too.
             held = self.affinity.on_device(flight.prefix, decode.index)
             new = max(flight.prompt_tokens * self.units_per_token - held, 0.0)
             self.affinity.record(flight.prefix, decode.index, new, 0.0)
+            new_tokens = new / self.units_per_token
+        if seen:
+            self.transfers.begin(flight, max(new_tokens, 1.0), now_seconds)
+
+    def pulled(self, flight: Flight, now_seconds: float) -> None:
+        """The first event of its decode leg came: its KV is there."""
+        if flight.phase == DECODING:
+            self.transfers.ended(flight, now_seconds)
 
     def given_up(self, flight: Flight, now_seconds: float) -> None:
         """Its prefill took so long that another worker is asked; `finish` comes next."""
@@ -141,6 +153,8 @@ class ClusterView(WorkerSet):
             decode.leave(flight, now_seconds)
             del self.decoding[flight]
         flight.phase = ENDED
+        if flight.pulled_tokens:
+            self.transfers.drop(flight)
         decode.release(flight)
         self.decode_use[flight.qos] = max(self.decode_use[flight.qos] - flight.step_share, 0.0)
 

@@ -79,6 +79,10 @@ class WorkerView(PrefillQueue):
         self.foreign_running = self.foreign_context = self.foreign_share = 0.0
         self.reported_at = 0.0
         self.usual_prompt = UsualPrompt()
+        self.pulling_tokens = 0.0
+        """Prompt tokens whose KV it is to send or to receive."""
+        self.link_at = 0.0
+        """When its link took up the first of them, as far as is seen."""
         super().__init__(ranks)
 
     def set_speed(self, speed: WorkerSpeed | None) -> None:

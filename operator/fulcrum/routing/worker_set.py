@@ -15,6 +15,7 @@ from fulcrum.routing.outliers import eject_outliers
 from fulcrum.routing.pairs import Pair
 from fulcrum.routing.pools import Pools, RevisionGroup, by_revision
 from fulcrum.routing.timing import StepTimes
+from fulcrum.routing.transfers import Transfers
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
 
@@ -54,6 +55,7 @@ class WorkerSet:
         """Workers that do this kind of work, at least 1."""
         self.steps = StepTimes()
         """How long the workers' steps took, to keep their speeds up to date."""
+        self.transfers = Transfers()
         self._pools = Pools(self.class_names)
         self._by_node: dict[str, list[WorkerView]] = {}
         """Workers of each node that has several; those of which no node is known are left out."""

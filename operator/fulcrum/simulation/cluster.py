@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import Speed
 from fulcrum.simulation.kv_tiers import KvTiers
 
@@ -43,7 +45,7 @@ class FirstToken(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """KV transfer. Without `bytes_per_second` it takes what the prefill worker's speed says."""
+    """KV transfer. Without `bytes_per_second` it takes what the speeds of both ends say, and the slower end counts."""
 
     sharing: Sharing = Sharing.SERIAL
     pulling: Pulling = Pulling.BESIDE
@@ -51,6 +53,8 @@ class Links:
     latency_seconds: float = 0.0
     """Paid once per transfer, without occupying the link (but see `Pulling`); only with `bytes_per_second`."""
     kv_bytes_per_token: float = 0.0
+    pairs: Mapping[tuple[str, str], TransferCost] = field(default_factory=dict)
+    """What it takes between a prefill and a decode pool whatever else is said here, by their names."""
     overlapped_layers: int = 0
     """Above 0: the KV of each of so many layers leaves as soon as it is computed, so that only the last layer's, or
     what the link did not manage during the prefill, is left to wait for."""
@@ -69,6 +73,8 @@ class PoolModel:
     gpus_per_worker: int = 1
     start_seconds: float = 60.0
     """From the creation of a Pod to its readiness."""
+    expected_transfer: TransferCost | None = None
+    """What gateways believe of KV transfers before they have seen any; None: they know nothing of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

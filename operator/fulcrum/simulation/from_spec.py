@@ -13,6 +13,7 @@ from fulcrum.capacity.kv import BLOCK_TOKENS, TransferCost, kv_bytes_per_token
 from fulcrum.capacity.kv_dtype import kv_precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.capacity.transfers import pool_transfer
 from fulcrum.simulation.cluster import ClusterModel, Links, PoolModel
 from fulcrum.simulation.kv_tiers import KvTiers
 
@@ -53,6 +54,7 @@ def cluster_model(
                 speed=profiles.get(pool.name) or _roofline(spec, pool),
                 gpus_per_worker=pool.parallelism.tensor * pool.parallelism.pipeline,
                 start_seconds=start_seconds,
+                expected_transfer=pool_transfer(spec, pool),
             )
             for pool in pools
         ),
@@ -92,7 +94,7 @@ def _roofline(spec: InferenceClusterSpec, pool: Pool) -> WorkerSpeed:
     tensor, pipeline = pool.parallelism.tensor, pool.parallelism.pipeline
     cache = spec.engine.kv_cache
     memory = number_of_bytes(cache.memory) // (tensor * pipeline) if cache.memory is not None else None
-    return worker_speed(
+    speed = worker_speed(
         known_model(spec.model.name),
         chosen,
         tensor=tensor,
@@ -100,3 +102,4 @@ def _roofline(spec: InferenceClusterSpec, pool: Pool) -> WorkerSpeed:
         kv=kv_precision(spec),
         kv_memory_bytes=memory,
     )
+    return speed.with_transfer(pool_transfer(spec, pool) or speed.transfer)

@@ -60,6 +60,10 @@ class Gateways:
         """The prefill leg was answered, or the first token of a whole request came."""
         self._of(request).prefilled(request, now)
 
+    def pulled(self, request: SimulatedRequest, at: float) -> None:
+        """The first token of a decode leg came."""
+        self._of(request).pulled(request, at)
+
     def ended(self, request: SimulatedRequest, now: float, *, served: bool) -> None:
         """An attempt is over."""
         self._of(request).ended(request, now, served=served)

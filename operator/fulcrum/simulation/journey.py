@@ -141,10 +141,14 @@ class Journeys:
         self._leases.begin(request, now)
         self._hop(request, now)
 
-    def first_token(self, request: SimulatedRequest, now: float) -> None:
-        """A whole request has been prefilled."""
-        if self.gateway is not None:
-            self.gateway.prefilled(request, now)
+    def first_token(self, request: SimulatedRequest, at: float) -> None:
+        """A whole request has been prefilled, or one that was pulled has its first token."""
+        if self.gateway is None:
+            return
+        if request.leg is Leg.WHOLE:
+            self.gateway.prefilled(request, at)
+        else:
+            self.gateway.pulled(request, at)
 
     def pull(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
         """Start a KV transfer."""

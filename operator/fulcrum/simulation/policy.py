@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.balance import Action
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
@@ -45,7 +46,12 @@ class Policy(ABC):
 
     def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway | None:
         """Return the gateway; the default routes as production does and turns no request away."""
-        return SimulatedGateway(slo=slo, speeds=known_speeds(cluster), gateways=cluster.gateways)
+        return SimulatedGateway(
+            slo=slo,
+            speeds=known_speeds(cluster),
+            transfers=expected_transfers(cluster),
+            gateways=cluster.gateways,
+        )
 
     def on_tick(self, view: View) -> TickResult:
         """Decide about roles and workers; called at second 0 and whenever the last turn asked for it."""
@@ -65,6 +71,11 @@ class Policy(ABC):
 
     def on_end(self, request: SimulatedRequest, view: View) -> None:  # noqa: B027 - most policies do not care
         """Note that a request has ended, whatever became of it."""
+
+
+def expected_transfers(cluster: ClusterModel) -> dict[str, TransferCost]:
+    """Return what gateways believe of KV transfers before they have seen any, by pool."""
+    return {pool.name: pool.expected_transfer for pool in cluster.pools if pool.expected_transfer is not None}
 
 
 def known_speeds(cluster: ClusterModel) -> dict[str, WorkerSpeed]:

@@ -11,6 +11,7 @@ from fulcrum.admission import Admission, Preempt, Reject
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
 from fulcrum.load.demand import Slo
@@ -47,8 +48,10 @@ class SimulatedGateway:
         two_legs: bool = False,
         gateways: int = 1,
         admits: Mapping[str, PoolAdmits | None] | None = None,
+        transfers: Mapping[str, TransferCost] | None = None,
     ) -> None:
-        """`speeds` by pool are what agents report; a pool without one is unknown to the router.
+        """`speeds` by pool are what agents report; a pool without one is unknown to the router. Of KV transfers they
+        say nothing: `transfers` by pool is what gateways believe of them, until they have seen some.
 
         `gateways`: replicas that share the traffic evenly, of which this is one.
 
@@ -71,6 +74,8 @@ class SimulatedGateway:
             self.view.set_pools(admits)
         for pool, speed in speeds.items():
             self.view.set_speed(pool, speed)
+        for pool, cost in (transfers or {}).items():
+            self.view.transfers.expect(pool, cost)
         self.tiers: Tiers | None = None
         """What all workers report to have below their KV caches."""
         self._workers: dict[str, Worker] = {}
@@ -137,6 +142,10 @@ class SimulatedGateway:
     def prefilled(self, request: SimulatedRequest, now: float) -> None:
         """The prefill leg was answered, or the first token of a whole request came."""
         self.view.prefill_done(self._flights[request.index], now)
+
+    def pulled(self, request: SimulatedRequest, at: float) -> None:
+        """The first token of a decode leg came."""
+        self.view.pulled(self._flights[request.index], at)
 
     def ended(self, request: SimulatedRequest, now: float, *, served: bool) -> None:
         """An attempt is over."""

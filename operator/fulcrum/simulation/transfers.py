@@ -21,9 +21,13 @@ class Transfers:
         """Return when the KV of `request`, pulled from now on, has arrived; takes the links until then."""
         links = self._links
         tokens = max(0, request.prompt - request.cached)
-        if links.bytes_per_second is None:
-            latency_seconds = source.speed.transfer_seconds(0)
-            seconds = source.speed.transfer_seconds(tokens) - latency_seconds
+        pair = links.pairs.get((source.pool, target.pool))
+        if pair is not None:
+            latency_seconds, seconds = pair.base_seconds, pair.seconds_per_token * tokens
+        elif links.bytes_per_second is None:
+            ends = (source.speed, target.speed)
+            latency_seconds = max(end.transfer_seconds(0) for end in ends)
+            seconds = max(end.transfer_seconds(tokens) for end in ends) - latency_seconds
         else:
             latency_seconds = links.latency_seconds
             seconds = tokens * links.kv_bytes_per_token / links.bytes_per_second

@@ -344,6 +344,7 @@ class Worker:
         for request in started:
             if request.first_token_seconds < 0 and request.index in self._running:
                 request.first_token_seconds = at
+                self._host.first_token(request, at)
 
     def _pull_all(self, now: float) -> bool:
         """Pull for those at the head of the queue, as far as there is room; report whether any KV is on its way."""

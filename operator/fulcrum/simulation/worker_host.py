@@ -20,8 +20,8 @@ class WorkerHost(Protocol):
     def prefilled(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
         """Handle a request whose KV is ready and held for a decode worker."""
 
-    def first_token(self, request: SimulatedRequest, now: float) -> None:
-        """Handle a whole request whose prefill is done."""
+    def first_token(self, request: SimulatedRequest, at: float) -> None:
+        """Handle the first token of a whole request, or of one that was pulled; `at` is now, or a step ahead."""
 
     def pull(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
         """Start moving the request's KV to `worker`, which has reserved the blocks; then call `loaded`."""

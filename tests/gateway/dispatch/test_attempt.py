@@ -58,6 +58,28 @@ async def test_two_legs_share_an_id_and_hand_over_the_kv(make_site: MakeSite, pa
     assert decode.body == body
 
 
+async def test_what_moving_kv_costs_is_learnt_from_streams(make_site: MakeSite) -> None:
+    """A pull that takes 0.3 s. Of an answer that comes as one nothing is seen, nor where nothing is pulled."""
+    loop = asyncio.get_running_loop()
+    asked: list[float] = []
+
+    async def pulls(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        asked.append(loop.time())
+        await asyncio.sleep(0.3)
+        return False
+
+    site = await make_site(p(facts={"pool": "a"}), d(facts={"pool": "b"}, behave=pulls))
+    transfers = site.gateway.registry.cluster.transfers
+    assert (await site.post(BODY)).status == 200
+    assert transfers.learnt == {}
+    for _ in range(3):
+        assert (await site.post({**BODY, "stream": True})).status == 200
+    (rate,) = transfers.report()
+    assert (rate.prefill_pool, rate.decode_pool, rate.transfers) == ("a", "b", 3)
+    assert 0.2 < rate.base_seconds + rate.seconds_per_token < loop.time() - asked[1]
+    assert site.gateway.prewarmer.report().rates == (rate,)
+
+
 @pytest.mark.parametrize("tiers", [None, HOST, replace(HOST, front=True)])
 async def test_an_engine_that_can_compute_fronts_is_told_what_is_left_for_the_prefill(
     make_site: MakeSite, tiers: Tiers | None

@@ -8,14 +8,15 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.durations import seconds
-from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool
+from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool, TransferPrior
 from fulcrum.api.gateway_types import Gateway, GatewayScaling, PrefixCacheScope
 from fulcrum.api.internal_token import ANNOTATION_TOKEN, ENV_GATEWAY
 from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, PORT_GATEWAY_INSIDE, VOLUME_API_KEYS, gateway_name
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.pod_types import ResourceAmounts
 from fulcrum.api.quantities import number_of_bytes
-from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.capacity.transfers import pool_transfer
 from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.owner import (
     CONTAINER_SECURITY,
@@ -51,7 +52,9 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         slo_tpot_seconds=seconds(spec.slo.tpot),
         slo_attainment=spec.slo.attainment,
         admission=spec.admission,
-        pools=tuple(GatewayPool(name=pool.name, admits=pool.admits) for pool in spec.pools),
+        pools=tuple(
+            GatewayPool(name=pool.name, admits=pool.admits, transfer=_transfer_prior(spec, pool)) for pool in spec.pools
+        ),
         salt_prefixes=spec.gateway.auth is not None and spec.gateway.auth.prefix_cache is PrefixCacheScope.PER_KEY,
         api_keys_directory=API_KEYS_DIRECTORY if spec.gateway.auth is not None else None,
         limits=_limits(spec.gateway),
@@ -60,6 +63,15 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         force_include_usage=_forces_usage(spec),
         media_domains=spec.engine.media_domains,
     )
+
+
+def _transfer_prior(spec: InferenceClusterSpec, pool: Pool) -> TransferPrior | None:
+    """Return what moving KV costs a worker of `pool`, rounded: the last digit of a float must not replace Pods."""
+    cost = pool_transfer(spec, pool)
+    if cost is None:
+        return None
+    base, rate = (float(f"{figure:.3g}") for figure in (cost.base_seconds, cost.seconds_per_token))
+    return TransferPrior(base_seconds=base, seconds_per_token=rate)
 
 
 def _forces_usage(spec: InferenceClusterSpec) -> bool:

@@ -14,6 +14,7 @@ from fulcrum.admission import Admission, Admit, Preempt, Reject, ThresholdLimits
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.gateway.openai.api_keys import AUTHORIZATION, ApiKey, KeyRing
 from fulcrum.gateway.openai.errors import RequestError, bad_request, never_fits, no_worker, rejected
 from fulcrum.gateway.openai.inference_request import (
@@ -59,6 +60,12 @@ class AdmissionControl:
         """None: any client may ask."""
         self.cluster = self.core.new_view()
         self.cluster.set_pools({pool.name: pool.admits for pool in config.pools})
+        for pool in config.pools:
+            if pool.transfer is not None:
+                cost = TransferCost(
+                    base_seconds=pool.transfer.base_seconds, seconds_per_token=pool.transfer.seconds_per_token
+                )
+                self.cluster.transfers.expect(pool.name, cost)
         self.classes = self.core.classes
         self.kept_headers: frozenset[bytes] = frozenset(
             name.encode()

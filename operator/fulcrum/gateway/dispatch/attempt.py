@@ -214,6 +214,10 @@ class Attempts:
             self._metrics.legs["prefill", "no_kv"] += 1
         elif not response.started:
             exchange.held = HeldPrefill(worker=prefill, kv=kv, done_at=prefilled_at)
+        if kv is not None and exchange.sink is response:
+            response.on_begin = partial(self._pulled, flight)
+        else:
+            self._cluster.transfers.drop(flight)  # nothing is pulled, or its end is not seen
         await self._last_leg(exchange, request, decode, "decode", request.decode_body(kv))
 
     async def _one_leg(self, exchange: Exchange, request: InferenceRequest, flight: Flight, worker: Worker) -> None:
@@ -245,6 +249,11 @@ class Attempts:
         now = self._loop.time()
         self.first_tokens.pass_time(now)
         self._cluster.prefill_done(flight, now)
+
+    def _pulled(self, flight: Flight) -> None:
+        now = self._loop.time()
+        self.first_tokens.pass_time(now)
+        self._cluster.pulled(flight, now)
 
     async def _last_leg(
         self, exchange: Exchange, request: InferenceRequest, worker: Worker, leg: str, body: bytes

@@ -105,7 +105,7 @@ class Prewarmer:
                     self._add(canary)
 
     def report(self) -> PairsReport:
-        """What canaries found of the workers that are there."""
+        """What canaries found of the workers that are there, and what was learnt of transfers between pools."""
         now = asyncio.get_running_loop().time()
         health = self._health
         return PairsReport(
@@ -120,7 +120,8 @@ class Prewarmer:
                     decode_works=health.pulls_from(decode),
                 )
                 for (prefill, decode), failing in sorted(health.failing.items())
-            )
+            ),
+            rates=self._registry.cluster.transfers.report(),
         )
 
     async def run(self) -> None:

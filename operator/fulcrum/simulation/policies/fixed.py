@@ -9,7 +9,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
-from fulcrum.simulation.policy import Policy, known_speeds
+from fulcrum.simulation.policy import Policy, expected_transfers, known_speeds
 from fulcrum.simulation.simulated_gateway import SimulatedGateway
 
 _LETTERS = {Role.PREFILL: "P", Role.DECODE: "D", Role.MIXED: "M"}
@@ -38,6 +38,7 @@ class Fixed(Policy):
         return SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),
+            transfers=expected_transfers(cluster),
             policy=self._admission,
             classes=self._classes,
             gateways=cluster.gateways,

@@ -15,7 +15,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.policies.schedule import Schedule, Split
-from fulcrum.simulation.policy import known_speeds
+from fulcrum.simulation.policy import expected_transfers, known_speeds
 from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
@@ -52,7 +52,13 @@ class Mooncake(Schedule):
         self._under_way: dict[int, SimulatedRequest] = {}
 
     def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
-        return SimulatedGateway(slo=slo, speeds=known_speeds(cluster), two_legs=True, gateways=cluster.gateways)
+        return SimulatedGateway(
+            slo=slo,
+            speeds=known_speeds(cluster),
+            transfers=expected_transfers(cluster),
+            two_legs=True,
+            gateways=cluster.gateways,
+        )
 
     def admit(self, request: SimulatedRequest, view: View) -> Reason | None:
         prefills = [worker for worker in view.workers if worker.role in (Role.PREFILL, Role.MIXED)]

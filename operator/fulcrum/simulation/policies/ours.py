@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from fulcrum.api.durations import seconds
+from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
@@ -27,7 +28,7 @@ from fulcrum.routing.kv_routes import shares_of
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import CLUSTER, Pod
 from fulcrum.simulation.load_report import load_report
-from fulcrum.simulation.policy import Policy, TickResult, known_speeds
+from fulcrum.simulation.policy import Policy, TickResult, expected_transfers, known_speeds
 from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.view import View
 
@@ -102,6 +103,7 @@ class Ours(Policy):
         gateway = SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),
+            transfers=expected_transfers(cluster),
             policy=self._admission,
             classes=self._spec.admission.classes,
             gateways=cluster.gateways,
@@ -149,6 +151,7 @@ class Ours(Policy):
             speeds=speeds,
             start_seconds=start_seconds,
             peak=self._peak,
+            pairs=tuple(PairsReport(rates=gateway.view.transfers.report()) for gateway in self._gateways),
         )
 
     def _look_ahead(self, view: View, start_seconds: float) -> None:

@@ -10,7 +10,7 @@ from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.balance import Action, SetRole
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
-from fulcrum.simulation.policy import Policy, TickResult, known_speeds
+from fulcrum.simulation.policy import Policy, TickResult, expected_transfers, known_speeds
 from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.view import View
 
@@ -59,6 +59,7 @@ class Schedule(Policy):
         return SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),
+            transfers=expected_transfers(cluster),
             policy=self._admission,
             classes=self._classes,
             gateways=cluster.gateways,
