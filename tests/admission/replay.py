@@ -16,6 +16,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.routing import ClusterView, Flight, Incoming
 from fulcrum.routing.flight import ENDED, PREFILLING
@@ -46,6 +47,8 @@ class Replay:
         for pool in ("x", "y"):
             if chance.random() < 0.9:
                 view.set_speed(pool, self._speed())
+                moving = TransferCost(base_seconds=0.002, seconds_per_token=chance.choice((0.0, 1e-6, 1e-4)))
+                view.transfers.expect(pool, moving)
         some = (Role.PREFILL, Role.DECODE, Role.DECODE, Role.MIXED, Role.DRAINING)
         roles = [Role.PREFILL, Role.DECODE, *chance.choices(some, k=chance.choice((0, 2, 7)))]
         for number, role in enumerate(roles):
@@ -66,8 +69,6 @@ class Replay:
             ),
             kv_capacity_tokens=chance.choice((0, 50_000, 800_000)),
             max_batch=chance.choice((16, 256)),
-            transfer_base_seconds=chance.choice((0.0, 0.02)),
-            transfer_seconds_per_token=1e-6,
         )  # fmt: skip
 
     def run(self) -> list[str]:
@@ -121,6 +122,8 @@ class Replay:
                 continue
             if flight.phase == PREFILLING:
                 view.prefill_done(flight, at, prompt_tokens=chance.choice((None, int(flight.prompt_tokens * 1.05))))
+                if chance.random() < 0.7:
+                    view.pulled(flight, at + chance.choice((0.01, 0.1, 1.0)))
                 heappush(self.events, (at + flight.output_tokens * 0.013 * chance.uniform(0.5, 2), number, flight))
                 continue
             view.finish(flight, at)

@@ -25,8 +25,9 @@ _LEAST_ROWS: Final = 3
 _ROW_SECONDS: Final = 1800.0
 """Age at which a transfer is forgotten. A pair that is avoided is tried again after this time, which costs a few late
 requests where it is still slow, and the balance changes roles for it at most as often."""
-_LEARN_SECONDS: Final = 1.0
-"""Least time between two estimates from a full window: each takes 0.1 ms."""
+_LEAST_SECONDS: Final = 0.25
+"""Least time between two transfers of a full window: an estimate takes 0.1 ms, and 16 transfers of one moment would be
+disturbed by the same cause."""
 
 
 def pool_transfer(spec: InferenceClusterSpec, pool: Pool) -> TransferCost | None:
@@ -60,7 +61,6 @@ class LearntTransfer:
         self.cost = prior
         self.learnt_at = 0.0
         """Time of the latest transfer; 0 before the first."""
-        self._estimated_at = 0.0
         self._prior = prior
         self._rows: deque[tuple[float, float, float]] = deque(maxlen=_ROWS)
 
@@ -71,16 +71,15 @@ class LearntTransfer:
 
     def learn(self, *, tokens: float, seconds: float, now_seconds: float) -> None:
         """Take note of a transfer. What cannot be (no tokens, a time below 0, NaN) is left out."""
+        rows = self._rows
+        if len(rows) == _ROWS and now_seconds - self.learnt_at < _LEAST_SECONDS:
+            return
         if not (isfinite(tokens) and isfinite(seconds) and tokens > 0 and seconds >= 0):
             return
         self.learnt_at = now_seconds
-        rows = self._rows
         rows.append((now_seconds, tokens, seconds))
         while now_seconds - rows[0][0] > _ROW_SECONDS:
             rows.popleft()
-        if len(rows) == _ROWS and now_seconds - self._estimated_at < _LEARN_SECONDS:
-            return
-        self._estimated_at = now_seconds
         if len(rows) >= _LEAST_ROWS:
             self.cost = self._apart() or self._scaled()
 
@@ -98,8 +97,8 @@ class LearntTransfer:
         ]
         if len(slopes) < _ROWS:
             return None
-        rate = max(median(slopes), 0.0)
-        base = max(median(seconds - rate * tokens for _, tokens, seconds in self._rows), 0.0)
+        rate = max(0.0, median(slopes))
+        base = max(0.0, median(seconds - rate * tokens for _, tokens, seconds in self._rows))
         return TransferCost(base_seconds=base, seconds_per_token=rate)
 
     def _scaled(self) -> TransferCost:

@@ -50,14 +50,14 @@ class Shares:
         `peers` are the pools that KV goes to, or for decode workers comes from.
         """
         return sum(
-            part.share * estimate(part.demand, self.stations(part.counts, role, peers), **promise)
+            part.share * estimate(part.demand, self.stations(part.counts, role, peers, part.demand), **promise)
             for part in self._divided(role, demand, counts)
         )
 
     def step(self, demand: Demand, counts: PoolCounts, peers: PoolCounts = ()) -> float:
         """Return the seconds of the mean decode step; infinite where no pool keeps up."""
         steps = [
-            (part.share, decode_step(part.demand, self.stations(part.counts, Role.DECODE, peers)))
+            (part.share, decode_step(part.demand, self.stations(part.counts, Role.DECODE, peers, part.demand)))
             for part in self._divided(Role.DECODE, demand, counts)
         ]
         finite = [(share, step) for share, step in steps if step < inf]
@@ -96,18 +96,31 @@ class Shares:
             for part in divide(load.prefill, (("", 1), *some), self._admits, carries)
         ]
 
-    def stations(self, counts: PoolCounts, role: Role, peers: PoolCounts) -> Stations:
-        """Return pools with their speeds, and with what moving KV to or from the `peers` costs each."""
-        return [(self._moving(pool, role, peers), count) for pool, count in counts]
+    def stations(self, counts: PoolCounts, role: Role, peers: PoolCounts, demand: Demand) -> Stations:
+        """Return pools with their speeds, and with what moving KV to or from the `peers` costs each.
 
-    def _moving(self, pool: str, role: Role, peers: PoolCounts) -> WorkerSpeed:
-        """Return the speed of a pool with the mean cost of its transfers: each worker of `peers` gets as many."""
+        Requests go around pairs of pools between which the KV of a mean prompt takes longer than the promise; a pool
+        that has no other pair is left out, unless all are.
+        """
+        for within_seconds in (self._slo.ttft_seconds, inf):
+            speeds = [(self._moving(pool, role, peers, demand, within_seconds), count) for pool, count in counts]
+            if found := [(speed, count) for speed, count in speeds if speed is not None]:
+                break
+        return found
+
+    def _moving(
+        self, pool: str, role: Role, peers: PoolCounts, demand: Demand, within_seconds: float
+    ) -> WorkerSpeed | None:
+        """Return the speed of a pool with the mean cost of its transfers that take so long at most; None: none does."""
         speed = self._speeds[pool]
         pairs = [((peer, pool) if role is Role.DECODE else (pool, peer), count) for peer, count in peers]
         costs = [(self.transfer(*pair), count) for pair, count in pairs]
         if all(cost == speed.transfer for cost, _ in costs):
             return speed
+        costs = [each for each in costs if each[0].seconds(demand.isl_tokens) <= within_seconds]
         workers = sum(count for _, count in costs)
+        if not workers:
+            return None
         base = sum(count * cost.base_seconds for cost, count in costs) / workers
         rate = sum(count * cost.seconds_per_token for cost, count in costs) / workers
         return speed.with_transfer(TransferCost(base_seconds=base, seconds_per_token=rate))

@@ -86,8 +86,8 @@ class Transfers:
         if tokens <= 0:
             return
         step = target.step_seconds()
-        # It begins to pull between two steps, and adds what it has pulled between two others.
-        between = 0.5 * step if target.running > 1 else 0.0
+        # A busy engine begins to pull between two steps, and adds what it has pulled between two others.
+        between = 0.5 * step if target.running + target.foreign_running > 1 else 0.0
         began_at = max(flight.pull_asked_at + between, source.link_at, target.link_at)
         seconds = now_seconds - step - began_at
         self.drop(flight)
@@ -95,10 +95,11 @@ class Transfers:
         full = target.running > target.max_batch or target.context_tokens > target.kv_capacity > 0
         if full or target.legs or target.foreign_seconds:
             return  # it also waited for a place in the batch, or for prompts
-        if between and seconds < step:
+        if between and seconds <= step + between:
             if self.cost(source, target).seconds(tokens) <= step:
-                return  # as expected; by how much it was shorter than the step is not seen
+                return  # as expected: it took a step at most, and how much of it is not seen
             seconds = step
+        seconds -= between
         pair = _pair(source, target)
         found = self.learnt.get(pair)
         if found is None:
