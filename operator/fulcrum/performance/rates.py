@@ -38,4 +38,4 @@ def unit_rates(speed: WorkerSpeed, load: Load, slo: Slo) -> UnitRates:
     batch = max(batch, 1.0)
     decode = batch / (answer.osl_tokens * max(speed.decode_step_seconds(batch, batch * context), 1e-9))
     link = 1 / max(pull_seconds(prompt, speed), 1e-9)
-    return UnitRates(prefill=prefill, decode=min(decode, link), mixed=1 / (1 / prefill + 1 / decode))
+    return UnitRates(prefill=min(prefill, link), decode=min(decode, link), mixed=1 / (1 / prefill + 1 / decode))

@@ -34,6 +34,8 @@ class Shares:
         self._transfers = transfers
         self._slo = slo
         self._admits = admits
+        self._at_best = {pool: self._fastest(pool) for pool in speeds} if transfers else speeds
+        """Speeds with the least that moving KV to or from any pool costs them: the fluid limit."""
         self._known: dict[tuple[Role, PoolCounts, Demand], tuple[Part, ...]] = {}
 
     def summed(
@@ -49,10 +51,13 @@ class Shares:
 
         `peers` are the pools that KV goes to, or for decode workers comes from.
         """
-        return sum(
-            part.share * estimate(part.demand, self.stations(part.counts, role, peers, part.demand), **promise)
-            for part in self._divided(role, demand, counts)
-        )
+        share = 0.0
+        for part in self._divided(role, demand, counts):
+            if role is Role.DECODE and peers:
+                promise["senders"] = part.share * sum(count for _, count in peers)
+            stations = self.stations(part.counts, role, peers, part.demand)
+            share += part.share * estimate(part.demand, stations, **promise)
+        return share
 
     def step(self, demand: Demand, counts: PoolCounts, peers: PoolCounts = ()) -> float:
         """Return the seconds of the mean decode step; infinite where no pool keeps up."""
@@ -68,10 +73,10 @@ class Shares:
     def rates(self, pool: str, load: Load) -> UnitRates:
         """Return what one worker of a pool carries of the requests that the pool takes."""
         if pool not in self._admits:
-            return unit_rates(self._speeds[pool], load, self._slo)
+            return unit_rates(self._at_best[pool], load, self._slo)
         share, prompts = eligible(load.prefill, pool, self._admits)
         _, answers = eligible(load.decode, pool, self._admits)
-        rates = unit_rates(self._speeds[pool], replace(load, prefill=prompts, decode=answers), self._slo)
+        rates = unit_rates(self._at_best[pool], replace(load, prefill=prompts, decode=answers), self._slo)
         return replace(rates, share=share)
 
     def mixed_apart(
@@ -125,6 +130,10 @@ class Shares:
         rate = sum(count * cost.seconds_per_token for cost, count in costs) / workers
         return speed.with_transfer(TransferCost(base_seconds=base, seconds_per_token=rate))
 
+    def _fastest(self, pool: str) -> WorkerSpeed:
+        costs = [self.transfer(*pair) for other in self._speeds for pair in ((pool, other), (other, pool))]
+        return self._speeds[pool].with_transfer(min(costs, key=lambda cost: cost.seconds_per_token))
+
     def transfer(self, prefill: str, decode: str) -> TransferCost:
         """Return what moving KV from a prefill to a decode pool costs."""
         learnt = self._transfers.get((prefill, decode))
@@ -144,7 +153,8 @@ class Shares:
             return 0.0
         if role is not Role.PREFILL and speed.decode_step_seconds(1.0, isl) > self._slo.tpot_seconds:
             return 0.0
-        return unit_rates(speed, Load(rate=demand.rate, prefill=demand, decode=demand), self._slo).of_role(role)
+        load = Load(rate=demand.rate, prefill=demand, decode=demand)
+        return unit_rates(self._at_best[pool], load, self._slo).of_role(role)
 
 
 def _part_of(load: Load, part: Part) -> Load:

@@ -62,7 +62,9 @@ class QueueingEstimates:
         started = self._prefill(rate, prefill, step)
         # Requests that are turned away for their first token never decode.
         decoding = rate * started if self.turns_away else rate
-        return started * self._decode(decoding, decode, self._spare_seconds(prefill, step))
+        return started * self._decode(
+            decoding, decode, self._spare_seconds(prefill, step), senders=sum(count for _, count in prefill)
+        )
 
     def mixed(self, rate: float, stations: Stations) -> float:
         """Return the share inside both promises on workers that do both."""
@@ -79,18 +81,16 @@ class QueueingEstimates:
             min(speed.decode_step_seconds(1, context) for speed in speeds),
         )
 
-    def _decode(self, rate: float, stations: Stations, wait_seconds: float) -> float:
+    def _decode(self, rate: float, stations: Stations, wait_seconds: float, *, senders: float = inf) -> float:
         return sum(
-            part * self._decode_of(self._at(rate * part), [pool], wait_seconds)
+            part * self._decode_of(self._at(rate * part), [pool], wait_seconds, part * senders)
             for part, pool in self._parts(stations, Role.DECODE)
         )
 
-    def _decode_of(self, demand: Demand, stations: Stations, wait_seconds: float) -> float:
-        tpot = self.slo.tpot_seconds
-        whole = decode_attainment(demand, stations, tpot_seconds=tpot, wait_seconds=wait_seconds)
-        if not self.turns_away:
-            return whole
-        return max(whole, decode_admitted(demand, stations, tpot_seconds=tpot, wait_seconds=wait_seconds))
+    def _decode_of(self, demand: Demand, stations: Stations, wait_seconds: float, senders: float) -> float:
+        promise = {"tpot_seconds": self.slo.tpot_seconds, "wait_seconds": wait_seconds, "senders": senders}
+        whole = decode_attainment(demand, stations, **promise)
+        return max(whole, decode_admitted(demand, stations, **promise)) if self.turns_away else whole
 
     def _parts(self, stations: Stations, role: Role) -> list[tuple[float, tuple[WorkerSpeed, int]]]:
         """Return pools with the share of the requests that they get: in proportion to what each carries alone."""

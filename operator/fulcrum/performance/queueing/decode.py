@@ -1,14 +1,14 @@
 """Decode workers with continuous batching: the share of requests whose time per output token stays inside the SLO.
 
-KV comes to a decode worker over its link, one prompt after the other: the link is a queue before the batch, and what is
-on its way takes KV memory already.
+KV comes from a prefill worker's link over a decode worker's, on each one prompt after the other: links are a queue
+before the batch, and what is on its way takes KV memory already.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from math import exp, log
+from math import ceil, exp, inf, log
 from statistics import NormalDist
 
 import numpy as np
@@ -27,22 +27,28 @@ def decode_step(demand: Demand, stations: Stations) -> float:
     return _pool(demand, tuple(stations))[0].step
 
 
-def decode_attainment(demand: Demand, stations: Stations, *, tpot_seconds: float, wait_seconds: float = 0.0) -> float:
+def decode_attainment(
+    demand: Demand, stations: Stations, *, tpot_seconds: float, wait_seconds: float = 0.0, senders: float = inf
+) -> float:
     """Return the share of requests that find room in time and whose mean time per output token is inside the SLO.
 
-    Room (a turn on the link, a place in the batch, KV memory) must be there within `wait_seconds` of the hand-over.
+    Room (a turn on the links, a place in the batch, KV memory) must be there within `wait_seconds` of the hand-over.
+    `senders` is the number of prefill workers that KV comes from; of one that also sends elsewhere, a part.
     """
     pool, groups = _pool(demand, tuple(stations))
     inside = tpot_inside(demand, pool, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds)
-    return inside * _pulled(demand, stations, wait_seconds, early=False)
+    return inside * _pulled(demand, stations, wait_seconds, senders, early=False)
 
 
-def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float, wait_seconds: float = 0.0) -> float:
+def decode_admitted(
+    demand: Demand, stations: Stations, *, tpot_seconds: float, wait_seconds: float = 0.0, senders: float = inf
+) -> float:
     """Return the share of requests that can be let in so that no step gets longer than `tpot_seconds`.
 
-    Where room ends before that, a request that is let in can wait for it as long as `wait_seconds`.
+    Where room ends before that, a request that is let in can wait for it as long as `wait_seconds`; `senders` as for
+    `decode_attainment`.
     """
-    pulled = _pulled(demand, stations, wait_seconds, early=True)
+    pulled = _pulled(demand, stations, wait_seconds, senders, early=True)
     return pulled - pulled * blocked(
         demand.rate * pulled,
         max(demand.osl_tokens, 1.0),
@@ -54,22 +60,26 @@ def decode_admitted(demand: Demand, stations: Stations, *, tpot_seconds: float, 
 
 
 def pull_seconds(demand: Demand, speed: WorkerSpeed) -> float:
-    """Return how long the KV of a mean prompt takes of a decode worker's link; what it has cached is not pulled."""
+    """Return how long a mean prompt's KV takes of a link at each end; what a decode worker has cached is not pulled."""
     return speed.transfer_seconds_per_token * demand.isl_tokens * (1.0 - min(max(demand.prefix_hit, 0.0), 1.0))
 
 
-def _pulled(demand: Demand, stations: Stations, wait_seconds: float, *, early: bool) -> float:
-    """Return the share of prompts whose turn on a link comes within `wait_seconds` of their prefill.
+def _pulled(demand: Demand, stations: Stations, wait_seconds: float, senders: float, *, early: bool) -> float:
+    """Return the share of prompts whose turn on the links comes within `wait_seconds` of their prefill.
 
-    `early`: what would be late is turned away at arrival. Prefill lets prompts out one by one, however they came.
+    The end with fewer workers sets how many are moved at a time. `early`: what would be late is turned away at arrival.
+    Prefill lets prompts out one by one, however they came.
     """
     workers = sum(count for _, count in stations)
     mean = sum(count * pull_seconds(demand, speed) for speed, count in stations) / max(workers, 1)
     if mean <= 0.0:
         return 1.0
-    let_in = min(1.0, TUNING.most_load * workers / max(demand.rate * mean, 1e-9)) if early else 1.0
+    at_once = max(min(float(workers), senders), TUNING.least_share)
+    links = ceil(at_once)
+    rate = demand.rate * links / at_once  # a link in part is busy as a whole one with as many more prompts
+    let_in = min(1.0, TUNING.most_load * links / max(rate * mean, 1e-9)) if early else 1.0
     service = Service(constant=0.0, own=mean, cv2=max(demand.isl_cv2, 0.0), most_sharing=1.0, held_up=1.0)
-    queue = waiting(demand.rate * let_in, workers, service)
+    queue = waiting(rate * let_in, links, service)
     lengths, weights = length_points(mean, demand.isl_cv2)
     missed = queue.missed(np.full(1, wait_seconds), lengths, weights)
     return let_in * float(1.0 - (turned_away(missed, queue.load) if early else missed)[0])
