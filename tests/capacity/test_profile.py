@@ -187,7 +187,7 @@ def test_a_document_is_read_as_the_speed_that_it_was_made_of(curve: tuple[int, .
     read = parse_profile(written)
     assert profile_speed(read) == replace(measured, source=SpeedSource.PROFILE)
     roofline = replace(measured, transfer_base_seconds=0.002, source=SpeedSource.ROOFLINE)
-    assert profiled_speed(read, prior=roofline) == replace(roofline, source=SpeedSource.PROFILE)
+    assert profiled_speed(read, transfer=roofline.transfer) == replace(roofline, source=SpeedSource.PROFILE)
 
 
 @pytest.mark.parametrize(

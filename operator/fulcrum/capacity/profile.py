@@ -20,7 +20,6 @@ with either `coefficients` (`decodeCurve` in them is optional: `capacity.decode_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +27,7 @@ import msgspec
 from fulcrum.api.worker import DecodePoint, SpeedCoefficients
 from fulcrum.capacity.accelerators import UnknownAcceleratorError, accelerator
 from fulcrum.capacity.decode_curve import LONGEST_SECONDS, MOST_POINTS, curve_problem, fitted_curve
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.rows import DecodeRow, PrefillRow
 from fulcrum.capacity.speed import MAX_BATCH, SpeedSource, WorkerSpeed
@@ -113,16 +113,11 @@ def profile_speed(profile: Profile) -> WorkerSpeed:
     )
 
 
-def profiled_speed(profile: Profile, *, prior: WorkerSpeed | None) -> WorkerSpeed:
-    """The speed that a profile describes; what it leaves out of transfers is the prior's (a roofline)."""
+def profiled_speed(profile: Profile, *, transfer: TransferCost) -> WorkerSpeed:
+    """The speed that a profile describes; where it says nothing of transfers, they cost `transfer`."""
     speed = profile_speed(profile)
-    if prior is None or speed.transfer_base_seconds or speed.transfer_seconds_per_token:
-        return speed
-    return replace(
-        speed,
-        transfer_base_seconds=prior.transfer_base_seconds,
-        transfer_seconds_per_token=prior.transfer_seconds_per_token,
-    )
+    says = speed.transfer_base_seconds or speed.transfer_seconds_per_token
+    return speed if says else speed.with_transfer(transfer)
 
 
 def profile_document(

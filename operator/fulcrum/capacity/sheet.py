@@ -100,7 +100,7 @@ def sheet(
     """
     speed = shape_speed(shape, kv_memory_bytes=kv_memory_bytes, efficiency=efficiency)
     if profile is not None:
-        speed = profiled_speed(profile, prior=speed)
+        speed = profiled_speed(profile, transfer=speed.transfer)
     batch, bound_by = largest_batch(speed, isl_tokens=isl_tokens, osl_tokens=osl_tokens, tpot_seconds=tpot_seconds)
     step = speed.decode_step_seconds(batch, batch * (isl_tokens + osl_tokens / 2))
     return Sheet(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from fulcrum.api.names import Role
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Worker, worker_revision
-from fulcrum.capacity.kv import UNKNOWN_TRANSFER
+from fulcrum.capacity.kv import UNKNOWN_TRANSFER, TransferCost
 from fulcrum.capacity.online import TRUST, OnlineSpeed
 from fulcrum.capacity.pace import Pace, measured_times
 from fulcrum.capacity.precision import Precision
@@ -42,6 +42,13 @@ class _Pool:
         return dataclasses.replace(self.base, coefficients=self.online.coefficients)
 
 
+class _Prior(NamedTuple):
+    """What is known of a pool's workers before any of them does."""
+
+    speed: WorkerSpeed | None
+    transfer: TransferCost
+
+
 class PoolSpeeds:
     """The speeds of one cluster's pools."""
 
@@ -49,7 +56,7 @@ class PoolSpeeds:
         self._pools: dict[str, _Pool] = {}
         self._reports: dict[str, tuple[float, LoadReport]] = {}
         """By uid: the report that the next row begins at, and when it came."""
-        self._rooflines: dict[str, tuple[str, WorkerSpeed | None]] = {}
+        self._rooflines: dict[str, tuple[str, _Prior]] = {}
         self._paces: dict[str, Pace] = {}
         """By uid."""
         self._measured: dict[str, float] = {}
@@ -79,7 +86,7 @@ class PoolSpeeds:
         """Know what profiles, or model and hardware (a roofline) say, before any worker does."""
         for pool in spec.pools:
             revision = worker_revision(cluster=cluster, spec=spec, pool=pool)
-            self._begin(pool.name, revision, self._prior(spec, pool, revision, profiles), ())
+            self._begin(pool.name, revision, self._prior(spec, pool, revision, profiles).speed, ())
 
     def learn(
         self,
@@ -109,13 +116,12 @@ class PoolSpeeds:
                 and (report := loads.get(worker.name)) is not None
             }
             prior = self._prior(spec, pool, revision, profiles)
-            transfer = pool_transfer(spec, pool) or UNKNOWN_TRANSFER
             measured = {
                 worker.uid: speed
                 for worker, report in reports.items()
-                if (speed := measured_speed(report, prior=prior, transfer=transfer)) is not None
+                if (speed := measured_speed(report, prior=prior.speed, transfer=prior.transfer)) is not None
             }
-            known = self._begin(pool.name, revision, prior, tuple(measured.values()))
+            known = self._begin(pool.name, revision, prior.speed, tuple(measured.values()))
             if known is not None:
                 for uid, speed in measured.items():
                     if (times := measured_times(speed, known.base)) is not None:
@@ -174,14 +180,14 @@ class PoolSpeeds:
             self._prompt_tokens = _HIT_MEMORY * self._prompt_tokens + prompt_tokens
             self._hit_tokens = _HIT_MEMORY * self._hit_tokens + hit_tokens
 
-    def _prior(
-        self, spec: InferenceClusterSpec, pool: Pool, revision: str, profiles: Mapping[str, Profile]
-    ) -> WorkerSpeed | None:
+    def _prior(self, spec: InferenceClusterSpec, pool: Pool, revision: str, profiles: Mapping[str, Profile]) -> _Prior:
         roofline = self._roofline(spec, pool, revision)
         profile = profiles.get(pool.name)
-        return roofline if profile is None else profiled_speed(profile, prior=roofline)
+        if profile is None:
+            return roofline
+        return roofline._replace(speed=profiled_speed(profile, transfer=roofline.transfer))
 
-    def _roofline(self, spec: InferenceClusterSpec, pool: Pool, revision: str) -> WorkerSpeed | None:
+    def _roofline(self, spec: InferenceClusterSpec, pool: Pool, revision: str) -> _Prior:
         if pool.name not in self._rooflines or self._rooflines[pool.name][0] != revision:
             tensor, pipeline = pool.parallelism.tensor, pool.parallelism.pipeline
             cache = spec.engine.kv_cache
@@ -194,8 +200,7 @@ class PoolSpeeds:
                 kv=Precision.FP8 if cache.dtype.value == Precision.FP8 else Precision.BF16,
                 kv_memory_bytes=memory,
             )
-            transfer = pool_transfer(spec, pool)
-            if speed is not None and transfer is not None:
-                speed = speed.with_transfer(transfer)
-            self._rooflines[pool.name] = (revision, speed)
+            transfer = pool_transfer(spec, pool) or UNKNOWN_TRANSFER
+            known = speed.with_transfer(transfer) if speed is not None else None
+            self._rooflines[pool.name] = (revision, _Prior(known, transfer))
         return self._rooflines[pool.name][1]

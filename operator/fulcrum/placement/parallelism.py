@@ -68,7 +68,7 @@ class Engine:
         speed = shape_speed(shape)
         for each in self.profiles:
             if same_worker(each, accelerator_name=shape.accelerator.name, tensor=shape.tensor, pipeline=shape.pipeline):
-                return profiled_speed(each, prior=speed)
+                return profiled_speed(each, transfer=speed.transfer)
         return speed
 
     @property
