@@ -103,6 +103,26 @@ def test_pulls_wait_for_each_other() -> None:
     assert all(worker.pulling_tokens == 0 for worker in made.workers.values())
 
 
+def test_pulls_over_a_quicker_link_do_not_shorten_those_that_they_overtake() -> None:
+    """NIXL moves KV to several decode workers at once: what is slow is the link of one of them."""
+    made = view("d", "e")
+    for round_ in range(4):
+        now = 100.0 * round_
+        incoming = ask(exclude=frozenset({"e"}), two_legs=True)
+        slow = made.start(incoming, find(made, incoming, now), now)
+        made.prefill_done(slow, now + 0.1, prompt_tokens=1000.0)
+        for quick in range(9):
+            move(made, 0.05, decode="e", now=now + 0.2 + 0.3 * quick)
+        incoming = ask(exclude=frozenset({"e"}), two_legs=True)
+        left = find(made, incoming, now + 2.8).ttft_seconds - find(made, incoming, now + 90.0).ttft_seconds
+        made.pulled(slow, now + 0.1 + 3.0 + STEP)
+        made.finish(slow, now + 9.0)
+    rates = {rate.decode_pool: rate.seconds_per_token for rate in made.transfers.report()}
+    assert rates["d"] == pytest.approx(3e-3, rel=0.02)
+    assert rates["e"] == pytest.approx(5e-5, rel=0.1)
+    assert left < 0.4, "of 3 s, 2.7 s are over"
+
+
 def test_what_is_not_seen_teaches_nothing() -> None:
     made = view("d")
     flight = made.start(ask(), find(made), 0.0)

@@ -69,8 +69,9 @@ class Transfers:
         """A decode worker is asked to pull the KV of so many tokens."""
         flight.pulled_tokens, flight.pull_asked_at = tokens, now_seconds
         for worker in (flight.prefill, flight.decode):
-            if worker.pulling_tokens <= 0:
+            if not worker.pulls:
                 worker.link_at = now_seconds
+            worker.pulls[flight] = None
             worker.pulling_tokens += tokens
 
     @staticmethod
@@ -78,6 +79,7 @@ class Transfers:
         """Its pull is over, or its end will not be seen: it counts no more."""
         tokens, flight.pulled_tokens = flight.pulled_tokens, 0.0
         for worker in (flight.prefill, flight.decode):
+            worker.pulls.pop(flight, None)
             worker.pulling_tokens = max(worker.pulling_tokens - tokens, 0.0)
 
     def ended(self, flight: Flight, now_seconds: float) -> None:
@@ -90,8 +92,11 @@ class Transfers:
         between = 0.5 * step if target.running + target.foreign_running > 1 else 0.0
         began_at = max(flight.pull_asked_at + between, source.link_at, target.link_at)
         seconds = now_seconds - step - began_at
+        for worker in (source, target):
+            # A pull that overtakes an older one over a slower link says nothing of how long that one was held up.
+            if next(iter(worker.pulls), None) is flight:
+                worker.link_at = max(now_seconds - step, began_at)
         self.drop(flight)
-        source.link_at = target.link_at = max(now_seconds - step, began_at)
         full = target.running > target.max_batch or target.context_tokens > target.kv_capacity > 0
         if full or target.legs or target.foreign_seconds:
             return  # it also waited for a place in the batch, or for prompts

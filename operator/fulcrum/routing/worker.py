@@ -81,6 +81,8 @@ class WorkerView(PrefillQueue):
         self.usual_prompt = UsualPrompt()
         self.pulling_tokens = 0.0
         """Prompt tokens whose KV it is to send or to receive."""
+        self.pulls: dict[Flight, None] = {}
+        """Requests that these belong to, the oldest pull first."""
         self.link_at = 0.0
         """When its link took up the first of them, as far as is seen."""
         super().__init__(ranks)
