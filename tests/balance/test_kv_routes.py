@@ -13,6 +13,7 @@ from tests.balance.world import World, make_spec, pool
 from fulcrum.api.types import KvRoute, PoolAdmits
 from fulcrum.balance.kv_routes import kv_routes
 from fulcrum.balance.measurements import Measurements
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.load.demand import Demand, Load, Slo
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
@@ -36,6 +37,27 @@ def test_shares_are_as_what_the_workers_carry() -> None:
         ("p", "fast"): pytest.approx(fast / (fast + 3 * slow), abs=1e-3),
         ("p", "slow"): pytest.approx(3 * slow / (fast + 3 * slow), abs=1e-3),
     }
+
+
+@pytest.mark.parametrize("seconds", [0.2, 0.4, 0.6])
+def test_no_more_is_sent_over_a_slow_link_than_it_carries(seconds: float) -> None:
+    """A mean prompt takes so long over it; what takes longer than the promise of 0.5 s is not sent at all."""
+    link = TransferCost(base_seconds=0.0, seconds_per_token=seconds / DEMAND.isl_tokens)
+    model = PerformanceModel(SPEEDS, SLO, transfers={("p", "fast"): link})
+    slow = 3 * model.unit_rates("slow", LOAD).decode
+    assert model.unit_rates("fast", LOAD).decode > 1 / seconds
+    over = 1 / seconds if seconds < SLO.ttft_seconds else 0.0
+    found = kv_routes(Layout.of(prefill={"p": 2}, decode={"fast": 1, "slow": 3}), model, LOAD, ())
+    assert {each.decode: each.share for each in found} == {
+        "fast": pytest.approx(over / (over + slow), abs=1e-3),
+        "slow": pytest.approx(slow / (over + slow), abs=1e-3),
+    }
+
+
+def test_where_all_links_are_too_slow_gateways_choose() -> None:
+    link = TransferCost(base_seconds=1.0, seconds_per_token=0.0)
+    model = PerformanceModel(SPEEDS, SLO, transfers={("p", "fast"): link, ("p", "slow"): link})
+    assert kv_routes(Layout.of(prefill={"p": 2}, decode={"fast": 1, "slow": 3}), model, LOAD, ()) == ()
 
 
 def test_without_a_choice_there_are_none() -> None:
