@@ -26,7 +26,7 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed
 from fulcrum.load.demand import Slo
 from fulcrum.replay import Client, Endpoint, Outcome, Record, discover, replay
-from fulcrum.simulation.cluster import ClusterModel, PoolModel
+from fulcrum.simulation.cluster import ClusterModel, Links, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.policies.ours import load_report
@@ -36,6 +36,8 @@ from fulcrum.simulation.traffic import Request
 from fulcrum.simulation.view import View
 from fulcrum.simulation.workload import Workload
 
+POOL = "cpu"
+"""Of all simulated workers."""
 KV_BLOCK_TOKENS = 32
 """vLLM's on CPUs."""
 SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)
@@ -77,6 +79,8 @@ class Calibration:
     """Of each leg, outside of the engines."""
     crowding: float = 0.0
     """How much longer work takes for each other worker that computes."""
+    links: Links = Links()
+    slo: Slo = SLO
 
     def scaled(self, prefill: float, decode: float) -> Calibration:
         """Prefills and steps that take so many times as long."""
@@ -96,13 +100,14 @@ class Calibration:
     def simulate(self, trace: Sequence[Request], prefill: int, decode: int) -> tuple[Result, Pace]:
         """The trace through a static split of such workers, and what they say of it."""
         model = ClusterModel(
-            pools=(PoolModel(name="cpu", speed=self.speed),),
+            pools=(PoolModel(name=POOL, speed=self.speed),),
             leg_seconds=self.leg_seconds,
             crowding=self.crowding,
             block_tokens=KV_BLOCK_TOKENS,
+            links=self.links,
         )
-        policy = _Asked(pool="cpu", prefill=prefill, decode=decode)
-        result = simulate(Workload.of(trace), model, policy, slo=SLO)
+        policy = _Asked(pool=POOL, prefill=prefill, decode=decode)
+        result = simulate(Workload.of(trace), model, policy, slo=self.slo)
         return result, pace({}, policy.reports)
 
 

@@ -80,6 +80,7 @@ class Client:
             retries=retries,
             retry_after_seconds=retry_after_seconds,
             text=transcript.text,
+            path=transcript.path,
         )
 
     async def _attempt(
@@ -90,6 +91,7 @@ class Client:
             async with self._session.post(self.url + path, data=body) as response:
                 if response.status != 200:
                     return await _refusal(response)
+                transcript.path = response.headers.get("x-fulcrum-path", "")
                 async for data in response.content.iter_any():
                     transcript.feed(data, perf_counter())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

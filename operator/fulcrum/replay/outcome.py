@@ -44,6 +44,8 @@ class Record:
     retry_after_seconds: float | None = None
     """The last hint when to come back."""
     text: str = ""
+    path: str = ""
+    """The workers that served it: `PREFILL,DECODE`, or one that did both; empty where the endpoint does not say it."""
 
     @property
     def ttft_seconds(self) -> float | None:

@@ -38,6 +38,8 @@ class Transcript:
     def __init__(self) -> None:
         self.first_token_seconds: float | None = None
         self.last_token_seconds: float | None = None
+        self.path = ""
+        """As in `Record`."""
         self._rest = b""
         self._text: list[str] = []
         self._chunks = 0
