@@ -11,7 +11,7 @@ import dataclasses
 import time
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean, median
 
 import msgspec
@@ -79,7 +79,7 @@ class Calibration:
     """Of each leg, outside of the engines."""
     crowding: float = 0.0
     """How much longer work takes for each other worker that computes."""
-    links: Links = Links()
+    links: Links = field(default_factory=Links)
     slo: Slo = SLO
 
     def scaled(self, prefill: float, decode: float) -> Calibration:

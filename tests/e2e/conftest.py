@@ -24,6 +24,7 @@ ELSEWHERE = "elsewhere"
 ORDER = (
     "test_chaos",
     "test_watchdog",
+    "test_slow_link",
     "test_helm",
     "test_parity_words",
     "test_progress",
