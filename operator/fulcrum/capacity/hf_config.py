@@ -48,6 +48,8 @@ def parse_model_config(document: Mapping[str, Any], *, name: str | None = None) 
     moe = _moe(fields, layers, intermediate)
     window, windowed = _window(fields, kind, layers)
     state = state_config(fields, layers, hidden)
+    if windowed + (state.layers if state is not None else 0) > layers:
+        raise ModelConfigError("layer_types", f"names more layers than num_hidden_layers ({layers})")
     tied = fields.get("tie_word_embeddings")
     if tied is None:
         tied = document.get("tie_word_embeddings")

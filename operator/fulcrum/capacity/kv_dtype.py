@@ -39,9 +39,9 @@ def resolved_kv_dtype(spec: InferenceClusterSpec, kind: ModelKind | None = None)
     return KvDtype(dtype=wanted, why=f"spec.engine.kvCache.dtype is {wanted.value}", problem=problem)
 
 
-def kv_precision(spec: InferenceClusterSpec) -> Precision:
-    """Return the size that KV of the cluster is counted with."""
-    return Precision.FP8 if resolved_kv_dtype(spec).dtype is KvCacheDtype.FP8 else Precision.BF16
+def kv_precision(spec: InferenceClusterSpec, kind: ModelKind | None = None) -> Precision:
+    """Return the size that KV of the cluster is counted with; `kind` as in `resolved_kv_dtype`."""
+    return Precision.FP8 if resolved_kv_dtype(spec, kind).dtype is KvCacheDtype.FP8 else Precision.BF16
 
 
 def _why_no_fp8(kind: ModelKind | None, pools: list[Pool], name: str) -> str | None:

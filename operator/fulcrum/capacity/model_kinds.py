@@ -88,9 +88,9 @@ def _listed(text: Mapping[str, Any], field: str) -> list[Any]:
 
 
 def _attention(document: Mapping[str, Any], text: Mapping[str, Any]) -> AttentionKind:
-    if text.get("model_type") in MLA_TYPES and text.get("kv_lora_rank") is not None:
+    if str(text.get("model_type")) in MLA_TYPES and text.get("kv_lora_rank") is not None:
         return AttentionKind.SPARSE_LATENT if text.get("index_topk") else AttentionKind.LATENT
-    if document.get("model_type") in PREFIX_TYPES:
+    if str(document.get("model_type")) in PREFIX_TYPES:
         return AttentionKind.PREFIX
     return AttentionKind.SINKS if text.get("model_type") == "gpt_oss" else AttentionKind.DENSE
 
