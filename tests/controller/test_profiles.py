@@ -13,8 +13,10 @@ from tests.controller.cluster import REPOSITORY
 from tests.controller.test_worker_node import H100, revision, spec_of
 
 from fulcrum.api.objects import load_inference_cluster
+from fulcrum.controller.config_maps import READ_SECONDS
 from fulcrum.controller.kube import Resource
-from fulcrum.controller.profiles import READ_SECONDS, PoolProfiles, Profiles
+from fulcrum.controller.model_configs import ModelConfigs
+from fulcrum.controller.profiles import PoolProfiles, Profiles
 from fulcrum.kube import ApiError, ApiFailure, Unreachable
 
 Data = dict[str, Any]
@@ -37,6 +39,10 @@ class ConfigMaps:
     def profiles(self) -> Profiles:
         kube: Any = self
         return Profiles(kube, clock=lambda: self.seconds)
+
+    def model_configs(self) -> ModelConfigs:
+        kube: Any = self
+        return ModelConfigs(kube, clock=lambda: self.seconds)
 
 
 def named(pool: str = "p", config_map: str = "speeds", **more: Any) -> Data:
@@ -121,7 +127,7 @@ def test_a_server_that_does_not_answer_is_waited_for_so_long_only(monkeypatch: p
             await asyncio.Event().wait()
             return None
 
-    monkeypatch.setattr("fulcrum.controller.profiles.ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("fulcrum.controller.config_maps.ANSWER_SECONDS", 0.01)
     found = of(Silent().profiles(), named())
     assert "no answer within 0.01 s" in found.problems[0]
 

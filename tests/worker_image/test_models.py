@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from fulcrum.cli.model import command
-from fulcrum_worker.models import downloaded_bytes, local_model, models_folder
+from fulcrum_worker.models import downloaded_bytes, local_model, model_config, models_folder
 
 
 @pytest.fixture
@@ -37,6 +37,23 @@ def test_what_has_been_downloaded(tmp_path: Path) -> None:
     assert 2 << 20 <= downloaded_bytes("org/m", environment) < 4 << 20
     assert downloaded_bytes("org/m", {"HF_HUB_CACHE": str(tmp_path / "hub")}) >= 2 << 20
     assert downloaded_bytes("org/other", environment) == 0
+
+
+def test_the_config_json_that_an_engine_has_loaded(tmp_path: Path) -> None:
+    hub, commit = tmp_path / "hub" / "models--org--m", "0123abcd"
+    environment = {"HF_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    assert model_config("org/m", None, environment) is None
+    snapshot = make_model(hub / "snapshots" / commit)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text(f"{commit}\n")
+    (snapshot / "config.json").write_text('{"num_hidden_layers": 3, "architectures": ["X"]}')
+    for revision in (None, "main", commit):
+        assert model_config("org/m", revision, environment) == {"num_hidden_layers": 3}
+    assert model_config("org/m", "other", environment) is None
+    local = make_model(tmp_path / "mine")
+    for text, expected in (('{"num_hidden_layers": 4}', {"num_hidden_layers": 4}), ("[1]", None), ("{", None)):
+        (local / "config.json").write_text(text)
+        assert model_config(str(local), None, environment) == expected
 
 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:

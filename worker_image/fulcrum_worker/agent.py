@@ -30,7 +30,7 @@ from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.kv.orphans import remove_orphans
 from fulcrum_worker.kv.policy import offload_setting, vllm_version
 from fulcrum_worker.kv.speed_file import write_speed
-from fulcrum_worker.models import downloaded_bytes
+from fulcrum_worker.models import downloaded_bytes, model_config
 from fulcrum_worker.readiness import not_ready_reason
 from fulcrum_worker.roles import WorkerRole
 from fulcrum_worker.server import make_app
@@ -241,6 +241,7 @@ class _Life:
             await asyncio.sleep(_START_POLL_SECONDS)
         state.engine_start_seconds = time.monotonic() - started
         logger.info("engine_up seconds=%.1f", state.engine_start_seconds)
+        state.model_config = model_config(self._config.model, self._config.model_revision, os.environ)
         if self._config.measure_at_start and state.speed is None:
             if state.startup_probed:
                 with contextlib.suppress(TimeoutError):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -43,6 +44,8 @@ class WorkerState:
     """From starting vLLM to its first healthy answer."""
     measure_seconds: float | None = None
     speed: SpeedCoefficients | None = None
+    model_config: dict[str, Any] | None = None
+    """What Fulcrum reads of the model's config.json; None until the engine has loaded it, and where it is not found."""
     warm: bool = False
     """True once the engine has come up and has been measured (or not: measuring has a budget)."""
     engine_stage: Callable[[], Stage] = lambda: Stage.IMPORTS
@@ -124,6 +127,7 @@ class WorkerState:
             kv_cache_dtype=metrics.kv_cache_dtype,
             speed=self.speed,
             work=metrics.work,
+            model_config=self.model_config,
             max_batch=metrics.max_batch,
             max_batched_tokens=metrics.max_batched_tokens,
             transfers=metrics.transfers,

@@ -27,6 +27,7 @@ class Reason(StrEnum):
     KV_TRANSFER_SLOW = "KvTransferSlow"
     KV_POOL_FAILING = "KvPoolFailing"
     KV_DTYPE_UNSUITED = "KvDtypeUnsuited"
+    MODEL_CONFIG_UNUSABLE = "ModelConfigUnusable"
     PROFILE_UNUSABLE = "ProfileUnusable"
     WORKER_UNSCHEDULABLE = "WorkerUnschedulable"
     INVALID_SPEC = "InvalidSpec"

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from fulcrum.api.base import ApiStruct, Name, ObjectName, PositiveDuration, Rules, rule
+from fulcrum.api.base import CONFIG_MAP_KEY, ApiStruct, Name, ObjectName, PositiveDuration, Rules, rule
 
 MAX_CLASSES = 32
 
@@ -26,6 +26,21 @@ class ModelCache(ApiStruct, frozen=True, kw_only=True):
     persistent_volume_claim: Annotated[
         ObjectName, Meta(description="Claim that holds downloaded weights; mounted in every worker.")
     ]
+
+
+class ModelConfigMap(ApiStruct, frozen=True, kw_only=True):
+    """Where the model's config.json is."""
+
+    config_map: Annotated[ObjectName, Meta(description="ConfigMap in the same namespace.")]
+    key: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=253,
+            pattern=CONFIG_MAP_KEY,
+            description="Key of the ConfigMap's `data` that holds the config.json, as in the model's repository.",
+        ),
+    ] = "config.json"
 
 
 class Model(ApiStruct, frozen=True, kw_only=True):
@@ -52,6 +67,15 @@ class Model(ApiStruct, frozen=True, kw_only=True):
             "with --allow-remote-code. Models such as Kimi-K2 need it."
         ),
     ] = False
+    config: Annotated[
+        ModelConfigMap | None,
+        Meta(
+            description="The config.json of a model that Fulcrum's tables do not know: KV dtype, attention backend, "
+            "disk, refusals and estimates follow from it. For a model that the tables know, they go first. Absent: "
+            "dense attention, and vLLM's own KV dtype. Read again every minute; a change restarts nothing: it holds "
+            "for new revisions. While it cannot be used, workers that stand go on, and no new revision begins."
+        ),
+    ] = None
     served_name: Annotated[
         Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s-][^\s]*$")] | None,
         Meta(description="Name that clients send as `model`; default: the name of the InferenceCluster."),

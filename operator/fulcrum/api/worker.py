@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -303,6 +303,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """None without a host tier."""
     residency: KvResidency | None = None
     """None without a host tier."""
+    model_config: dict[str, Any] | None = None
+    """What Fulcrum reads of the `config.json` that the engine loaded; None: unknown, or an older agent."""
     flips_restart: bool = False
     """This vLLM has no role for both sides of KV transfers: another role starts the engine again."""
     stage: str | None = None

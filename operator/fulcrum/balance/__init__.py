@@ -4,7 +4,14 @@ from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole,
 from fulcrum.balance.decision import RoleScale
 from fulcrum.balance.faults import is_late
 from fulcrum.balance.plan import Plan, plan
-from fulcrum.balance.revision import chosen_kv_dtype, worker_config, worker_image, worker_revision
+from fulcrum.balance.revision import (
+    chosen_kv_dtype,
+    standing_workers,
+    with_model,
+    worker_config,
+    worker_image,
+    worker_revision,
+)
 from fulcrum.balance.snapshot import GatewayState, Refusal, Snapshot, Termination, Worker, WorkerPhase
 from fulcrum.balance.status import PlanEvent, stopped_status
 from fulcrum.balance.target import make_target
@@ -30,7 +37,9 @@ __all__ = [
     "is_late",
     "make_target",
     "plan",
+    "standing_workers",
     "stopped_status",
+    "with_model",
     "worker_config",
     "worker_image",
     "worker_revision",

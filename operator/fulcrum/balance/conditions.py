@@ -211,7 +211,7 @@ def _worst(
         return Reason.OVER_CAPACITY, _over_capacity(snapshot.spec, rejected)
     if rejected is not None:
         return Reason.REQUESTS_REJECTED, rejected
-    return _unsuited(snapshot) or _unusable_profiles(snapshot)
+    return _unsuited(snapshot) or _unusable_model(snapshot) or _unusable_profiles(snapshot)
 
 
 def _unsuited(snapshot: Snapshot) -> tuple[Reason, str] | None:
@@ -222,6 +222,13 @@ def _unsuited(snapshot: Snapshot) -> tuple[Reason, str] | None:
         f"{snapshot.kv_dtype.problem}. spec.engine.kvCache.dtype forces it: set it to auto, which makes new workers, "
         "or serve a checkpoint that brings scales."
     )
+
+
+def _unusable_model(snapshot: Snapshot) -> tuple[Reason, str] | None:
+    """Return why the model's config.json cannot be used; None where it can, or none is named."""
+    if snapshot.model_problem is None:
+        return None
+    return Reason.MODEL_CONFIG_UNUSABLE, f"{snapshot.model_problem} Until then Fulcrum reckons without it."
 
 
 def _unusable_profiles(snapshot: Snapshot) -> tuple[Reason, str] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fulcrum.api.attention import AttentionKind, attention_backend, exchanges_kv
+from fulcrum.api.attention import attention_backend, exchanges_kv
 from fulcrum.api.engine_types import STORED_BLOCK_SIZE, STORED_IMAGE, KvCache, KvCacheDtype
 from fulcrum.api.names import KV_POOL_PATH, Role
 from fulcrum.api.objects import without_defaults
@@ -18,7 +18,8 @@ from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig, TransferConfig, WorkerConfig
 from fulcrum.balance.snapshot import Snapshot, Worker
 from fulcrum.capacity.kv_dtype import KvDtype, resolved_kv_dtype
-from fulcrum.capacity.model_kinds import kind_of_name
+from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
+from fulcrum.capacity.model_kinds import ModelKind
 
 _POD_FIELDS = ("gpu", "rdma", "resources", "shared_memory", "priority_class_name", "topology")
 _REQUIRED: dict[str, Any] = {"cluster": "", "pool": "", "model": "", "served_name": "", "accelerator": ""}
@@ -42,19 +43,41 @@ def with_revisions(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, workers=tuple(map(seen, snapshot.workers)))
 
 
+def standing_workers(snapshot: Snapshot) -> list[Worker]:
+    """Return the workers of the present revisions: what is made beside them has to understand them."""
+    spec = snapshot.spec
+    revisions = {pool.name: worker_revision(cluster=snapshot.name, spec=spec, pool=pool) for pool in spec.pools}
+    return [each for each in snapshot.workers if each.live and each.spec_hash == revisions.get(each.pool)]
+
+
+def with_model(snapshot: Snapshot, known: ModelFacts) -> Snapshot:
+    """Return the snapshot with the model that new workers are made for: `known`, and the attention of those that stand.
+
+    A config.json that comes, changes or goes is no part of a revision: it restarts none, and all go on understanding
+    each other.
+    """
+    usual = facts_of_name(snapshot.spec.model.name).attention
+    standing = Counter(worker.attention or usual for worker in standing_workers(snapshot))
+    if not standing or known.attention in standing:
+        return replace(snapshot, model=known)
+    (kept, _), wanted = standing.most_common(1)[0], known.attention
+    kind = replace(known.kind or ModelKind(), attention=kept)
+    note = f"the workers that stand were made for {kept.value} attention; a new revision is made for {wanted.value}"
+    note = "; ".join(each for each in (snapshot.model_note, note) if each)
+    return replace(snapshot, model=replace(known, kind=kind), model_note=note)
+
+
 def chosen_kv_dtype(snapshot: Snapshot) -> KvDtype:
     """Return the element type of the KV cache that new workers get.
 
     What `auto` came to for workers of the present revisions stands: an upgrade that knows more about a model restarts
     none, and all workers go on understanding each other.
     """
-    wanted, spec = resolved_kv_dtype(snapshot.spec), snapshot.spec
+    spec, model = snapshot.spec, snapshot.model
+    wanted = resolved_kv_dtype(spec, model.kind if model is not None else None)
     if spec.engine.kv_cache.dtype is not KvCacheDtype.AUTO:
         return wanted
-    revisions = {pool.name: worker_revision(cluster=snapshot.name, spec=spec, pool=pool) for pool in spec.pools}
-    standing = Counter(
-        worker.kv_dtype for worker in snapshot.workers if worker.live and worker.spec_hash == revisions.get(worker.pool)
-    )
+    standing = Counter(worker.kv_dtype for worker in standing_workers(snapshot))
     if not standing or wanted.dtype in standing:
         return wanted
     kept, _ = standing.most_common(1)[0]
@@ -70,13 +93,15 @@ def worker_config(
     role: Role,
     role_epoch: int = 0,
     kv_dtype: KvCacheDtype | None = None,
+    model: ModelFacts | None = None,
 ) -> WorkerConfig:
     """Return the configuration that a worker of `pool` starts with.
 
-    `kv_dtype` is what the spec's element type of the KV cache came to; None: as the spec has it.
+    `kv_dtype` is what the spec's element type of the KV cache came to; None: as the spec has it. `model` is what is
+    known of the model; None: what its name says.
     """
     cache, transfer = spec.engine.kv_cache, spec.engine.transfer
-    kind, dtype = kind_of_name(spec.model.name), kv_dtype or cache.dtype
+    dtype, known = kv_dtype or cache.dtype, model or facts_of_name(spec.model.name)
     return WorkerConfig(
         cluster=cluster,
         pool=pool.name,
@@ -101,9 +126,7 @@ def worker_config(
             backends=transfer.backends,
             load_failure_policy=transfer.load_failure_policy.value,
         ),
-        attention_backend=attention_backend(
-            spec, pool, kind=kind.attention if kind else AttentionKind.DENSE, fp8=dtype is KvCacheDtype.FP8
-        ),
+        attention_backend=attention_backend(spec, pool, kind=known.attention, fp8=dtype is KvCacheDtype.FP8),
         exchanges_kv=exchanges_kv(pool) or pool.workers.max == 0,
         rdma=pool.rdma is not None,
         rdma_devices=pool.rdma.devices if pool.rdma is not None else (),
@@ -140,11 +163,11 @@ def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> 
     """Return the revision of a pool's workers, 10 hex digits.
 
     Role, epoch and timeouts are left out: a running worker takes new ones, or needs none any more. So is what
-    `kvCache.dtype: auto` comes to, and whether KV is exchanged: what stands is kept (`chosen_kv_dtype`,
-    `with_revisions`). SLO, ratio, admission and gateway are no part of a worker. A configuration field that is at its
-    default is left out too, so that an operator that knows more fields does not restart the workers of an older one.
-    An absent image counts as the one that release 0.1.0 takes for it, so that neither going there nor coming back
-    restarts workers.
+    `kvCache.dtype: auto` comes to, what a config.json says of the model, and whether KV is exchanged: what stands is
+    kept (`chosen_kv_dtype`, `with_model`, `with_revisions`). SLO, ratio, admission and gateway are no part of a worker.
+    A configuration field that is at its default is left out too, so that an operator that knows more fields does not
+    restart the workers of an older one. An absent image counts as the one that release 0.1.0 takes for it, so that
+    neither going there nor coming back restarts workers.
     """
     config, usual = worker_config(cluster=cluster, spec=spec, pool=pool, role=Role.MIXED), WorkerConfig(**_REQUIRED)
     cache, model = config.kv_cache, spec.model

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
+from fulcrum.api.attention import AttentionKind
 from fulcrum.api.device_fault import DeviceFault, heard
 from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.names import Role
@@ -25,6 +26,7 @@ from fulcrum.api.worker import (
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.tuning import TUNING
 from fulcrum.capacity.kv_dtype import KvDtype
+from fulcrum.capacity.model_facts import ModelFacts
 
 EXIT_MEANINGS: Final = {
     EXIT_BAD_CONFIG: "its configuration cannot be used",
@@ -126,6 +128,8 @@ class Worker:
     """Its image, if the spec named none when it was made: such workers share a revision with those of release 0.1.0."""
     kv_dtype: KvCacheDtype = KvCacheDtype.AUTO
     """What `kvCache.dtype: auto` came to when it was made."""
+    attention: AttentionKind | None = None
+    """The kind of attention that it was made for; None: what the model's name says."""
     exchanges_no_kv: bool = False
     """It was made without KV transfer, and can be nothing but mixed."""
     stale: bool = False
@@ -230,6 +234,12 @@ class Snapshot:
     """Workers that the cluster's InferenceScales ask for, by pool and role; read in mode External."""
     kv_dtype: KvDtype | None = None
     """The element type of the KV cache that new workers get; None: nothing is said of it."""
+    model: ModelFacts | None = None
+    """What new workers are made for; None: what the tables say of the model's name."""
+    model_note: str = ""
+    """Where that is from, and what a new revision gets instead; empty: the tables, and the same."""
+    model_problem: str | None = None
+    """What is wrong with the ConfigMap that `spec.model.config` names: field, fault and fix."""
     profile_problems: tuple[str, ...] = ()
     """What is wrong with profiles that `spec.pools[].profile` names: field, fault and fix of each."""
     refused: Mapping[str, Refusal] = field(default_factory=dict)

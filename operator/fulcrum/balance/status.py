@@ -73,7 +73,8 @@ def status_of(
 def _kv_cache(snapshot: Snapshot) -> KvCacheStatus | None:
     if (chosen := snapshot.kv_dtype) is None:
         return snapshot.status.kv_cache
-    return KvCacheStatus(dtype=chosen.dtype.value, reason=shortened(chosen.why))
+    why = "; ".join(each for each in (chosen.why, snapshot.model_note) if each)
+    return KvCacheStatus(dtype=chosen.dtype.value, reason=shortened(why))
 
 
 def _counts(workers: Iterable[Worker]) -> Counter[Role]:

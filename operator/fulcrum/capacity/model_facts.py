@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -43,7 +44,9 @@ class ModelFacts:
     @property
     def kv_heads(self) -> int | None:
         """KV heads of one layer."""
-        return self.dimensions.kv_heads if self.dimensions is not None else self.kind and self.kind.kv_heads
+        if self.dimensions is not None:
+            return self.dimensions.kv_heads
+        return self.kind.kv_heads if self.kind is not None else None
 
     def or_else(self, other: ModelFacts) -> ModelFacts:
         """Return these facts, with those of `other` where they are unknown."""
@@ -51,16 +54,15 @@ class ModelFacts:
 
     def named(self, name: str) -> ModelFacts:
         """Return the facts with the name of the model in its dimensions, which messages show."""
-        return replace(self, dimensions=self.dimensions and replace(self.dimensions, name=name))
+        return self if self.dimensions is None else replace(self, dimensions=replace(self.dimensions, name=name))
 
 
 @lru_cache(maxsize=1024)
 def facts_of_name(name: str) -> ModelFacts:
     """Return what the tables say of a model by its hub id or path."""
-    try:
+    dimensions: ModelConfig | None = None
+    with suppress(UnknownModelError):
         dimensions = known_model(name)
-    except UnknownModelError:
-        dimensions = None
     return ModelFacts(kind=kind_of_name(name), dimensions=dimensions)
 
 

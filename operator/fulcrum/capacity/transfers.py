@@ -14,9 +14,9 @@ from typing import Final
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.capacity.accelerators import UnknownAcceleratorError, accelerator
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
-from fulcrum.capacity.known_models import UnknownModelError, known_model
 from fulcrum.capacity.kv import BLOCK_TOKENS, Link, TransferCost, transfer_cost
 from fulcrum.capacity.kv_dtype import kv_precision
+from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 
 _ROWS: Final = 16
 """Latest transfers that a cost is learnt from. A link that changed is known after half of them."""
@@ -30,20 +30,25 @@ _LEAST_SECONDS: Final = 0.25
 disturbed by the same cause."""
 
 
-def pool_transfer(spec: InferenceClusterSpec, pool: Pool) -> TransferCost | None:
+def pool_transfer(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts | None = None) -> TransferCost | None:
     """Return what moving KV costs a worker of `pool` before any transfer was seen; None: its model is not known.
+
+    `model` is what is known of the model; None: what its name says.
 
     Over the link that the accelerator has with `rdma`, else over TCP, in the KV blocks of the spec.
     """
+    known = model or facts_of_name(spec.model.name)
+    if known.dimensions is None:
+        return None
     try:
         shape = EngineShape(
-            model=known_model(spec.model.name),
+            model=known.dimensions,
             accelerator=accelerator(pool.accelerator),
             tensor=pool.parallelism.tensor,
             pipeline=pool.parallelism.pipeline,
-            kv=kv_precision(spec),
+            kv=kv_precision(spec, known.kind),
         )
-    except (UnknownModelError, UnknownAcceleratorError, EngineShapeError):
+    except (UnknownAcceleratorError, EngineShapeError):
         return None
     link = Link.TCP if pool.rdma is None else Link.NETWORK
     return transfer_cost(shape, link, block_tokens=spec.engine.kv_cache.block_size or BLOCK_TOKENS)

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     "--policy", "policies", default="ours,static,aggregated", show_default=True, help="Names, with commas; or all."
 )
 @click.option("--profile", "profiles", multiple=True, metavar="[POOL=]FILE", help="Measured speeds of a pool's worker.")
+@click.option(
+    "--model-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The config.json of a model that is not known by name; else the ConfigMap of spec.model.config in the file.",
+)
 @click.option("--speed", default=1.0, show_default=True, help="Replay the trace this many times as fast.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first requests.")
 @click.option("--seed", default=1, show_default=True, help="Of a synthetic workload.")
@@ -48,6 +53,7 @@ def command(
     cluster_file: Path | None,
     policies: str,
     profiles: tuple[str, ...],
+    model_config: Path | None,
     speed: float,
     limit: int | None,
     seed: int,
@@ -78,7 +84,7 @@ def command(
       fulcrum simulate --trace mooncake.jsonl --cluster cluster.yaml --profile profile.json --policy all --report out
     """
     from fulcrum.api.durations import seconds
-    from fulcrum.cli.cluster_file import spec_of
+    from fulcrum.cli.cluster_file import model_of, spec_of
     from fulcrum.cli.shipped import DEMO_LOAD, DEMO_TURN_SECONDS, SIMULATED, shipped
     from fulcrum.load.demand import promised
     from fulcrum.simulation.contest import Arena, Contest, checked, steps_of
@@ -95,6 +101,7 @@ def command(
             spec,
             profiles=_profiles(profiles, spec),
             start_seconds=seconds(start),
+            model=model_of(cluster_file, spec, config=model_config),
             host_bytes_per_second=host_link * GIGA,
             pool_bytes_per_second=pool_link * GIGA,
         )

@@ -21,6 +21,7 @@ from fulcrum.api.names import (
 )
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, worker_revision
+from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.controller.children import Manifest, Owner, role_labels, worker_pod
 from fulcrum.controller.children.worker_group import worker_group
 from fulcrum.controller.installation import Installation
@@ -69,10 +70,11 @@ class Applier:
         followers: Iterable[Manifest] = (),
         installation: Installation,
         kv_dtype: KvCacheDtype | None = None,
+        model: ModelFacts | None = None,
         avoided_nodes: Iterable[str] = (),
         token_fingerprint: str | None,
     ) -> None:
-        """`images` is what the workers of each (pool, revision) run; `kv_dtype`, `avoided_nodes` and
+        """`images` is what the workers of each (pool, revision) run; `kv_dtype`, `model`, `avoided_nodes` and
         `token_fingerprint` as in `worker_pod`.
 
         `groups` are the LeaderWorkerSets of workers on several nodes, `followers` their Pods beside the leaders.
@@ -87,6 +89,7 @@ class Applier:
         self._groups = {leader_name(group["metadata"]["name"]): group["metadata"] for group in groups}
         self._installation = installation
         self._kv_dtype = kv_dtype
+        self._model = model
         self._avoided_nodes = tuple(avoided_nodes)
         self._token_fingerprint = token_fingerprint
         self._turns = asyncio.Semaphore(WRITES_AT_ONCE)
@@ -147,7 +150,7 @@ class Applier:
                 image = self._images.get((pool.name, revision), self._installation.worker_image_for(pool.accelerator))
                 pod = worker_pod(
                     self._owner, self._spec, pool, ordinal=action.ordinal, role=action.role, image=image,
-                    kv_dtype=self._kv_dtype, avoided_nodes=self._avoided_nodes,
+                    kv_dtype=self._kv_dtype, model=self._model, avoided_nodes=self._avoided_nodes,
                     token_fingerprint=self._token_fingerprint,
                 )  # fmt: skip
                 if action.replaces is not None:

@@ -22,6 +22,7 @@ from fulcrum.controller.drift import PlacementDrift, PlacementQuestion, compare_
 from fulcrum.controller.kv_figures import kv_tiers
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
+from fulcrum.controller.reported_model import ReportedModel
 from fulcrum.controller.sources import TICK_SECONDS, Sources, decides, name_of, pace_of
 from fulcrum.controller.speeds import PoolSpeeds
 from fulcrum.controller.start_times import StartTimes
@@ -83,13 +84,16 @@ class ClusterWatch:
         self._loads_asked_at = float("-inf")
         self._pairs: tuple[PairsReport, ...] = ()
         self._speeds = PoolSpeeds()
+        self._reported = ReportedModel()
         self._starts = StartTimes()
         self._forecast = ClusterForecast(sources, metrics, clock, unix_time)
         self._drift = PlacementDrift(clock, unix_time)
         self._comparing: asyncio.Task[None] | None = None
         self.update(cluster)
         # The first tick decides with which roles workers begin.
-        self._speeds.expect(cluster=cluster.name, spec=cluster.spec, profiles=cluster.profiles)
+        self._speeds.expect(
+            cluster=cluster.name, spec=cluster.spec, profiles=cluster.profiles, model=self._reported.model(cluster)
+        )
 
     def update(self, cluster: WatchedCluster) -> None:
         """Take in what a tick saw."""
@@ -199,7 +203,8 @@ class ClusterWatch:
             return
         measured = dataclasses.replace(self._traffic[1], prefix_hit=self._speeds.prefix_hit)
         self._drift.see(measured, spec=cluster.spec, generation=cluster.generation)
-        question = self._drift.question(cluster.spec, cluster.generation, self._speeds.speeds())
+        model = self._reported.model(cluster)
+        question = self._drift.question(cluster.spec, model, cluster.generation, self._speeds.speeds())
         if question is not None:
             self._comparing = asyncio.create_task(
                 self._compare(question), name=f"placement-{cluster.namespace}-{cluster.name}"
@@ -263,6 +268,7 @@ class ClusterWatch:
         silent = sum(report is None for report in reports.values())
         if silent:
             self._metrics.telemetry_unknown("agent", "load", silent)
+        self._reported.see(cluster, reports)
         variation = self._traffic[1].isl_cv2 if self._traffic is not None else None
         self._speeds.learn(
             cluster=cluster.name,
@@ -272,6 +278,7 @@ class ClusterWatch:
             at=at,
             isl_cv2=1.0 if variation is None else variation,
             profiles=cluster.profiles,
+            model=self._reported.model(cluster),
         )
 
     async def _read_pairs(self, cluster: WatchedCluster) -> None:

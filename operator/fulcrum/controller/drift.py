@@ -17,8 +17,8 @@ from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, Recommendat
 from fulcrum.balance.measurements import Drift
 from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelerator
 from fulcrum.capacity.engine import EngineShapeError
-from fulcrum.capacity.known_models import UnknownModelError, known_model
 from fulcrum.capacity.kv_dtype import kv_precision
+from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.capacity.speed import MAX_BATCH, WorkerSpeed
 from fulcrum.load.demand import Demand, promised
 from fulcrum.load.traffic import Traffic
@@ -48,6 +48,7 @@ class PlacementQuestion:
     """What a comparison is made from; comparing takes a thread, so it is all values."""
 
     spec: InferenceClusterSpec
+    model: ModelFacts
     generation: int
     demand: Demand
     max_batch: int
@@ -84,11 +85,13 @@ def compared(question: PlacementQuestion) -> Comparison | None:
     from fulcrum.placement.estimates import QueueingEstimates
     from fulcrum.placement.parallelism import Engine
 
-    spec, demand = question.spec, question.demand
+    spec, model, demand = question.spec, question.model, question.demand
+    if model.dimensions is None:
+        return None
     try:
         engine = Engine(
-            model=known_model(spec.model.name),
-            kv=kv_precision(spec),
+            model=model.dimensions,
+            kv=kv_precision(spec, model.kind),
             max_batch=question.max_batch,
             max_model_tokens=spec.model.max_model_len or 0,
         )
@@ -97,7 +100,7 @@ def compared(question: PlacementQuestion) -> Comparison | None:
             demand, promised(spec), turns_away=spec.admission.policy is not AdmissionPolicy.OFF
         )
         return compare(forms, engine, performance, prompt_tokens=demand.isl_tokens) if forms else None
-    except (UnknownModelError, UnknownAcceleratorError, EngineShapeError, PlacementError) as error:
+    except (UnknownAcceleratorError, EngineShapeError, PlacementError) as error:
         logger.debug("placement_not_compared why=%r", str(error))
         return None
 
@@ -156,7 +159,7 @@ class PlacementDrift:
             self._samples.popleft()
 
     def question(
-        self, spec: InferenceClusterSpec, generation: int, speeds: Mapping[str, WorkerSpeed]
+        self, spec: InferenceClusterSpec, model: ModelFacts, generation: int, speeds: Mapping[str, WorkerSpeed]
     ) -> PlacementQuestion | None:
         """Return what is to be compared now; None while nothing is due."""
         if self._begun_at is None or self._clock() < self._due_at:
@@ -166,7 +169,7 @@ class PlacementDrift:
         if demand is None:
             return None
         max_batch = max((speed.max_batch for speed in speeds.values()), default=MAX_BATCH)
-        return PlacementQuestion(spec=spec, generation=generation, demand=demand, max_batch=max_batch)
+        return PlacementQuestion(spec=spec, model=model, generation=generation, demand=demand, max_batch=max_batch)
 
     def take(
         self, question: PlacementQuestion, found: Comparison | None, *, published: Recommendation | None = None

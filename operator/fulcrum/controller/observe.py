@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
+from fulcrum.api.attention import AttentionKind
 from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.internal_token import ANNOTATION_TOKEN
 from fulcrum.api.names import (
+    ANNOTATION_ATTENTION,
     ANNOTATION_CONTINUE_ROLLOUT,
     ANNOTATION_KV_DTYPE,
     ANNOTATION_NO_KV,
@@ -231,6 +233,7 @@ def read_worker(
         replaces=annotations.get(ANNOTATION_REPLACES),
         release_image=annotations.get(ANNOTATION_RELEASE_IMAGE),
         kv_dtype=_kv_dtype(annotations.get(ANNOTATION_KV_DTYPE)),
+        attention=_attention(annotations.get(ANNOTATION_ATTENTION)),
         exchanges_no_kv=ANNOTATION_NO_KV in annotations,
         pod_ip=status.get("podIP") or None,
         ports=ports_of(annotations),
@@ -291,6 +294,10 @@ def _role(text: str | None) -> Role | None:
 
 def _kv_dtype(text: str | None) -> KvCacheDtype:
     return KvCacheDtype(text) if text in set(KvCacheDtype) else KvCacheDtype.AUTO
+
+
+def _attention(text: str | None) -> AttentionKind | None:
+    return AttentionKind(text) if text is not None and text in set(AttentionKind) else None
 
 
 def _integer(text: str | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from fulcrum.balance import (
     TellRole,
     chosen_kv_dtype,
     plan,
+    with_model,
 )
 from fulcrum.balance.tuning import TUNING
 from fulcrum.controller.agent_roles import AgentRoles
@@ -32,14 +34,15 @@ from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import NameTakenError
 from fulcrum.controller.children import Manifest, Owner, refused_templates
-from fulcrum.controller.children.engine_check import refused_engines
 from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
+from fulcrum.controller.config_maps import READ_SECONDS
 from fulcrum.controller.groups import groups_missing, with_leaders
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
 from fulcrum.controller.kube import LEADER_WORKER_SET, ApiFailure, Kube, NamespaceEndsError, StopTickError
 from fulcrum.controller.kv_claims import KvClaims
 from fulcrum.controller.metrics import Metrics
+from fulcrum.controller.model_configs import ModelConfigs, ServedModel, refused_models
 from fulcrum.controller.nodes import Nodes
 from fulcrum.controller.observe import (
     Observed,
@@ -94,6 +97,7 @@ class Reconciler:
         self._nodes = Nodes(kube)
         self._kv_claims = KvClaims(kube, resync_seconds=TUNING.resync_seconds)
         self._profiles = Profiles(kube)
+        self._model_configs = ModelConfigs(kube)
         self._internal_secrets = InternalSecrets(kube, resync_seconds=TUNING.resync_seconds)
         self._memories: dict[ClusterKey, Memory] = {}
         self._roles = AgentRoles(agents)
@@ -154,9 +158,15 @@ class Reconciler:
         lost = await self._nodes.lost((*observed.pods, *observed.followers), self._now())
         lost = with_leaders(lost, observed.pods, observed.followers)
         token = await self._token(Owner(name=key[1], namespace=key[0], uid=memory.uid), cluster)
-        profiles = await self._profiles.of(key[0], cluster.spec)
-        tick = await self._decide(key, observed, cluster, memory, lost=lost, token=token, profiles=profiles)
-        return await self._apply(tick)
+        profiles, model = await asyncio.gather(
+            self._profiles.of(key[0], cluster.spec), self._model_configs.of(key[0], cluster.spec)
+        )
+        tick = await self._decide(
+            key, observed, cluster, memory, lost=lost, token=token, profiles=profiles, model=model
+        )
+        after_seconds = await self._apply(tick)
+        # A cluster at rest is looked at rarely, and this one may wait for its config.json.
+        return after_seconds if model.problem is None else min(after_seconds, READ_SECONDS)
 
     async def _say_stopped(self, key: ClusterKey, observed: Observed, reason: Reason, message: str) -> None:
         status = await self._reporter.say_stopped(key[0], observed.cluster, reason, message, self._now())
@@ -184,6 +194,7 @@ class Reconciler:
         lost: frozenset[str],
         token: Token,
         profiles: PoolProfiles,
+        model: ServedModel,
     ) -> Tick:
         owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
         taken = frozenset(memory.taken_names)
@@ -198,7 +209,10 @@ class Reconciler:
             ),
             refused=self._refused(owner, cluster),
             profile_problems=profiles.problems,
+            model_note=model.source,
+            model_problem=model.problem,
         )
+        snapshot = with_model(snapshot, model.facts)
         watched = WatchedCluster(
             namespace=key[0],
             name=key[1],
@@ -208,10 +222,11 @@ class Reconciler:
             workers=snapshot.workers,
             generation=snapshot.generation,
             profiles=profiles.known,
+            model=model.facts,
         )
-        kv_dtype = chosen_kv_dtype(snapshot)
-        engines = refused_engines(cluster.spec, self._installation, kv_dtype.dtype)
-        snapshot = replace(snapshot, kv_dtype=kv_dtype, refused={**engines, **snapshot.refused})
+        snapshot = replace(snapshot, kv_dtype=chosen_kv_dtype(snapshot))
+        models = refused_models(snapshot, self._installation)
+        snapshot = replace(snapshot, refused={**models, **snapshot.refused})
         measured, loads, settled = self._watches.measurements_of(watched)
         snapshot = replace(snapshot, measurements=measured).with_loads({**loads}, frozenset(memory.acknowledged))
         now, decided = self._plan(snapshot)
@@ -277,6 +292,7 @@ class Reconciler:
             followers=tick.observed.followers,
             installation=self._installation,
             kv_dtype=tick.snapshot.kv_dtype.dtype if tick.snapshot.kv_dtype is not None else None,
+            model=tick.snapshot.model,
             avoided_nodes=sorted({gpu.node for gpu in tick.plan.status.failed_gpus or ()}),
             token_fingerprint=(self._asked_for(tick.token) or None) if gateways_send_token(tick.observed) else None,
         )

@@ -13,9 +13,10 @@ from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Worker, worker_revision
 from fulcrum.capacity.kv import UNKNOWN_TRANSFER, TransferCost
+from fulcrum.capacity.kv_dtype import kv_precision
+from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.capacity.online import TRUST, OnlineSpeed
 from fulcrum.capacity.pace import Pace, measured_times
-from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.profile import Profile, profiled_speed
 from fulcrum.capacity.rows import rows_between
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
@@ -56,7 +57,8 @@ class PoolSpeeds:
         self._pools: dict[str, _Pool] = {}
         self._reports: dict[str, tuple[float, LoadReport]] = {}
         """By uid: the report that the next row begins at, and when it came."""
-        self._rooflines: dict[str, tuple[str, _Prior]] = {}
+        self._rooflines: dict[str, tuple[tuple[str, ModelFacts], _Prior]] = {}
+        """By pool, with the revision and the model that they are of."""
         self._paces: dict[str, Pace] = {}
         """By uid."""
         self._measured: dict[str, float] = {}
@@ -81,12 +83,21 @@ class PoolSpeeds:
         return self._measured | {uid: pace.times for uid, pace in self._paces.items() if pace.known}
 
     def expect(
-        self, *, cluster: str, spec: InferenceClusterSpec, profiles: Mapping[str, Profile] = _NO_PROFILES
+        self,
+        *,
+        cluster: str,
+        spec: InferenceClusterSpec,
+        profiles: Mapping[str, Profile] = _NO_PROFILES,
+        model: ModelFacts | None = None,
     ) -> None:
-        """Know what profiles, or model and hardware (a roofline) say, before any worker does."""
+        """Know what profiles, or model and hardware (a roofline) say, before any worker does.
+
+        `model` is what is known of the model; None: what its name says.
+        """
+        known = model or facts_of_name(spec.model.name)
         for pool in spec.pools:
             revision = worker_revision(cluster=cluster, spec=spec, pool=pool)
-            self._begin(pool.name, revision, self._prior(spec, pool, revision, profiles).speed, ())
+            self._begin(pool.name, revision, self._prior(spec, pool, revision, profiles, known).speed, ())
 
     def learn(
         self,
@@ -98,8 +109,10 @@ class PoolSpeeds:
         at: float,
         isl_cv2: float,
         profiles: Mapping[str, Profile] = _NO_PROFILES,
+        model: ModelFacts | None = None,
     ) -> None:
-        """Take in the reports that came at `at` (any monotonic clock, seconds), and the profiles of pools."""
+        """Take in the reports that came at `at` (any monotonic clock, seconds); the rest as in `expect`."""
+        facts = model or facts_of_name(spec.model.name)
         living = {worker.uid for worker in workers}
         self._reports = {uid: entry for uid, entry in self._reports.items() if uid in living}
         self._paces = {uid: pace for uid, pace in self._paces.items() if uid in living}
@@ -115,7 +128,7 @@ class PoolSpeeds:
                 and worker.spec_hash == revision
                 and (report := loads.get(worker.name)) is not None
             }
-            prior = self._prior(spec, pool, revision, profiles)
+            prior = self._prior(spec, pool, revision, profiles, facts)
             measured = {
                 worker.uid: speed
                 for worker, report in reports.items()
@@ -180,27 +193,34 @@ class PoolSpeeds:
             self._prompt_tokens = _HIT_MEMORY * self._prompt_tokens + prompt_tokens
             self._hit_tokens = _HIT_MEMORY * self._hit_tokens + hit_tokens
 
-    def _prior(self, spec: InferenceClusterSpec, pool: Pool, revision: str, profiles: Mapping[str, Profile]) -> _Prior:
-        roofline = self._roofline(spec, pool, revision)
+    def _prior(
+        self,
+        spec: InferenceClusterSpec,
+        pool: Pool,
+        revision: str,
+        profiles: Mapping[str, Profile],
+        model: ModelFacts,
+    ) -> _Prior:
+        roofline = self._roofline(spec, pool, revision, model)
         profile = profiles.get(pool.name)
         if profile is None:
             return roofline
         return roofline._replace(speed=profiled_speed(profile, transfer=roofline.transfer))
 
-    def _roofline(self, spec: InferenceClusterSpec, pool: Pool, revision: str) -> _Prior:
-        if pool.name not in self._rooflines or self._rooflines[pool.name][0] != revision:
+    def _roofline(self, spec: InferenceClusterSpec, pool: Pool, revision: str, model: ModelFacts) -> _Prior:
+        if pool.name not in self._rooflines or self._rooflines[pool.name][0] != (revision, model):
             tensor, pipeline = pool.parallelism.tensor, pool.parallelism.pipeline
             cache = spec.engine.kv_cache
             memory = number_of_bytes(cache.memory) // (tensor * pipeline) if cache.memory is not None else None
             speed = roofline_speed(
-                spec.model.name,
+                model.dimensions or spec.model.name,
                 pool.accelerator,
                 tensor=tensor,
                 pipeline=pipeline,
-                kv=Precision.FP8 if cache.dtype.value == Precision.FP8 else Precision.BF16,
+                kv=kv_precision(spec, model.kind),
                 kv_memory_bytes=memory,
             )
-            transfer = pool_transfer(spec, pool) or UNKNOWN_TRANSFER
+            transfer = pool_transfer(spec, pool, model) or UNKNOWN_TRANSFER
             known = speed.with_transfer(transfer) if speed is not None else None
-            self._rooflines[pool.name] = (revision, _Prior(known, transfer))
+            self._rooflines[pool.name] = ((revision, model), _Prior(known, transfer))
         return self._rooflines[pool.name][1]

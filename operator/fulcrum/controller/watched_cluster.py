@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance import Worker
+from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.capacity.profile import Profile
 from fulcrum.telemetry.source import ClusterRef
 
@@ -26,6 +27,8 @@ class WatchedCluster:
     """Of the spec."""
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     """What workers were measured to do, by pool."""
+    model: ModelFacts | None = None
+    """What is known of the model; None: what its name says."""
 
     @property
     def ref(self) -> ClusterRef:

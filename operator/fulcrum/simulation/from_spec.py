@@ -8,9 +8,11 @@ from typing import Final
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, OffloadPolicy, Pool
 from fulcrum.capacity.accelerators import CPU, accelerator
-from fulcrum.capacity.known_models import UnknownModelError, known_model
+from fulcrum.capacity.known_models import UnknownModelError
 from fulcrum.capacity.kv import BLOCK_TOKENS, TransferCost, kv_bytes_per_token
 from fulcrum.capacity.kv_dtype import kv_precision
+from fulcrum.capacity.model import ModelConfig
+from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.transfers import pool_transfer
@@ -32,13 +34,15 @@ def cluster_model(
     *,
     profiles: Mapping[str, WorkerSpeed],
     start_seconds: float,
+    model: ModelFacts | None = None,
     links: Links | None = None,
     host_bytes_per_second: float = HOST_BYTES_PER_SECOND,
     pool_bytes_per_second: float = POOL_BYTES_PER_SECOND,
 ) -> ClusterModel:
     """Return the pools of `spec` that may have workers; speeds by `profiles` (by pool), else by the roofline.
 
-    The last two are the links of each worker to its host memory and to the KV pool, where the spec has them.
+    `model` is what is known of the model; None: what its name says. The last two are the links of each worker to its
+    host memory and to the KV pool, where the spec has them.
 
     Raises:
         NoSpeedError: a pool on CPUs without a profile, or offloaded KV of a model whose size is not known.
@@ -47,31 +51,34 @@ def cluster_model(
     pools = [pool for pool in spec.pools if pool.workers.max > 0]
     if not pools:
         raise NoSpeedError("no pool has any workers: set workers.max above 0")
+    known = model or facts_of_name(spec.model.name)
     return ClusterModel(
         pools=tuple(
             PoolModel(
                 name=pool.name,
-                speed=profiles.get(pool.name) or _roofline(spec, pool),
+                speed=profiles.get(pool.name) or _roofline(spec, pool, known),
                 gpus_per_worker=pool.parallelism.tensor * pool.parallelism.pipeline,
                 start_seconds=start_seconds,
-                expected_transfer=pool_transfer(spec, pool),
+                expected_transfer=pool_transfer(spec, pool, known),
             )
             for pool in pools
         ),
         links=links or Links(),
         block_tokens=spec.engine.kv_cache.block_size or BLOCK_TOKENS,
-        kv_tiers=_kv_tiers(spec, host_bytes_per_second, pool_bytes_per_second),
+        kv_tiers=_kv_tiers(spec, known, host_bytes_per_second, pool_bytes_per_second),
         drain_timeout_seconds=spec.drain_timeout_seconds,
     )
 
 
-def _kv_tiers(spec: InferenceClusterSpec, host_bytes_per_second: float, pool_bytes_per_second: float) -> KvTiers | None:
+def _kv_tiers(
+    spec: InferenceClusterSpec, model: ModelFacts, host_bytes_per_second: float, pool_bytes_per_second: float
+) -> KvTiers | None:
     cache = spec.engine.kv_cache
     offload = cache.offload
     if offload is None:
         return None
     try:
-        size = kv_bytes_per_token(known_model(spec.model.name), kv_precision(spec))
+        size = kv_bytes_per_token(_dimensions(spec, model), kv_precision(spec, model.kind))
     except UnknownModelError as error:
         raise NoSpeedError(f"engine.kvCache.offload: how large the KV of a token is, is not known: {error}") from error
 
@@ -87,7 +94,13 @@ def _kv_tiers(spec: InferenceClusterSpec, host_bytes_per_second: float, pool_byt
     )
 
 
-def _roofline(spec: InferenceClusterSpec, pool: Pool) -> WorkerSpeed:
+def _dimensions(spec: InferenceClusterSpec, model: ModelFacts) -> ModelConfig:
+    if model.dimensions is None:
+        raise UnknownModelError(spec.model.name)
+    return model.dimensions
+
+
+def _roofline(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> WorkerSpeed:
     chosen = accelerator(pool.accelerator)
     if chosen is CPU:
         raise NoSpeedError(f"pool {pool.name}: how fast a worker on CPUs is only a profile can tell (--profile)")
@@ -95,11 +108,11 @@ def _roofline(spec: InferenceClusterSpec, pool: Pool) -> WorkerSpeed:
     cache = spec.engine.kv_cache
     memory = number_of_bytes(cache.memory) // (tensor * pipeline) if cache.memory is not None else None
     speed = worker_speed(
-        known_model(spec.model.name),
+        _dimensions(spec, model),
         chosen,
         tensor=tensor,
         pipeline=pipeline,
-        kv=kv_precision(spec),
+        kv=kv_precision(spec, model.kind),
         kv_memory_bytes=memory,
     )
-    return speed.with_transfer(pool_transfer(spec, pool) or speed.transfer)
+    return speed.with_transfer(pool_transfer(spec, pool, model) or speed.transfer)

@@ -11,8 +11,8 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, KvCacheDtype, Pool
 from fulcrum.balance import Refusal
-from fulcrum.capacity.known_models import UnknownModelError, known_model
-from fulcrum.capacity.model_kinds import ModelKind, kind_of_name
+from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
+from fulcrum.capacity.model_kinds import ModelKind
 from fulcrum.controller.children.worker_node import named_ports, on_gpu
 from fulcrum.controller.installation import Installation
 
@@ -21,16 +21,20 @@ _LATENT: Final = frozenset((AttentionKind.LATENT, AttentionKind.SPARSE_LATENT))
 
 
 def refused_engines(
-    spec: InferenceClusterSpec, installation: Installation, kv_dtype: KvCacheDtype | None = None
+    spec: InferenceClusterSpec,
+    installation: Installation,
+    kv_dtype: KvCacheDtype | None = None,
+    model: ModelFacts | None = None,
 ) -> dict[str, Refusal]:
-    """Return, by pool, why its workers are not made. `kv_dtype` is what the spec's came to."""
-    kind = kind_of_name(spec.model.name) or _UNKNOWN
+    """Return, by pool, why its workers are not made. `kv_dtype` and `model` as in `worker_pod`."""
+    model = model or facts_of_name(spec.model.name)
+    kind = model.kind or _UNKNOWN
     fp8 = (kv_dtype or spec.engine.kv_cache.dtype) is KvCacheDtype.FP8
     pools = [pool for pool in spec.pools if pool.workers.max > 0]
     refused = {}
     for pool in pools:
         found = [*_not_allowed(spec, pool, kind, installation), *_no_backend(spec, pool, kind, fp8=fp8)]
-        found += [*_not_pullable(spec, pool, pools, kind), *_unlike_fp8(pool, pools, fp8=fp8)]
+        found += [*_not_pullable(spec, pool, pools, model), *_unlike_fp8(pool, pools, fp8=fp8)]
         found += [*_unlike_network(pool, pools), *_same_ports(pool, pools)]
         if found:
             refused[pool.name] = Refusal(message=" ".join(found), reason=Reason.ENGINE_REFUSED)
@@ -113,14 +117,14 @@ def _may_share_nodes(one: Pool, other: Pool) -> bool:
     return one.accelerator == other.accelerator or not (on_gpu(one) and on_gpu(other))
 
 
-def _not_pullable(spec: InferenceClusterSpec, pool: Pool, pools: list[Pool], kind: ModelKind) -> Iterator[str]:
+def _not_pullable(spec: InferenceClusterSpec, pool: Pool, pools: list[Pool], model: ModelFacts) -> Iterator[str]:
     """Where decode workers cannot pull KV that is split over more ranks than the model has KV heads.
 
     Source: `NixlBaseConnectorWorker._validate_remote_agent_handshake` and `TransferTopology.is_kv_replicated` of vLLM
     0.32: fewer ranks on the decode side do not read replicated heads, except latent attention and hybrid models.
     """
-    heads = _kv_heads(spec, kind)
-    if heads is None or kind.hybrid or kind.attention in _LATENT or Role.PREFILL not in pool.roles:
+    heads, hybrid = model.kv_heads, model.kind is not None and model.kind.hybrid
+    if heads is None or hybrid or model.attention in _LATENT or Role.PREFILL not in pool.roles:
         return
     tensor = pool.parallelism.tensor
     if tensor <= heads:
@@ -132,10 +136,3 @@ def _not_pullable(spec: InferenceClusterSpec, pool: Pool, pools: list[Pool], kin
             f"{spec.model.name}, and vLLM cannot pull their KV into fewer ranks (pool {', '.join(smaller)}); use at "
             f"most {heads}, the same in both, or take prefill out of the roles of pool {pool.name}."
         )
-
-
-def _kv_heads(spec: InferenceClusterSpec, kind: ModelKind) -> int | None:
-    try:
-        return known_model(spec.model.name).kv_heads
-    except UnknownModelError:
-        return kind.kv_heads

@@ -13,7 +13,7 @@ from fulcrum.api.names import LABEL_ACCELERATOR, LABEL_POOL
 from fulcrum.api.pod_types import GpuRequest
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.capacity.known_models import UnknownModelError, known_model
+from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.controller.children.owner import CONTAINER_SECURITY, WORKER, Manifest, Owner
 
 GPU_CPU_CORES: Final = 2
@@ -46,10 +46,10 @@ def gpus(pool: Pool) -> int:
     return pool.parallelism.tensor * pool.parallelism.pipeline // pool.nodes if on_gpu(pool) else 0
 
 
-def resources(spec: InferenceClusterSpec, pool: Pool) -> Manifest:
+def resources(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> Manifest:
     """Return requests and limits of the worker's container. There are always requests: BestEffort Pods die first."""
     limits, requests = _amounts(pool.resources.limits), _amounts(pool.resources.requests)
-    for name, amount in _default_requests(spec, pool).items():
+    for name, amount in _default_requests(spec, pool, model).items():
         # Without a request Kubernetes takes the limit for it.
         if name not in limits:
             requests.setdefault(name, amount)
@@ -67,16 +67,16 @@ def _amounts(amounts: msgspec.Struct) -> dict[str, str]:
     return {name: amount for name, amount in msgspec.structs.asdict(amounts).items() if amount is not None}
 
 
-def _default_requests(spec: InferenceClusterSpec, pool: Pool) -> dict[str, str]:
+def _default_requests(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> dict[str, str]:
     count = gpus(pool)
     if count:
         asked = {"cpu": str(GPU_CPU_CORES * count), "memory": _and_offload(spec, f"{GPU_MEMORY_GIBIBYTES * count}Gi")}
-        if disk := downloaded_bytes(spec):
+        if disk := downloaded_bytes(spec, model):
             asked["ephemeral-storage"] = f"{-(-(disk + CACHE_BYTES) // _MEBIBYTE)}Mi"
         return asked
     cache = spec.engine.kv_cache.memory
     kv_bytes = CPU_KV_BYTES if cache is None else number_of_bytes(cache)
-    needed = CPU_ENGINE_BYTES + kv_bytes + _offload_bytes(spec) + _weight_bytes(spec)
+    needed = CPU_ENGINE_BYTES + kv_bytes + _offload_bytes(spec) + _weight_bytes(model)
     return {"cpu": CPU_REQUEST, "memory": f"{-(-needed // _MEBIBYTE)}Mi"}
 
 
@@ -91,17 +91,14 @@ def _and_offload(spec: InferenceClusterSpec, amount: str) -> str:
     return f"{-(-(number_of_bytes(amount) + more) // _MEBIBYTE)}Mi" if more else amount
 
 
-def _weight_bytes(spec: InferenceClusterSpec) -> int:
-    try:
-        return int(known_model(spec.model.name).weight_bytes())
-    except UnknownModelError:
-        return 0
+def _weight_bytes(model: ModelFacts) -> int:
+    return int(model.dimensions.weight_bytes()) if model.dimensions is not None else 0
 
 
-def downloaded_bytes(spec: InferenceClusterSpec) -> int:
+def downloaded_bytes(spec: InferenceClusterSpec, model: ModelFacts) -> int:
     """Return the weights that each Pod of a worker downloads to its own disk; 0: none, or an unknown size."""
     local = spec.model.cache is not None or spec.model.name.startswith(("/", "."))
-    return 0 if local else _weight_bytes(spec)
+    return 0 if local else _weight_bytes(model)
 
 
 def _devices(pool: Pool) -> dict[str, int]:

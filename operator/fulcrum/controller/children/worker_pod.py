@@ -11,6 +11,7 @@ import msgspec
 from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.internal_token import ANNOTATION_TOKEN, ENV_WORKER
 from fulcrum.api.names import (
+    ANNOTATION_ATTENTION,
     ANNOTATION_KV_DTYPE,
     ANNOTATION_NO_KV,
     ANNOTATION_PORTS,
@@ -31,6 +32,7 @@ from fulcrum.api.quantities import is_more
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import PATH_STARTED, WorkerConfig
 from fulcrum.balance import worker_config, worker_image, worker_revision
+from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.overlay import overlay
 from fulcrum.controller.children.owner import (
@@ -76,13 +78,14 @@ def worker_pod(
     role: Role,
     image: str,
     kv_dtype: KvCacheDtype | None = None,
+    model: ModelFacts | None = None,
     avoided_nodes: Iterable[str] = (),
     token_fingerprint: str | None = None,
 ) -> Manifest:
     """Return the Pod of worker `ordinal` of `pool`, created in `role` at epoch 0.
 
-    `kv_dtype` is what the spec's element type of the KV cache came to; None: as the spec has it. The Pod rather goes to
-    other nodes than `avoided_nodes`.
+    `kv_dtype` is what the spec's element type of the KV cache came to; None: as the spec has it. `model` is what is
+    known of the model; None: what its name says. The Pod rather goes to other nodes than `avoided_nodes`.
 
     `image` is used where the spec names none. With `token_fingerprint` the worker asks for the cluster's token, which
     has this fingerprint; without it the worker asks for none.
@@ -98,14 +101,19 @@ def worker_pod(
         metadata["annotations"][ANNOTATION_RELEASE_IMAGE] = image
     if token_fingerprint is not None:
         metadata["annotations"][ANNOTATION_TOKEN] = token_fingerprint
-    config = worker_config(cluster=owner.name, spec=spec, pool=pool, role=role, kv_dtype=kv_dtype)
+    by_name = facts_of_name(spec.model.name)
+    known = model or by_name
+    config = worker_config(cluster=owner.name, spec=spec, pool=pool, role=role, kv_dtype=kv_dtype, model=known)
+    if known.attention is not by_name.attention:
+        metadata["annotations"][ANNOTATION_ATTENTION] = known.attention.value
     if config.kv_cache.dtype != spec.engine.kv_cache.dtype.value:
         metadata["annotations"][ANNOTATION_KV_DTYPE] = config.kv_cache.dtype
     if said := without_defaults(pool.ports):
         metadata["annotations"][ANNOTATION_PORTS] = msgspec.json.encode(said).decode()
     if not config.exchanges_kv:
         metadata["annotations"][ANNOTATION_NO_KV] = "true"
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(owner, spec, pool, config, image)}
+    made = _pod_spec(owner, spec, pool, image, _container(spec, pool, config, known))
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": made}
     template = {key: value for key, value in pool.template.items() if key in ("metadata", "spec") and value}
     merged = overlay(pod, template)
     _keep_requests_below_limits(merged)
@@ -145,8 +153,7 @@ def role_labels(role: Role) -> dict[str, str]:
     return {LABEL_ROLE: role.value, LABEL_LLM_D_ROLE: LLM_D_ROLES[role]}
 
 
-def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, config: WorkerConfig, image: str) -> Manifest:
-    container = _container(spec, pool, config)
+def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, image: str, container: Manifest) -> Manifest:
     container["image"] = worker_image(spec, pool) or image
     volumes: list[Manifest] = [{"name": "cache", **_cache_source(spec)}, {"name": "tmp", "emptyDir": {}}]
     mounts: list[Manifest] = [{"name": "cache", "mountPath": CACHE_PATH}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 (a mount)
@@ -175,9 +182,9 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, config: Work
     }
 
 
-def _container(spec: InferenceClusterSpec, pool: Pool, config: WorkerConfig) -> Manifest:
+def _container(spec: InferenceClusterSpec, pool: Pool, config: WorkerConfig, model: ModelFacts) -> Manifest:
     agent = pool.ports.agent
-    download_seconds = downloaded_bytes(spec) / SLOWEST_DOWNLOAD_BYTES_PER_SECOND
+    download_seconds = downloaded_bytes(spec, model) / SLOWEST_DOWNLOAD_BYTES_PER_SECOND
     start_seconds = config.longest_start_seconds + download_seconds + START_MARGIN_SECONDS
     return {
         "name": CONTAINER,
@@ -194,7 +201,7 @@ def _container(spec: InferenceClusterSpec, pool: Pool, config: WorkerConfig) -> 
         "startupProbe": http_probe(PATH_STARTED, port=agent, period_seconds=1, failures=math.ceil(start_seconds)),
         "readinessProbe": http_probe("/readyz", port=agent, period_seconds=2, failures=3),
         "livenessProbe": http_probe("/healthz", port=agent, period_seconds=10, failures=3),
-        "resources": resources(spec, pool),
+        "resources": resources(spec, pool, model),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": container_security(pool),
     }
