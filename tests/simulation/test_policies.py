@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 from tests.simulation.worlds import SLO, make_cluster, make_speed
 
+from fulcrum.api.names import Role
 from fulcrum.simulation.arrivals import ladder
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import stream
 from fulcrum.simulation.lengths import LogNormalLengths
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Arrow, Dynamo, DynamoMode, Threshold
-from fulcrum.simulation.policies.dynamo import largest_batch
+from fulcrum.simulation.policies.dynamo_expectation import largest_batch
 from fulcrum.simulation.policy import Policy
 
+P, D = Role.PREFILL, Role.DECODE
 SPEED = make_speed(prefill=(0.012, 7e-5, 1.5e-9), kv_capacity_tokens=400_000)
 CHAT = LogNormalLengths(prompt_mean=1150, output_mean=210, prompt_spread=0.9, output_spread=0.8)
 STEPS = stream(rate=ladder([(200, 4), (200, 24), (200, 4)]), lengths=CHAT, seconds=600, seed=1)
@@ -23,10 +25,10 @@ STEPS = stream(rate=ladder([(200, 4), (200, 24), (200, 4)]), lengths=CHAT, secon
 @pytest.mark.parametrize(
     "policy",
     [
-        Dynamo(pool="p", speed=SPEED, slo=SLO, prefill=2, decode=2, most_workers=8, throughput_seconds=60.0),
-        Dynamo(pool="p", speed=SPEED, slo=SLO, prefill=1, decode=1, most_workers=8, mode=DynamoMode.LOAD),
+        Dynamo(pool="p", speed=SPEED, slo=SLO, begin={P: 2, D: 2}, most_workers=8, throughput_seconds=60.0),
+        Dynamo(pool="p", speed=SPEED, slo=SLO, begin={P: 1, D: 1}, most_workers=8, mode=DynamoMode.LOAD),
         Dynamo(
-            pool="p", speed=SPEED, slo=SLO, prefill=1, decode=1, most_workers=8, mode=DynamoMode.BOTH,
+            pool="p", speed=SPEED, slo=SLO, begin={P: 1, D: 1}, most_workers=8, mode=DynamoMode.BOTH,
             throughput_seconds=60.0,
         ),
         Threshold(pool="p", prefill=1, decode=1, most_workers=8),

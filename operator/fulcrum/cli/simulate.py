@@ -74,7 +74,7 @@ def command(
     steps, shifts, swing.
     Policies: ours, ours-even (begins half and half), ours-informed (begins with the best static split), ours-open
     (without admission), static (the best one), static-P:D, aggregated, threshold, dynamo, dynamo-load, dynamo-both,
-    arrow, mooncake-baseline, mooncake-early, mooncake-predictive, optimum; all.
+    dynamo-aggregated, arrow, mooncake-baseline, mooncake-early, mooncake-predictive, optimum; all.
 
     \b
     Examples:

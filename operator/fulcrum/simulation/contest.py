@@ -44,6 +44,7 @@ NAMES: Final = {
     "dynamo": "NVIDIA Dynamo's planner, throughput mode",
     "dynamo-load": "NVIDIA Dynamo's planner, load mode",
     "dynamo-both": "NVIDIA Dynamo's planner, both modes",
+    "dynamo-aggregated": "NVIDIA Dynamo's planner on mixed workers, both modes",
     "arrow": "the flip rule of Arrow and xLLM",
     "mooncake-baseline": "the best static split, decode load looked at after the prefill",
     "mooncake-early": "the same, decode load looked at on arrival",
@@ -55,6 +56,12 @@ NAMES: Final = {
 Rule = AdmissionPolicy | Rejection
 """How a searched run turns requests away."""
 
+_DYNAMO: Final = {
+    "dynamo": DynamoMode.THROUGHPUT,
+    "dynamo-load": DynamoMode.LOAD,
+    "dynamo-both": DynamoMode.BOTH,
+    "dynamo-aggregated": DynamoMode.BOTH,
+}
 _STATIC: Final = re.compile(r"static-(\d+):(\d+)")
 
 
@@ -189,15 +196,15 @@ class Contest:
         }
         if name in makers:
             return makers[name]()
-        mode = {"dynamo": DynamoMode.THROUGHPUT, "dynamo-load": DynamoMode.LOAD, "dynamo-both": DynamoMode.BOTH}[name]
+        disaggregated = {Role.PREFILL: prefill, Role.DECODE: decode}
         return Dynamo(
             pool=pool.name,
             speed=pool.speed,
             slo=arena.slo,
-            prefill=prefill,
-            decode=decode,
+            begin={Role.MIXED: prefill + decode} if name == "dynamo-aggregated" else disaggregated,
+            least_workers=sum(pool.workers.min for pool in arena.spec.pools),
             most_workers=most,
-            mode=mode,
+            mode=_DYNAMO[name],
         )
 
     def _ours(self, name: str) -> Ours:

@@ -1,23 +1,36 @@
-"""NVIDIA Dynamo's planner (v1.6) as its documentation describes it: no flips, no headroom, no admission.
+"""NVIDIA Dynamo's planner (1.6.1): no flips, no headroom, no admission.
 
 Throughput mode forecasts the load of the next interval and divides it by what one worker can do; load mode compares the
 latency that the next request would see with the SLO and moves each role by one worker at a time. Together, throughput
-gives the least that load mode may go down to.
+gives the least that load mode may go down to. Workers prefill or decode, or do both (the planner's aggregated mode).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from math import ceil
+from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import ForecastMethod
 from fulcrum.capacity.speed import Speed
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.load.demand import Slo
-from fulcrum.simulation.policies.replicas import ReplicaPolicy, count
+from fulcrum.load.traffic import Traffic
+from fulcrum.simulation.policies.dynamo_budget import Budget, Counts
+from fulcrum.simulation.policies.dynamo_expectation import Expectation
+from fulcrum.simulation.policies.replicas import ReplicaPolicy
 from fulcrum.simulation.policy import TickResult
+from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.view import View
+from fulcrum.simulation.worker import Worker
+
+_MOST_CHANGE: Final = 8
+"""Workers of one role by which a throughput decision may differ from what is there, as the planner's default."""
+_LOAD_WINDOWS: Final = 12
+"""Load intervals over which mean lengths are taken."""
 
 
 class DynamoMode(StrEnum):
@@ -29,7 +42,12 @@ class DynamoMode(StrEnum):
 
 
 class Dynamo(ReplicaPolicy):
-    """The planner with its defaults: 180 s between throughput decisions, 5 s between load decisions, ARIMA."""
+    """The planner with its defaults: 180 s between throughput decisions, 5 s between load decisions, ARIMA.
+
+    What it has decided stands until it decides again: a worker that has no room yet starts when another one is gone.
+    """
+
+    watches_pods = True
 
     def __init__(
         self,
@@ -37,8 +55,8 @@ class Dynamo(ReplicaPolicy):
         pool: str,
         speed: Speed,
         slo: Slo,
-        prefill: int,
-        decode: int,
+        begin: Mapping[Role, int],
+        least_workers: int = 0,
         most_workers: int,
         mode: DynamoMode = DynamoMode.THROUGHPUT,
         throughput_seconds: float = 180.0,
@@ -46,83 +64,87 @@ class Dynamo(ReplicaPolicy):
         sensitivity: float = 0.8,
         predictor: ForecastMethod = ForecastMethod.ARIMA,
     ) -> None:
-        """`sensitivity`: load mode gives a worker back when all are below this share of the SLO."""
-        super().__init__(pool=pool, prefill=prefill, decode=decode, most_workers=most_workers)
-        self.name = f"dynamo {mode.value}"
-        self._speed, self._slo, self._mode = speed, slo, mode
-        self._throughput_seconds, self._load_seconds, self._sensitivity = throughput_seconds, load_seconds, sensitivity
+        """`begin`: prefill and decode workers, or mixed ones. `least_workers`, `most_workers`: its GPU budget.
+
+        `sensitivity`: load mode gives a worker back when the others stay below this share of the SLO.
+        """
+        super().__init__(pool=pool, begin=begin, most_workers=most_workers)
+        self._mixed = Role.MIXED in begin
+        self.name = f"dynamo {'aggregated ' if self._mixed else ''}{mode.value}"
+        self._speed, self._slo, self._mode, self._times = speed, slo, mode, StepTimes(speed)
+        self._sensitivity = sensitivity
+        every = {DynamoMode.THROUGHPUT: throughput_seconds, DynamoMode.LOAD: load_seconds}
+        self._every = every if mode is DynamoMode.BOTH else {mode: every[mode]}
         self._forecaster = Forecaster(method=predictor, clock=lambda: 0.0)
-        self._least = {Role.PREFILL: 1, Role.DECODE: 1}
-        self._throughput_due = throughput_seconds
+        self._budget = Budget(least=least_workers, most=most_workers)
+        self._roles = tuple(begin)
+        self._wanted: Counts = tuple(begin.values())
+        self._least: Counts = (1,) * len(begin)
+        self._due = dict(self._every)
 
     def on_tick(self, view: View) -> TickResult:
-        if view.now <= 0:
-            return TickResult(again_seconds=self._every)
-        wanted = {role: count(view, role) for role in self._least}
-        if self._mode is not DynamoMode.LOAD and view.now >= self._throughput_due:
-            self._throughput_due += self._throughput_seconds
-            planned = self._from_throughput(view)
-            if planned is not None:
-                self._least = planned
-                bound_only = self._mode is DynamoMode.BOTH
-                wanted = {role: max(wanted[role], planned[role]) if bound_only else planned[role] for role in planned}
-                wanted = self.within_budget(wanted[Role.PREFILL], wanted[Role.DECODE])
-        elif self._mode is not DynamoMode.THROUGHPUT:
-            wanted = self._from_load(view, wanted)
-        return TickResult(actions=self.towards(wanted, view), again_seconds=self._every)
+        for rule, every_seconds in self._every.items():
+            if view.now >= self._due[rule]:
+                self._due[rule] += every_seconds
+                decide = self._from_throughput if rule is DynamoMode.THROUGHPUT else self._from_load
+                self._wanted = decide(view, every_seconds)
+        actions = self.towards(dict(zip(self._roles, self._wanted, strict=True)), view)
+        return TickResult(actions=actions, again_seconds=min(self._due.values()) - view.now)
 
-    @property
-    def _every(self) -> float:
-        return self._throughput_seconds if self._mode is DynamoMode.THROUGHPUT else self._load_seconds
+    def _from_throughput(self, view: View, every_seconds: float) -> Counts:
+        series = view.series(every_seconds)
+        forecast = self._forecaster.update(series, horizon_seconds=every_seconds)
+        expected = self._expectation(view.traffic(every_seconds))
+        if forecast is None or expected is None:
+            return self._wanted
+        needed = [max(1, ceil(forecast.rate[0] / rate)) for rate in expected.rates()]
+        pairs = zip(needed, self._wanted, strict=True)
+        bounded = tuple(min(max(count, now - _MOST_CHANGE), now + _MOST_CHANGE) for count, now in pairs)
+        fitted = self._budget.under_ceiling(self._wanted, bounded)
+        if self._mode is DynamoMode.BOTH:
+            self._least = fitted
+            return self._wanted
+        return self._budget.guarded(self._wanted, fitted)
 
-    def _from_throughput(self, view: View) -> dict[Role, int] | None:
-        series = view.series(self._throughput_seconds)
-        forecast = self._forecaster.update(series, horizon_seconds=self._throughput_seconds)
-        traffic = view.traffic(self._throughput_seconds)
-        if forecast is None or traffic.isl_tokens is None or traffic.osl_tokens is None:
+    def _from_load(self, view: View, every_seconds: float) -> Counts:
+        serving: dict[Role, list[Worker]] = {role: [] for role in self._roles}
+        for pod in view.pods:
+            if pod.deleting or pod.worker is None:
+                return self._wanted  # the last change is still under way
+            serving[pod.role].append(pod.worker)
+        expected = self._expectation(view.traffic(every_seconds * _LOAD_WINDOWS))
+        if expected is None or tuple(map(len, serving.values())) != self._wanted:
+            return self._wanted
+        prompts, answers = serving[self._roles[0]], serving[self._roles[-1]]
+        steps: Counts = (
+            _step(prompts, expected.late_prompt, partial(expected.prompts_fit, sensitivity=self._sensitivity)),
+            _step(answers, expected.late_token, partial(expected.answers_fit, sensitivity=self._sensitivity)),
+        )
+        if self._mixed:
+            steps = (max(steps),)
+        asked = tuple(count + step for count, step in zip(self._wanted, steps, strict=True))
+        floored = tuple(max(count, least) for count, least in zip(asked, self._least, strict=True))
+        if floored != asked:
+            floored = self._budget.under_ceiling(self._wanted, floored)
+        return self._budget.guarded(self._wanted, floored)
+
+    def _expectation(self, traffic: Traffic) -> Expectation | None:
+        if traffic.isl_tokens is None or traffic.osl_tokens is None:
             return None
-        speed, isl = self._speed, traffic.isl_tokens * (1 - (traffic.prefix_hit or 0.0))
-        prefill_rate = 1 / speed.prefill_seconds(isl, isl * isl)
-        context = traffic.isl_tokens + traffic.osl_tokens / 2
-        batch = largest_batch(speed, self._slo.tpot_seconds, context)
-        decode_rate = batch / (traffic.osl_tokens * speed.decode_step_seconds(batch, batch * context))
-        rate = forecast.rate[0]
-        return self.within_budget(ceil(rate / prefill_rate), ceil(rate / decode_rate))
-
-    def _from_load(self, view: View, wanted: dict[Role, int]) -> dict[Role, int]:
-        pods = [pod for pod in view.pods if not pod.deleting]
-        if len(view.pods) > len(pods) or any(pod.worker is None for pod in pods):
-            return wanted  # the last change is still under way
-        traffic = view.traffic(self._load_seconds * 12)
-        isl, osl = traffic.isl_tokens or 0.0, traffic.osl_tokens or 0.0
-        result = dict(wanted)
-        for role, target in ((Role.PREFILL, self._slo.ttft_seconds), (Role.DECODE, self._slo.tpot_seconds)):
-            estimates = []
-            for worker in (pod.worker for pod in pods if pod.role is role):
-                assert worker is not None
-                if role is Role.PREFILL:
-                    tokens = worker.queued_tokens + isl
-                    estimates.append(self._speed.prefill_seconds(tokens, tokens * isl))
-                else:
-                    # What is scheduled, what is queued, and the next request half-way through its output.
-                    queued = len(worker.waiting) + worker.loading + 1
-                    tokens = worker.context_tokens + queued * isl + osl / 2
-                    estimates.append(self._speed.decode_step_seconds(worker.batch + queued, tokens))
-            if all(estimate > target for estimate in estimates):
-                if sum(result.values()) < self._most_workers:
-                    result[role] += 1
-            elif all(estimate < target * self._sensitivity for estimate in estimates):
-                result[role] = max(result[role] - 1, self._least[role])
-        return result
+        return Expectation(
+            speed=self._speed,
+            times=self._times,
+            slo=self._slo,
+            mixed=self._mixed,
+            isl_tokens=traffic.isl_tokens,
+            osl_tokens=max(traffic.osl_tokens, 1.0),
+            prefix_hit=traffic.prefix_hit or 0.0,
+        )
 
 
-def largest_batch(speed: Speed, tpot_seconds: float, context_tokens: float) -> int:
-    """Return the most requests of this mean context that fit into the KV cache and keep a step within the promise."""
-    low, high = 1, max(1, min(speed.max_batch, int(speed.kv_capacity_tokens / context_tokens)))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if speed.decode_step_seconds(middle, middle * context_tokens) <= tpot_seconds:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _step(workers: Sequence[Worker], late: Callable[[Worker], bool], fits: Callable[[Worker, float], bool]) -> int:
+    """Return 1 where all workers are late, -1 where the others can take over the work of one, else 0."""
+    if all(late(worker) for worker in workers):
+        return 1
+    share = len(workers) / max(len(workers) - 1, 1)
+    return -1 if len(workers) > 1 and all(fits(worker, share) for worker in workers) else 0

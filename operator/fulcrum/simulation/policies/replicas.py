@@ -14,18 +14,19 @@ from fulcrum.simulation.view import View
 
 
 class ReplicaPolicy(Policy):
-    """Prefill and decode workers of one pool, each role scaled by itself, at least one of each.
+    """Workers of one pool, each role scaled by itself, at least one of each.
 
     Deleted workers finish what they have; those on their way out still count against `most_workers`.
     """
 
-    def __init__(self, *, pool: str, prefill: int, decode: int, most_workers: int) -> None:
-        """Start with P and D workers; never have more than `most_workers` Pods."""
-        if not (prefill >= 1 and decode >= 1 and prefill + decode <= most_workers):
-            raise ValueError(f"need at least one of each role, at most {most_workers} in all, got {prefill}P:{decode}D")
+    def __init__(self, *, pool: str, begin: Mapping[Role, int], most_workers: int) -> None:
+        """Start with these workers per role; never have more than `most_workers` Pods."""
+        if min(begin.values()) < 1 or sum(begin.values()) > most_workers:
+            counts = ", ".join(f"{number} {role.value}" for role, number in begin.items())
+            raise ValueError(f"need at least one of each role, at most {most_workers} in all, got {counts}")
         self._pool = pool
         self._most_workers = most_workers
-        self._initial = [(pool, Role.PREFILL)] * prefill + [(pool, Role.DECODE)] * decode
+        self._initial = [(pool, role) for role, number in begin.items() for _ in range(number)]
 
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return self._initial

@@ -27,7 +27,7 @@ class Threshold(ReplicaPolicy):
         stabilization_seconds: float = 300.0,
     ) -> None:
         """The defaults are those of the HorizontalPodAutoscaler."""
-        super().__init__(pool=pool, prefill=prefill, decode=decode, most_workers=most_workers)
+        super().__init__(pool=pool, begin={Role.PREFILL: prefill, Role.DECODE: decode}, most_workers=most_workers)
         self.name = f"threshold {utilisation:.0%}"
         self._utilisation, self._every_seconds, self._tolerance = utilisation, every_seconds, tolerance
         self._recent: deque[tuple[float, dict[Role, int]]] = deque()
