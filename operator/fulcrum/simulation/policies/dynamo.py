@@ -74,7 +74,7 @@ class Dynamo(ReplicaPolicy):
         self._speed, self._slo, self._mode, self._times = speed, slo, mode, StepTimes(speed)
         self._sensitivity = sensitivity
         every = {DynamoMode.THROUGHPUT: throughput_seconds, DynamoMode.LOAD: load_seconds}
-        self._every = every if mode is DynamoMode.BOTH else {mode: every[mode]}
+        self._every: dict[DynamoMode, float] = every if mode is DynamoMode.BOTH else {mode: every[mode]}
         self._forecaster = Forecaster(method=predictor, clock=lambda: 0.0)
         self._budget = Budget(least=least_workers, most=most_workers)
         self._roles = tuple(begin)
