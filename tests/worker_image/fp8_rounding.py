@@ -1,4 +1,4 @@
-"""For vLLM's `--worker-extension-cls`: a CPU without kernels for an FP8 KV cache rounds keys and values to FP8.
+"""A change of an engine: a CPU without kernels for an FP8 KV cache rounds keys and values to FP8.
 
 The cache keeps the model's type, so it holds what a kernel would read back from FP8 (e4m3, scale 1.0).
 """
@@ -26,7 +26,3 @@ def _store_rounded(
 
 
 CPUAttentionBackendImpl.do_kv_cache_update = _store_rounded
-
-
-class RoundsToFp8:
-    """Has nothing: to import its module is what changes the engine."""

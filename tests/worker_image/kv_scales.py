@@ -1,4 +1,4 @@
-"""For vLLM's `--worker-extension-cls`: the engine prints the scales of its KV cache once it has loaded a model."""
+"""A change of an engine: it prints the scales of its KV cache once it has loaded a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,3 @@ def _load_and_print(runner: CPUModelRunner, *args: Any, **more: Any) -> None:
 
 
 CPUModelRunner.load_model = _load_and_print
-
-
-class PrintsScales:
-    """Has nothing: to import its module is what changes the engine."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -40,19 +41,24 @@ SCALES = {0: (0.5, 0.25), 1: (0.125, 2.0)}
 """Of keys and values, by layer."""
 
 
+ROUNDED = "vllm.v1.attention.backends.cpu_attn=tests.worker_image.fp8_rounding"
+PRINTED = "vllm.v1.worker.cpu_model_runner=tests.worker_image.kv_scales"
+"""Changes of an engine, see `engine_changes`."""
+
+
 @contextlib.contextmanager
 def engine(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, model: str, *, dtype: str = "auto", args: tuple[str, ...] = ()
+    folder: Path, monkeypatch: pytest.MonkeyPatch, model: str, *, dtype: str = "auto", change: str = ""
 ) -> Iterator[Agent]:
     """A worker. On a CPU that would refuse `fp8` it computes and caches in float32."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    if REFUSED:
-        rounds = ("--worker-extension-cls", "tests.worker_image.fp8_rounding.RoundsToFp8")
-        args = (*args, "--dtype", "float32", *(rounds if dtype == "fp8" else ()))
-        dtype = "auto"
+    here = Path(__file__).resolve()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(here.with_name("engine_changes")), str(here.parents[2]))))
+    if REFUSED and dtype == "fp8":
+        dtype, change = "auto", ROUNDED
+    monkeypatch.setenv("FULCRUM_TEST_CHANGE", change)
     config = worker_config(
         model=model,
-        engine_args=args,
+        engine_args=("--dtype", "float32") if REFUSED else (),
         kv_cache=KvCacheConfig(dtype=dtype, block_size=32, memory_bytes=256 << 20),
         measure_at_start=False,
     )
@@ -140,8 +146,7 @@ def scaled(tiny: Path, folder: Path) -> str:
 def test_scales_of_a_checkpoint_reach_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's `auto` takes FP8 for such a checkpoint. A CPU that has no kernels for it ends the start after loading."""
     model = scaled(Path(prepared_model()), tmp_path / "scaled")
-    args = ("--worker-extension-cls", "tests.worker_image.kv_scales.PrintsScales")
-    with engine(tmp_path, monkeypatch, model, args=args) as agent:
+    with engine(tmp_path, monkeypatch, model, change=PRINTED) as agent:
         if REFUSED:
             assert agent.wait_exit(seconds=START_SECONDS) == EXIT_ENGINE_NOT_STARTED, agent.tail()
         else:
