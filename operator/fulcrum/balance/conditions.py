@@ -211,32 +211,22 @@ def _worst(
         return Reason.OVER_CAPACITY, _over_capacity(snapshot.spec, rejected)
     if rejected is not None:
         return Reason.REQUESTS_REJECTED, rejected
-    return _unsuited(snapshot) or _unusable_model(snapshot) or _unusable_profiles(snapshot)
+    return _unsuited(snapshot)
 
 
 def _unsuited(snapshot: Snapshot) -> tuple[Reason, str] | None:
-    """Return why the forced element type of the KV cache does not suit the model; None where it may."""
-    if snapshot.kv_dtype is None or snapshot.kv_dtype.problem is None:
-        return None
-    return Reason.KV_DTYPE_UNSUITED, (
-        f"{snapshot.kv_dtype.problem}. spec.engine.kvCache.dtype forces it: set it to auto, which makes new workers, "
-        "or serve a checkpoint that brings scales."
-    )
-
-
-def _unusable_model(snapshot: Snapshot) -> tuple[Reason, str] | None:
-    """Return why the model's config.json cannot be used; None where it can, or none is named."""
-    if snapshot.model_problem is None:
-        return None
-    return Reason.MODEL_CONFIG_UNUSABLE, f"{snapshot.model_problem} Until then Fulcrum reckons without it."
-
-
-def _unusable_profiles(snapshot: Snapshot) -> tuple[Reason, str] | None:
-    """Return which profiles of pools cannot be used; None where all can."""
-    if not snapshot.profile_problems:
-        return None
-    said = " ".join((*snapshot.profile_problems, "Until then the balance reckons without it."))
-    return Reason.PROFILE_UNUSABLE, said
+    """Return which of KV dtype, model config and profiles cannot be used as the spec has it; None where all can."""
+    if snapshot.kv_dtype is not None and snapshot.kv_dtype.problem is not None:
+        return Reason.KV_DTYPE_UNSUITED, (
+            f"{snapshot.kv_dtype.problem}. spec.engine.kvCache.dtype forces it: set it to auto, which makes new "
+            "workers, or serve a checkpoint that brings scales."
+        )
+    if snapshot.model_problem is not None:
+        return Reason.MODEL_CONFIG_UNUSABLE, f"{snapshot.model_problem} Until then Fulcrum reckons without it."
+    if snapshot.profile_problems:
+        said = " ".join((*snapshot.profile_problems, "Until then the balance reckons without it."))
+        return Reason.PROFILE_UNUSABLE, said
+    return None
 
 
 def _stopped(snapshot: Snapshot, decision: Decision, halted: str) -> tuple[Reason, str] | None:
