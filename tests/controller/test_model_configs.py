@@ -21,7 +21,16 @@ from fulcrum.api.names import ANNOTATION_ATTENTION, Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType, InferenceClusterSpec
-from fulcrum.balance import CreateWorker, chosen_kv_dtype, plan, with_model, worker_config
+from fulcrum.balance import (
+    CreateWorker,
+    Refusal,
+    Snapshot,
+    chosen_kv_dtype,
+    plan,
+    standing_workers,
+    with_model,
+    worker_config,
+)
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name, parse_facts
 from fulcrum.controller.children import Manifest, worker_pod
 from fulcrum.controller.children.engine_check import refused_engines
@@ -35,6 +44,18 @@ LATENT: Data = LLAMA | {
 }  # fmt: skip
 H100, A100 = {**pool("p"), "accelerator": "H100-SXM-80GB"}, {**pool("q"), "accelerator": "A100-SXM-80GB"}
 NAMED = {"name": "own/model", "config": {"configMap": "own"}}
+
+
+def refused_in(snapshot: Snapshot) -> dict[str, Refusal]:
+    """By pool, as the operator asks."""
+    return refused_models(
+        snapshot.spec,
+        Installation(),
+        dtype=snapshot.kv_dtype.dtype if snapshot.kv_dtype is not None else None,
+        model=snapshot.model,
+        problem=snapshot.model_problem,
+        standing=standing_workers(snapshot),
+    )
 
 
 def spec_of(*pools: Data, model: Data = NAMED, **more: Any) -> InferenceClusterSpec:
@@ -189,7 +210,7 @@ WRONG = "spec.model.config: ConfigMap ml/own does not exist; create it."
 def test_a_new_revision_waits_for_it_and_says_so() -> None:
     world = World(make_spec(H100, model="own/model"))
     snapshot = with_model(replace(world.snapshot(), model_problem=WRONG), ModelFacts())
-    refused = refused_models(snapshot, Installation())
+    refused = refused_in(snapshot)
     assert [(each.message, each.reason) for each in refused.values()] == [(WRONG, Reason.MODEL_CONFIG_UNUSABLE)]
     result = plan(replace(snapshot, refused=refused), world.now)
     assert not any(isinstance(action, CreateWorker) for action in result.actions)
@@ -207,7 +228,7 @@ def test_a_new_revision_waits_for_it_and_says_so() -> None:
 def test_workers_that_stand_are_replaced_and_joined_without_it() -> None:
     world = standing()
     snapshot = with_model(replace(world.snapshot(), model_problem=WRONG), ModelFacts())
-    assert refused_models(snapshot, Installation()) == {}
+    assert refused_in(snapshot) == {}
     result = plan(snapshot, world.now)
     assert not result.actions
     degraded = next(each for each in result.conditions if each.type is ConditionType.DEGRADED)
@@ -221,7 +242,7 @@ def test_a_model_whose_kind_the_table_knows_does_not_wait() -> None:
     known = facts_of_name("meta-llama/Llama-3-own")
     assert known.kind is not None
     assert known.dimensions is None
-    assert refused_models(with_model(replace(world.snapshot(), model_problem=WRONG), known), Installation()) == {}
+    assert refused_in(with_model(replace(world.snapshot(), model_problem=WRONG), known)) == {}
 
 
 def test_a_config_json_that_refuses_pools_holds_up_new_revisions_alone() -> None:
@@ -229,11 +250,11 @@ def test_a_config_json_that_refuses_pools_holds_up_new_revisions_alone() -> None
     prefill = {**H100, "parallelism": {"tensor": 16}, "roles": ["prefill"]}
     decode = {**H100, "name": "d", "parallelism": {"tensor": 8}, "roles": ["decode"]}
     world = World(make_spec(prefill, decode, model="own/model"))
-    assert set(refused_models(with_model(world.snapshot(), facts(LLAMA)), Installation())) == {"p"}
+    assert set(refused_in(with_model(world.snapshot(), facts(LLAMA)))) == {"p"}
     world.settle()
-    assert refused_models(with_model(world.snapshot(), facts(LLAMA)), Installation()) == {}
+    assert refused_in(with_model(world.snapshot(), facts(LLAMA))) == {}
     world.spec = make_spec(prefill, decode, model="own/model", engine={"args": ["--seed=1"]})
-    assert set(refused_models(with_model(world.snapshot(), facts(LLAMA)), Installation())) == {"p"}
+    assert set(refused_in(with_model(world.snapshot(), facts(LLAMA)))) == {"p"}
 
 
 def test_the_sample_names_a_config_json_that_can_be_used() -> None:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
-from fulcrum.api.types import ConditionType
-from fulcrum.balance.measurements import learnt_transfers
-from fulcrum.balance.snapshot import Snapshot
+from fulcrum.api.types import ConditionType, InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.balance.measurements import Measurements, learnt_transfers
+from fulcrum.balance.snapshot import Worker
 
 _SAID = "KV from prefill pool {} to decode pool {} takes more than a tenth of spec.slo.ttft."
 
 
-def slow_transfers(snapshot: Snapshot) -> str:
+def slow_transfers(
+    spec: InferenceClusterSpec, status: InferenceClusterStatus, measurements: Measurements, workers: Iterable[Worker]
+) -> str:
     """Return what to say of them and what to do; empty where there are none.
 
     For a prompt of the mean length, nothing of it cached. What is said stays until half of a tenth is enough.
     """
-    traffic = snapshot.measurements.traffic
+    traffic = measurements.traffic
     if traffic is None or traffic.isl_tokens is None:
         return ""
-    before = next((each.message for each in snapshot.status.conditions if each.type is ConditionType.PROGRESSING), "")
-    roles = {(worker.pool, worker.role) for worker in snapshot.workers if worker.ready and not worker.deleting}
+    before = next((each.message for each in status.conditions if each.type is ConditionType.PROGRESSING), "")
+    roles = {(worker.pool, worker.role) for worker in workers if worker.ready and not worker.deleting}
     slow = []
-    for (prefill, decode), cost in sorted(learnt_transfers(snapshot.measurements.pairs).items()):
+    for (prefill, decode), cost in sorted(learnt_transfers(measurements.pairs).items()):
         said = _SAID.format(prefill, decode)
-        limit = seconds(snapshot.spec.slo.ttft) / 10 / (2 if said in before else 1)
+        limit = seconds(spec.slo.ttft) / 10 / (2 if said in before else 1)
         serve = (prefill, Role.PREFILL) in roles and (decode, Role.DECODE) in roles
         if serve and cost.seconds(traffic.isl_tokens) > limit:
             slow.append(said)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import Refusal, Snapshot, standing_workers
+from fulcrum.api.types import InferenceClusterSpec, KvCacheDtype
+from fulcrum.balance import Refusal, Worker
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name, parse_facts
 from fulcrum.controller.children.engine_check import refused_engines
 from fulcrum.controller.config_maps import ConfigMaps, Place, UnusableError
@@ -48,19 +48,25 @@ class ModelConfigs:
         return ServedModel(facts=known.or_else(found.named(name)), source=source)
 
 
-def refused_models(snapshot: Snapshot, installation: Installation) -> dict[str, Refusal]:
+def refused_models(
+    spec: InferenceClusterSpec,
+    installation: Installation,
+    *,
+    dtype: KvCacheDtype | None,
+    model: ModelFacts | None,
+    problem: str | None,
+    standing: Iterable[Worker],
+) -> dict[str, Refusal]:
     """Return, by pool, why its workers are not made: no engine could serve the model, or what it needs is not known.
 
-    A config.json holds up new revisions alone. Where workers of the revision stand, others are made as they are.
+    `problem` is that of the config.json, which holds up new revisions alone. Where workers of the revision stand
+    (`standing`), others are made as they are.
     """
-    stand = {worker.pool for worker in standing_workers(snapshot)}
-    spec, model = snapshot.spec, snapshot.model
-    dtype = snapshot.kv_dtype.dtype if snapshot.kv_dtype is not None else None
+    stand = {worker.pool for worker in standing}
     refused = refused_engines(spec, installation, dtype, model)
     if not stand.isdisjoint(refused):
         by_name = refused_engines(spec, installation, dtype)
         refused = {pool: why for pool, why in refused.items() if pool not in stand or pool in by_name}
-    problem = snapshot.model_problem
     if problem is None or stand or (model is not None and model.kind is not None):
         return refused
     waits = Refusal(message=problem, reason=Reason.MODEL_CONFIG_UNUSABLE)

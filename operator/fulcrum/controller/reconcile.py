@@ -26,6 +26,7 @@ from fulcrum.balance import (
     TellRole,
     chosen_kv_dtype,
     plan,
+    standing_workers,
     with_model,
 )
 from fulcrum.balance.tuning import TUNING
@@ -224,9 +225,16 @@ class Reconciler:
             profiles=profiles.known,
             model=model.facts,
         )
-        snapshot = replace(snapshot, kv_dtype=chosen_kv_dtype(snapshot))
-        models = refused_models(snapshot, self._installation)
-        snapshot = replace(snapshot, refused={**models, **snapshot.refused})
+        kv_dtype = chosen_kv_dtype(snapshot)
+        models = refused_models(
+            cluster.spec,
+            self._installation,
+            dtype=kv_dtype.dtype,
+            model=snapshot.model,
+            problem=model.problem,
+            standing=standing_workers(snapshot),
+        )
+        snapshot = replace(snapshot, kv_dtype=kv_dtype, refused={**models, **snapshot.refused})
         measured, loads, settled = self._watches.measurements_of(watched)
         snapshot = replace(snapshot, measurements=measured).with_loads({**loads}, frozenset(memory.acknowledged))
         now, decided = self._plan(snapshot)
