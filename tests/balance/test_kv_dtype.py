@@ -11,11 +11,25 @@ from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType, InferenceClusterSpec
-from fulcrum.balance import StartDrain, chosen_kv_dtype, plan, worker_config, worker_revision
+from fulcrum.balance import (
+    Snapshot,
+    StartDrain,
+    chosen_kv_dtype,
+    plan,
+    standing_workers,
+    worker_config,
+    worker_revision,
+)
+from fulcrum.capacity.kv_dtype import KvDtype
 
 LLAMA, QWEN = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B-Instruct"
 H100 = {**pool(), "accelerator": "H100-SXM-80GB"}
 MIXED = {**pool(roles=("mixed",)), "accelerator": "H100-SXM-80GB"}
+
+
+def chosen_in(snapshot: Snapshot) -> KvDtype:
+    """As the operator chooses it."""
+    return chosen_kv_dtype(snapshot, standing_workers(snapshot))
 
 
 def settled(spec: InferenceClusterSpec, dtype: KvCacheDtype = KvCacheDtype.AUTO) -> World:
@@ -28,7 +42,7 @@ def settled(spec: InferenceClusterSpec, dtype: KvCacheDtype = KvCacheDtype.AUTO)
 
 def test_new_workers_get_what_is_known_and_the_revision_is_that_of_auto() -> None:
     spec = make_spec(H100, model=LLAMA)
-    assert chosen_kv_dtype(World(spec).snapshot()).dtype is KvCacheDtype.FP8
+    assert chosen_in(World(spec).snapshot()).dtype is KvCacheDtype.FP8
     unknown = worker_revision(cluster="c", spec=make_spec(H100, model=LLAMA), pool=spec.pools[0])
     said = make_spec(H100, model=LLAMA, engine={"kvCache": {"dtype": "auto"}})
     assert worker_revision(cluster="c", spec=said, pool=said.pools[0]) == unknown
@@ -39,25 +53,25 @@ def test_new_workers_get_what_is_known_and_the_revision_is_that_of_auto() -> Non
 def test_what_stands_is_kept_until_there_is_a_new_revision() -> None:
     """As after an upgrade: the release before took `auto` for vLLM's own."""
     world = settled(make_spec(H100, model=LLAMA))
-    kept = chosen_kv_dtype(world.snapshot())
+    kept = chosen_in(world.snapshot())
     assert kept.dtype is KvCacheDtype.AUTO
     assert "a new revision gets fp8" in kept.why
     assert not world.plan().actions
     world.spec = make_spec(H100, model=LLAMA, engine={"args": ["--seed=1"]})
-    assert chosen_kv_dtype(world.snapshot()).dtype is KvCacheDtype.FP8
+    assert chosen_in(world.snapshot()).dtype is KvCacheDtype.FP8
 
 
 def test_one_type_for_all_pools() -> None:
     """A new pool gets what the workers of the others were made with."""
     world = settled(make_spec(H100, model=LLAMA))
     world.spec = make_spec(H100, {**H100, "name": "q"}, model=LLAMA)
-    assert chosen_kv_dtype(world.snapshot()).dtype is KvCacheDtype.AUTO
+    assert chosen_in(world.snapshot()).dtype is KvCacheDtype.AUTO
 
 
 def test_stored_fp8_is_forced_and_judged() -> None:
     world = settled(make_spec(H100, model=QWEN, engine={"kvCache": {"dtype": "fp8"}}))
     snapshot = world.snapshot()
-    chosen = chosen_kv_dtype(snapshot)
+    chosen = chosen_in(snapshot)
     assert chosen.dtype is KvCacheDtype.FP8
     result = plan(replace(snapshot, kv_dtype=chosen), world.now)
     assert not result.actions, "nothing restarts by itself"

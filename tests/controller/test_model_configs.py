@@ -46,6 +46,11 @@ H100, A100 = {**pool("p"), "accelerator": "H100-SXM-80GB"}, {**pool("q"), "accel
 NAMED = {"name": "own/model", "config": {"configMap": "own"}}
 
 
+def modelled(snapshot: Snapshot, known: ModelFacts) -> Snapshot:
+    """With the model, as the operator has it."""
+    return with_model(snapshot, known, standing_workers(snapshot))
+
+
 def refused_in(snapshot: Snapshot) -> dict[str, Refusal]:
     """By pool, as the operator asks."""
     return refused_models(
@@ -187,11 +192,11 @@ def test_workers_that_stand_go_on_and_those_that_join_them_are_as_they_are(
     attention: AttentionKind | None, known: ModelFacts, kept: AttentionKind
 ) -> None:
     world = standing(attention)
-    snapshot = with_model(replace(world.snapshot(), model_note="by ConfigMap own"), known)
+    snapshot = modelled(replace(world.snapshot(), model_note="by ConfigMap own"), known)
     assert snapshot.model is not None
     assert snapshot.model.attention is kept
     assert snapshot.model.dimensions == known.dimensions
-    result = plan(replace(snapshot, kv_dtype=chosen_kv_dtype(snapshot)), world.now)
+    result = plan(replace(snapshot, kv_dtype=chosen_kv_dtype(snapshot, standing_workers(snapshot))), world.now)
     assert not result.actions, "nothing restarts"
     assert result.status.kv_cache is not None
     assert result.status.kv_cache.reason.endswith(
@@ -199,7 +204,7 @@ def test_workers_that_stand_go_on_and_those_that_join_them_are_as_they_are(
         f"{known.attention.value}"
     )
     world.spec = make_spec(H100, model="own/model", engine={"args": ["--seed=1"]})
-    renewed = with_model(world.snapshot(), known)
+    renewed = modelled(world.snapshot(), known)
     assert renewed.model == known
     assert renewed.model_note == ""
 
@@ -209,7 +214,7 @@ WRONG = "spec.model.config: ConfigMap ml/own does not exist; create it."
 
 def test_a_new_revision_waits_for_it_and_says_so() -> None:
     world = World(make_spec(H100, model="own/model"))
-    snapshot = with_model(replace(world.snapshot(), model_problem=WRONG), ModelFacts())
+    snapshot = modelled(replace(world.snapshot(), model_problem=WRONG), ModelFacts())
     refused = refused_in(snapshot)
     assert [(each.message, each.reason) for each in refused.values()] == [(WRONG, Reason.MODEL_CONFIG_UNUSABLE)]
     result = plan(replace(snapshot, refused=refused), world.now)
@@ -220,14 +225,13 @@ def test_a_new_revision_waits_for_it_and_says_so() -> None:
         f"No worker of pool p is made: {WRONG}",
     )
     assert any(
-        isinstance(action, CreateWorker)
-        for action in plan(with_model(world.snapshot(), facts(LLAMA)), world.now).actions
+        isinstance(action, CreateWorker) for action in plan(modelled(world.snapshot(), facts(LLAMA)), world.now).actions
     )
 
 
 def test_workers_that_stand_are_replaced_and_joined_without_it() -> None:
     world = standing()
-    snapshot = with_model(replace(world.snapshot(), model_problem=WRONG), ModelFacts())
+    snapshot = modelled(replace(world.snapshot(), model_problem=WRONG), ModelFacts())
     assert refused_in(snapshot) == {}
     result = plan(snapshot, world.now)
     assert not result.actions
@@ -242,7 +246,7 @@ def test_a_model_whose_kind_the_table_knows_does_not_wait() -> None:
     known = facts_of_name("meta-llama/Llama-3-own")
     assert known.kind is not None
     assert known.dimensions is None
-    assert refused_in(with_model(replace(world.snapshot(), model_problem=WRONG), known)) == {}
+    assert refused_in(modelled(replace(world.snapshot(), model_problem=WRONG), known)) == {}
 
 
 def test_a_config_json_that_refuses_pools_holds_up_new_revisions_alone() -> None:
@@ -250,11 +254,11 @@ def test_a_config_json_that_refuses_pools_holds_up_new_revisions_alone() -> None
     prefill = {**H100, "parallelism": {"tensor": 16}, "roles": ["prefill"]}
     decode = {**H100, "name": "d", "parallelism": {"tensor": 8}, "roles": ["decode"]}
     world = World(make_spec(prefill, decode, model="own/model"))
-    assert set(refused_in(with_model(world.snapshot(), facts(LLAMA)))) == {"p"}
+    assert set(refused_in(modelled(world.snapshot(), facts(LLAMA)))) == {"p"}
     world.settle()
-    assert refused_in(with_model(world.snapshot(), facts(LLAMA))) == {}
+    assert refused_in(modelled(world.snapshot(), facts(LLAMA))) == {}
     world.spec = make_spec(prefill, decode, model="own/model", engine={"args": ["--seed=1"]})
-    assert set(refused_in(with_model(world.snapshot(), facts(LLAMA)))) == {"p"}
+    assert set(refused_in(modelled(world.snapshot(), facts(LLAMA)))) == {"p"}
 
 
 def test_the_sample_names_a_config_json_that_can_be_used() -> None:

@@ -33,8 +33,8 @@ ObjectName = Annotated[
     str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", description="Object name.")
 ]
 """Name of another Kubernetes object in the same namespace."""
-CONFIG_MAP_KEY: Final = r"^[-._a-zA-Z0-9]+$"
-"""Form of a key of a ConfigMap's `data`, as Kubernetes has it."""
+ConfigMapKey = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+"""Key of a ConfigMap's `data`, as Kubernetes has it."""
 Image = Annotated[str, Meta(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
 
 Duration = Annotated[str, Meta(min_length=2, max_length=durations.MAX_LENGTH, pattern=durations.PATTERN)]

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from fulcrum.api.balance_types import Rollout
-from fulcrum.api.base import CONFIG_MAP_KEY, MAX_WORKERS, ApiStruct, Name, ObjectName, Quantity, Rules, rule
+from fulcrum.api.base import MAX_WORKERS, ApiStruct, ConfigMapKey, Name, ObjectName, Quantity, Rules, rule
 from fulcrum.api.engine_types import PoolEngine
 from fulcrum.api.names import Role
 from fulcrum.api.pod_types import GpuRequest, Rdma, Resources, Topology
@@ -90,13 +90,8 @@ class PoolProfile(ApiStruct, frozen=True, kw_only=True):
         ObjectName, Meta(description="ConfigMap in the same namespace, such as `fulcrum capacity --export` fills.")
     ]
     key: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=253,
-            pattern=CONFIG_MAP_KEY,
-            description="Key of the ConfigMap's `data` that holds the profile, a JSON document.",
-        ),
+        ConfigMapKey,
+        Meta(description="Key of the ConfigMap's `data` that holds the profile, a JSON document."),
     ] = "profile.json"
 
 

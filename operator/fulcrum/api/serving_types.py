@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from fulcrum.api.base import CONFIG_MAP_KEY, ApiStruct, Name, ObjectName, PositiveDuration, Rules, rule
+from fulcrum.api.base import ApiStruct, ConfigMapKey, Name, ObjectName, PositiveDuration, Rules, rule
 
 MAX_CLASSES = 32
 
@@ -33,13 +33,8 @@ class ModelConfigMap(ApiStruct, frozen=True, kw_only=True):
 
     config_map: Annotated[ObjectName, Meta(description="ConfigMap in the same namespace.")]
     key: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=253,
-            pattern=CONFIG_MAP_KEY,
-            description="Key of the ConfigMap's `data` that holds the config.json, as in the model's repository.",
-        ),
+        ConfigMapKey,
+        Meta(description="Key of the ConfigMap's `data` that holds the config.json, as in the model's repository."),
     ] = "config.json"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -50,37 +51,37 @@ def standing_workers(snapshot: Snapshot) -> list[Worker]:
     return [each for each in snapshot.workers if each.live and each.spec_hash == revisions.get(each.pool)]
 
 
-def with_model(snapshot: Snapshot, known: ModelFacts) -> Snapshot:
+def with_model(snapshot: Snapshot, known: ModelFacts, standing: Iterable[Worker]) -> Snapshot:
     """Return the snapshot with the model that new workers are made for: `known`, and the attention of those that stand.
 
     A config.json that comes, changes or goes is no part of a revision: it restarts none, and all go on understanding
     each other.
     """
     usual = facts_of_name(snapshot.spec.model.name).attention
-    standing = Counter(worker.attention or usual for worker in standing_workers(snapshot))
-    if not standing or known.attention in standing:
+    made_for = Counter(worker.attention or usual for worker in standing)
+    if not made_for or known.attention in made_for:
         return replace(snapshot, model=known)
-    (kept, _), wanted = standing.most_common(1)[0], known.attention
+    (kept, _), wanted = made_for.most_common(1)[0], known.attention
     kind = replace(known.kind or ModelKind(), attention=kept)
     note = f"the workers that stand were made for {kept.value} attention; a new revision is made for {wanted.value}"
     note = "; ".join(each for each in (snapshot.model_note, note) if each)
     return replace(snapshot, model=replace(known, kind=kind), model_note=note)
 
 
-def chosen_kv_dtype(snapshot: Snapshot) -> KvDtype:
+def chosen_kv_dtype(snapshot: Snapshot, standing: Iterable[Worker]) -> KvDtype:
     """Return the element type of the KV cache that new workers get.
 
-    What `auto` came to for workers of the present revisions stands: an upgrade that knows more about a model restarts
-    none, and all workers go on understanding each other.
+    What `auto` came to for workers of the present revisions (`standing`) stays: an upgrade that knows more about a
+    model restarts none, and all workers go on understanding each other.
     """
     spec, model = snapshot.spec, snapshot.model
     wanted = resolved_kv_dtype(spec, model.kind if model is not None else None)
     if spec.engine.kv_cache.dtype is not KvCacheDtype.AUTO:
         return wanted
-    standing = Counter(worker.kv_dtype for worker in standing_workers(snapshot))
-    if not standing or wanted.dtype in standing:
+    came_to = Counter(worker.kv_dtype for worker in standing)
+    if not came_to or wanted.dtype in came_to:
         return wanted
-    kept, _ = standing.most_common(1)[0]
+    kept, _ = came_to.most_common(1)[0]
     why = f"the workers that stand were made with {kept.value}; a new revision gets {wanted.dtype.value}: {wanted.why}"
     return KvDtype(dtype=kept, why=why)
 

@@ -213,7 +213,8 @@ class Reconciler:
             model_note=model.source,
             model_problem=model.problem,
         )
-        snapshot = with_model(snapshot, model.facts)
+        standing = standing_workers(snapshot)
+        snapshot = with_model(snapshot, model.facts, standing)
         watched = WatchedCluster(
             namespace=key[0],
             name=key[1],
@@ -225,14 +226,14 @@ class Reconciler:
             profiles=profiles.known,
             model=model.facts,
         )
-        kv_dtype = chosen_kv_dtype(snapshot)
+        kv_dtype = chosen_kv_dtype(snapshot, standing)
         models = refused_models(
             cluster.spec,
             self._installation,
             dtype=kv_dtype.dtype,
             model=snapshot.model,
             problem=model.problem,
-            standing=standing_workers(snapshot),
+            standing=standing,
         )
         snapshot = replace(snapshot, kv_dtype=kv_dtype, refused={**models, **snapshot.refused})
         measured, loads, settled = self._watches.measurements_of(watched)
