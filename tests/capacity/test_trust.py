@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import msgspec
-import pytest
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
-from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
-from fulcrum.capacity.trust import measured_speed, pool_speed, roofline_speed
+from fulcrum.capacity.trust import measured_speed, pool_speed
 
 COEFFICIENTS = SpeedCoefficients(
     prefill_a=0.005, prefill_b=2e-5, prefill_c=1e-9, decode_a=0.008, decode_b=3e-5, decode_c=4e-8
@@ -99,23 +97,3 @@ def test_a_report_without_its_limits_takes_the_prior_s() -> None:
 
 def test_an_engine_that_was_not_measured_is_unknown() -> None:
     assert measured_speed(msgspec.structs.replace(REPORT, speed=None), prior=ROOFLINE) is None
-
-
-def test_the_roofline_of_a_known_pair() -> None:
-    speed = roofline_speed("meta-llama/Llama-3.1-70B-Instruct", "H100-SXM-80GB", tensor=4)
-    assert speed is not None
-    assert speed == roofline_speed(known_model("Llama-3.1-70B"), "H100", tensor=4)
-
-
-@pytest.mark.parametrize(
-    ("model", "accelerator", "tensor"),
-    [
-        ("somebody/own-model", "H100", 1),
-        ("meta-llama/Llama-3.1-8B-Instruct", "TPU", 1),
-        ("meta-llama/Llama-3.1-8B-Instruct", "H100", 3),
-        ("meta-llama/Llama-3.1-405B-Instruct", "L4", 1),
-        ("smollm2", "cpu", 1),
-    ],
-)
-def test_no_roofline_where_none_can_be_had(model: str, accelerator: str, tensor: int) -> None:
-    assert roofline_speed(model, accelerator, tensor=tensor) is None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from fulcrum.api.amd import is_amd
+from fulcrum.api.engine_args import engine_option
 from fulcrum.api.names import ENV_WORKER_CONFIG, PORT_RANKS
 from fulcrum.api.types import OffloadPolicy
 from fulcrum.api.worker import ENGINE_KV_DTYPES, WorkerConfig
@@ -164,9 +165,8 @@ def _kv_cache_dtype(config: WorkerConfig, facts: VllmFacts) -> str:
 
 def _computes_in(config: WorkerConfig) -> str:
     """Type that the spec's arguments let the model compute in; without one, that of nearly all models of today."""
-    items = zip(config.engine_args, (*config.engine_args[1:], ""), strict=False)
-    named = [item.partition("=")[2] or after for item, after in items if item.partition("=")[0] == "--dtype"]
-    return _DTYPES.get(named[-1], named[-1]) if named else ENGINE_KV_DTYPES["bf16"]
+    named = engine_option(config.engine_args, "dtype")
+    return ENGINE_KV_DTYPES["bf16"] if named is None else _DTYPES.get(named, named)
 
 
 def _kv_bytes_per_gpu(config: WorkerConfig) -> int | None:

@@ -11,6 +11,7 @@ spellings of one argument, so names are compared in normal form, and any abbrevi
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -181,6 +182,18 @@ def check_engine_args(args: tuple[str, ...] | list[str]) -> list[EngineArgProble
             argument = re.split(r"[=\s]", item, maxsplit=1)[0] or item
             problems.append(EngineArgProblem(index=index, argument=argument, message=message))
     return problems
+
+
+def engine_option(args: Sequence[str], name: str) -> str | None:
+    """Return the value that the engine takes for the option `name` (`max-num-seqs`): the last one; None without any."""
+    items = zip(args, (*args[1:], ""), strict=False)
+    split = ((item.partition("="), after) for item, after in items)
+    values = [
+        value if equals else after
+        for (option, equals, value), after in split
+        if option.startswith("--") and option[2:].replace("_", "-") == name
+    ]
+    return values[-1] if values else None
 
 
 def _refusal_message(item: str) -> str | None:

@@ -9,41 +9,12 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
-from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelerator
 from fulcrum.capacity.decode_curve import curve_problem
-from fulcrum.capacity.engine import EngineShapeError
-from fulcrum.capacity.known_models import UnknownModelError, known_model
 from fulcrum.capacity.kv import UNKNOWN_TRANSFER, TransferCost
-from fulcrum.capacity.model import ModelConfig
-from fulcrum.capacity.precision import Precision
-from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 
 _TYPICAL_TOKENS: Final = 1024.0
 _TYPICAL_BATCH: Final = 16.0
-
-
-def roofline_speed(
-    model: str | ModelConfig,
-    accelerator_name: str,
-    *,
-    tensor: int = 1,
-    pipeline: int = 1,
-    kv: Precision = Precision.FP8,
-    kv_memory_bytes: int | None = None,
-) -> WorkerSpeed | None:
-    """The roofline where one can be had: None for an unknown model or accelerator, a shape that cannot be, and a CPU.
-
-    On a CPU only what was measured counts: how many cores a worker gets is not in its name.
-    """
-    try:
-        config = model if isinstance(model, ModelConfig) else known_model(model)
-        chosen = accelerator(accelerator_name)
-        if chosen is CPU:
-            return None
-        return worker_speed(config, chosen, tensor=tensor, pipeline=pipeline, kv=kv, kv_memory_bytes=kv_memory_bytes)
-    except (UnknownModelError, UnknownAcceleratorError, EngineShapeError):
-        return None
 
 
 def measured_speed(

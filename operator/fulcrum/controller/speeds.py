@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fulcrum.api.names import Role
-from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import Worker, worker_revision
 from fulcrum.capacity.kv import UNKNOWN_TRANSFER, TransferCost
-from fulcrum.capacity.kv_dtype import kv_precision
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.capacity.online import TRUST, OnlineSpeed
 from fulcrum.capacity.pace import Pace, measured_times
+from fulcrum.capacity.pool_roofline import known_roofline
 from fulcrum.capacity.profile import Profile, profiled_speed
 from fulcrum.capacity.rows import rows_between
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.capacity.transfers import pool_transfer
-from fulcrum.capacity.trust import measured_speed, pool_speed, roofline_speed
+from fulcrum.capacity.trust import measured_speed, pool_speed
 
 ROW_SECONDS: Final = 10.0
 """Shortest time between the two reports that a row is made from: in a shorter one, one request more or less counts too
@@ -209,18 +208,6 @@ class PoolSpeeds:
 
     def _roofline(self, spec: InferenceClusterSpec, pool: Pool, revision: str, model: ModelFacts) -> _Prior:
         if pool.name not in self._rooflines or self._rooflines[pool.name][0] != (revision, model):
-            tensor, pipeline = pool.parallelism.tensor, pool.parallelism.pipeline
-            cache = spec.engine.kv_cache
-            memory = number_of_bytes(cache.memory) // (tensor * pipeline) if cache.memory is not None else None
-            speed = roofline_speed(
-                model.dimensions or spec.model.name,
-                pool.accelerator,
-                tensor=tensor,
-                pipeline=pipeline,
-                kv=kv_precision(spec, model.kind),
-                kv_memory_bytes=memory,
-            )
             transfer = pool_transfer(spec, pool, model) or UNKNOWN_TRANSFER
-            known = speed.with_transfer(transfer) if speed is not None else None
-            self._rooflines[pool.name] = ((revision, model), _Prior(known, transfer))
+            self._rooflines[pool.name] = ((revision, model), _Prior(known_roofline(spec, pool, model), transfer))
         return self._rooflines[pool.name][1]

@@ -11,9 +11,8 @@ from fulcrum.capacity.accelerators import CPU, accelerator
 from fulcrum.capacity.known_models import UnknownModelError
 from fulcrum.capacity.kv import BLOCK_TOKENS, TransferCost, kv_bytes_per_token
 from fulcrum.capacity.kv_dtype import kv_precision
-from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
-from fulcrum.capacity.roofline import worker_speed
+from fulcrum.capacity.pool_roofline import pool_roofline
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.transfers import pool_transfer
 from fulcrum.simulation.cluster import ClusterModel, Links, PoolModel
@@ -77,10 +76,10 @@ def _kv_tiers(
     offload = cache.offload
     if offload is None:
         return None
-    try:
-        size = kv_bytes_per_token(_dimensions(spec, model), kv_precision(spec, model.kind))
-    except UnknownModelError as error:
-        raise NoSpeedError(f"engine.kvCache.offload: how large the KV of a token is, is not known: {error}") from error
+    if model.dimensions is None:
+        error = UnknownModelError(spec.model.name)
+        raise NoSpeedError(f"engine.kvCache.offload: how large the KV of a token is, is not known: {error}")
+    size = kv_bytes_per_token(model.dimensions, kv_precision(spec, model.kind))
 
     def link(bytes_per_second: float) -> TransferCost:
         return TransferCost(base_seconds=0.0, seconds_per_token=size / bytes_per_second)
@@ -94,25 +93,7 @@ def _kv_tiers(
     )
 
 
-def _dimensions(spec: InferenceClusterSpec, model: ModelFacts) -> ModelConfig:
-    if model.dimensions is None:
-        raise UnknownModelError(spec.model.name)
-    return model.dimensions
-
-
 def _roofline(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> WorkerSpeed:
-    chosen = accelerator(pool.accelerator)
-    if chosen is CPU:
+    if accelerator(pool.accelerator) is CPU:
         raise NoSpeedError(f"pool {pool.name}: how fast a worker on CPUs is only a profile can tell (--profile)")
-    tensor, pipeline = pool.parallelism.tensor, pool.parallelism.pipeline
-    cache = spec.engine.kv_cache
-    memory = number_of_bytes(cache.memory) // (tensor * pipeline) if cache.memory is not None else None
-    speed = worker_speed(
-        _dimensions(spec, model),
-        chosen,
-        tensor=tensor,
-        pipeline=pipeline,
-        kv=kv_precision(spec, model.kind),
-        kv_memory_bytes=memory,
-    )
-    return speed.with_transfer(pool_transfer(spec, pool, model) or speed.transfer)
+    return pool_roofline(spec, pool, model)
