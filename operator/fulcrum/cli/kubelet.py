@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from fulcrum_local.kubelet.kubelet import KubeletConfig
+    from fulcrum_local.kubelet.config import KubeletConfig
 
 
 def _pairs(_ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -79,7 +79,7 @@ def command(
       fulcrum kubelet --node-name gpu-box --extended-resource nvidia.com/gpu=2
     """
     from fulcrum_local.home import Home
-    from fulcrum_local.kubelet.kubelet import KubeletConfig
+    from fulcrum_local.kubelet.config import KubeletConfig
 
     try:
         config = KubeletConfig(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fulcrum_local.apiserver import errors
 from fulcrum_local.apiserver.errors import ApiError, Json
 from fulcrum_local.apiserver.kinds import Kind
 from fulcrum_local.apiserver.metadata import metadata_shape_problem
 from fulcrum_local.apiserver.strategies import Strategy, unknown_field_texts
-
-if TYPE_CHECKING:
-    from fulcrum_local.apiserver.writing import WriteOptions
+from fulcrum_local.apiserver.write_options import WriteOptions
 
 
 def check_body(kind: Kind, namespace: str, body: Any, *, name: str = "", patched: bool = False) -> None:

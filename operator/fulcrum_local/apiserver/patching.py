@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from fulcrum.api.schema.json_copy import json_copy
 from fulcrum_local.apiserver import errors
 from fulcrum_local.apiserver.bodies import as_object, parse_body, parse_yaml
+from fulcrum_local.apiserver.call import Call
 from fulcrum_local.apiserver.decoding import check_body
 from fulcrum_local.apiserver.errors import ApiError, Json
 from fulcrum_local.apiserver.kinds import Kind
@@ -18,9 +19,6 @@ from fulcrum_local.apiserver.times import now_text
 from fulcrum_local.apiserver.writing import Changer, Writer
 from fulcrum_local.objects.patch import PatchError, json_patch, merge_patch, strategic_merge_patch
 from fulcrum_local.objects.server_side_apply import ApplyConflict, apply
-
-if TYPE_CHECKING:
-    from fulcrum_local.apiserver.resources import Call
 
 JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"

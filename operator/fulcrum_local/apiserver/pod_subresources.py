@@ -13,10 +13,10 @@ from aiohttp import web
 from fulcrum_local.apiserver import errors
 from fulcrum_local.apiserver.bodies import as_object
 from fulcrum_local.apiserver.budgets import refusing_budget
+from fulcrum_local.apiserver.call import Call, answer
 from fulcrum_local.apiserver.deleting import Deleter, parse_delete_options
 from fulcrum_local.apiserver.errors import ApiError, Json
 from fulcrum_local.apiserver.presentation import encode
-from fulcrum_local.apiserver.resources import Call, answer
 from fulcrum_local.apiserver.store import Store, Stored
 from fulcrum_local.apiserver.times import now_text
 from fulcrum_local.apiserver.writing import Writer

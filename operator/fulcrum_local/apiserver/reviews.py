@@ -11,9 +11,9 @@ from fulcrum_local.apiserver import errors
 from fulcrum_local.apiserver.authentication import AUDIENCES, MASTERS, Authenticator, User
 from fulcrum_local.apiserver.authorization import Attributes, Authorizer
 from fulcrum_local.apiserver.bodies import as_object
+from fulcrum_local.apiserver.call import Call, answer
 from fulcrum_local.apiserver.errors import Json, cause
 from fulcrum_local.apiserver.presentation import encode
-from fulcrum_local.apiserver.resources import Call, answer
 from fulcrum_local.apiserver.store import Store
 from fulcrum_local.apiserver.times import now_text, time_text
 

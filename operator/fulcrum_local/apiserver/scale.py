@@ -9,12 +9,12 @@ from aiohttp import web
 from fulcrum.api.schema.json_copy import json_copy
 from fulcrum_local.apiserver import errors, patching
 from fulcrum_local.apiserver.bodies import as_object
+from fulcrum_local.apiserver.call import Call, answer
 from fulcrum_local.apiserver.conversion import served_form
 from fulcrum_local.apiserver.errors import ApiError, Json
 from fulcrum_local.apiserver.kinds import Kind
 from fulcrum_local.apiserver.presentation import encode
 from fulcrum_local.apiserver.printers import selector_text
-from fulcrum_local.apiserver.resources import Call, answer
 from fulcrum_local.apiserver.store import Store
 from fulcrum_local.apiserver.writing import Writer
 

@@ -16,6 +16,7 @@ from fulcrum_local.apiserver import discovery, errors
 from fulcrum_local.apiserver.authentication import AUTHENTICATED, Authenticator, User
 from fulcrum_local.apiserver.authorization import Attributes, Authorizer
 from fulcrum_local.apiserver.bodies import LONGEST_BODY_BYTES
+from fulcrum_local.apiserver.call import Call, default_manager
 from fulcrum_local.apiserver.chaos import Chaos
 from fulcrum_local.apiserver.errors import ApiError
 from fulcrum_local.apiserver.kinds import Kind, Registry
@@ -24,7 +25,7 @@ from fulcrum_local.apiserver.openapi import OpenApi
 from fulcrum_local.apiserver.pod_subresources import PodSubresources
 from fulcrum_local.apiserver.presentation import encode
 from fulcrum_local.apiserver.request import Target, parse_target
-from fulcrum_local.apiserver.resources import Call, Resources, default_manager
+from fulcrum_local.apiserver.resources import Resources
 from fulcrum_local.apiserver.reviews import Reviews
 from fulcrum_local.apiserver.scale import Scales
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 from fulcrum.api.schema.json_copy import json_copy
 from fulcrum_local.apiserver import errors
-from fulcrum_local.apiserver.authentication import User
 from fulcrum_local.apiserver.conversion import served_form, stored_form
 from fulcrum_local.apiserver.decoding import check_body, decoded
 from fulcrum_local.apiserver.errors import ApiError, Json
@@ -20,6 +18,7 @@ from fulcrum_local.apiserver.metadata import metadata_causes
 from fulcrum_local.apiserver.store import Store, Stored
 from fulcrum_local.apiserver.strategies import Strategies, Strategy
 from fulcrum_local.apiserver.times import now_text
+from fulcrum_local.apiserver.write_options import WriteOptions
 from fulcrum_local.objects.server_side_apply import record_update
 
 _NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
@@ -29,21 +28,6 @@ _STATUS_KEEPS_METADATA: Final = frozenset({"pods", "nodes", "namespaces", "servi
 _TERMINATING: Final = "because it is being terminated"
 
 Changer = Callable[[Json], Json]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteOptions:
-    """Which client writes, and how; `warnings` collects what goes into Warning headers."""
-
-    user: User
-    manager: str
-    dry_run: bool = False
-    field_validation: str = "Warn"
-    duplicates: tuple[str, ...] = ()
-    """Paths of keys that the body has twice."""
-    patched: bool = False
-    """The object is what a patch made of the one that is there."""
-    warnings: list[str] = field(default_factory=list, compare=False)
 
 
 class Writer:

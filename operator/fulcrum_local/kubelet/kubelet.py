@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from fulcrum.kube import Api, Changed, Interrupted, Listed, follow
 from fulcrum_local.certificates import self_signed
 from fulcrum_local.kubelet.addresses import AddressPool
 from fulcrum_local.kubelet.callers import Callers
+from fulcrum_local.kubelet.config import KubeletConfig
 from fulcrum_local.kubelet.devices import GPU, Devices
 from fulcrum_local.kubelet.environment import base_environment
 from fulcrum_local.kubelet.events import Recorder
@@ -35,22 +35,6 @@ Json = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 _SWEEP_SECONDS: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletConfig:
-    """Everything that `fulcrum kubelet` can be told."""
-
-    node_name: str
-    state_directory: Path
-    pod_cidr: str = "127.77.0.0/16"
-    labels: dict[str, str] = field(default_factory=dict)
-    taints: tuple[Json, ...] = ()
-    extended_resources: dict[str, str] = field(default_factory=dict)
-    pass_environment: tuple[str, ...] = ()
-    log_bytes: int = 10 * 1024 * 1024
-    sweep_orphans: bool = False
-    """Kill children that this process did not start: only where this process is the kubelet alone, and a sub-reaper."""
 
 
 class Kubelet:

@@ -9,7 +9,8 @@ import signal
 from pathlib import Path
 
 from fulcrum.kube import Api
-from fulcrum_local.kubelet.kubelet import Kubelet, KubeletConfig
+from fulcrum_local.kubelet.config import KubeletConfig
+from fulcrum_local.kubelet.kubelet import Kubelet
 from fulcrum_local.kubelet.processes import become_subreaper
 from fulcrum_local.proxy.proxy import ServiceProxy
 

@@ -10,14 +10,12 @@ import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from fulcrum import __version__
 from fulcrum.kube import MERGE, STRATEGIC, Api, ApiError, ApiFailure
+from fulcrum_local.kubelet.config import KubeletConfig
 from fulcrum_local.kubelet.environment import quantity
-
-if TYPE_CHECKING:
-    from fulcrum_local.kubelet.kubelet import KubeletConfig
 
 Json = dict[str, Any]
 logger = logging.getLogger(__name__)
