@@ -13,7 +13,7 @@ COPY requirements/image.lock requirements/image.lock
 COPY crds crds
 COPY manifests manifests
 COPY examples/simulate.yaml examples/simulate.yaml
-COPY operator operator
+COPY operator/fulcrum operator/fulcrum
 COPY worker_image/fulcrum_worker worker_image/fulcrum_worker
 # The lock names what was tested, by version and by hash.
 RUN /opt/fulcrum/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/image.lock \

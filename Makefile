@@ -48,7 +48,7 @@ lint:
 	@echo "[check] format and lint" && $(BIN)/ruff format --check --quiet $(SOURCES) && $(BIN)/ruff check --quiet $(SOURCES)
 
 types:
-	@echo "[check] types" && $(BIN)/mypy --no-error-summary operator/fulcrum worker_image/fulcrum_worker
+	@echo "[check] types" && $(BIN)/mypy --no-error-summary operator/fulcrum operator/fulcrum_local worker_image/fulcrum_worker
 
 contracts:
 	@echo "[check] import contracts" && $(BIN)/lint-imports --no-logo > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
@@ -121,7 +121,7 @@ docs:  ## The documentation as a site, in build/docs (installs 160 MB beside the
 images:  ## Images of the control plane and the worker, with docker or podman (IMAGES, TAG; ROCM=1: for AMD, too)
 	@sh requirements/images.sh
 
-release: install  ## Wheel, sdist, charts, bill of materials and checksums, in dist/
+release: install  ## Wheels, sdists, charts, bill of materials and checksums, in dist/
 	@sh requirements/release.sh
 
 clean:  ## Remove everything that make made

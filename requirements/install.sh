@@ -44,7 +44,7 @@ put_control() {
     pip install 'pip>=25,<27'
     step "the control plane: operator, gateway, simulator, local Kubernetes (530 MB on disk)"
     put -r requirements/fulcrum.lock
-    put --no-build-isolation --editable .
+    put --no-build-isolation --editable . --editable ./operator/fulcrum_local
 }
 
 put_engine() {
@@ -77,7 +77,7 @@ put_tools() {
     bytecode
 }
 
-part control requirements/fulcrum.lock pyproject.toml
+part control requirements/fulcrum.lock pyproject.toml operator/fulcrum_local/pyproject.toml
 for name in "$@"; do
     case $name in
     engine) part engine requirements/engine-cpu.lock ;;

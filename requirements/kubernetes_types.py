@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = "v1.37.0"
-TARGET = Path(__file__).parents[1] / "operator/fulcrum/local/apiserver/builtin_types.json"
+TARGET = Path(__file__).parents[1] / "operator/fulcrum_local/apiserver/builtin_types.json"
 META = "io.k8s.apimachinery.pkg.apis.meta.v1"
 PACKAGES = {
     "io.k8s.api.core.v1": "ConfigMap Endpoints Event Namespace Node PersistentVolumeClaim Pod Secret Service "

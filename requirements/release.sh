@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes dist/: wheel, sdist, charts, a bill of materials (CycloneDX) of what the wheel brings along, and SHA256SUMS of all of them.
-# The wheel is the one without compiled modules, for every platform; images compile their own.
+# Makes dist/: wheels and sdists of both distributions (fulcrum-operator, and fulcrum-operator-local for its extra `local`), charts, a bill
+# of materials (CycloneDX) of what the wheel of fulcrum-operator brings along alone, as in its image, and SHA256SUMS of all of them.
+# The wheels are those without compiled modules, for every platform; images compile their own.
 set -eu
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
@@ -10,8 +11,10 @@ export SOURCE_DATE_EPOCH FULCRUM_COMPILE=0
 step() { echo "[release] $1"; }
 rm -rf dist
 mkdir dist
-step "wheel and sdist"
-"$venv/bin/python" -m hatchling build -d dist >/dev/null
+step "wheels and sdists"
+python=$(cd "$venv/bin" && pwd)/python
+"$python" -m hatchling build -d dist >/dev/null
+(cd operator/fulcrum_local && "$python" -m hatchling build -d ../../dist >/dev/null)
 step "charts"
 for chart in charts/*/Chart.yaml; do
     "$venv/bin/helm" package "$(dirname "$chart")" -d dist >/dev/null
@@ -22,7 +25,7 @@ alone=$(mktemp -d)
 trap 'rm -rf "$alone"' EXIT
 "$venv/bin/python" -m venv "$alone"
 PIP_DISABLE_PIP_VERSION_CHECK=1 "$alone/bin/pip" install --quiet --no-deps --require-hashes -r requirements/image.lock
-PIP_DISABLE_PIP_VERSION_CHECK=1 "$alone/bin/pip" install --quiet --no-deps dist/*.whl
+PIP_DISABLE_PIP_VERSION_CHECK=1 "$alone/bin/pip" install --quiet --no-deps dist/fulcrum_operator-[0-9]*.whl
 "$alone/bin/pip" check >/dev/null
 "$alone/bin/fulcrum" --version
 "$alone/bin/pip" uninstall --quiet --yes pip setuptools >/dev/null 2>&1 || true

@@ -18,7 +18,7 @@ CONTROL_PLANE = ROOT / "Dockerfile"
 WORKER = ROOT / "worker_image" / "Dockerfile"
 ROCM_WORKER = ROOT / "worker_image" / "Dockerfile.rocm"
 STARTED = "fulcrum.controller.run, fulcrum.gateway.app, fulcrum.cli.operator, fulcrum.cli.gateway, fulcrum.cli.up"
-"""What the control plane's image starts (`fulcrum operator`, `fulcrum gateway`, and the local Kubernetes)."""
+"""What the image starts (`fulcrum operator`, `fulcrum gateway`), and a command that says what it lacks (`up`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

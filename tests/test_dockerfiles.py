@@ -19,6 +19,7 @@ from tests.image_build import (
     WORKER,
     build,
     build_stage,
+    copy_context,
     imports,
     instructions,
 )
@@ -87,6 +88,15 @@ def test_the_build_context_has_what_is_copied(dockerfile: Path) -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = {source for sources, _ in build_stage(dockerfile).copies for source in sources}
     assert {source for source in copied if not any(f"{source}/".startswith(f"{path}/") for path in allowed)} == set()
+
+
+@pytest.mark.parametrize(
+    "dockerfile", [CONTROL_PLANE, WORKER, ROCM_WORKER], ids=["control plane", "worker", "worker for ROCm"]
+)
+def test_no_image_has_the_local_kubernetes(dockerfile: Path, tmp_path: Path) -> None:
+    copy_context(build_stage(dockerfile), tmp_path)
+    assert (tmp_path / "operator" / "fulcrum").is_dir()
+    assert not list(tmp_path.rglob("fulcrum_local*"))
 
 
 @pytest.mark.parametrize(

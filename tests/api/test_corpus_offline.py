@@ -9,7 +9,7 @@ from tests.api.corpus_files import Accepted, Rejected, accepted, rejected, value
 
 from fulcrum.api.crd import root_schema
 from fulcrum.api.objects import load_inference_cluster, to_dict
-from fulcrum.local.objects.schema import StructuralSchema
+from fulcrum.api.schema.structural import StructuralSchema
 
 
 @cache

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from fulcrum.api.crd import DEFINITIONS, INFERENCE_SCALE, Definition, custom_resource_definition, root_schema
 from fulcrum.api.reasons import Reason
+from fulcrum.api.schema.structural import StructuralSchema
 from fulcrum.cli.crd import command
-from fulcrum.local.objects.schema import StructuralSchema
 
 _ROOT = Path(__file__).parents[2]
 _SCALE = "scale:"

@@ -19,7 +19,7 @@ from tests.machine import deadline_seconds
 from fulcrum.api import engine_args
 from fulcrum.api.crd import root_schema
 from fulcrum.api.engine_args import check_engine_args
-from fulcrum.local.objects.schema import StructuralSchema
+from fulcrum.api.schema.structural import StructuralSchema
 
 _REFUSED = [name for refusal in engine_args._REFUSALS for name in refusal.names]
 _NOT_IN_THIS_VLLM = {"fd", "watchdog-config"}

@@ -15,8 +15,8 @@ from tests.machine import deadline_seconds
 from fulcrum.api import names
 from fulcrum.api.crd import custom_resource_definition, root_schema
 from fulcrum.api.objects import load_inference_cluster
+from fulcrum.api.schema.structural import StructuralSchema
 from fulcrum.controller.installation import Installation
-from fulcrum.local.objects.schema import StructuralSchema
 
 _ROOT = Path(__file__).parents[2]
 _SAMPLES = sorted((_ROOT / "manifests" / "samples").glob("*.yaml")) + sorted((_ROOT / "examples").glob("*.yaml"))

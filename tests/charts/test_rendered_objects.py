@@ -10,8 +10,8 @@ from tests.charts.foreign_kinds import foreign_crds
 from tests.controller.test_published_schemas import problems
 
 from fulcrum.api.crd import root_schema
-from fulcrum.local.apiserver.model_types import model_of
-from fulcrum.local.objects.schema import StructuralSchema
+from fulcrum.api.schema.structural import StructuralSchema
+from fulcrum_local.apiserver.model_types import model_of
 
 Render = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from fulcrum.api.crd import root_schema
 from fulcrum.api.objects import load_inference_cluster
+from fulcrum.api.schema.structural import StructuralSchema
 from fulcrum.cli.app import main
-from fulcrum.local.objects.schema import StructuralSchema
 
 INVENTORY = Path(__file__).parents[2] / "examples" / "placement" / "inventory.yaml"
 USUAL = ("--model", "facebook/opt-30b", "--workload", "755:200", "--slo", "2s,100ms,0.9")

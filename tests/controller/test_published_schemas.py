@@ -10,7 +10,7 @@ import pytest
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.children import Manifest, Owner, children, worker_pod
-from fulcrum.local.apiserver.model_types import FieldType, Model, fields_of, model_of
+from fulcrum_local.apiserver.model_types import FieldType, Model, fields_of, model_of
 
 OWNER = Owner(name="chat", namespace="ml", uid="u-1")
 H100 = {"name": "h100", "accelerator": "H100-SXM-80GB", "workers": {"max": 4}}

@@ -14,6 +14,7 @@ from fulcrum.api.device_fault import DeviceFault, said
 from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
+from fulcrum.api.schema.structural import StructuralSchema
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import EXIT_DEVICE_FAILED, WorkerConfig
 from fulcrum.balance import DeleteWorker, WorkerPhase
@@ -26,8 +27,7 @@ from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import Kube, Resource
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.observe import Observed, make_snapshot
-from fulcrum.local.apiserver.model_types import model_of
-from fulcrum.local.objects.schema import StructuralSchema
+from fulcrum_local.apiserver.model_types import model_of
 
 OWNER = Owner(name="c", namespace="ml", uid="u-1")
 POOL: dict[str, Any] = {

@@ -20,9 +20,9 @@ from tests.docs.blocks import ROOT, Block, blocks, commands, here_documents, she
 from tests.machine import deadline_seconds
 
 from fulcrum.api.crd import root_schema
+from fulcrum.api.schema.structural import StructuralSchema
 from fulcrum.cli.app import main
-from fulcrum.local.apiserver.model_types import model_of
-from fulcrum.local.objects.schema import StructuralSchema
+from fulcrum_local.apiserver.model_types import model_of
 
 BIN = Path(sys.executable).parent
 LANGUAGES = {"bash", "console", "yaml", "json", "python", "text"}

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from fulcrum.local.home import Home
+from fulcrum_local.home import Home
 
 LANES: Final = 2
 

@@ -16,7 +16,7 @@ from tests.machine import deadline_seconds
 
 from fulcrum.kube import Api, ApiError
 from fulcrum.kube.informer import Informer
-from fulcrum.local.controllers.resources import PODS, Json
+from fulcrum_local.controllers.resources import PODS, Json
 
 
 def pod(name: str, version: int, uid: str = "u", **metadata: Any) -> Json:

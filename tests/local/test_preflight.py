@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fulcrum.local.preflight import cannot_run
+from fulcrum_local.preflight import cannot_run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 AVX2 = "flags\t\t: fma avx avx2 bmi2\n"

@@ -15,8 +15,8 @@ from tests.worker_image.agents import free_address, worker_config
 from fulcrum.api.names import ANNOTATION_PORTS, PORT_AGENT, Role
 from fulcrum.api.ports import AgentAddress, agent_of
 from fulcrum.api.worker import Stage
-from fulcrum.local.stages import USUAL_FILE, Stages, start_seconds, usual_seconds
 from fulcrum.telemetry import Agents
+from fulcrum_local.stages import USUAL_FILE, Stages, start_seconds, usual_seconds
 from fulcrum_worker.roles import WorkerRole
 from fulcrum_worker.server import make_app
 from fulcrum_worker.state import WorkerState

@@ -21,8 +21,8 @@ import yaml
 from tests.machine import deadline_seconds
 
 from fulcrum.kube import Api, ApiFailure
-from fulcrum.local.home import Home
-from fulcrum.local.kubelet.processes import MARK_STATE, kill_marked
+from fulcrum_local.home import Home
+from fulcrum_local.kubelet.processes import MARK_STATE, kill_marked
 
 Json = dict[str, Any]
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     found = Home(root=tmp_path / "home")
     with (tmp_path / "supervisor.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fulcrum.local.supervisor", str(found.root)],
+            [sys.executable, "-m", "fulcrum_local.supervisor", str(found.root)],
             stdout=log,
             stderr=log,
             env={**os.environ, "FULCRUM_HOME": str(found.root)},

@@ -6,12 +6,6 @@ from pathlib import Path
 
 import click
 
-from fulcrum.local.home import EXIT_PORT_TAKEN
-
-
-class _PortTaken(click.ClickException):
-    exit_code = EXIT_PORT_TAKEN
-
 
 @click.command("apiserver")
 @click.option(
@@ -48,7 +42,11 @@ def command(
 
     import uvloop
 
-    from fulcrum.local.apiserver.run import AlreadyRunningError, Options, PortTakenError, run
+    from fulcrum_local.apiserver.run import AlreadyRunningError, Options, PortTakenError, run
+    from fulcrum_local.home import EXIT_PORT_TAKEN
+
+    class PortTaken(click.ClickException):
+        exit_code = EXIT_PORT_TAKEN
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options = Options(
@@ -62,6 +60,6 @@ def command(
     try:
         uvloop.run(run(options))
     except PortTakenError as error:
-        raise _PortTaken(str(error)) from None
+        raise PortTaken(str(error)) from None
     except (AlreadyRunningError, OSError) as error:
         raise click.ClickException(str(error)) from None

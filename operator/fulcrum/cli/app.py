@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -35,6 +35,17 @@ _COMMANDS: Final = {
 
 
 class _LazyGroup(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if error.name != "fulcrum_local":
+                raise
+            raise click.ClickException(
+                f"`fulcrum {ctx.invoked_subcommand}` needs the local Kubernetes, which is not installed: "
+                "pip install 'fulcrum-operator[local]'"
+            ) from error
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 

@@ -19,7 +19,7 @@ def spec_of(path: Path) -> InferenceClusterSpec:
     from fulcrum.api.crd import root_schema
     from fulcrum.api.names import KIND
     from fulcrum.api.objects import load_inference_cluster
-    from fulcrum.local.objects.schema import StructuralSchema
+    from fulcrum.api.schema.structural import StructuralSchema
 
     found = [each for each in _documents(path) if each.get("kind") == KIND]
     if len(found) != 1:

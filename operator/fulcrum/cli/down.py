@@ -8,7 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from fulcrum.kube import Api
-    from fulcrum.local.home import Home
+    from fulcrum_local.home import Home
 
 
 @click.command(short_help="Stop everything that `fulcrum up` started.")
@@ -35,9 +35,9 @@ def command(*, purge: bool, keep: bool, timeout: float) -> None:
     """
     import asyncio
 
-    from fulcrum.local.home import Home
-    from fulcrum.local.launch import is_running, leftovers, stop_pods, stop_supervisor
-    from fulcrum.local.launch import purge as remove_state
+    from fulcrum_local.home import Home
+    from fulcrum_local.launch import is_running, leftovers, stop_pods, stop_supervisor
+    from fulcrum_local.launch import purge as remove_state
 
     home = Home.find()
     running = is_running(home)

@@ -28,7 +28,7 @@ from fulcrum.capacity.trust import measured_speed, pool_speed
 from fulcrum.cli.connect import api_of
 from fulcrum.cli.top.source import NoClusterError, find_cluster
 from fulcrum.kube import Api, ApiFailure, ConfigError
-from fulcrum.local.readiness import is_true
+from fulcrum.kube.readiness import is_true
 from fulcrum.telemetry import Agents
 
 AGENT_SECONDS: Final = 5.0

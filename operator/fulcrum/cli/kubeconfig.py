@@ -15,7 +15,7 @@ def command(*, only_path: bool) -> None:
       export KUBECONFIG=$(fulcrum kubeconfig --path)
       fulcrum kubeconfig > ~/.kube/fulcrum.yaml
     """
-    from fulcrum.local.home import Home
+    from fulcrum_local.home import Home
 
     home = Home.find()
     if not home.kubeconfig.is_file():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from fulcrum.local.kubelet.kubelet import KubeletConfig
+    from fulcrum_local.kubelet.config import KubeletConfig
 
 
 def _pairs(_ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -78,8 +78,8 @@ def command(
       fulcrum kubelet --kubeconfig ~/.kube/config --node-name my-laptop
       fulcrum kubelet --node-name gpu-box --extended-resource nvidia.com/gpu=2
     """
-    from fulcrum.local.home import Home
-    from fulcrum.local.kubelet.kubelet import KubeletConfig
+    from fulcrum_local.home import Home
+    from fulcrum_local.kubelet.config import KubeletConfig
 
     try:
         config = KubeletConfig(
@@ -101,8 +101,8 @@ def _serve(config: KubeletConfig, kubeconfig: str | None, *, service_proxy: bool
     import uvloop
 
     from fulcrum.kube import ConfigError
-    from fulcrum.local.kubelet.main import serve
-    from fulcrum.local.log_format import log_to_stderr
+    from fulcrum_local.kubelet.main import serve
+    from fulcrum_local.log_format import log_to_stderr
 
     log_to_stderr()
     try:

@@ -53,8 +53,8 @@ async def _print(pod: str, namespace: str, query: dict[str, str]) -> None:
     import sys
 
     from fulcrum.kube import Api, ApiError, ApiFailure
-    from fulcrum.local.home import Home
-    from fulcrum.local.launch import is_running
+    from fulcrum_local.home import Home
+    from fulcrum_local.launch import is_running
 
     home = Home.find()
     if not is_running(home) or not home.kubeconfig.is_file():

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from fulcrum.local.overview import Overview, WorkerRow
+    from fulcrum_local.overview import Overview, WorkerRow
 
 
 @click.command(short_help="Show clusters, workers and what runs.")
@@ -50,9 +50,9 @@ def command(*, as_json: bool) -> None:
 
 async def _read() -> Overview:
     from fulcrum.kube import Api
-    from fulcrum.local.home import Home
-    from fulcrum.local.launch import is_running
-    from fulcrum.local.overview import overview
+    from fulcrum_local.home import Home
+    from fulcrum_local.launch import is_running
+    from fulcrum_local.overview import overview
 
     home = Home.find()
     if not is_running(home) or not home.kubeconfig.is_file():

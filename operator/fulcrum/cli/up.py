@@ -34,8 +34,8 @@ def command(*, filename: tuple[Path, ...], wait: bool, timeout: float, operator:
 
     from rich.console import Console
 
-    from fulcrum.local.bringup import BringUp, BringUpError
-    from fulcrum.local.home import Home
+    from fulcrum_local.bringup import BringUp, BringUpError
+    from fulcrum_local.home import Home
 
     bring_up = BringUp(Home.find(), Console(highlight=False), chaos_seed=chaos)
     try:

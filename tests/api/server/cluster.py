@@ -19,7 +19,7 @@ from kubernetes.client import Configuration
 from kubernetes.config import load_kube_config
 from tests.machine import deadline_seconds
 
-from fulcrum.local.certificates import self_signed, server_context
+from fulcrum_local.certificates import self_signed, server_context
 
 Json = dict[str, Any]
 T = TypeVar("T")

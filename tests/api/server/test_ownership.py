@@ -13,7 +13,7 @@ from tests.api.server.cluster import Http, Json, config_map, deployment, wait_fo
 
 _CONTROLLERS = """
 import asyncio, signal, sys
-from fulcrum.local.controllers.runner import run_controllers
+from fulcrum_local.controllers.runner import run_controllers
 async def main():
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from tests.machine import deadline_seconds
 
-from fulcrum.local.apiserver.run import Options, serving
-from fulcrum.local.home import EXIT_PORT_TAKEN
+from fulcrum_local.apiserver.run import Options, serving
+from fulcrum_local.home import EXIT_PORT_TAKEN
 
 
 async def port_of_a_run(state_dir: Path) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fulcrum.local.apiserver.authentication import ADMIN_USER, User
-from fulcrum.local.apiserver.chaos import Chaos, ChaosRates
-from fulcrum.local.apiserver.request import Target
+from fulcrum_local.apiserver.authentication import ADMIN_USER, User
+from fulcrum_local.apiserver.chaos import Chaos, ChaosRates
+from fulcrum_local.apiserver.request import Target
 
 OPERATOR = User(name="operator", groups=())
 PATCH = Target(path="/", verb="patch", version="v1", resource="pods", namespace="ns", name="p")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fulcrum.local.apiserver.builtin_kinds import BUILTIN_KINDS
-from fulcrum.local.apiserver.kinds import Kind
-from fulcrum.local.apiserver.model_types import Model, fields_of, model_of
+from fulcrum_local.apiserver.builtin_kinds import BUILTIN_KINDS
+from fulcrum_local.apiserver.kinds import Kind
+from fulcrum_local.apiserver.model_types import Model, fields_of, model_of
 
 
 @pytest.mark.parametrize("kind", BUILTIN_KINDS, ids=lambda kind: kind.storage)

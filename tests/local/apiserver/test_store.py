@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulcrum.local.apiserver.errors import ApiError, Json
-from fulcrum.local.apiserver.expiry import remove_expired
-from fulcrum.local.apiserver.store import LOG_LENGTH, Change, Store
-from fulcrum.local.apiserver.times import parse_time
+from fulcrum_local.apiserver.errors import ApiError, Json
+from fulcrum_local.apiserver.expiry import remove_expired
+from fulcrum_local.apiserver.store import LOG_LENGTH, Change, Store
+from fulcrum_local.apiserver.times import parse_time
 
 
 def _obj(name: str, namespace: str = "ns", **data: str) -> Json:

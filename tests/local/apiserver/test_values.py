@@ -9,19 +9,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fulcrum.local.apiserver.authorization import missing_rules
-from fulcrum.local.apiserver.bodies import parse_body, parse_yaml
-from fulcrum.local.apiserver.budgets import desired_healthy
-from fulcrum.local.apiserver.discovery import group
-from fulcrum.local.apiserver.errors import ApiError
-from fulcrum.local.apiserver.expiry import last_seen
-from fulcrum.local.apiserver.json_path import first_text, values_at
-from fulcrum.local.apiserver.kinds import Kind, Registry
-from fulcrum.local.apiserver.model_types import decode_object, model_of
-from fulcrum.local.apiserver.protobuf import decode_protobuf
-from fulcrum.local.apiserver.request import parse_target
-from fulcrum.local.apiserver.times import human_duration, time_text
-from fulcrum.local.objects.selectors import SelectorError, field_test, label_test
+from fulcrum_local.apiserver.authorization import missing_rules
+from fulcrum_local.apiserver.bodies import parse_body, parse_yaml
+from fulcrum_local.apiserver.budgets import desired_healthy
+from fulcrum_local.apiserver.discovery import group
+from fulcrum_local.apiserver.errors import ApiError
+from fulcrum_local.apiserver.expiry import last_seen
+from fulcrum_local.apiserver.json_path import first_text, values_at
+from fulcrum_local.apiserver.kinds import Kind, Registry
+from fulcrum_local.apiserver.model_types import decode_object, model_of
+from fulcrum_local.apiserver.protobuf import decode_protobuf
+from fulcrum_local.apiserver.request import parse_target
+from fulcrum_local.apiserver.times import human_duration, time_text
+from fulcrum_local.objects.selectors import SelectorError, field_test, label_test
 
 
 def _code(call: Callable[[], object]) -> int:

@@ -18,10 +18,10 @@ import pytest
 from tests.machine import deadline_seconds
 
 from fulcrum.kube import MERGE, Api, ApiError
-from fulcrum.local.controllers.nodes import NodeTimes
-from fulcrum.local.controllers.pods import is_ready
-from fulcrum.local.controllers.resources import NODES, PODS, Json, Resource, key_of
-from fulcrum.local.controllers.runner import run_controllers
+from fulcrum_local.controllers.nodes import NodeTimes
+from fulcrum_local.controllers.pods import is_ready
+from fulcrum_local.controllers.resources import NODES, PODS, Json, Resource, key_of
+from fulcrum_local.controllers.runner import run_controllers
 
 _START_SECONDS = 60
 _WAIT_SECONDS = 60.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fulcrum.local.controllers.pods import is_ready
-from fulcrum.local.controllers.resources import DEPLOYMENTS, PODS, REPLICA_SETS, Json
+from fulcrum_local.controllers.pods import is_ready
+from fulcrum_local.controllers.resources import DEPLOYMENTS, PODS, REPLICA_SETS, Json
 
 pytestmark = pytest.mark.integration
 LABELS = {"app": "x"}

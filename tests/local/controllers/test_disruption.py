@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fulcrum.local.controllers.disruption import status_of
-from fulcrum.local.controllers.resources import DISRUPTION_BUDGETS, PODS, Json
+from fulcrum_local.controllers.disruption import status_of
+from fulcrum_local.controllers.resources import DISRUPTION_BUDGETS, PODS, Json
 
 LABELS = {"app": "x"}
 NOW = "2026-11-21T03:00:00Z"

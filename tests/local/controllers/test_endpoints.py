@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fulcrum.local.controllers.endpoints import slices_of
-from fulcrum.local.controllers.resources import ENDPOINT_SLICES, PODS, SERVICES, Json
+from fulcrum_local.controllers.endpoints import slices_of
+from fulcrum_local.controllers.resources import ENDPOINT_SLICES, PODS, SERVICES, Json
 
 LABELS = {"app": "x"}
 

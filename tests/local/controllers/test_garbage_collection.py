@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fulcrum.kube import ApiError
-from fulcrum.local.controllers.resources import DEPLOYMENTS, PODS, REPLICA_SETS, SERVICES, Json, Resource
+from fulcrum_local.controllers.resources import DEPLOYMENTS, PODS, REPLICA_SETS, SERVICES, Json, Resource
 
 pytestmark = pytest.mark.integration
 CONFIG_MAPS = Resource(api_version="v1", kind="ConfigMap", plural="configmaps")

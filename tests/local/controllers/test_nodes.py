@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fulcrum.kube import ApiError
-from fulcrum.local.controllers.nodes import LEASE_NAMESPACE, NodeTimes
-from fulcrum.local.controllers.pods import condition
-from fulcrum.local.controllers.resources import LEASES, NODES, PODS, Json, key_of
-from fulcrum.local.controllers.taints import UNREACHABLE, UNSCHEDULABLE, effective_taints, eviction_due
+from fulcrum_local.controllers.nodes import LEASE_NAMESPACE, NodeTimes
+from fulcrum_local.controllers.pods import condition
+from fulcrum_local.controllers.resources import LEASES, NODES, PODS, Json, key_of
+from fulcrum_local.controllers.taints import UNREACHABLE, UNSCHEDULABLE, effective_taints, eviction_due
 
 NOW = dt.datetime(2026, 11, 21, 3, 0, tzinfo=dt.UTC)
 NOW_TEXT = "2026-11-21T03:00:00Z"

@@ -8,7 +8,7 @@ import contextlib
 from tests.machine import deadline_seconds
 
 from fulcrum.kube import ApiError
-from fulcrum.local.controllers.queue import WorkQueue
+from fulcrum_local.controllers.queue import WorkQueue
 
 
 async def test_keys_wait_once_fail_alone_and_come_again() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fulcrum.local.controllers.rollout import Replicas, bounds, step, template_hash
+from fulcrum_local.controllers.rollout import Replicas, bounds, step, template_hash
 
 
 def spec(replicas: int, surge: int | str = "25%", unavailable: int | str = "25%") -> dict[str, Any]:

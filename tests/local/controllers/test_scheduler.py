@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fulcrum.local.controllers.fitting import chosen_node
-from fulcrum.local.controllers.resources import EVENTS, NODES, PODS, Json
+from fulcrum_local.controllers.fitting import chosen_node
+from fulcrum_local.controllers.resources import EVENTS, NODES, PODS, Json
 
 
 def pod(name: str = "p", node: str = "", gpus: int = 0, **spec: Any) -> Json:

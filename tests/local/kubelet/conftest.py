@@ -19,7 +19,7 @@ import pytest
 from tests.machine import deadline_seconds
 
 from fulcrum.kube import Api, ApiError
-from fulcrum.local.kubelet.processes import MARK_STATE, kill_marked, marked
+from fulcrum_local.kubelet.processes import MARK_STATE, kill_marked, marked
 
 Json = dict[str, Any]
 NODE = "test-node"

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 from tests.machine import deadline_seconds
 
-from fulcrum.local.kubelet.alarm import Alarm
+from fulcrum_local.kubelet.alarm import Alarm
 
 LOOPS = pytest.mark.parametrize("loop_factory", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "own"])
 Factory = Callable[[], asyncio.AbstractEventLoop]

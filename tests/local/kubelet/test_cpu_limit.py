@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.machine import deadline_seconds
 
-from fulcrum.local.kubelet.processes import Shim, read_json
+from fulcrum_local.kubelet.processes import Shim, read_json
 
 pytestmark = pytest.mark.integration
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulcrum.local.kubelet.addresses import AddressPool
-from fulcrum.local.kubelet.backoff import Backoff
-from fulcrum.local.kubelet.probes import ProbeKind, ProbeSpec, ProbeState
-from fulcrum.local.kubelet.statuses import ContainerView, Exited, Running, Waiting, pod_phase, pod_status, restarts
+from fulcrum_local.kubelet.addresses import AddressPool
+from fulcrum_local.kubelet.backoff import Backoff
+from fulcrum_local.kubelet.probes import ProbeKind, ProbeSpec, ProbeState
+from fulcrum_local.kubelet.statuses import ContainerView, Exited, Running, Waiting, pod_phase, pod_status, restarts
 
 Json = dict[str, Any]
 NOW = "2026-01-01T00:00:00Z"

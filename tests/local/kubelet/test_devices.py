@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fulcrum.local.kubelet.devices import Devices
-from fulcrum.local.kubelet.environment import ConfigError
+from fulcrum_local.kubelet.devices import Devices
+from fulcrum_local.kubelet.environment import ConfigError
 
 
 def test_each_container_has_its_own_and_keeps_them(tmp_path: Path) -> None:

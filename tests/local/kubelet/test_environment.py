@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulcrum.local.kubelet.environment import (
+from fulcrum_local.kubelet.environment import (
     ConfigError,
     base_environment,
     build_environment,

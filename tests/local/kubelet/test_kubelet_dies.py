@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fulcrum.local.kubelet.processes import read_json
+from fulcrum_local.kubelet.processes import read_json
 
 if TYPE_CHECKING:
     from tests.local.kubelet.conftest import Client, World

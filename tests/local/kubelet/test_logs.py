@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.machine import deadline_seconds
 
-from fulcrum.local.kubelet.logs import LogOptions, read, termination_message
-from fulcrum.local.kubelet.shim import Log
+from fulcrum_local.kubelet.logs import LogOptions, read, termination_message
+from fulcrum_local.kubelet.shim import Log
 
 
 def line(text: str, second: int = 0, flag: str = "F") -> str:

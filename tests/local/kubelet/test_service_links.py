@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fulcrum.local.kubelet.service_links import api_server_variables, service_variables
+from fulcrum_local.kubelet.service_links import api_server_variables, service_variables
 
 
 def service(name: str, address: str | None, *ports: dict[str, Any]) -> dict[str, Any]:

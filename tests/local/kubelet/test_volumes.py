@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fulcrum.local.kubelet.environment import ConfigError
-from fulcrum.local.kubelet.volumes import live, materialise, mount_folders, references, translated, update, variable
+from fulcrum_local.kubelet.environment import ConfigError
+from fulcrum_local.kubelet.volumes import live, materialise, mount_folders, references, translated, update, variable
 
 Json = dict[str, Any]
 OBJECTS: dict[tuple[str, str], Json] = {

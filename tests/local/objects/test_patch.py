@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fulcrum.local.objects.patch import PatchError, json_patch, merge_patch, strategic_merge_patch
+from fulcrum_local.objects.patch import PatchError, json_patch, merge_patch, strategic_merge_patch
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab", max_size=2)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fulcrum.local.objects import field_set
-from fulcrum.local.objects.list_types import ListTypes
-from fulcrum.local.objects.patch import PatchError
-from fulcrum.local.objects.server_side_apply import ApplyConflict, apply, record_update
+from fulcrum_local.objects import field_set
+from fulcrum_local.objects.list_types import ListTypes
+from fulcrum_local.objects.patch import PatchError
+from fulcrum_local.objects.server_side_apply import ApplyConflict, apply, record_update
 
 DEPLOYMENT = ListTypes.for_builtin("Deployment")
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fulcrum.local.proxy.table import forwarding_table
+from fulcrum_local.proxy.table import forwarding_table
 
 Json = dict[str, Any]
 

@@ -11,8 +11,8 @@ import pytest
 import uvloop
 from tests.machine import deadline_seconds
 
-from fulcrum.local.proxy.proxy import ServiceProxy
-from fulcrum.local.proxy.splice import Downstream, _Side
+from fulcrum_local.proxy.proxy import ServiceProxy
+from fulcrum_local.proxy.splice import Downstream, _Side
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Address = tuple[str, int]

@@ -17,8 +17,8 @@ from fulcrum.controller.seen import SeenEvent, SeenObject, SeenPod
 from fulcrum.dashboard import ClusterFacts, Reading
 from fulcrum.kube import Api, Json, Key, key_of
 from fulcrum.kube.informer import Informer
+from fulcrum.kube.readiness import is_true, labels
 from fulcrum.load.traffic import Traffic
-from fulcrum.local.readiness import is_true, labels
 from fulcrum.telemetry import Agents, ClusterRef, ScrapeSource
 
 ASK_SECONDS: Final = 2.0

@@ -28,7 +28,7 @@ from fulcrum.api.ports import agent_of
 from fulcrum.api.worker import LoadReport, WorkCounters
 from fulcrum.cli.top.view import Arrivals, EventLine, View, WorkerLine
 from fulcrum.kube import Api, ApiError
-from fulcrum.local.readiness import is_true, labels, trouble
+from fulcrum.kube.readiness import is_true, labels, trouble
 from fulcrum.telemetry import Agents
 
 Json = dict[str, Any]
