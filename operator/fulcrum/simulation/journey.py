@@ -87,7 +87,7 @@ class Journeys:
         self._hop(request, now)
 
     def _abort(self, request: SimulatedRequest, now: float) -> None:
-        """TickResult away a request that waits for its prefill, for one of a higher class."""
+        """Turn away a request that waits for its prefill, for one of a higher class."""
         worker = request.prefill or request.decode
         assert worker is not None
         assert request.decode is not None

@@ -13,15 +13,15 @@ from functools import partial
 from math import ceil
 from typing import Final
 
+from contests.rivals.dynamo_budget import Budget, Counts
+from contests.rivals.dynamo_expectation import Expectation
+from contests.rivals.replicas import ReplicaPolicy
 from fulcrum.api.names import Role
 from fulcrum.api.types import ForecastMethod
 from fulcrum.capacity.speed import Speed
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.load.demand import Slo
 from fulcrum.load.traffic import Traffic
-from fulcrum.simulation.policies.dynamo_budget import Budget, Counts
-from fulcrum.simulation.policies.dynamo_expectation import Expectation
-from fulcrum.simulation.policies.replicas import ReplicaPolicy
 from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.view import View

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
+from contests.rivals.schedule import Schedule
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
-from fulcrum.simulation.policies.schedule import Schedule, Split
+from fulcrum.simulation.policies import Split
 from fulcrum.simulation.policy import expected_transfers, known_speeds
 from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.simulated_request import RequestWorker, SimulatedRequest
