@@ -48,7 +48,7 @@ lint:
 	@echo "[check] format and lint" && $(BIN)/ruff format --check --quiet $(SOURCES) && $(BIN)/ruff check --quiet $(SOURCES)
 
 types:
-	@echo "[check] types" && $(BIN)/mypy --no-error-summary operator/fulcrum operator/fulcrum_local worker_image/fulcrum_worker
+	@echo "[check] types" && $(BIN)/mypy --no-error-summary operator/fulcrum operator/fulcrum_local worker_image/fulcrum_worker benchmarks/contests
 
 contracts:
 	@echo "[check] import contracts" && $(BIN)/lint-imports --no-logo > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }

@@ -19,10 +19,9 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
-
-from fulcrum.simulation.ablations import ABLATIONS, Ablation
-from fulcrum.simulation.judge import run_ours
-from fulcrum.simulation.scenarios import KINDS, Scenario, draw_kind
+from contests.ablations import ABLATIONS, Ablation
+from contests.judge import run_ours
+from contests.scenarios import KINDS, Scenario, draw_kind
 
 BUYS_MEAN, BUYS_TENTH = 0.3, 0.5
 """Points of attainment."""

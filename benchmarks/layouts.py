@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from contests.scenarios import Scenario, draw, layouts
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
@@ -27,7 +28,6 @@ from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies.fixed import Fixed, layout_name
-from fulcrum.simulation.scenarios import Scenario, draw, layouts
 
 LEAST_MEAN = 0.95
 """Of the best layout's attainment, over the scenarios."""

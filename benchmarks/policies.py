@@ -38,6 +38,8 @@ from pathlib import Path
 from typing import TextIO
 
 import msgspec
+from contests.contestants import CONTESTANTS, bound
+from contests.explain import lost
 
 import fulcrum
 from fulcrum.api.serving_types import AdmissionPolicy
@@ -48,11 +50,10 @@ from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.load.demand import promised
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
-from fulcrum.simulation.contest import NAMES, Arena, Contest, Entry, UnknownPolicyError, checked
+from fulcrum.simulation.comparison import Arena, Comparison, Entry, UnknownPolicyError
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.explain import lost
 from fulcrum.simulation.generate import WORKLOADS
-from fulcrum.simulation.policies.schedule import Schedule, Split
+from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.result import Summary
 from fulcrum.simulation.traffic import load_trace
 from fulcrum.simulation.workload import Workload
@@ -139,7 +140,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="file to keep finished workloads in, and to go on from")
     parser.add_argument("--traces", type=Path, default=SHARED_TRACES, help="folder of the recorded traces")
     arguments = parser.parse_args()
-    names: tuple[str, ...] = QUICK_POLICIES if arguments.quick else tuple(NAMES)
+    names: tuple[str, ...] = QUICK_POLICIES if arguments.quick else tuple(CONTESTANTS.policies)
     if arguments.policy:
         names = ("ours", *arguments.policy.split(","))
     only = arguments.only.split(",") if arguments.only else QUICK_CASES if arguments.quick else None
@@ -229,7 +230,8 @@ def code_digest() -> str:
     digest = hashlib.sha256()
     rooms = ("admission", "api", "balance", "capacity", "forecast", "routing", "simulation")
     package = Path(next(iter(fulcrum.__path__)))
-    for path in (Path(__file__), *(path for room in rooms for path in sorted((package / room).rglob("*.py")))):
+    folders = (Path(__file__).parent / "contests", *(package / room for room in rooms))
+    for path in (Path(__file__), *(path for folder in folders for path in sorted(folder.rglob("*.py")))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -237,8 +239,8 @@ def code_digest() -> str:
 def run(case: Case, load: Workload, names: tuple[str, ...], *, explain: bool = False) -> list[Verdict]:
     """Print the table of one workload, and return what holds of the promises."""
     arena = arena_of(case, load)
-    contest = Contest(arena=arena)
-    bound = contest.bound()
+    comparison = Comparison(arena=arena, table=CONTESTANTS)
+    most = bound(arena)
     print(
         f"\n{case.name}: {len(load):,} requests in {load.duration_seconds:,.0f} s, {load.prompt_tokens.mean():,.0f} + "
         f"{load.output_tokens.mean():,.0f} tokens, {case.workers} workers of {case.hardware.tensor}, "
@@ -249,14 +251,14 @@ def run(case: Case, load: Workload, names: tuple[str, ...], *, explain: bool = F
         f"{'TPOT p90':>9} {'flips':>5} {'Pods':>5} {'rejected':>8} {'wasted':>7} {'CPU s':>6}"
     )
     found: dict[str, tuple[Entry, Summary]] = {}
-    for name in checked(names, arena):
+    for name in CONTESTANTS.checked(names, arena):
         started = time.process_time()
-        entry = contest.run(name)
+        entry = comparison.run(name)
         summary = entry.result.summary(arena.slo)
         found[name] = entry, summary
         good = round(summary.attainment * len(load))
         print(
-            f"  {summary.policy:22} {summary.attainment:7.1%} {good / bound if bound else 0.0:8.3f} "
+            f"  {summary.policy:22} {summary.attainment:7.1%} {good / most if most else 0.0:8.3f} "
             f"{summary.goodput:8.2f} {summary.goodput_per_gpu:7.3f} {summary.gpu_hours:6.2f} "
             f"{summary.ttft_seconds.p90 * 1e3:6,.0f} ms {summary.tpot_seconds.p90 * 1e3:6,.1f} ms "
             f"{summary.flips:5} {summary.pods_started:5} {summary.rejected:8,} {summary.wasted_prefill:7.1%} "
@@ -275,11 +277,11 @@ def published(case: Case, load: Workload, verdicts: list[Verdict]) -> None:
     Printed, too: the same static split with our admission, which nobody has published anything of.
     """
     fixed = arena_of(replace(case, workers=4), load)
-    plain = Contest(arena=fixed).run("static-2:2").result.summary(fixed.slo)
-    closed = Schedule(pool="gpus", splits=[(0.0, Split(2, 2))], admission=AdmissionPolicy.PREDICTIVE)
+    plain = Comparison(arena=fixed, table=CONTESTANTS).run("static-2:2").result.summary(fixed.slo)
+    closed = StaticSplit(pool="gpus", prefill=2, decode=2, admission=AdmissionPolicy.PREDICTIVE)
     with_ours = simulate(load, fixed.cluster, closed, slo=fixed.slo).summary(fixed.slo)
     scaled = arena_of(case, load, low=2, start_seconds=START_SECONDS)
-    ours = Contest(arena=scaled).run("ours").result.summary(scaled.slo)
+    ours = Comparison(arena=scaled, table=CONTESTANTS).run("ours").result.summary(scaled.slo)
     print(f"  with 2 to {case.workers} workers that take {START_SECONDS:.0f} s to start, against 2P:2D:")
     rows = (("ours", ours), ("2P:2D, all admitted", plain), ("2P:2D, our admission", with_ours))
     for name, summary in rows:

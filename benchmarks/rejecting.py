@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
+from contests.contestants import CONTESTANTS
 from policies import LEAST_REJECTED, SHARED_TRACES, arena_of, cases
 
-from fulcrum.simulation.contest import Contest
+from fulcrum.simulation.comparison import Comparison
 from fulcrum.simulation.result import Summary
 
 SEEDS = (7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
@@ -68,8 +69,8 @@ def compared(name: str, seed: int) -> Pair:
     """Run one load with one seed."""
     case = next(each for each in cases(SHARED_TRACES, seed) if each.name == name)
     arena = arena_of(case, case.load())
-    contest = Contest(arena=arena)
-    ours, rule = (contest.run(policy).result.summary(arena.slo) for policy in ("ours", "mooncake-predictive"))
+    comparison = Comparison(arena=arena, table=CONTESTANTS)
+    ours, rule = (comparison.run(policy).result.summary(arena.slo) for policy in ("ours", "mooncake-predictive"))
     return Pair(ours=ours, rule=rule)
 
 

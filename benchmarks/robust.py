@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
+from contests.judge import TURN_SECONDS, Judged, judged, run_ours
+from contests.scenarios import KINDS, Scenario, draw, draw_kind
 
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.judge import TURN_SECONDS, Judged, judged, run_ours
 from fulcrum.simulation.policies import Ours
 from fulcrum.simulation.result import Summary
-from fulcrum.simulation.scenarios import KINDS, Scenario, draw, draw_kind
 
 LEAST, LEAST_TENTH, LEAST_MEDIAN = 0.90, 0.97, 1.00
 LEAST_PHASES_MEAN = 1.03

@@ -31,7 +31,7 @@ from fulcrum.performance.model import PerformanceModel
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import WORKLOADS, phased
-from fulcrum.simulation.policies.schedule import Schedule, Split
+from fulcrum.simulation.policies import Split, StaticSplit
 from fulcrum.simulation.policy import known_speeds
 from fulcrum.simulation.traffic import Phase
 from fulcrum.simulation.workload import Workload
@@ -66,7 +66,7 @@ def demand_of(load: Workload) -> Demand:
 
 def simulated(load: Workload, cluster: ClusterModel, slo: Slo, split: Split) -> float:
     """Share of the requests that are inside the SLO."""
-    policy = Schedule(pool=POOL, splits=[(0.0, split)], admission=AdmissionPolicy.PREDICTIVE)
+    policy = StaticSplit(pool=POOL, prefill=split.prefill, decode=split.decode, admission=AdmissionPolicy.PREDICTIVE)
     return simulate(load, cluster, policy, slo=slo).summary(slo).attainment
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import yaml
+from contests.judge import TURN_SECONDS
 from demo import MANIFEST
 from demo_load import PROMPTS_SPLIT, Load
 
@@ -18,7 +19,6 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.judge import TURN_SECONDS
 from fulcrum.simulation.policies import Ours
 from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.result import Result

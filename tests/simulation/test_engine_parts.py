@@ -22,7 +22,7 @@ from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.prefix_cache import PrefixCache
 from fulcrum.simulation.simulated_request import Leg, SimulatedRequest
 from fulcrum.simulation.view import View
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 
 
 @settings(max_examples=40, deadline=None)
@@ -59,20 +59,20 @@ def test_no_token_comes_before_its_kv(
     load = poisson(rate=rate, count=120, prompt=300, output=20, seed=seed)
     came: dict[int, float] = {}
     whole: set[int] = set()
-    loaded, submit = Worker.loaded, Worker.submit
+    loaded, submit = SimulatedWorker.loaded, SimulatedWorker.submit
 
-    def noted(self: Worker, request: SimulatedRequest, now: float) -> None:
+    def noted(self: SimulatedWorker, request: SimulatedRequest, now: float) -> None:
         came[request.index] = now
         loaded(self, request, now)
 
-    def sent(self: Worker, request: SimulatedRequest, now: float) -> None:
+    def sent(self: SimulatedWorker, request: SimulatedRequest, now: float) -> None:
         if request.leg is Leg.WHOLE:
             whole.add(request.index)
         submit(self, request, now)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Worker, "loaded", noted)
-        monkeypatch.setattr(Worker, "submit", sent)
+        monkeypatch.setattr(SimulatedWorker, "loaded", noted)
+        monkeypatch.setattr(SimulatedWorker, "submit", sent)
         cluster = make_cluster(speed, links=links, first_token=first_token)
         result = simulate(load, cluster, StaticSplit(pool="p", prefill=2, decode=2), slo=SLO)
     # About one load in 200 has a request that no worker has room for.

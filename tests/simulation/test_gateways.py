@@ -14,19 +14,18 @@ from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.outcome import Outcome
-from fulcrum.simulation.policies import Split
-from fulcrum.simulation.policies.schedule import Schedule
+from fulcrum.simulation.policies import StaticSplit
 from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 
 SPEED = make_speed(kv_capacity_tokens=400_000)
 
 
-class Watched(Schedule):
+class Watched(StaticSplit):
     """Counts the requests of each gateway, and what it was told that others have."""
 
     def __init__(self) -> None:
-        super().__init__(pool="p", splits=[(0.0, Split(2, 2))], admission=AdmissionPolicy.PREDICTIVE)
+        super().__init__(pool="p", prefill=2, decode=2, admission=AdmissionPolicy.PREDICTIVE)
         self.gateways: list[CountingGateway] = []
 
     def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
@@ -71,7 +70,7 @@ def test_gateways_that_read_the_load_more_often_spread_prompts_better() -> None:
 
     def mean_ttft(**cluster: Any) -> float:
         """Of four loads: one alone is 1 % this way or that."""
-        policy = Schedule(pool="p", splits=[(0.0, Split(2, 2))], admission=AdmissionPolicy.OFF)
+        policy = StaticSplit(pool="p", prefill=2, decode=2, admission=AdmissionPolicy.OFF)
         runs = [simulate(load, make_cluster(SPEED, **cluster), policy, slo=SLO) for load in loads]
         return float(np.mean([run.ttft_seconds for run in runs]))
 

@@ -32,7 +32,7 @@ from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import load_trace
 from fulcrum.simulation.view import View
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 from fulcrum.simulation.workload import Workload
 
 MOONCAKE = Path(__file__).resolve().parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
@@ -105,13 +105,13 @@ def check(result: Result) -> None:
         assert np.all(result.computed_tokens[served] >= load.prompt_tokens[served])
 
 
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[SimulatedWorker]:
     """Check every worker at every step of the simulation; returns the workers."""
-    workers: list[Worker] = []
-    fire = Worker.fire
-    loaded = Worker.loaded
+    workers: list[SimulatedWorker] = []
+    fire = SimulatedWorker.fire
+    loaded = SimulatedWorker.loaded
 
-    def checked_fire(self: Worker, now: float) -> None:
+    def checked_fire(self: SimulatedWorker, now: float) -> None:
         if self not in workers:
             workers.append(self)
         fire(self, now)
@@ -119,17 +119,17 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
         assert self.running <= self.speed.max_batch
         assert self.queued_tokens >= 0
 
-    def checked_loaded(self: Worker, request: SimulatedRequest, now: float) -> None:
+    def checked_loaded(self: SimulatedWorker, request: SimulatedRequest, now: float) -> None:
         assert request.first_token_seconds < 0 or request.first_token_seconds <= now
         assert request.arrival_seconds < now, "no token before its KV"
         loaded(self, request, now)
 
-    monkeypatch.setattr(Worker, "fire", checked_fire)
-    monkeypatch.setattr(Worker, "loaded", checked_loaded)
+    monkeypatch.setattr(SimulatedWorker, "fire", checked_fire)
+    monkeypatch.setattr(SimulatedWorker, "loaded", checked_loaded)
     return workers
 
 
-def check_idle(workers: list[Worker]) -> None:
+def check_idle(workers: list[SimulatedWorker]) -> None:
     """Everything that was taken has been given back."""
     for worker in workers:
         if not worker.stopped:

@@ -10,12 +10,13 @@ from tests.simulation.worlds import SLO, make_cluster, make_workload, poisson
 
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.load.demand import Slo
-from fulcrum.simulation.contest import Arena, Contest
+from fulcrum.simulation.comparison import Arena, Comparison
+from fulcrum.simulation.named_policies import POLICIES
 from fulcrum.simulation.plots import plots_of
 from fulcrum.simulation.report import report_html
 from fulcrum.simulation.workload import Workload
 
-POLICIES = ("ours", "static-1:3", "aggregated")
+NAMES = ("ours", "static-1:3", "aggregated")
 
 
 def arena_of(workload: Workload, slo: Slo = SLO) -> Arena:
@@ -37,9 +38,9 @@ def arena_of(workload: Workload, slo: Slo = SLO) -> Arena:
 
 def test_the_page_says_what_was_simulated_and_what_its_figures_mean() -> None:
     arena = arena_of(poisson(rate=5, count=300, prompt=500, output=100, seed=1))
-    contest = Contest(arena=arena)
+    comparison = Comparison(arena=arena, table=POLICIES)
     page = report_html(
-        title="A <trace>", arena=arena, entries=[contest.run(name) for name in POLICIES], most_within=150
+        title="A <trace>", arena=arena, entries=[comparison.run(name) for name in NAMES], most_within=150
     )
     assert "<h1>A &lt;trace&gt;</h1>" in page
     assert "300 requests" in page
@@ -65,8 +66,8 @@ def test_the_page_says_what_was_simulated_and_what_its_figures_mean() -> None:
     ],
 )
 def test_plots_stand_where_there_is_little_to_plot(arena: Arena) -> None:
-    contest = Contest(arena=arena)
-    entries = [contest.run(name) for name in POLICIES]
+    comparison = Comparison(arena=arena, table=POLICIES)
+    entries = [comparison.run(name) for name in NAMES]
     for plot in plots_of(arena, entries):
         texts = {"".join(element.itertext()).strip() for element in ET.fromstring(plot.svg).iter()}
         assert plot.caption

@@ -14,9 +14,8 @@ from fulcrum.cli.kv_links import GIGA, kv_link_options
 if TYPE_CHECKING:
     from fulcrum.api.types import InferenceClusterSpec
     from fulcrum.capacity.speed import WorkerSpeed
-    from fulcrum.simulation.contest import Arena, Entry
+    from fulcrum.simulation.comparison import Arena, Entry, OnProgress, PolicyTable
     from fulcrum.simulation.result import Summary
-    from fulcrum.simulation.search import OnProgress
     from fulcrum.simulation.workload import Workload
 
 
@@ -46,7 +45,9 @@ if TYPE_CHECKING:
 @kv_link_options
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.option("--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write report.html to.")
+@click.pass_obj
 def command(
+    table: PolicyTable | None,
     *,
     demo: bool,
     trace: str | None,
@@ -72,24 +73,25 @@ def command(
     \b
     Traces: Azure or BurstGPT (.csv), Mooncake (.jsonl), or a name: stationary, ramp, sine, dynamo-sine, bursts,
     steps, shifts, swing.
-    Policies: ours, ours-even (begins half and half), ours-informed (begins with the best static split), ours-open
-    (without admission), static (the best one), static-P:D, aggregated, threshold, dynamo, dynamo-load, dynamo-both,
-    dynamo-aggregated, arrow, mooncake-baseline, mooncake-early, mooncake-predictive, optimum; all.
+    Policies: ours, ours-open (without admission), static (the best split in hindsight), static-P:D (that split),
+    aggregated (all workers mixed); all.
 
     \b
     Examples:
       fulcrum simulate --demo
       fulcrum simulate --trace shifts --cluster cluster.yaml
-      fulcrum simulate --trace conv.csv --cluster cluster.yaml --policy ours,static,optimum --speed 3
+      fulcrum simulate --trace conv.csv --cluster cluster.yaml --policy ours,static-3:5 --speed 3
       fulcrum simulate --trace mooncake.jsonl --cluster cluster.yaml --profile profile.json --policy all --report out
     """
     from fulcrum.api.durations import seconds
     from fulcrum.cli.cluster_file import model_of, spec_of
     from fulcrum.cli.shipped import DEMO_LOAD, DEMO_TURN_SECONDS, SIMULATED, shipped
     from fulcrum.load.demand import promised
-    from fulcrum.simulation.contest import Arena, Contest, checked, steps_of
+    from fulcrum.simulation.comparison import Arena, Comparison
     from fulcrum.simulation.from_spec import cluster_model
+    from fulcrum.simulation.named_policies import POLICIES
 
+    table = table or POLICIES
     if demo:
         trace, turn = trace or DEMO_LOAD, turn or f"{DEMO_TURN_SECONDS:g}s"
         cluster_file = cluster_file or shipped(SIMULATED)
@@ -109,15 +111,15 @@ def command(
         arena = Arena(
             workload=workload, cluster=model, spec=spec, slo=promised(spec), least_turn_seconds=seconds(turn or "0s")
         )
-        names = checked([name.strip() for name in policies.split(",") if name.strip()], arena)
+        names = table.checked([name.strip() for name in policies.split(",") if name.strip()], arena)
     except (OSError, ValueError, LookupError) as error:
         raise click.UsageError(_text_of(error)) from error
     if not names:
         raise click.UsageError("--policy: name at least one")
-    with _bar(steps_of(names, arena) * len(workload)) as on_progress:
-        contest = Contest(arena=arena, on_progress=on_progress)
-        entries = [contest.run(name) for name in names]
-    most = contest.bound() if len(model.pools) == 1 else None
+    with _bar(table.steps_of(names, arena) * len(workload)) as on_progress:
+        comparison = Comparison(arena=arena, table=table, on_progress=on_progress)
+        entries = [comparison.run(name) for name in names]
+    most = table.most_within(arena) if table.most_within is not None else None
     if as_json:
         _print_json(entries, arena, most)
     else:
@@ -252,7 +254,9 @@ def _print_json(entries: Sequence[Entry], arena: Arena, most: int | None) -> Non
         figures = msgspec.to_builtins(entry.result.summary(arena.slo))
         rejections = {reason.value: count for reason, count in entry.result.rejections.items()}
         rows.append({"name": entry.name, **figures, "rejections": rejections})
-    document = {"requests": len(arena.workload), "most_within": most, "policies": rows}
+    document: dict[str, Any] = {"requests": len(arena.workload), "policies": rows}
+    if most is not None:
+        document["most_within"] = most
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 

@@ -21,7 +21,7 @@ from fulcrum.simulation.simulated_request import requests_of
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.view import View
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 from fulcrum.simulation.workload import Workload
 
 _PROGRESS_STEPS: Final = 200
@@ -97,7 +97,7 @@ class Simulation:
         self._poll_alarm = _Alarm(self._poll)
         tiers = cluster.kv_tiers
         self._pool = Blocks(tiers.pool_tokens) if tiers is not None else None
-        self._engines: list[Worker] = []
+        self._engines: list[SimulatedWorker] = []
         self._events = 0
 
     def run(self, on_progress: Callable[[int], None] | None = None) -> Result:
@@ -148,8 +148,8 @@ class Simulation:
         self._journeys.gateway.report(self._view.pods, now)
         self._timeline.plan(now + self._cluster.poll_seconds, self._poll_alarm)
 
-    def _make_worker(self, pod: Pod) -> Worker:
-        worker = Worker(
+    def _make_worker(self, pod: Pod) -> SimulatedWorker:
+        worker = SimulatedWorker(
             name=pod.name,
             pool=pod.pool.name,
             role=pod.role,
@@ -179,7 +179,7 @@ class Simulation:
             ttft_seconds=self._view.slo.ttft_seconds,
         )
 
-    def _engine_stopped(self, worker: Worker, now: float) -> None:
+    def _engine_stopped(self, worker: SimulatedWorker, now: float) -> None:
         self._journeys.engine_stopped(worker, now)
 
     def _pod_changed(self, pod: Pod) -> None:

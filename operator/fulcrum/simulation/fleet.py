@@ -9,7 +9,7 @@ from fulcrum.api.names import Role, worker_name
 from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.timeline import Timeline
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 
 CLUSTER = "sim"
 _SERVING = (Role.PREFILL, Role.DECODE, Role.MIXED)
@@ -52,7 +52,7 @@ class Pod:
         self.deleting = False
         self.deleting_since = 0.0
         self.restarts = 0
-        self.worker: Worker | None = None
+        self.worker: SimulatedWorker | None = None
         self.event = -1
 
     def fire(self, now: float) -> None:
@@ -84,8 +84,8 @@ class Fleet:
         *,
         cluster: ClusterModel,
         timeline: Timeline,
-        make_worker: Callable[[Pod], Worker],
-        stopped: Callable[[Worker, float], None],
+        make_worker: Callable[[Pod], SimulatedWorker],
+        stopped: Callable[[SimulatedWorker, float], None],
         changed: Callable[[Pod], None],
     ) -> None:
         self._cluster = cluster
@@ -95,7 +95,7 @@ class Fleet:
         self._changed = changed
         self._uids = 0
         self.pods: dict[str, Pod] = {}
-        self.workers: list[Worker] = []
+        self.workers: list[SimulatedWorker] = []
         """Ready and not on their way out; draining ones are in it, as in the gateway."""
         self.flips = 0
         self.started = 0

@@ -12,11 +12,11 @@ from fulcrum.simulation.leases import Leases
 from fulcrum.simulation.outcome import Ledger, Outcome
 from fulcrum.simulation.policy import Policy
 from fulcrum.simulation.simulated_gateway import Chosen
-from fulcrum.simulation.simulated_request import Leg, SimulatedRequest
+from fulcrum.simulation.simulated_request import Leg, RequestWorker, SimulatedRequest
 from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.transfers import Transfers
 from fulcrum.simulation.view import View
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 
 _NAN: Final = float("nan")
 
@@ -87,7 +87,7 @@ class Journeys:
         self._hop(request, now)
 
     def _abort(self, request: SimulatedRequest, now: float) -> None:
-        """TickResult away a request that waits for its prefill, for one of a higher class."""
+        """Turn away a request that waits for its prefill, for one of a higher class."""
         worker = request.prefill or request.decode
         assert worker is not None
         assert request.decode is not None
@@ -115,7 +115,7 @@ class Journeys:
         else:
             worker.submit(request, now)
 
-    def prefilled(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+    def prefilled(self, request: SimulatedRequest, worker: RequestWorker, now: float) -> None:
         """Hand a prefilled request over to its decode worker."""
         worker.prefill_legs -= 1
         request.prefill = None
@@ -150,7 +150,7 @@ class Journeys:
         else:
             self.gateway.pulled(request, at)
 
-    def pull(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+    def pull(self, request: SimulatedRequest, worker: RequestWorker, now: float) -> None:
         """Start a KV transfer."""
         source = request.held_by
         assert source is not None
@@ -158,13 +158,13 @@ class Journeys:
         request.due = self._pulled
         self._timeline.plan(self._transfers.end_seconds(request, source, worker, now), request)
 
-    def restore(self, request: SimulatedRequest, worker: Worker, ends: float) -> None:
+    def restore(self, request: SimulatedRequest, worker: RequestWorker, ends: float) -> None:
         """Wait until a part of a prompt's KV is loaded from host memory or the pool."""
         request.due = partial(self._restored, worker)
         self._timeline.plan(ends, request)
 
     @staticmethod
-    def _restored(worker: Worker, request: SimulatedRequest, now: float) -> None:
+    def _restored(worker: RequestWorker, request: SimulatedRequest, now: float) -> None:
         worker.restored(request, now)
 
     def _pulled(self, request: SimulatedRequest, now: float) -> None:
@@ -178,7 +178,7 @@ class Journeys:
         else:
             worker.loaded(request, now)
 
-    def finished(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+    def finished(self, request: SimulatedRequest, worker: RequestWorker, now: float) -> None:
         """The last token of a request is out."""
         worker.decode_legs -= 1
         self._close(request, Outcome.SERVED, now)
@@ -198,7 +198,7 @@ class Journeys:
         self._ledger.expect_at_end(request.index, request.expected)
         self._ledger.close(request.index, outcome, now, ttft, request.computed)
 
-    def engine_stopped(self, worker: Worker, now: float) -> None:
+    def engine_stopped(self, worker: SimulatedWorker, now: float) -> None:
         """What was on a worker is lost; KV that it held for others has to be computed again."""
         for request in worker.held.requests:
             worker.release(request, now)
@@ -213,7 +213,7 @@ class Journeys:
         for request in worker.stop(now):
             self._lost(request, worker, now)
 
-    def _lost(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+    def _lost(self, request: SimulatedRequest, worker: RequestWorker, now: float) -> None:
         """A leg failed: try elsewhere unless the answer has begun."""
         if request.held_by is not None:
             request.held_by.release(request, now)

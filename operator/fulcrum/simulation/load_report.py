@@ -5,10 +5,10 @@ from __future__ import annotations
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.simulation.fleet import Pod
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 
 
-def load_report(pod: Pod, worker: Worker) -> LoadReport:
+def load_report(pod: Pod, worker: SimulatedWorker) -> LoadReport:
     """Return what the agent of a ready worker would answer to `GET /load`."""
     speed = worker.speed
     coefficients = getattr(speed, "coefficients", None)

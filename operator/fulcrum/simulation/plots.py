@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fulcrum.simulation.contest import Arena, Entry
+from fulcrum.simulation.comparison import Arena, Entry
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.over_time import attainment_by_arrival
 from fulcrum.simulation.policies import Ours
@@ -135,9 +135,9 @@ def _styles(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return [
         {
             "label": entry.result.policy,
-            "color": "black" if entry.name == "optimum" else _COLOURS[number % len(_COLOURS)],
+            "color": "black" if entry.yardstick else _COLOURS[number % len(_COLOURS)],
             # Colours that come again are told apart by their dashes.
-            "linestyle": "--" if entry.name == "optimum" else ("-", "-.")[number // len(_COLOURS) % 2],
+            "linestyle": "--" if entry.yardstick else ("-", "-.")[number // len(_COLOURS) % 2],
             "linewidth": _WIDEST - number * thinner,
         }
         for number, entry in enumerate(entries)

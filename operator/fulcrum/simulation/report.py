@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from fulcrum.simulation.contest import Arena, Entry
+from fulcrum.simulation.comparison import Arena, Entry
 from fulcrum.simulation.plots import plots_of
 
 _COLUMNS: Final = (

@@ -19,7 +19,7 @@ from fulcrum.routing import AffinityMemory, Flight, Incoming, NoPath, Route, rou
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 
 _MOST_PREFIX_BLOCKS = 512
 _AFFINITY_KEYS = 65_536
@@ -29,8 +29,8 @@ _AFFINITY_KEYS = 65_536
 class Chosen:
     """The workers of a request; one and the same for a whole request."""
 
-    prefill: Worker
-    decode: Worker
+    prefill: SimulatedWorker
+    decode: SimulatedWorker
     victims: Sequence[SimulatedRequest] = ()
     """Requests of lower classes that still wait for their prefill, to be turned away for it."""
 
@@ -78,7 +78,7 @@ class SimulatedGateway:
             self.view.transfers.expect(pool, cost)
         self.tiers: Tiers | None = None
         """What all workers report to have below their KV caches."""
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, SimulatedWorker] = {}
         self._requests: dict[Flight, SimulatedRequest] = {}
         self._flights: dict[int, Flight] = {}
 

@@ -1,16 +1,13 @@
-"""One request under way."""
+"""One request under way, and what it needs of the workers that serve it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from fulcrum.capacity.speed import Speed
 from fulcrum.simulation.workload import Workload
-
-if TYPE_CHECKING:
-    from fulcrum.simulation.worker import Worker
-
 
 _CHUNK: Final = 65_536
 
@@ -21,6 +18,52 @@ class Leg(IntEnum):
     WHOLE = 0
     PREFILL = 1
     DECODE = 2
+
+
+class RequestWorker(Protocol):
+    """A worker as the requests see it that it serves, or whose KV it holds (`worker.SimulatedWorker`)."""
+
+    name: str
+    pool: str
+    speed: Speed
+    prefill_legs: int
+    """Prefill legs under way, as a gateway counts them."""
+    decode_legs: int
+    """Requests promised to or under way on this worker as their last leg."""
+    stopped: bool
+
+    @property
+    def waiting(self) -> Iterable[SimulatedRequest]:
+        """Requests that have not begun."""
+
+    @property
+    def batch(self) -> int:
+        """Requests that decode."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Sum of their contexts."""
+
+    def submit(self, request: SimulatedRequest, now: float) -> None:
+        """Take a request's leg."""
+
+    def cancel(self, request: SimulatedRequest) -> None:
+        """Drop a request that has not been prefilled."""
+
+    def loaded(self, request: SimulatedRequest, now: float) -> None:
+        """The KV of a request has arrived."""
+
+    def restored(self, request: SimulatedRequest, now: float) -> None:
+        """The rest of a prompt's prefix is loaded."""
+
+    def release(self, request: SimulatedRequest, now: float) -> None:
+        """The KV that was held for a peer is no longer needed."""
+
+    def kv_lost(self, request: SimulatedRequest) -> None:
+        """The KV of a waiting request is gone before it was pulled."""
+
+    def forget(self, request: SimulatedRequest, now: float) -> None:
+        """The KV of a request that was on its way here will not come."""
 
 
 class SimulatedRequest:
@@ -85,8 +128,8 @@ class SimulatedRequest:
         self.tried: tuple[str, ...] = ()
         """Workers that lost it."""
         self.leg = Leg.WHOLE
-        self.prefill: Worker | None = None
-        self.decode: Worker | None = None
+        self.prefill: RequestWorker | None = None
+        self.decode: RequestWorker | None = None
         self.first_token_seconds = -1.0
         """Below 0 until it is known."""
         self.expected = 0.0
@@ -115,7 +158,7 @@ class SimulatedRequest:
         self.started_seconds = 0.0
         self.prefill_seconds = 0.0
         """From its first chunk to the end of its last."""
-        self.held_by: Worker | None = None
+        self.held_by: RequestWorker | None = None
         """The worker that keeps the prompt's KV until it is pulled."""
         self.held_pins = 0
         self.lease_until = 0.0

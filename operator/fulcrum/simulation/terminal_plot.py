@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from fulcrum.simulation.contest import Arena, Entry
+from fulcrum.simulation.comparison import Arena, Entry
 from fulcrum.simulation.over_time import attainment_by_arrival, flips
 
 COLUMNS: Final = 60

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fulcrum.simulation.cluster import Links, Pulling, Sharing
-from fulcrum.simulation.simulated_request import SimulatedRequest
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.simulated_request import RequestWorker, SimulatedRequest
 
 
 class Transfers:
@@ -17,7 +16,7 @@ class Transfers:
         self._sending: dict[str, float] = {}
         self._receiving: dict[str, float] = {}
 
-    def end_seconds(self, request: SimulatedRequest, source: Worker, target: Worker, now: float) -> float:
+    def end_seconds(self, request: SimulatedRequest, source: RequestWorker, target: RequestWorker, now: float) -> float:
         """Return when the KV of `request`, pulled from now on, has arrived; takes the links until then."""
         links = self._links
         tokens = max(0, request.prompt - request.cached)

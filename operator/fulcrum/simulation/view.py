@@ -19,7 +19,7 @@ from fulcrum.load.tuning import TUNING
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.outcome import Ledger, Outcome
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 from fulcrum.simulation.workload import Workload
 
 _STRETCHES: Final = int(TUNING.memory_seconds / TUNING.window_seconds)
@@ -37,7 +37,7 @@ class View:
         self.now = 0.0
         self.arrived = 0
         """Requests so far."""
-        self.workers: list[Worker] = fleet.workers
+        self.workers: list[SimulatedWorker] = fleet.workers
         """What gateways choose from."""
 
     def act(self, action: Action) -> None:

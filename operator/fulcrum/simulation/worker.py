@@ -29,7 +29,7 @@ from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.worker_host import WorkDone, WorkerHost
 
 
-class Worker:
+class SimulatedWorker:
     """State of one engine. Policies read the public attributes."""
 
     def __init__(

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from fulcrum.simulation.simulated_request import SimulatedRequest
-
-if TYPE_CHECKING:
-    from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.simulated_request import RequestWorker, SimulatedRequest
 
 
 class WorkerHost(Protocol):
     """What is told what a worker has done."""
 
-    def finished(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+    def finished(self, request: SimulatedRequest, worker: RequestWorker, now: float) -> None:
         """Handle a request whose last token is out."""
 
-    def prefilled(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+    def prefilled(self, request: SimulatedRequest, worker: RequestWorker, now: float) -> None:
         """Handle a request whose KV is ready and held for a decode worker."""
 
     def first_token(self, request: SimulatedRequest, at: float) -> None:
         """Handle the first token of a whole request, or of one that was pulled; `at` is now, or a step ahead."""
 
-    def pull(self, request: SimulatedRequest, worker: Worker, now: float) -> None:
+    def pull(self, request: SimulatedRequest, worker: RequestWorker, now: float) -> None:
         """Start moving the request's KV to `worker`, which has reserved the blocks; then call `loaded`."""
 
-    def restore(self, request: SimulatedRequest, worker: Worker, ends: float) -> None:
+    def restore(self, request: SimulatedRequest, worker: RequestWorker, ends: float) -> None:
         """Call `restored` at `ends`."""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from math import ceil
 
+from contests.rivals.replicas import ReplicaPolicy, count
 from fulcrum.api.names import Role
-from fulcrum.simulation.policies.replicas import ReplicaPolicy, count
 from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.view import View
 

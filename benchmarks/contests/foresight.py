@@ -1,4 +1,4 @@
-"""Searches over splits of a fixed number of workers: the best static one, and the best at each time with foresight."""
+"""The best schedule of splits that is found with the whole workload known: what no planner can do."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from contests.rivals.schedule import Schedule
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
+from fulcrum.simulation.comparison import OnProgress
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.policies.schedule import Schedule, Split
+from fulcrum.simulation.policies import Split
 from fulcrum.simulation.result import Result
 from fulcrum.simulation.workload import Workload
 
 WINDOWS_SECONDS: Final = (30.0, 120.0, 300.0)
 """Lengths of time for which the search with foresight tries to keep a split."""
-_COARSE_ABOVE: Final = 12
-"""From so many workers on, only every second split and more are tried, so that at most so many are."""
-
 Step = tuple[float, Split]
 """A split, and the second from which on it is kept."""
-OnProgress = Callable[[str, int], None]
-"""Called with the name of a run and how many of its requests have arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +35,9 @@ class Setting:
     """The policy that keeps these splits; with an admission, an overloaded minute does not spoil the next one."""
 
 
-def candidates(workers: int) -> list[Split]:
-    """Return the splits to try: every P:D (some of them, when there are many), and all workers mixed."""
-    step = max(1, -(-workers // _COARSE_ABOVE))
-    prefills = sorted({*range(1, workers, step), workers - 1} - {0})
-    return [Split(prefill, workers - prefill) for prefill in prefills] + [Split(0, 0, workers)]
-
-
 def run_splits(setting: Setting, splits: Sequence[Split], on_progress: OnProgress | None = None) -> dict[Split, Result]:
     """Return what comes of each split when it is kept."""
     return {split: _run(setting, [(0.0, split)], str(split), on_progress) for split in splits}
-
-
-def best_of(results: Mapping[Split, Result], slo: Slo) -> Split:
-    """Return the disaggregated split with most requests inside the SLO."""
-    return max((split for split in results if split.prefill), key=lambda split: int(results[split].within(slo).sum()))
 
 
 def with_foresight(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from contests.rivals.arrow import Arrow
+from contests.rivals.dynamo import Dynamo, DynamoMode
+from contests.rivals.dynamo_expectation import largest_batch
+from contests.rivals.threshold import Threshold
 from tests.simulation.worlds import SLO, make_cluster, make_speed
 
 from fulcrum.api.names import Role
@@ -12,8 +16,6 @@ from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import stream
 from fulcrum.simulation.lengths import LogNormalLengths
 from fulcrum.simulation.outcome import Outcome
-from fulcrum.simulation.policies import Arrow, Dynamo, DynamoMode, Threshold
-from fulcrum.simulation.policies.dynamo_expectation import largest_batch
 from fulcrum.simulation.policy import Policy
 
 P, D = Role.PREFILL, Role.DECODE

@@ -13,19 +13,19 @@ from functools import partial
 from math import ceil
 from typing import Final
 
+from contests.rivals.dynamo_budget import Budget, Counts
+from contests.rivals.dynamo_expectation import Expectation
+from contests.rivals.replicas import ReplicaPolicy
 from fulcrum.api.names import Role
 from fulcrum.api.types import ForecastMethod
 from fulcrum.capacity.speed import Speed
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.load.demand import Slo
 from fulcrum.load.traffic import Traffic
-from fulcrum.simulation.policies.dynamo_budget import Budget, Counts
-from fulcrum.simulation.policies.dynamo_expectation import Expectation
-from fulcrum.simulation.policies.replicas import ReplicaPolicy
 from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.view import View
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 
 _MOST_CHANGE: Final = 8
 """Workers of one role by which a throughput decision may differ from what is there, as the planner's default."""
@@ -107,7 +107,7 @@ class Dynamo(ReplicaPolicy):
         return self._budget.guarded(self._wanted, fitted)
 
     def _from_load(self, view: View, every_seconds: float) -> Counts:
-        serving: dict[Role, list[Worker]] = {role: [] for role in self._roles}
+        serving: dict[Role, list[SimulatedWorker]] = {role: [] for role in self._roles}
         for pod in view.pods:
             if pod.deleting or pod.worker is None:
                 return self._wanted  # the last change is still under way
@@ -142,7 +142,11 @@ class Dynamo(ReplicaPolicy):
         )
 
 
-def _step(workers: Sequence[Worker], late: Callable[[Worker], bool], fits: Callable[[Worker, float], bool]) -> int:
+def _step(
+    workers: Sequence[SimulatedWorker],
+    late: Callable[[SimulatedWorker], bool],
+    fits: Callable[[SimulatedWorker, float], bool],
+) -> int:
     """Return 1 where all workers are late, -1 where the others can take over the work of one, else 0."""
     if all(late(worker) for worker in workers):
         return 1

@@ -6,12 +6,12 @@ from dataclasses import fields
 from importlib import import_module
 
 import pytest
+from contests.ablations import ABLATIONS, Ablation, Constant, switched_off
+from contests.judge import judged, rivals, run_ours
+from contests.scenarios import Scenario, draw, layouts
 
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.balance import tuning
-from fulcrum.simulation.ablations import ABLATIONS, Ablation, Constant, switched_off
-from fulcrum.simulation.judge import judged, rivals, run_ours
-from fulcrum.simulation.scenarios import Scenario, draw, layouts
 
 
 def smallest(*, moving: bool) -> Scenario:

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
+from contests.rivals.schedule import Schedule
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
-from fulcrum.simulation.policies.schedule import Schedule, Split
+from fulcrum.simulation.policies import Split
 from fulcrum.simulation.policy import expected_transfers, known_speeds
 from fulcrum.simulation.simulated_gateway import SimulatedGateway
-from fulcrum.simulation.simulated_request import SimulatedRequest
+from fulcrum.simulation.simulated_request import RequestWorker, SimulatedRequest
 from fulcrum.simulation.view import View
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 
 _REMEMBERED: Final = 500
 _FIRST_DECODE_SECONDS: Final = 5.0
@@ -92,7 +93,9 @@ class Mooncake(Schedule):
             self._decode_seconds.append(seconds)
             self._decode_total += seconds
 
-    def _predicted_load(self, decodes: list[Worker], ttft: float, request: SimulatedRequest, view: View) -> float:
+    def _predicted_load(
+        self, decodes: list[SimulatedWorker], ttft: float, request: SimulatedRequest, view: View
+    ) -> float:
         """Load of the decode workers at the end of the request's prefill."""
         known = len(self._decode_seconds)
         decode_seconds = self._decode_total / known if known else _FIRST_DECODE_SECONDS
@@ -106,13 +109,13 @@ class Mooncake(Schedule):
         return _load(decodes, [each] * len(decodes), view)
 
 
-def _ttft_seconds(worker: Worker, request: SimulatedRequest) -> float:
+def _ttft_seconds(worker: SimulatedWorker, request: SimulatedRequest) -> float:
     """Time until the request would be prefilled behind what is queued."""
     tokens = worker.queued_tokens + request.prompt
     return worker.speed.prefill_seconds(tokens, float(tokens) * request.prompt)
 
 
-def _load(workers: list[Worker], batches: list[float] | list[int], view: View) -> float:
+def _load(workers: list[SimulatedWorker], batches: list[float] | list[int], view: View) -> float:
     """Mean over decode workers of predicted time between tokens over its SLO."""
     contexts = sum(worker.context_tokens for worker in workers)
     requests = sum(worker.batch for worker in workers)
@@ -123,5 +126,5 @@ def _load(workers: list[Worker], batches: list[float] | list[int], view: View) -
     return sum(steps) / len(steps) / view.slo.tpot_seconds
 
 
-def _tpot_seconds(worker: Worker, batch: float, prompt: int) -> float:
+def _tpot_seconds(worker: RequestWorker, batch: float, prompt: int) -> float:
     return worker.speed.decode_step_seconds(batch, worker.context_tokens + prompt)

@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from contests.contestants import CONTESTANTS
 from tests.simulation.worlds import SLO, make_cluster, make_speed, poisson
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
-from fulcrum.simulation.contest import NAMES, Arena, Contest, UnknownPolicyError, checked
+from fulcrum.simulation.comparison import Arena, Comparison, UnknownPolicyError
 
 SPEED = make_speed(prefill=(0.012, 7e-5, 1.5e-9), kv_capacity_tokens=400_000)
 LONG_PROMPTS = poisson(rate=9, count=600, prompt=3500, output=40, seed=1)
@@ -34,9 +35,9 @@ def arena(*, pools: int = 1, high: int = 4, **balance: Any) -> Arena:
 
 
 def test_each_run_of_ours_begins_with_its_own_split() -> None:
-    contest = Contest(arena=arena())
+    comparison = Comparison(table=CONTESTANTS, arena=arena())
     names = ("static", "ours", "ours-even", "ours-informed")
-    static, usual, even, informed = (contest.run(name).result for name in names)
+    static, usual, even, informed = (comparison.run(name).result for name in names)
     begun = {one.policy: (one.fleet[0].prefill, one.fleet[0].decode) for one in (static, usual, even, informed)}
     assert begun == {
         "best static 3P:1D": (3, 1),
@@ -50,16 +51,16 @@ def test_each_run_of_ours_begins_with_its_own_split() -> None:
 
 
 def test_the_ratio_of_the_spec_is_what_ours_and_the_published_planners_begin_with() -> None:
-    contest = Contest(arena=arena(ratio={"prefill": 3, "decode": 1}))
+    comparison = Comparison(table=CONTESTANTS, arena=arena(ratio={"prefill": 3, "decode": 1}))
     for name in ("ours", "dynamo", "arrow"):
-        roles = [role for _, role in contest.run(name).policy.initial(contest.arena.cluster)]
+        roles = [role for _, role in comparison.run(name).policy.initial(comparison.arena.cluster)]
         assert (roles.count(Role.PREFILL), roles.count(Role.DECODE)) == (3, 1), name
 
 
 def test_names_are_checked() -> None:
-    assert checked(["all", "ours"], arena()) == tuple(NAMES)
-    assert checked(["ours", "ours-open"], arena(pools=2)) == ("ours", "ours-open")
+    assert CONTESTANTS.checked(["all", "ours"], arena()) == tuple(CONTESTANTS.policies)
+    assert CONTESTANTS.checked(["ours", "ours-open"], arena(pools=2)) == ("ours", "ours-open")
     with pytest.raises(UnknownPolicyError, match="one pool only"):
-        checked(["ours-informed"], arena(pools=2))
+        CONTESTANTS.checked(["ours-informed"], arena(pools=2))
     with pytest.raises(UnknownPolicyError, match="at least two workers"):
-        checked(["ours-informed"], arena(high=1))
+        CONTESTANTS.checked(["ours-informed"], arena(high=1))

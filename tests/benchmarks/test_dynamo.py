@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from contests.rivals.dynamo import Dynamo, DynamoMode
+from contests.rivals.dynamo_budget import Budget, Counts
+from contests.rivals.dynamo_expectation import Expectation
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.simulation.worlds import SLO, make_cluster, make_speed
@@ -13,9 +16,6 @@ from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import stream
 from fulcrum.simulation.lengths import LogNormalLengths
 from fulcrum.simulation.outcome import Outcome
-from fulcrum.simulation.policies import Dynamo, DynamoMode
-from fulcrum.simulation.policies.dynamo_budget import Budget, Counts
-from fulcrum.simulation.policies.dynamo_expectation import Expectation
 from fulcrum.simulation.speed import StepTimes
 
 P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED

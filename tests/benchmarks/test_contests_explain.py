@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contests.explain import lost
+from contests.rivals.schedule import Schedule
 from tests.simulation.worlds import SLO, make_cluster, make_speed, poisson
 
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.explain import lost
 from fulcrum.simulation.outcome import Outcome
-from fulcrum.simulation.policies.schedule import Schedule, Split
+from fulcrum.simulation.policies import Split
 
 
 def test_every_lost_request_has_one_cause() -> None:

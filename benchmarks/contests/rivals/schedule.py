@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.balance import Action, SetRole
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.cluster import ClusterModel
+from fulcrum.simulation.policies import Split
 from fulcrum.simulation.policy import Policy, TickResult, expected_transfers, known_speeds
 from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.view import View
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Split:
-    """So many workers of each role."""
-
-    prefill: int
-    decode: int
-    mixed: int = 0
-
-    def roles(self) -> list[Role]:
-        """Return one role per worker."""
-        return [Role.PREFILL] * self.prefill + [Role.DECODE] * self.decode + [Role.MIXED] * self.mixed
-
-    def __str__(self) -> str:
-        return f"{self.prefill}P:{self.decode}D" if not self.mixed else f"{self.mixed}M"
 
 
 class Schedule(Policy):

@@ -19,7 +19,7 @@ from fulcrum.simulation.policy import Policy
 from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 
 
 class Arrow(Policy):
@@ -72,7 +72,7 @@ class Arrow(Policy):
                     _flip(pod, Role.PREFILL, view)
 
 
-def _of(view: View, role: Role, request: SimulatedRequest) -> list[tuple[Pod, Worker]]:
+def _of(view: View, role: Role, request: SimulatedRequest) -> list[tuple[Pod, SimulatedWorker]]:
     """Ready workers by their label: the service that routes is the one that flips."""
     return [
         (pod, pod.worker)
@@ -81,13 +81,13 @@ def _of(view: View, role: Role, request: SimulatedRequest) -> list[tuple[Pod, Wo
     ]
 
 
-def _prefill_seconds(worker: Worker, request: SimulatedRequest) -> float:
+def _prefill_seconds(worker: SimulatedWorker, request: SimulatedRequest) -> float:
     """Time until what is queued would be prefilled; quadratic in the length."""
     tokens = worker.queued_tokens
     return worker.speed.prefill_seconds(tokens, float(tokens) * request.prompt) if tokens else 0.0
 
 
-def _tpot_seconds(worker: Worker, request: SimulatedRequest) -> float:
+def _tpot_seconds(worker: SimulatedWorker, request: SimulatedRequest) -> float:
     promised = max(0, worker.decode_legs - worker.batch)
     tokens = worker.context_tokens + (promised + 1) * request.prompt
     return worker.speed.decode_step_seconds(worker.decode_legs + 1, tokens)

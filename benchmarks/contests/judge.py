@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from contests.ablations import Ablation, switched_off
+from contests.rivals.mooncake import Mooncake, Rejection
+from contests.rivals.threshold import Threshold
+from contests.scenarios import Scenario, layouts
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.simulation.ablations import Ablation, switched_off
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.policies import Mooncake, Ours, Rejection, Split, Threshold
-from fulcrum.simulation.policies.fixed import Fixed, layout_name
+from fulcrum.simulation.policies import Fixed, Ours, Split
+from fulcrum.simulation.policies.fixed import layout_name
 from fulcrum.simulation.policy import Policy
 from fulcrum.simulation.result import Summary
-from fulcrum.simulation.scenarios import Scenario, layouts
 from fulcrum.simulation.workload import Workload
 
 TURN_SECONDS: Final = 2.0

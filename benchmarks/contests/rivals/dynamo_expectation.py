@@ -11,7 +11,7 @@ from math import ceil
 from fulcrum.capacity.speed import Speed
 from fulcrum.load.demand import Slo
 from fulcrum.simulation.speed import StepTimes
-from fulcrum.simulation.worker import Worker
+from fulcrum.simulation.worker import SimulatedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,23 +38,23 @@ class Expectation:
         step_seconds = self.speed.decode_step_seconds(batch, batch * context)
         return 1 / self.speed.prefill_seconds(tokens, tokens * tokens), batch / (self.osl_tokens * step_seconds)
 
-    def late_prompt(self, worker: Worker) -> bool:
+    def late_prompt(self, worker: SimulatedWorker) -> bool:
         """Report whether the next prompt on this worker would miss the TTFT."""
         batch, context = self._beside(worker, 1.0)
         return self._ttft_seconds(worker.queued_tokens, batch, context) > self.slo.ttft_seconds
 
-    def late_token(self, worker: Worker) -> bool:
+    def late_token(self, worker: SimulatedWorker) -> bool:
         """Report whether one more request on this worker would miss the TPOT."""
         return self._itl_seconds(worker, 1.0) > self.slo.tpot_seconds
 
-    def prompts_fit(self, worker: Worker, share: float, *, sensitivity: float) -> bool:
+    def prompts_fit(self, worker: SimulatedWorker, share: float, *, sensitivity: float) -> bool:
         """Report whether `share` times this worker's queue costs less than `sensitivity` of what the TTFT leaves."""
         batch, context = self._beside(worker, share)
         own = self._ttft_seconds(0.0, batch, context)
         queued = self._ttft_seconds(worker.queued_tokens * share, batch, context) - own
         return queued < (self.slo.ttft_seconds - own) * sensitivity
 
-    def answers_fit(self, worker: Worker, share: float, *, sensitivity: float) -> bool:
+    def answers_fit(self, worker: SimulatedWorker, share: float, *, sensitivity: float) -> bool:
         """Report whether `share` times this worker's requests fit into the KV cache and `sensitivity` of the TPOT."""
         queued_tokens = (len(worker.waiting) + worker.loading) * self.isl_tokens
         if (worker.context_tokens + queued_tokens) * share >= self.speed.kv_capacity_tokens:
@@ -90,7 +90,7 @@ class Expectation:
         """Prompt tokens of a mixed step while as many requests begin as end."""
         return min(batch * self._computed_tokens / self.osl_tokens, self.speed.max_batched_tokens)
 
-    def _beside(self, worker: Worker, share: float) -> tuple[float, float]:
+    def _beside(self, worker: SimulatedWorker, share: float) -> tuple[float, float]:
         """Batch and context tokens that decode in the steps of a prompt."""
         return (worker.batch * share, worker.context_tokens * share) if self.mixed else (0.0, 0.0)
 
@@ -100,7 +100,7 @@ class Expectation:
         seconds = full * self._step_seconds(batch, context_tokens, self.speed.max_batched_tokens) if full else 0.0
         return seconds + (self._step_seconds(batch, context_tokens, rest) if rest else 0.0)
 
-    def _itl_seconds(self, worker: Worker, share: float) -> float:
+    def _itl_seconds(self, worker: SimulatedWorker, share: float) -> float:
         """Time of a decode step with this worker's requests times `share`, and one more.
 
         What waits on a mixed worker are prompts: they count only where the worker takes over more than its own.

@@ -7,6 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from contests.bound import most_within
+from contests.foresight import Setting, Step, run_splits, with_foresight
+from contests.rivals.mooncake import Mooncake, Rejection
+from contests.rivals.schedule import Schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload, poisson
@@ -14,12 +18,11 @@ from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.load.demand import Slo
-from fulcrum.simulation.bound import most_within
+from fulcrum.simulation.best_static import best_of, candidates
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import phased
 from fulcrum.simulation.outcome import Outcome
-from fulcrum.simulation.policies import Mooncake, Rejection, Schedule, Split
-from fulcrum.simulation.search import Setting, Step, best_of, candidates, run_splits, with_foresight
+from fulcrum.simulation.policies import Split
 from fulcrum.simulation.traffic import Phase
 from fulcrum.simulation.workload import Workload, merged
 
@@ -69,14 +72,6 @@ def test_foresight_keeps_one_split_where_nothing_changes() -> None:
     kept = run_splits(common, candidates(4))
     result, _ = with_foresight(common, kept)
     assert result.within(SLO).sum() == max(each.within(SLO).sum() for each in kept.values())
-
-
-@pytest.mark.parametrize("workers", [2, 3, 8, 12, 16, 64, 100])
-def test_candidates_reach_both_ends_and_are_not_too_many(workers: int) -> None:
-    splits = candidates(workers)
-    assert {1, workers - 1} <= {split.prefill for split in splits}
-    assert all(len(split.roles()) == workers for split in splits)
-    assert len(splits) == len(set(splits)) <= 14
 
 
 @settings(max_examples=25, deadline=None)

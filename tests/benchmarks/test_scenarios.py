@@ -6,13 +6,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from contests import scenarios
+from contests.scenarios import capacity_per_second, draw, layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulcrum.api.names import Role
-from fulcrum.simulation import scenarios
 from fulcrum.simulation.policies.fixed import layout_name
-from fulcrum.simulation.scenarios import capacity_per_second, draw, layouts
 
 NUMBERS = st.tuples(st.integers(0, 2**31), st.integers(0, 10_000))
 

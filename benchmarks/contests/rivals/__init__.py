@@ -1,0 +1,1 @@
+"""The policies that ours is compared with, one per file."""
