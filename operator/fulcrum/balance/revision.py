@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from fulcrum.api.attention import attention_backend, exchanges_kv
 from fulcrum.api.engine_types import STORED_BLOCK_SIZE, STORED_IMAGE, KvCache, KvCacheDtype
 from fulcrum.api.names import KV_POOL_PATH, Role
 from fulcrum.api.objects import without_defaults
+from fulcrum.api.pool_attention import attention_backend, exchanges_kv
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig, TransferConfig, WorkerConfig
