@@ -280,9 +280,10 @@ def test_after_retry_after_the_queue_lets_it_in(queued: int, prompt: float) -> N
     ended = 0.0
     for leg in list(view.workers["p0"].legs):
         ended += leg.work_seconds
+        flight = view.prefilling[leg]
         if ended <= outcome.retry_after_seconds:
-            view.prefill_done(leg, ended)
-            view.finish(leg, ended)
+            view.prefill_done(flight, ended)
+            view.finish(flight, ended)
     if outcome.predicted is not None and outcome.predicted.ttft_seconds - outcome.predicted.wait_seconds < 0.9:
         soon = outcome.retry_after_seconds - 0.02
         assert isinstance(admission.decide(asked, view, outcome.retry_after_seconds + 1e-6), Admit)
@@ -327,7 +328,7 @@ def test_who_would_be_overtaken_and_late_makes_way() -> None:
     outcome = admission.decide(high, view, 0.0)
     assert isinstance(outcome, Preempt)
     assert outcome.route.wait_seconds == pytest.approx(0.2), "only what has begun is before it"
-    assert outcome.victims == (legs[3],), "the others are later by 0.1 s, and not late"
+    assert [victim.load for victim in outcome.victims] == [legs[3]], "the others are later by 0.1 s, and not late"
     assert [leg.ttft_seconds for leg in legs[1:3]] == pytest.approx([0.51, 0.71], abs=0.01)
     for victim in outcome.victims:
         view.finish(victim, 0.0)

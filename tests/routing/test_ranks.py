@@ -51,7 +51,9 @@ def test_as_many_have_begun_as_a_step_takes() -> None:
     view = one_pair(step_tokens=2500)
     flights = queue(view, LOW, LOW, LOW, LOW)
     worker = view.workers["p0"]
-    assert worker.overtaken(HIGH) == flights[3:], "the third is in the step in part, and goes on before what waits"
+    assert worker.overtaken(HIGH) == [flights[3].load], (
+        "the third is in the step in part, and goes on before what waits"
+    )
     assert worker.overtaken(LOW) == []
 
 
@@ -60,8 +62,8 @@ def test_who_came_after_the_step_began_is_overtaken_in_the_order_of_service() ->
     begun = queue(view, LOW)
     later = queue(view, LOW, MIDDLE, HIGH, LOW, at=0.05)
     worker = view.workers["p0"]
-    assert worker.overtaken(HIGH) == [later[1], later[0], later[3]]
-    assert worker.overtaken(MIDDLE) == [later[0], later[3]]
+    assert worker.overtaken(HIGH) == [later[1].load, later[0].load, later[3].load]
+    assert worker.overtaken(MIDDLE) == [later[0].load, later[3].load]
     view.prefill_done(begun[0], 0.1)
     assert worker.overtaken(HIGH) == [], "all of them are in the next step"
 

@@ -29,14 +29,14 @@ def check(view: ClusterView, flights: list[Flight]) -> None:
         legs = [f for f in flights if f.phase == PREFILLING and f.prefill is worker]
         running = [f for f in flights if f.phase == DECODING and f.decode is worker]
         pending = [f for f in flights if f.phase == PREFILLING and f.decode is worker]
-        assert list(worker.legs) == legs
-        assert worker.own_seconds == pytest.approx(sum(f.work_seconds for f in legs), abs=1e-6)
-        assert worker.queued_tokens == pytest.approx(sum(f.prompt_tokens for f in legs), abs=1e-6)
+        assert list(worker.legs) == [f.load for f in legs]
+        assert worker.own_seconds == pytest.approx(sum(f.load.work_seconds for f in legs), abs=1e-6)
+        assert worker.queued_tokens == pytest.approx(sum(f.load.prompt_tokens for f in legs), abs=1e-6)
         assert (worker.running, worker.pending) == (len(running), len(pending))
-        assert worker.pending_context == pytest.approx(sum(f.prompt_tokens for f in pending), abs=1e-6)
-        made = sum(worker.steps - f.joined_steps for f in running)
-        assert worker.context_tokens == pytest.approx(sum(f.prompt_tokens for f in running) + made, abs=1e-5)
-        assert worker.decode_share == pytest.approx(sum(f.share for f in running + pending), abs=1e-6)
+        assert worker.pending_context == pytest.approx(sum(f.load.prompt_tokens for f in pending), abs=1e-6)
+        made = sum(worker.steps - f.load.joined_steps for f in running)
+        assert worker.context_tokens == pytest.approx(sum(f.load.prompt_tokens for f in running) + made, abs=1e-5)
+        assert worker.decode_share == pytest.approx(sum(f.load.share for f in running + pending), abs=1e-6)
 
 
 @given(events)

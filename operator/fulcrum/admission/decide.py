@@ -21,6 +21,7 @@ from fulcrum.routing import (
     Flight,
     Incoming,
     NoPath,
+    RequestLoad,
     Route,
     route,
 )
@@ -153,18 +154,20 @@ class Admission:
         """A request was served: what became of its predictions. Leave out what is not known."""
         found = flight.route
         if output_tokens is not None and output_tokens > 0:
-            self.outputs.learn(flight.qos, flight.prompt_tokens, output_tokens)
+            self.outputs.learn(flight.load.qos, flight.load.prompt_tokens, output_tokens)
         if not found.known:
             return
         # A worker that flipped meanwhile did two things at once; that says nothing about the next request.
         if ttft_seconds is not None and (found.whole or flight.prefill.role is not _DECODE):
             # What busy neighbours explain is no error of the prediction: both would be taken off the same promise.
-            slower = self.neighbours.factor(flight.busy_neighbours, flight.started_at)
-            predicted_seconds = slower * flight.ttft_seconds
+            slower = self.neighbours.factor(flight.busy_neighbours, flight.load.started_at)
+            predicted_seconds = slower * flight.load.ttft_seconds
             # Where it had to wait, requests before it may have been mispredicted, and not its worker.
             if found.wait_seconds <= 0 and found.hand_over.slot_seconds <= 0:
-                self.neighbours.learn(ttft_seconds / flight.ttft_seconds, flight.busy_neighbours, flight.started_at)
-            self.ttft_margins[flight.qos].learn(predicted_seconds, ttft_seconds, self.ttft_seconds)
+                self.neighbours.learn(
+                    ttft_seconds / flight.load.ttft_seconds, flight.busy_neighbours, flight.load.started_at
+                )
+            self.ttft_margins[flight.load.qos].learn(predicted_seconds, ttft_seconds, self.ttft_seconds)
         if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
             # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
             least_seconds = flight.decode.least_step
@@ -223,18 +226,19 @@ class Admission:
             return admitted
         for victim in victims:
             self._count(victim.qos, Reason.PREEMPTED, victim.prompt_tokens, victim.output_tokens)
-        return Preempt(found, tuple(victims), _next_seconds(found, after_seconds + found.work_seconds))
+        aborted = tuple(view.prefilling[victim] for victim in victims)
+        return Preempt(found, aborted, _next_seconds(found, after_seconds + found.work_seconds))
 
     def _overtaken(
         self, incoming: Incoming, found: Route, view: ClusterView
-    ) -> tuple[list[tuple[Flight, float]], list[Flight]] | None:
+    ) -> tuple[list[tuple[RequestLoad, float]], list[RequestLoad]] | None:
         """Return which requests of lower classes are served later for it, with their new TTFT; and which make way.
 
         Those that would be late make way, and so room for those behind them. None: one would be late whose class would
         then have less than what is reserved for it.
         """
-        later: list[tuple[Flight, float]] = []
-        victims: list[Flight] = []
+        later: list[tuple[RequestLoad, float]] = []
+        victims: list[RequestLoad] = []
         rank = view.ranks[incoming.qos]
         worker = found.prefill
         if self.policy is _THRESHOLD or not found.known or worker.lower_seconds(rank) <= 0:

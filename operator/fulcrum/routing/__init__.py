@@ -11,9 +11,11 @@ from fulcrum.routing.flight import Flight
 from fulcrum.routing.pairs import Pair, PairHealth
 from fulcrum.routing.path import HandOver, Incoming, NoPath, Route
 from fulcrum.routing.prefixes import BYTE_ENDS, prefix_keys, token_ends
+from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.restoring import prefill_left_seconds
 from fulcrum.routing.route import decode_elsewhere, route
-from fulcrum.routing.sharing import SentBatch, learn_batch, take_batch
+from fulcrum.routing.sent import SentBatch
+from fulcrum.routing.sharing import learn_batch, take_batch
 from fulcrum.routing.view import ClusterView
 from fulcrum.routing.worker import WorkerView
 
@@ -29,6 +31,7 @@ __all__ = [
     "NoPath",
     "Pair",
     "PairHealth",
+    "RequestLoad",
     "Route",
     "SentBatch",
     "WorkerView",

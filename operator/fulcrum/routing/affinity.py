@@ -8,7 +8,7 @@ from math import inf
 from typing import Final
 
 from fulcrum.routing.prefixes import BYTE_ENDS
-from fulcrum.routing.sharing import MAX_BATCH_KEYS, Sent
+from fulcrum.routing.sent import MAX_BATCH_KEYS, Sent
 from fulcrum.routing.tuning import TUNING
 
 POOL: Final = 0

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 from math import ceil, exp
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.decode_curve import decode_line
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
+from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.tuning import TUNING
-
-if TYPE_CHECKING:
-    from fulcrum.routing.flight import Flight
 
 _NOMINAL_SPEED: Final = WorkerSpeed(
     coefficients=SpeedCoefficients(
@@ -34,7 +32,7 @@ class PrefillQueue:
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
         """By class: in which order the engine takes what waits."""
-        self.legs: dict[Flight, None] = {}
+        self.legs: dict[RequestLoad, None] = {}
         """Own prompts, in the order of their start."""
         self.own_seconds = 0.0
         """Their summed time, known to be right at `anchor`."""
@@ -46,7 +44,7 @@ class PrefillQueue:
         self.anchor = 0.0
         self.step_work_seconds, self.step_tokens = -1.0, 0.0
         """Own prefill in the step that began at `anchor`; below 0: to be worked out."""
-        self.step_legs: set[Flight] = set()
+        self.step_legs: set[RequestLoad] = set()
         self.memory_seconds = TUNING.memory_seconds
         """Memory of the rates at which work comes to it."""
         self.prefill_rate = 0.0
@@ -109,7 +107,7 @@ class PrefillQueue:
             return total - limit + (credit - limit) / 2
         return total - credit if credit > 0 else total
 
-    def overtaken(self, rank: int) -> list[Flight]:
+    def overtaken(self, rank: int) -> list[RequestLoad]:
         """Legs of lower ranks that a prompt of `rank` would be served before, in the order of their service.
 
         What has begun is not interrupted: the engine goes on with it in its next step before it takes what waits.
@@ -168,7 +166,7 @@ class PrefillQueue:
             if room <= 0:
                 break
 
-    def _in_order(self, legs: Iterable[Flight]) -> list[Flight]:
+    def _in_order(self, legs: Iterable[RequestLoad]) -> list[RequestLoad]:
         """Sort legs as the engine serves them."""
         if len(self.rank_seconds) == 1:
             return list(legs)
@@ -176,31 +174,31 @@ class PrefillQueue:
 
     # What happens.
 
-    def queue(self, flight: Flight, now_seconds: float) -> None:
+    def queue(self, load: RequestLoad, now_seconds: float) -> None:
         """A prefill leg was sent to it."""
         if self.own_seconds + self.foreign_seconds <= 0:
             self.anchor = now_seconds
         if now_seconds <= self.anchor:
             self.step_work_seconds = -1.0
-        self.legs[flight] = None
-        self.own_seconds += flight.work_seconds
-        self.rank_seconds[self.ranks[flight.qos]] += flight.work_seconds
-        self.queued_tokens += flight.prompt_tokens
-        self.new_tokens += flight.new_tokens
-        self._takes(flight.work_seconds, now_seconds)
+        self.legs[load] = None
+        self.own_seconds += load.work_seconds
+        self.rank_seconds[self.ranks[load.qos]] += load.work_seconds
+        self.queued_tokens += load.prompt_tokens
+        self.new_tokens += load.new_tokens
+        self._takes(load.work_seconds, now_seconds)
 
-    def unqueue(self, flight: Flight, now_seconds: float, *, done: bool) -> None:
+    def unqueue(self, load: RequestLoad, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
-        del self.legs[flight]
+        del self.legs[load]
         self.step_work_seconds = -1.0
-        self.own_seconds -= flight.work_seconds
-        self.rank_seconds[self.ranks[flight.qos]] -= flight.work_seconds
-        self.queued_tokens -= flight.prompt_tokens
-        self.new_tokens -= flight.new_tokens
+        self.own_seconds -= load.work_seconds
+        self.rank_seconds[self.ranks[load.qos]] -= load.work_seconds
+        self.queued_tokens -= load.prompt_tokens
+        self.new_tokens -= load.new_tokens
         if done:
-            self.answered_tokens += flight.new_tokens
+            self.answered_tokens += load.new_tokens
             # What was neither spent on this leg nor waited for belonged to a foreign one.
-            spare = now_seconds - self.anchor - self.prefill_a - flight.work_seconds
+            spare = now_seconds - self.anchor - self.prefill_a - load.work_seconds
             self.foreign_seconds = max(self.foreign_seconds - max(spare, 0.0), 0.0)
             self.anchor = now_seconds
         if not self.legs:

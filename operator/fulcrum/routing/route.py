@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from fulcrum.routing import filters
 from fulcrum.routing.candidates import pair_for, prefill_for, whole_for
@@ -12,10 +11,8 @@ from fulcrum.routing.path import Incoming, NoPath, Prefill, Route
 from fulcrum.routing.pools import RevisionGroup
 from fulcrum.routing.scorers import best_path
 from fulcrum.routing.search import Search
-
-if TYPE_CHECKING:
-    from fulcrum.routing.view import ClusterView
-    from fulcrum.routing.worker import WorkerView
+from fulcrum.routing.view import ClusterView
+from fulcrum.routing.worker import WorkerView
 
 
 def route(incoming: Incoming, view: ClusterView, now_seconds: float) -> Route | NoPath:

@@ -7,19 +7,16 @@ worker what happens.
 from __future__ import annotations
 
 from math import exp, inf
-from typing import TYPE_CHECKING
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
 from fulcrum.routing.breaker import Breaker
-from fulcrum.routing.foreign import UsualPrompt
-from fulcrum.routing.outliers import Health
+from fulcrum.routing.health import Health
 from fulcrum.routing.prefill_queue import PrefillQueue
+from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.tuning import TUNING
-
-if TYPE_CHECKING:
-    from fulcrum.routing.flight import Flight
+from fulcrum.routing.usual_prompt import UsualPrompt
 
 
 class WorkerView(PrefillQueue):
@@ -81,7 +78,7 @@ class WorkerView(PrefillQueue):
         self.usual_prompt = UsualPrompt()
         self.pulling_tokens = 0.0
         """Prompt tokens whose KV it is to send or to receive."""
-        self.pulls: dict[Flight, None] = {}
+        self.pulls: dict[RequestLoad, None] = {}
         """Requests that these belong to, the oldest pull first."""
         self.link_at = 0.0
         """When its link took up the first of them, as far as is seen."""
@@ -176,36 +173,36 @@ class WorkerView(PrefillQueue):
         self.tie_break = tie_break
         self._set_keys()
 
-    def unqueue(self, flight: Flight, now_seconds: float, *, done: bool) -> None:
+    def unqueue(self, load: RequestLoad, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
-        super().unqueue(flight, now_seconds, done=done)
+        super().unqueue(load, now_seconds, done=done)
         self._set_keys()
 
-    def promise(self, flight: Flight) -> None:
+    def promise(self, load: RequestLoad) -> None:
         """A request will decode here after its prefill."""
         self.pending += 1
-        self.pending_context += flight.prompt_tokens
-        self.pending_output += flight.output_tokens
-        self.decode_share += flight.share
-        tight = flight.tight_tpot_seconds
+        self.pending_context += load.prompt_tokens
+        self.pending_output += load.output_tokens
+        self.decode_share += load.share
+        tight = load.tight_tpot_seconds
         if tight < inf:
             self.tights[tight] = self.tights.get(tight, 0) + 1
             self.tight_tpot_seconds = min(self.tight_tpot_seconds, tight)
 
-    def unpromise(self, flight: Flight) -> None:
+    def unpromise(self, load: RequestLoad) -> None:
         """A promised request no longer waits for its prefill: it joins now, or it is over."""
         self.pending -= 1
-        self.pending_context = self.pending_context - flight.prompt_tokens if self.pending else 0.0
-        self.pending_output = self.pending_output - flight.output_tokens if self.pending else 0.0
+        self.pending_context = self.pending_context - load.prompt_tokens if self.pending else 0.0
+        self.pending_output = self.pending_output - load.output_tokens if self.pending else 0.0
 
-    def join(self, flight: Flight, now_seconds: float) -> None:
+    def join(self, load: RequestLoad, now_seconds: float) -> None:
         """A request decodes."""
         self.advance(now_seconds)
         self.running += 1
-        self.prompt_tokens += flight.prompt_tokens
-        self.expected_tokens += flight.output_tokens
+        self.prompt_tokens += load.prompt_tokens
+        self.expected_tokens += load.output_tokens
         self.joined_steps += self.steps
-        flight.joined_steps = self.steps
+        load.joined_steps = self.steps
         self._set_keys()
         # At least as long as an answer takes: what comes meanwhile sets its pace, and 10 s may hold one long prompt.
         gone = now_seconds - self.joined_at
@@ -214,22 +211,22 @@ class WorkerView(PrefillQueue):
         self.join_rate = self.join_rate * exp(-max(gone, 0.0) / memory) + 1 / memory
         self.joined_at = now_seconds
 
-    def leave(self, flight: Flight, now_seconds: float) -> None:
+    def leave(self, load: RequestLoad, now_seconds: float) -> None:
         """A request no longer decodes."""
         self.advance(now_seconds)
         self.running -= 1
         if self.running:
-            self.prompt_tokens -= flight.prompt_tokens
-            self.expected_tokens -= flight.output_tokens
-            self.joined_steps -= flight.joined_steps
+            self.prompt_tokens -= load.prompt_tokens
+            self.expected_tokens -= load.output_tokens
+            self.joined_steps -= load.joined_steps
         else:
             self.prompt_tokens = self.expected_tokens = self.joined_steps = self.steps = 0.0
 
-    def release(self, flight: Flight) -> None:
+    def release(self, load: RequestLoad) -> None:
         """The room that was promised to a request is free again."""
         busy = self.running or self.pending
-        self.decode_share = self.decode_share - flight.share if busy else 0.0
-        tight = flight.tight_tpot_seconds
+        self.decode_share = self.decode_share - load.share if busy else 0.0
+        tight = load.tight_tpot_seconds
         if tight < inf:
             self.tights[tight] -= 1
             if not self.tights[tight]:

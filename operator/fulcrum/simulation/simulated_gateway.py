@@ -156,7 +156,7 @@ class SimulatedGateway:
         self.view.finish(flight, now)
         if not served:
             return
-        request.expected = self.admission.outputs.mean(flight.qos, request.prompt)
+        request.expected = self.admission.outputs.mean(flight.load.qos, request.prompt)
         first = request.first_token_seconds
         self.admission.learn(
             flight,

@@ -24,7 +24,7 @@ def test_time_passes_up_to_now() -> None:
     tokens.pass_time(0.9)
     assert (len(worker.legs), worker.running) == (3, 0)
     tokens.pass_time(1.0)
-    assert (list(worker.legs), worker.running) == ([second, third], 1)
+    assert (list(worker.legs), worker.running) == ([second.load, third.load], 1)
     registry.finish(second, 1.5)
     tokens.pass_time(10.0)
     assert (len(worker.legs), worker.running) == (0, 2)
