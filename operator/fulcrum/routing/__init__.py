@@ -1,8 +1,9 @@
 """Which workers serve a request: filter -> score -> pick, by predicted latency over a `ClusterView`. Pure.
 
-`filters` say which workers can take the request, `candidates` which few of them are predicted in full (`search`), and
-`scorers` what each path costs, in seconds; the least is picked (`route`). A new filter or scorer is a function and its
-name in a list there. Constants are entries of `tuning`. `view` is kept up to date event by event.
+`prefill`, `decode` and `whole` have this shape each: the `filters` that say which workers can take the request, what it
+costs there in seconds (`prefill.SCORERS`; of paths `scorers.PATH`), as `search` predicts it, and the pick of the least.
+`route` puts them together. A new filter or scorer is a function and its name in a list. Constants are entries of
+`tuning`. `view` is kept up to date event by event.
 """
 
 from fulcrum.routing.affinity import AffinityMemory

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from math import exp
 
-from fulcrum.routing.candidates import emptiest_of
 from fulcrum.routing.path import Prefill, Route
 from fulcrum.routing.pools import RevisionGroup
 from fulcrum.routing.search import Search
 from fulcrum.routing.tuning import TUNING
+from fulcrum.routing.whole import emptiest_holder
 from fulcrum.routing.worker import WorkerView
 
 
@@ -23,7 +23,7 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     It saves one request itself.
     """
     late = pair.ttft_seconds > search.ttft_seconds
-    worker = emptiest_of(search, revision.decode, holders=True)
+    worker = emptiest_holder(search, revision.decode)
     if worker is None or (late and worker.decode_load > pair.decode.decode_load + 1 - TUNING.trusted):
         worker = pair.decode if late else None
     if worker is None:

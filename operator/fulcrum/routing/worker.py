@@ -6,7 +6,10 @@ worker what happens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import exp, inf
+from operator import attrgetter
+from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
@@ -17,6 +20,9 @@ from fulcrum.routing.prefill_queue import PrefillQueue
 from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.usual_prompt import UsualPrompt
+
+by_decode: Final[Callable[[WorkerView], tuple[float, ...]]] = attrgetter("decode_key")
+by_prefill: Final[Callable[[WorkerView], tuple[float, ...]]] = attrgetter("prefill_key")
 
 
 class WorkerView(PrefillQueue):
