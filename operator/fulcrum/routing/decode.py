@@ -34,13 +34,13 @@ def pick_decode(search: Search, prefill: Prefill, pools: Sequence[PoolGroup]) ->
             near = left(FILTERS, search, pool, pool.by_node[source.node], source)
             if near:
                 neighbour = min(near, key=by_decode)
-                if neighbour.decode_load < worker.decode_load + 1 - TUNING.trusted:
+                if TUNING.equally_full(neighbour.decode_load, worker.decode_load):
                     worker = neighbour
         found.append(search.two_legs(prefill, worker))
         holding = holders(FILTERS, search, pool, source)
         if holding:
             # What it holds need not be moved.
             holder = min(holding, key=by_decode)
-            if holder is not worker and holder.decode_load < worker.decode_load + 1 - TUNING.trusted:
+            if holder is not worker and TUNING.equally_full(holder.decode_load, worker.decode_load):
                 found.append(search.two_legs(prefill, holder))
     return best_path(search, found)

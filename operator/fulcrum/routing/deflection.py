@@ -24,7 +24,7 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     """
     late = pair.ttft_seconds > search.ttft_seconds
     worker = emptiest_holder(search, revision.decode)
-    if worker is None or (late and worker.decode_load > pair.decode.decode_load + 1 - TUNING.trusted):
+    if worker is None or (late and not TUNING.equally_full(worker.decode_load, pair.decode.decode_load)):
         worker = pair.decode if late else None
     if worker is None:
         return None
@@ -32,7 +32,7 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     tpot_seconds = min(search.view.tpot_seconds, worker.tight_tpot_seconds)
     if path.ttft_seconds > min(pair.ttft_seconds, search.ttft_seconds):
         return None
-    if path.hand_over.step_seconds > TUNING.trusted * tpot_seconds:
+    if path.hand_over.step_seconds > TUNING.leg_share * tpot_seconds:
         return None
     stall_seconds = path.wait_seconds + path.work_seconds
     return path if harmed(worker, stall_seconds, tpot_seconds) < 1.0 else None

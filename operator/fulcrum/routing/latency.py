@@ -109,7 +109,7 @@ def _beside_prefill(
     queued = 0.0
     if output_tokens > 1:
         queued = max(worker.backlog_seconds(now_seconds) - over_seconds, 0.0) / output_tokens
-    return 1 / (1 - min(worker.prefill_share(now_seconds), TUNING.trusted)), queued
+    return 1 / (1 - min(worker.prefill_share(now_seconds), TUNING.most_prefill_share)), queued
 
 
 def chunk_seconds(worker: WorkerView, prompt_tokens: float) -> float:
