@@ -11,7 +11,7 @@ from fulcrum.admission.margin import Margin
 from fulcrum.admission.neighbours import NeighbourSlowdown
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.outputs import OutputLengths
-from fulcrum.admission.shares import Shares
+from fulcrum.admission.shares import ClassShares
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
@@ -65,7 +65,7 @@ class Admission:
         self.rejected: dict[tuple[str, Reason], Tally] = {}
         """Rejected (and preempted) requests, by class and reason."""
         self._limits = limits or ThresholdLimits()
-        self._shares = Shares(self.classes, gateways=gateways)
+        self._shares = ClassShares(self.classes, gateways=gateways)
 
     def share(self, gateways: int) -> None:
         """So many gateways share the traffic evenly from now on."""
