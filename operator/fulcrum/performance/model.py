@@ -24,7 +24,7 @@ from fulcrum.performance.queueing import (
 from fulcrum.performance.queueing.prefill import Stations
 from fulcrum.performance.rates import UnitRates
 from fulcrum.performance.search import largest_share
-from fulcrum.performance.shares import Shares
+from fulcrum.performance.shares import PoolShares
 from fulcrum.performance.tuning import TUNING
 
 
@@ -46,7 +46,7 @@ class PerformanceModel:
         learnt: elsewhere the speeds say what they cost.
         """
         self.admits: Mapping[str, PoolAdmits] = admits or {}
-        self._shares = Shares(speeds, slo, self.admits, transfers or {})
+        self._shares = PoolShares(speeds, slo, self.admits, transfers or {})
         self._turns_away = turns_away
         self._speeds = speeds
         self.slo = slo

@@ -19,7 +19,7 @@ from fulcrum.performance.queueing.prefill import Stations
 from fulcrum.performance.rates import UnitRates, unit_rates
 
 
-class Shares:
+class PoolShares:
     """For one set of speeds, one promise, and what pools admit; remembers the divisions."""
 
     def __init__(
