@@ -12,7 +12,7 @@ from fulcrum.api.types import BalanceMode, Condition, InferenceClusterStatus
 from fulcrum.balance.actions import Action, changes_cluster
 from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decide import decide, hold, manual
-from fulcrum.balance.decision import Decision, RoleScale, Trace
+from fulcrum.balance.decision import BalanceDecision, RoleScale, Trace
 from fulcrum.balance.external import follow_scales
 from fulcrum.balance.faults import Faults, faults_of
 from fulcrum.balance.last_applied import last_applied
@@ -78,7 +78,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     )
 
 
-def _choose(snapshot: Snapshot, now: datetime) -> Decision:
+def _choose(snapshot: Snapshot, now: datetime) -> BalanceDecision:
     if snapshot.spec.balance.mode is BalanceMode.MANUAL:
         return manual(snapshot)
     try:

@@ -12,7 +12,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.assign import Assignment, Slot
-from fulcrum.balance.decision import Decision, Reasons
+from fulcrum.balance.decision import BalanceDecision, Reasons
 from fulcrum.balance.faults import Faults
 from fulcrum.balance.snapshot import Refusal, Snapshot, Worker, roles_served, served_roles
 
@@ -72,7 +72,7 @@ class StepContext:
         return self.assignment.places.get(pool, ())
 
 
-def step_context(snapshot: Snapshot, decision: Decision, faults: Faults, now: datetime) -> StepContext:
+def step_context(snapshot: Snapshot, decision: BalanceDecision, faults: Faults, now: datetime) -> StepContext:
     """Return what the steps read, before the first of them."""
     return StepContext(
         now=now,
