@@ -39,7 +39,7 @@ from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.performance import goodput
-from fulcrum.placement.plan import Plan
+from fulcrum.placement.plan import PlacementPlan
 from fulcrum.placement.search import Request, search
 
 PRICES = {"H100-SXM-80GB": 3.69, "A100-SXM-80GB": 1.75, "L40-48GB": 1.14, "A6000-48GB": 0.79}
@@ -74,13 +74,13 @@ def inventory(entries: Sequence[Entry]) -> Inventory:
     )
 
 
-def planned(what: Inventory, model: str, **more: Any) -> Plan:
+def planned(what: Inventory, model: str, **more: Any) -> PlacementPlan:
     """Return the plan with most goodput."""
     settings: dict[str, Any] = {"engine": Engine(model=known_model(model)), "performance": ESTIMATES, **more}
     return search(Request(inventory=what, prompt_tokens=DEMAND.isl_tokens, **settings))
 
 
-def of_one_kind(price: float, model: str, kinds: Sequence[str], **more: Any) -> dict[str, Plan]:
+def of_one_kind(price: float, model: str, kinds: Sequence[str], **more: Any) -> dict[str, PlacementPlan]:
     """Return the plan of each kind for the same money, in nodes of eight."""
     found = {}
     for kind in kinds:

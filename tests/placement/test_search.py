@@ -25,7 +25,7 @@ from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.objective import Goal
 from fulcrum.placement.parallelism import Engine
-from fulcrum.placement.plan import Plan
+from fulcrum.placement.plan import PlacementPlan
 from fulcrum.placement.search import search
 
 KINDS = ("H100-SXM-80GB", "A100-SXM-80GB", "L40-48GB", "A6000-48GB")
@@ -36,12 +36,12 @@ PAPER = inventory(("H100-SXM-80GB", 2, 1), ("A100-SXM-80GB", 6, 1), ("L40-48GB",
 
 
 @cache
-def on_paper() -> Plan:
+def on_paper() -> PlacementPlan:
     """Most goodput on the inventory of the paper."""
     return search(request(PAPER))
 
 
-def check(plan: Plan, what: Inventory) -> None:
+def check(plan: PlacementPlan, what: Inventory) -> None:
     """Every GPU in at most one worker, memory fits, flow is conserved, figures agree."""
     nodes = {node.name: node for node in what.nodes}
     used = [(worker.node, gpu) for worker in plan.workers for gpu in worker.gpus]

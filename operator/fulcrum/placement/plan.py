@@ -49,7 +49,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlacementPlan:
     """A placement and its figures."""
 
     goal: Goal
@@ -103,12 +103,12 @@ class _PoolNames:
         return self._names[key]
 
 
-def plan_of(performance: Performance, problem: Problem, counts: Counts, *, goal: Goal, bound: float) -> Plan:
+def plan_of(performance: Performance, problem: Problem, counts: Counts, *, goal: Goal, bound: float) -> PlacementPlan:
     """Return the plan that the counts stand for: workers packed into nodes, flow over nodes, goodput with queues."""
     problem, carried = _rated(performance, problem, counts)
     workers = _placed(packed(problem, counts))
     flow = most_flow(_sites(problem, workers), problem.inventory, problem.kv_bytes_per_request)
-    return Plan(
+    return PlacementPlan(
         goal=goal,
         workers=workers,
         pools=_pools(workers, flow),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from fulcrum.api.names import Role
-from fulcrum.placement.plan import Plan, Pool
+from fulcrum.placement.plan import PlacementPlan, Pool
 
 _WIDTH = 760
 _BOX = 210
@@ -17,7 +17,7 @@ _THICKEST = 36.0
 _COLOURS = {Role.PREFILL: "#2b6cb0", Role.DECODE: "#2f855a", Role.MIXED: "#805ad5"}
 
 
-def svg(plan: Plan, *, title: str) -> str:
+def svg(plan: PlacementPlan, *, title: str) -> str:
     """Return an SVG document."""
     places: dict[str, tuple[float, float]] = {}
     body: list[str] = []
