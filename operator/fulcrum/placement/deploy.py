@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fulcrum.api.names import KIND, Role
 from fulcrum.placement.parallelism import ROLES, Engine
-from fulcrum.placement.plan import PlacementPlan, Pool
+from fulcrum.placement.plan import PlacedPool, PlacementPlan
 
 API_VERSION: Final = "fulcrum.dev/v1alpha1"
 
@@ -40,7 +40,7 @@ def _quantization(engine: Engine) -> list[str]:
 
 
 def _pools(plan: PlacementPlan) -> list[dict[str, Any]]:
-    merged: dict[str, list[Pool]] = {}
+    merged: dict[str, list[PlacedPool]] = {}
     for pool in plan.pools:
         # `h100-tp2-prefill` and `h100-tp2-decode` are `h100-tp2`; `-2` behind it marks GPUs of another memory.
         name = pool.name.replace(f"-{pool.role.value}", "", 1)
