@@ -22,7 +22,7 @@ import msgspec
 from fulcrum.api.names import Role
 from fulcrum.api.types import ForecastMethod, InferenceClusterSpec
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
-from fulcrum.balance import GatewayState, Plan, Snapshot, Worker, WorkerPhase, plan, worker_revision
+from fulcrum.balance import BalancePlan, GatewayState, Snapshot, Worker, WorkerPhase, plan, worker_revision
 from fulcrum.balance.actions import changes_cluster
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Busiest, Peak
@@ -157,7 +157,7 @@ def cases(workers: int) -> dict[str, Measurements]:
     }
 
 
-def measure(seen: Snapshot, *, runs: int) -> tuple[Plan, float, float]:
+def measure(seen: Snapshot, *, runs: int) -> tuple[BalancePlan, float, float]:
     """Return the plan, and the best and the median milliseconds."""
     times = []
     decided = plan(seen, NOW)

@@ -13,10 +13,10 @@ from fulcrum.api.types import BalanceMode, InferenceClusterSpec, InferenceCluste
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import (
     Action,
+    BalancePlan,
     CreateWorker,
     DeleteWorker,
     GatewayState,
-    Plan,
     SetRole,
     Snapshot,
     StartDrain,
@@ -106,7 +106,7 @@ class World:
             asked=self.asked,
         )
 
-    def plan(self) -> Plan:
+    def plan(self) -> BalancePlan:
         """Plan, and let the status say so, as the controller does; Manual does not read it."""
         decided = plan(self.snapshot(), self.now)
         if self.spec.balance.mode is not BalanceMode.MANUAL:

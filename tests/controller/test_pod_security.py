@@ -10,7 +10,7 @@ import pytest
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import ConditionType, InferenceClusterSpec
-from fulcrum.balance import CreateWorker, Plan, Snapshot, Worker, WorkerPhase, plan
+from fulcrum.balance import BalancePlan, CreateWorker, Snapshot, Worker, WorkerPhase, plan
 from fulcrum.controller.children import Owner, refused_templates
 from fulcrum.controller.installation import Installation
 
@@ -191,7 +191,7 @@ def test_labels_and_annotations_of_ones_own_are_kept() -> None:
     assert refused_templates(OWNER, spec_of(template), Installation()) == {}
 
 
-def planned(*workers: Worker) -> Plan:
+def planned(*workers: Worker) -> BalancePlan:
     spec = spec_of(PRIVILEGED)
     snapshot = Snapshot(
         name="c", generation=1, spec=spec, workers=workers, refused=refused_templates(OWNER, spec, Installation())

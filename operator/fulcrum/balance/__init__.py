@@ -3,7 +3,7 @@
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, changes_cluster
 from fulcrum.balance.decision import RoleScale
 from fulcrum.balance.faults import is_late
-from fulcrum.balance.plan import Plan, plan
+from fulcrum.balance.plan import BalancePlan, plan
 from fulcrum.balance.revision import (
     chosen_kv_dtype,
     standing_workers,
@@ -18,10 +18,10 @@ from fulcrum.balance.target import make_target
 
 __all__ = [
     "Action",
+    "BalancePlan",
     "CreateWorker",
     "DeleteWorker",
     "GatewayState",
-    "Plan",
     "PlanEvent",
     "Refusal",
     "RoleScale",

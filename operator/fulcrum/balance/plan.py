@@ -27,7 +27,7 @@ from fulcrum.balance.tuning import TUNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BalancePlan:
     """What to do now, what to say about it, and when to look again."""
 
     actions: tuple[Action, ...]
@@ -51,7 +51,7 @@ class Plan:
         return self.status.conditions
 
 
-def plan(snapshot: Snapshot, now: datetime) -> Plan:
+def plan(snapshot: Snapshot, now: datetime) -> BalancePlan:
     """Decide what to do next about one InferenceCluster. `now` is an aware time."""
     snapshot = with_revisions(snapshot.as_of(now))
     rollout = rollout_of(snapshot)
@@ -65,7 +65,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     context = step_context(snapshot, decision, faults, now)
     actions = () if snapshot.paused else next_actions(context, STEPS)
     status = status_of(snapshot, decision, actions, faults, now, least_available=least_available)
-    return Plan(
+    return BalancePlan(
         actions=actions,
         status=status,
         events=events_of(snapshot.status, status),
