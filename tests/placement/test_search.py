@@ -13,7 +13,7 @@ from tests.placement.cases import ENGINE, ESTIMATES, PROMPT_TOKENS, inventory, r
 from fulcrum.api.names import Role
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.kv import weight_bytes_per_gpu
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.placement.errors import (
     DisconnectedError,
     DoesNotFitError,
@@ -179,7 +179,7 @@ def test_a_model_that_fits_nowhere_says_what_would_do() -> None:
 
 
 def test_a_promise_below_the_floor_says_the_fastest_that_is_possible() -> None:
-    hasty = QueueingEstimates(ESTIMATES.demand, Slo(ttft_seconds=0.001, tpot_seconds=0.1, attainment=0.9))
+    hasty = QueueingEstimates(ESTIMATES.demand, LatencyTargets(ttft_seconds=0.001, tpot_seconds=0.1, attainment=0.9))
     with pytest.raises(TooSlowError, match=r"TTFT of \d+ ms and a TPOT of [\d.]+ ms"):
         search(request(PAPER, performance=hasty))
 

@@ -10,7 +10,7 @@ import pytest
 from tests.simulation.worlds import SLO, make_cluster, make_speed, poisson
 
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.outcome import Outcome
@@ -29,7 +29,7 @@ class Watched(Schedule):
         super().__init__(pool="p", splits=[(0.0, Split(2, 2))], admission=AdmissionPolicy.PREDICTIVE)
         self.gateways: list[CountingGateway] = []
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         plain = super().make_gateway(cluster, slo)
         assert plain.admission._shares.gateways == cluster.gateways
         gateway = CountingGateway(

@@ -12,7 +12,7 @@ from fulcrum.balance.estimate import LoadEstimate, Unknown, estimate
 from fulcrum.balance.measurements import Measurements, learnt_transfers
 from fulcrum.balance.pools import PoolBounds, bounds_of
 from fulcrum.balance.snapshot import Snapshot, Worker
-from fulcrum.load.demand import Slo, promised
+from fulcrum.load.demand import LatencyTargets, promised
 from fulcrum.load.traffic import Traffic
 from fulcrum.performance.model import PerformanceModel, reachable
 
@@ -32,7 +32,7 @@ class Inputs:
     """For numbers of workers. Its SLO is wider where no hardware at hand keeps the promise, beyond doubt."""
     flips_model: PerformanceModel
     """For roles. Its SLO is wider where none keeps it for what was measured: else all splits would look equally bad."""
-    promise: Slo
+    promise: LatencyTargets
     """The SLO of the spec."""
 
     @property

@@ -12,7 +12,7 @@ import msgspec
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec, Ratio
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.bound import most_within
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
@@ -76,7 +76,7 @@ class Arena:
     workload: Workload
     cluster: ClusterModel
     spec: InferenceClusterSpec
-    slo: Slo
+    slo: LatencyTargets
     least_turn_seconds: float = 0.0
     """For ours: a coarser control loop is quicker to simulate."""
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies.schedule import Schedule, Split
@@ -33,7 +33,7 @@ class Setting:
 
     workload: Workload
     cluster: ClusterModel
-    slo: Slo
+    slo: LatencyTargets
     make: Callable[[Sequence[Step]], Schedule]
     """The policy that keeps these splits; with an admission, an overloaded minute does not spoil the next one."""
 
@@ -50,7 +50,7 @@ def run_splits(setting: Setting, splits: Sequence[Split], on_progress: OnProgres
     return {split: _run(setting, [(0.0, split)], str(split), on_progress) for split in splits}
 
 
-def best_of(results: Mapping[Split, Result], slo: Slo) -> Split:
+def best_of(results: Mapping[Split, Result], slo: LatencyTargets) -> Split:
     """Return the disaggregated split with most requests inside the SLO."""
     return max((split for split in results if split.prefill), key=lambda split: int(results[split].within(slo).sum()))
 

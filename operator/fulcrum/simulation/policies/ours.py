@@ -22,7 +22,7 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.series import LoadSeries
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.load.traffic import traffic_window_seconds
 from fulcrum.routing.kv_routes import shares_of
 from fulcrum.simulation.cluster import ClusterModel
@@ -99,7 +99,7 @@ class Ours(Policy):
         actions = plan(nothing, START).actions
         return [(action.pool, action.role) for action in actions if isinstance(action, CreateWorker)]
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         gateway = SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),
