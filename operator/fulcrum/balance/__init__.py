@@ -12,7 +12,7 @@ from fulcrum.balance.revision import (
     worker_image,
     worker_revision,
 )
-from fulcrum.balance.snapshot import GatewayState, Refusal, Snapshot, Termination, Worker, WorkerPhase
+from fulcrum.balance.snapshot import GatewayState, ObservedWorker, Refusal, Snapshot, Termination, WorkerPhase
 from fulcrum.balance.status import PlanEvent, stopped_status
 from fulcrum.balance.target import make_target
 
@@ -22,6 +22,7 @@ __all__ = [
     "CreateWorker",
     "DeleteWorker",
     "GatewayState",
+    "ObservedWorker",
     "PlanEvent",
     "Refusal",
     "RoleScale",
@@ -30,7 +31,6 @@ __all__ = [
     "StartDrain",
     "TellRole",
     "Termination",
-    "Worker",
     "WorkerPhase",
     "changes_cluster",
     "chosen_kv_dtype",

@@ -26,7 +26,7 @@ from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decision import BalanceDecision
 from fulcrum.balance.faults import Faults
 from fulcrum.balance.slow_transfers import slow_transfers
-from fulcrum.balance.snapshot import GatewayState, Snapshot, Worker, roles_served
+from fulcrum.balance.snapshot import GatewayState, ObservedWorker, Snapshot, roles_served
 from fulcrum.balance.target import ratio_text
 from fulcrum.balance.tuning import TUNING
 
@@ -174,7 +174,7 @@ def _progressing(snapshot: Snapshot, decision: BalanceDecision, finding: Finding
 
 
 def _progress(
-    workers: Iterable[Worker], assignment: Assignment, actions: tuple[Action, ...], *, halted: str
+    workers: Iterable[ObservedWorker], assignment: Assignment, actions: tuple[Action, ...], *, halted: str
 ) -> Finding:
     """Say what moves on the way to what the spec says, or to what the load asks for."""
     flips = {a.name for a in actions if isinstance(a, SetRole)}

@@ -11,7 +11,7 @@ from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, InferenceCl
 from fulcrum.balance.estimate import LoadEstimate, Unknown, estimate
 from fulcrum.balance.measurements import Measurements, learnt_transfers
 from fulcrum.balance.pools import PoolBounds, bounds_of
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import ObservedWorker, Snapshot
 from fulcrum.load.demand import LatencyTargets, promised
 from fulcrum.load.traffic import Traffic
 from fulcrum.performance.model import PerformanceModel, reachable
@@ -22,7 +22,7 @@ class Inputs:
     """What is known about one cluster: enough to decide by."""
 
     spec: InferenceClusterSpec
-    workers: tuple[Worker, ...]
+    workers: tuple[ObservedWorker, ...]
     status: InferenceClusterStatus
     """As it stands: what the last decision wanted, and what was said of it."""
     measurements: Measurements

@@ -19,7 +19,7 @@ from fulcrum.balance.last_applied import last_applied
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.revision import with_revisions
 from fulcrum.balance.rollout import rollout_of
-from fulcrum.balance.snapshot import Snapshot, Worker, WorkerPhase
+from fulcrum.balance.snapshot import ObservedWorker, Snapshot, WorkerPhase
 from fulcrum.balance.status import PlanEvent, events_of, status_of
 from fulcrum.balance.step_context import next_actions, step_context
 from fulcrum.balance.steps import STEPS
@@ -123,7 +123,7 @@ def _requeue_seconds(
     return TUNING.resync_seconds
 
 
-def _only_waits_since(workers: Iterable[Worker]) -> datetime | None:
+def _only_waits_since(workers: Iterable[ObservedWorker]) -> datetime | None:
     """Return since when a cluster waits for its Pods to begin and for nothing else; None when it does not."""
     pending = [worker.phase is WorkerPhase.PENDING and worker.live and not worker.stale for worker in workers]
     created = [worker.created for worker in workers if worker.created is not None]

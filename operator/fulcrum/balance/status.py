@@ -17,7 +17,7 @@ from fulcrum.balance.conditions import Finding, with_conditions, with_findings
 from fulcrum.balance.decision import BalanceDecision
 from fulcrum.balance.faults import Faults
 from fulcrum.balance.slow_workers import slow_workers
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import ObservedWorker, Snapshot
 from fulcrum.balance.target import ratio_text
 from fulcrum.performance.layout import ROLES
 
@@ -76,11 +76,11 @@ def _kv_cache(snapshot: Snapshot) -> KvCacheStatus | None:
     return KvCacheStatus(dtype=chosen.dtype.value, reason=shortened(why))
 
 
-def _counts(workers: Iterable[Worker]) -> Counter[Role]:
+def _counts(workers: Iterable[ObservedWorker]) -> Counter[Role]:
     return Counter(worker.role for worker in workers)
 
 
-def _role_counts(workers: Sequence[Worker], desired: Mapping[Role, int]) -> dict[Role, RoleCounts]:
+def _role_counts(workers: Sequence[ObservedWorker], desired: Mapping[Role, int]) -> dict[Role, RoleCounts]:
     ready = _counts(w for w in workers if w.serving)
     draining = Counter(w.draining_from for w in workers if w.role is Role.DRAINING and not w.deleting)
     return {
@@ -91,7 +91,7 @@ def _role_counts(workers: Sequence[Worker], desired: Mapping[Role, int]) -> dict
 
 
 def _carried_out(
-    workers: Iterable[Worker], decision: BalanceDecision, actions: tuple[Action, ...], now: datetime
+    workers: Iterable[ObservedWorker], decision: BalanceDecision, actions: tuple[Action, ...], now: datetime
 ) -> Decision | None:
     """Summarise a plan in one line; flips first, because they are what an operator on call looks for."""
     for kind, verb in ((SetRole, "Flip"), (StartDrain, "Drain"), (DeleteWorker, "Delete"), (CreateWorker, "Create")):

@@ -13,8 +13,7 @@ from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.balance import CreateWorker, GatewayState, Snapshot, WorkerPhase, plan, worker_revision
-from fulcrum.balance import Worker as PlannedWorker
+from fulcrum.balance import CreateWorker, GatewayState, ObservedWorker, Snapshot, WorkerPhase, plan, worker_revision
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Peak, peak_of
 from fulcrum.balance.tuning import TUNING
@@ -176,9 +175,9 @@ class Ours(Policy):
             osl_tokens=np.concatenate([history.osl_tokens, series.osl_tokens]),
         )
 
-    def _worker(self, pod: Pod) -> PlannedWorker:
+    def _worker(self, pod: Pod) -> ObservedWorker:
         worker = pod.worker
-        return PlannedWorker(
+        return ObservedWorker(
             name=pod.name,
             uid=pod.uid,
             pool=pod.pool.name,
