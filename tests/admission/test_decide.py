@@ -261,7 +261,7 @@ def test_after_retry_after_the_queue_lets_it_in(queued: int, prompt: float) -> N
     """The queue drains as predicted, nothing else comes."""
     admission, view = make(decodes=2)
     fill(view, 76, admission.incoming(prompt_tokens=1, max_tokens=100_000), decoding=True)
-    before = list(view.workers["p0"].legs)
+    before = list(view.workers["p0"].prompts.legs)
     view.put("d9", Role.DECODE, pool="pool")
     on_pair(view, queued, admission.incoming(prompt_tokens=1000, max_tokens=1))
     view.remove("d9")
@@ -278,7 +278,7 @@ def test_after_retry_after_the_queue_lets_it_in(queued: int, prompt: float) -> N
     assert outcome.retry_after_seconds is not None
     assert not before
     ended = 0.0
-    for leg in list(view.workers["p0"].legs):
+    for leg in list(view.workers["p0"].prompts.legs):
         ended += leg.work_seconds
         flight = view.prefilling[leg]
         if ended <= outcome.retry_after_seconds:
@@ -323,7 +323,7 @@ def test_who_would_be_overtaken_and_late_makes_way() -> None:
     for _ in range(4):
         assert queued(admission, low, view)
     assert rejected(admission, low, view).reason is Reason.TTFT_UNREACHABLE
-    legs = list(view.workers["p0"].legs)
+    legs = list(view.workers["p0"].prompts.legs)
     high = admission.incoming(prompt_tokens=1000, max_tokens=1, qos=0)
     outcome = admission.decide(high, view, 0.0)
     assert isinstance(outcome, Preempt)
@@ -333,7 +333,7 @@ def test_who_would_be_overtaken_and_late_makes_way() -> None:
     for victim in outcome.victims:
         view.finish(victim, 0.0)
     view.start(high, outcome.route, 0.0)
-    assert view.workers["p0"].own_seconds == pytest.approx(0.7)
+    assert view.workers["p0"].prompts.own_seconds == pytest.approx(0.7)
     assert admission.rejected["low", Reason.PREEMPTED].requests == 1
 
 

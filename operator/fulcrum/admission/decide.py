@@ -215,7 +215,7 @@ class Admission:
     ) -> Admit | Preempt | Reject:
         """Within all limits of its path: let it in, if those of lower classes can bear it."""
         overtaken = self._overtaken(incoming, found, view)
-        after_seconds = found.prefill.backlog_seconds(now_seconds)
+        after_seconds = found.prefill.prompts.backlog_seconds(now_seconds)
         if overtaken is None:
             return self._turn_away(incoming, Reject(Reason.CLASS_SHARE, _next_seconds(found, after_seconds), found))
         later, victims = overtaken
@@ -241,12 +241,12 @@ class Admission:
         victims: list[RequestLoad] = []
         rank = view.ranks[incoming.qos]
         worker = found.prefill
-        if self.policy is _THRESHOLD or not found.known or worker.lower_seconds(rank) <= 0:
+        if self.policy is _THRESHOLD or not found.known or worker.prompts.lower_seconds(rank) <= 0:
             return later, victims
         promise = self.ttft_seconds
         more_seconds = found.work_seconds
         less_seconds = [0.0] * len(self.classes)
-        for leg in worker.overtaken(rank):
+        for leg in worker.prompts.overtaken(rank):
             qos = leg.qos
             ttft_seconds = leg.ttft_seconds + more_seconds
             less = less_seconds[qos] + leg.work_seconds

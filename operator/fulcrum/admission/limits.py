@@ -80,10 +80,10 @@ def over_threshold(
     prefill, decode = found.prefill, found.decode
     over = []
     queue = rooms[0] * limits.queued_prompt_tokens
-    queued = prefill.queued_tokens
+    queued = prefill.prompts.queued_tokens
     rank = view.ranks[incoming.qos]
-    if prefill.lower_seconds(rank) > 0:
-        for leg in prefill.overtaken(rank):
+    if prefill.prompts.lower_seconds(rank) > 0:
+        for leg in prefill.prompts.overtaken(rank):
             queued -= leg.prompt_tokens
     # A prompt that is longer than the limit may still come when nothing is before it.
     if queued >= 1 and queued + incoming.prompt_tokens > queue:
@@ -101,7 +101,9 @@ def over_threshold(
 
 def _until_shorter(found: Route, seconds: float) -> float:
     """Time until the queue for the prefill is shorter by `seconds`, if others keep coming as of late."""
-    return min(seconds / max(1 - found.prefill.prefill_rate, 1 - ROUTING.most_prefill_share), found.wait_seconds)
+    return min(
+        seconds / max(1 - found.prefill.prompts.prefill_rate, 1 - ROUTING.most_prefill_share), found.wait_seconds
+    )
 
 
 def _until(found: Route, total: float, own: float, allowed: float) -> float:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fulcrum.routing.filters import Filter, can_pull, holders, left, not_tried, pool_takes_it
+from fulcrum.routing.filters import Filter, by_decode, can_pull, holders, left, not_tried, pool_takes_it
 from fulcrum.routing.path import Prefill, Route
 from fulcrum.routing.pools import PoolGroup
 from fulcrum.routing.scorers import best_path
 from fulcrum.routing.search import Search
 from fulcrum.routing.tuning import TUNING
-from fulcrum.routing.worker import by_decode
 
 FILTERS: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried, can_pull)
 """Filters of workers for the second of two legs."""

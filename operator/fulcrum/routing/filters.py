@@ -11,6 +11,8 @@ for each request, so it returns the same list when it has nothing to say.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Final
 
 from fulcrum.routing.pools import PoolGroup
 from fulcrum.routing.search import Search
@@ -18,6 +20,9 @@ from fulcrum.routing.worker import WorkerView
 
 Workers = Sequence[WorkerView]
 Filter = Callable[[Search, PoolGroup, Workers, WorkerView | None], Workers]
+
+by_decode: Final[Callable[[WorkerView], tuple[float, ...]]] = attrgetter("decode_key")
+"""Key of the worker with the most capacity to decode: the lowest."""
 
 
 def pool_takes_it(search: Search, pool: PoolGroup, workers: Workers, _source: WorkerView | None) -> Workers:

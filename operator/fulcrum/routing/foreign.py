@@ -27,7 +27,7 @@ def take_report(
     # Attention grows with the square of each length: more than that of the mean, less than that of the sum.
     prompt_seconds = worker.work_seconds(prompt_tokens, prompt_tokens - new_tokens, cv2)
     if load.work is not None and load.work.computed_tokens is not None:
-        worker.set_computed(now_seconds, load.work.computed_tokens, prompt_seconds / new_tokens)
+        worker.prompts.set_computed(now_seconds, load.work.computed_tokens, prompt_seconds / new_tokens)
     if load.running is None or load.waiting is None:
         return
     beyond = max(load.running + load.waiting - worker.in_flight, 0)
@@ -45,7 +45,7 @@ def take_report(
         prompts = 0.0
     tokens = prompts * prompt_tokens
     if load.queued_prompt_tokens and worker.role is not Role.DECODE:
-        tokens = max(load.queued_prompt_tokens - worker.queued_tokens, 0.0)
+        tokens = max(load.queued_prompt_tokens - worker.prompts.queued_tokens, 0.0)
     mean = worker.context_tokens / worker.running if worker.running else prompt_tokens
     context = decoding * mean
     if decoding and load.kv_usage is not None and worker.kv_capacity:

@@ -7,14 +7,16 @@ and those that hold the prompt's prefix are predicted in full: a choice costs ne
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Final
 
 from fulcrum.routing.filters import Filter, Workers, can_send, holders, left, not_tried, pool_takes_it
 from fulcrum.routing.path import Prefill
 from fulcrum.routing.pools import PoolGroup
 from fulcrum.routing.search import Search
-from fulcrum.routing.worker import WorkerView, by_prefill
+from fulcrum.routing.worker import WorkerView
 
+by_prefill: Final[Callable[[WorkerView], tuple[float, ...]]] = attrgetter("prefill_key")
 PrefillScorer = Callable[[Search, Prefill, Sequence[PoolGroup]], float]
 
 FILTERS: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried, can_send)
@@ -73,7 +75,7 @@ def _soonest(search: Search, workers: Workers) -> WorkerView:
     if len(workers) == 1:
         return workers[0]
     first = min(workers, key=by_prefill)
-    if first.legs and first.overdue(search.now_seconds):
+    if first.prompts.legs and first.prompts.overdue(search.now_seconds):
         # It hangs: its key cannot be believed, and so cannot those of others.
-        return min(workers, key=lambda worker: worker.backlog_seconds(search.now_seconds))
+        return min(workers, key=lambda worker: worker.prompts.backlog_seconds(search.now_seconds))
     return first

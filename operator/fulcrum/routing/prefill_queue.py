@@ -8,26 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 from math import ceil, exp
-from typing import Final
 
-from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.capacity.decode_curve import decode_line
-from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.tuning import TUNING
 
-_NOMINAL_SPEED: Final = WorkerSpeed(
-    coefficients=SpeedCoefficients(
-        prefill_a=0.01, prefill_b=1e-4, prefill_c=0.0, decode_a=0.02, decode_b=1e-4, decode_c=1e-7
-    ),
-    kv_capacity_tokens=0,
-    source=SpeedSource.ROOFLINE,
-)
-"""Stands in while a worker's speed is unknown: enough to compare workers by, never to promise anything by."""
-
 
 class PrefillQueue:
-    """A worker's engine and the prompts on it: own ones (started here), and foreign ones (in its reports only)."""
+    """The prompts on a worker: own ones (started here), and foreign ones (in its reports only)."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
@@ -54,41 +41,14 @@ class PrefillQueue:
         """Tokens that were to be computed of the own prompts that were answered since its last report."""
         self.computed_tokens: int | None = None
         """Tokens of all prompts that its engine had computed by its last report; None: unknown."""
-        self.set_speed(None)
+        self.prefill_a, self.chunk_tokens = 0.0, 1.0
 
-    def set_speed(self, speed: WorkerSpeed | None) -> None:
-        """How fast it is; None: unknown."""
-        self.known = speed is not None
-        self.speed = speed = speed or _NOMINAL_SPEED
+    def set_speed(self, prefill_a: float, chunk_tokens: float) -> None:
+        """How long a step of its engine takes at least, and how many tokens are in it at most."""
+        self.prefill_a, self.chunk_tokens = prefill_a, chunk_tokens
         self.step_work_seconds = -1.0
-        # Copied: these are read several times for each request.
-        k = speed.coefficients
-        self.prefill_a, self.prefill_b, self.prefill_c = k.prefill_a, k.prefill_b, k.prefill_c
-        # Times are divided by a step, whatever a profile leaves out.
-        self.least_step = max(speed.idle_step_seconds, 1e-6)
-        self.curved = len(k.decode_curve) > 1
-        self.decode_b, self.decode_c = k.decode_b, k.decode_c
-        self.kv_capacity = float(speed.kv_capacity_tokens)
-        self.max_batch = float(speed.max_batch)
-        self.chunk_tokens = float(speed.max_batched_tokens)
-        # Short prompts share a step, so each bears its part of the base.
-        self.work_per_token = k.prefill_a / speed.max_batched_tokens + k.prefill_b
 
     # What can be asked.
-
-    def decode_line(self, batch: float) -> tuple[float, float, float]:
-        """Return a, b, c of `a + b * batch + c * context`, the seconds of a decode step of about so many requests."""
-        if self.curved:
-            return decode_line(self.speed.coefficients, batch)
-        return self.least_step, self.decode_b, self.decode_c
-
-    def work_seconds(self, prompt_tokens: float, cached_tokens: float, cv2: float = 0.0) -> float:
-        """Time that a prompt takes of a busy worker.
-
-        With `cv2`, the squared coefficient of variation of lengths, it is the mean over prompts of that mean length.
-        """
-        new_tokens = prompt_tokens - cached_tokens
-        return new_tokens * (self.work_per_token + self.prefill_c * (1 + cv2) * (prompt_tokens + cached_tokens))
 
     def backlog_seconds(self, now_seconds: float, overtaken_seconds: float = 0.0) -> float:
         """Time until a prompt that is queued now gets its turn.

@@ -83,7 +83,7 @@ def _step(worker: WorkerView) -> list[RequestLoad] | None:
     if worker.foreign or worker.running:
         return None
     step = []
-    for leg in worker.legs:
+    for leg in worker.prompts.legs:
         if leg.started_at > worker.step_began:
             break
         if leg.started_at > worker.step_before:

@@ -94,7 +94,7 @@ class Transfers:
                 worker.link_at = max(now_seconds - step, began_at)
         self.drop(flight)
         full = target.running > target.max_batch or target.context_tokens > target.kv_capacity > 0
-        if full or target.legs or target.foreign_seconds:
+        if full or target.prompts.legs or target.prompts.foreign_seconds:
             return  # it also waited for a place in the batch, or for prompts
         if between and seconds <= step + between:
             if self.cost(source, target).seconds(tokens) <= step:

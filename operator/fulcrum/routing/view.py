@@ -80,11 +80,11 @@ class ClusterView(WorkerSet):
         flight.busy_neighbours = self.busy_neighbours(prefill)
         load.share = decode.share_of(*tokens, self.tpot_seconds)
         load.step_share = decode.step_share_of(*tokens, self.tpot_seconds)
-        if not prefill.legs:
+        if not prefill.prompts.legs:
             self.steps.starts(prefill, now_seconds)
         self._started += 1
         self.prefilling[load] = flight
-        prefill.queue(load, now_seconds)
+        prefill.prompts.queue(load, now_seconds)
         decode.promise(load)
         prefill.take_turn(self._started)
         decode.take_turn(self._started)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fulcrum.routing.filters import Filter, holders, left, not_tried, pool_takes_it
+from fulcrum.routing.filters import Filter, by_decode, holders, left, not_tried, pool_takes_it
 from fulcrum.routing.path import Route
 from fulcrum.routing.pools import PoolGroup
 from fulcrum.routing.prefill import pick_prefill
 from fulcrum.routing.scorers import best_path
 from fulcrum.routing.search import Search
-from fulcrum.routing.worker import WorkerView, by_decode
+from fulcrum.routing.worker import WorkerView
 
 FILTERS: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried)
 """Filters of workers that are to serve the whole request."""
