@@ -30,7 +30,7 @@ PACKAGES = (
 time of a request, or of a streamed chunk: 5 % is what it should save."""
 PLAIN = {
     "defines values; msgspec, dataclasses and enums make classes in ways of their own": (
-        "routing/pairs", "routing/path", "routing/restoring", "routing/sharing", "routing/tuning",
+        "routing/pairs", "routing/path", "routing/restoring", "routing/sent", "routing/tuning",
         "admission/outcome", "admission/tuning",
         "gateway/http/places", "gateway/http/upstream_answer",
         "gateway/openai/api_keys", "gateway/openai/inference_request", "gateway/openai/media",

@@ -24,7 +24,7 @@ from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.replay import Client, Endpoint, Outcome, Record, discover, replay
 from fulcrum.simulation.cluster import ClusterModel, Links, PoolModel
 from fulcrum.simulation.engine import simulate
@@ -40,7 +40,7 @@ POOL = "cpu"
 """Of all simulated workers."""
 KV_BLOCK_TOKENS = 32
 """vLLM's on CPUs."""
-SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)
 """As in examples/auto.yaml; nobody is turned away in the simulation."""
 _LENGTHS = (16.0, 64.0, 256.0, 512.0, 1024.0)
 LONE_PROMPTS = tuple(round(64 * 2 ** (4 * (7 * index % 13) / 12)) for index in range(13))
@@ -80,7 +80,7 @@ class Calibration:
     crowding: float = 0.0
     """How much longer work takes for each other worker that computes."""
     links: Links = field(default_factory=Links)
-    slo: Slo = SLO
+    slo: LatencyTargets = SLO
 
     def scaled(self, prefill: float, decode: float) -> Calibration:
         """Prefills and steps that take so many times as long."""

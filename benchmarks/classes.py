@@ -29,7 +29,7 @@ from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.arrivals import constant
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
@@ -58,7 +58,7 @@ class Cluster:
     speed: WorkerSpeed
     prefill: int
     decode: int
-    slo: Slo
+    slo: LatencyTargets
     lengths: LogNormalLengths
     capacity: float
     burstiness: float
@@ -86,7 +86,7 @@ class Tiered(StaticSplit):
         super().__init__(pool="gpus", prefill=cluster.prefill, decode=cluster.decode)
         self.gateway: SimulatedGateway | None = None
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         self.gateway = SimulatedGateway(
             slo=slo, speeds=known_speeds(cluster), policy=AdmissionPolicy.PREDICTIVE, classes=CLASSES
         )
@@ -140,13 +140,13 @@ def clusters(*, quick: bool) -> tuple[Cluster, ...]:
     return (
         Cluster(
             name="pair", speed=pair, prefill=2, decode=2, capacity=2.9, burstiness=2.0,
-            slo=Slo(ttft_seconds=4.8, tpot_seconds=0.5, attainment=ATTAINED),
+            slo=LatencyTargets(ttft_seconds=4.8, tpot_seconds=0.5, attainment=ATTAINED),
             lengths=LogNormalLengths(prompt_mean=100, output_mean=12, prompt_spread=0.4, output_spread=0.4),
             seconds=1200 if quick else 4800,
         ),
         Cluster(
             name="70B", speed=big, prefill=6, decode=2, capacity=47.0, burstiness=1.0,
-            slo=Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=ATTAINED),
+            slo=LatencyTargets(ttft_seconds=0.5, tpot_seconds=0.03, attainment=ATTAINED),
             lengths=LogNormalLengths(prompt_mean=1150, output_mean=210, prompt_spread=0.9, output_spread=0.8),
             seconds=120 if quick else 300,
         ),

@@ -13,10 +13,10 @@ from demo_setup import begin_at, promise, set_balance
 from local_cluster import BIN, Cluster, run
 
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.replay import Progress, Slo, summarise
+from fulcrum.replay import LatencyLimits, Progress, summarise
 from fulcrum.simulation.traffic import Request
 
-NO_PROMISE: Final = Slo(ttft_seconds=600.0, tpot_seconds=60.0)
+NO_PROMISE: Final = LatencyLimits(ttft_seconds=600.0, tpot_seconds=60.0)
 """A spec has to promise something; no request is turned away or late for this."""
 REQUESTS: Final = 12
 PROMPT_TOKENS: Final = 32

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from fulcrum.api.durations import seconds
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.replay import Slo
+from fulcrum.replay import LatencyLimits
 from fulcrum.simulation.traffic import Phase, Request, generate
 
 PROMPTS_SPLIT: Final = 3, 1
@@ -60,7 +60,7 @@ class Load:
     """Two phases: one that wants most workers to prefill, and one that wants most of them to decode."""
 
     speed: WorkerSpeed
-    slo: Slo
+    slo: LatencyLimits
     prompts: Phase
     answers: Phase
 
@@ -101,7 +101,7 @@ def load_for(speed: WorkerSpeed, *, operator_seconds: float) -> Load:
     reaction_seconds = operator_seconds + ANSWERS_SEEN * answer_seconds(speed, output_tokens)
     return Load(
         speed=speed,
-        slo=Slo(
+        slo=LatencyLimits(
             ttft_seconds=_milliseconds(TTFT_PREFILLS * prefill_seconds(speed, prompt_tokens)),
             tpot_seconds=_milliseconds(TPOT_STEPS * full_step_seconds(speed, output_tokens)),
         ),

@@ -15,7 +15,7 @@ from local_cluster import Cluster
 
 from fulcrum.api.names import PORT_AGENT, Role
 from fulcrum.api.worker import LoadReport
-from fulcrum.replay import Client, Progress, Record, Slo, discover, replay
+from fulcrum.replay import Client, LatencyLimits, Progress, Record, discover, replay
 from fulcrum.simulation.traffic import Request
 
 LOST_SECONDS: Final = 600.0
@@ -68,7 +68,7 @@ def shares(seen: Seen, load: Load) -> Shares:
     )
 
 
-def attainment(records: Sequence[Record], slo: Slo) -> float | None:
+def attainment(records: Sequence[Record], slo: LatencyLimits) -> float | None:
     """Share of the records inside the SLO; None without any."""
     return sum(slo.met_by(record) for record in records) / len(records) if records else None
 

@@ -10,7 +10,7 @@ from demo_engines import is_ready, not_ready
 from demo_screen import command, wait
 from local_cluster import Cluster, wait_until
 
-from fulcrum.replay import Slo
+from fulcrum.replay import LatencyLimits
 
 QUESTION: Final = "What is the capital of France? Answer in one sentence."
 READY_SECONDS: Final = 900.0
@@ -23,7 +23,7 @@ def wait_for(cluster: Cluster, what: str) -> None:
     wait(what, lambda: is_ready(cluster), seconds=READY_SECONDS, how_far=lambda: not_ready(cluster))
 
 
-def promise(cluster: Cluster, slo: Slo) -> None:
+def promise(cluster: Cluster, slo: LatencyLimits) -> None:
     """Set both promises, and wait until the gateways know them."""
     promises = {"ttft": f"{slo.ttft_seconds * 1000:.0f}ms", "tpot": f"{slo.tpot_seconds * 1000:.0f}ms"}
     patch(cluster, {"slo": promises})

@@ -13,7 +13,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.capacity.profile import distserve_speed
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Links, PoolModel, Pulling
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies import StaticSplit
@@ -25,7 +25,7 @@ from fulcrum.simulation.workload import Workload
 
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
 MODEL = "facebook/opt-13b"
-SLO = Slo(ttft_seconds=0.2, tpot_seconds=0.1, attainment=0.9)
+SLO = LatencyTargets(ttft_seconds=0.2, tpot_seconds=0.1, attainment=0.9)
 GOLDEN = (1, 2, 1, 1)
 """Prefill workers, their tensor parallelism, decode workers, theirs: what DistServe places on four A100."""
 GPUS = 3
@@ -92,7 +92,7 @@ class Fits:
 class ShortestQueue(StaticSplit):
     """As DistServe schedules: the prefill worker with fewest queued tokens, the decode worker with fewest requests."""
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway | None:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway | None:
         return None
 
     def route(self, request: SimulatedRequest, view: View) -> Chosen | Reason:

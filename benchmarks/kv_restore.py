@@ -39,7 +39,7 @@ from tests.worker_image.tiered_engine import (
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.kv_tiers import KvTiers
@@ -71,7 +71,7 @@ def simulated_seconds(known: dict[str, Any]) -> float:
         qos_class=np.zeros(3, dtype=np.int16),
         prefix_ids=(first, other, first),
     )
-    hurry = Slo(ttft_seconds=1e-3, tpot_seconds=1.0, attainment=0.95)
+    hurry = LatencyTargets(ttft_seconds=1e-3, tpot_seconds=1.0, attainment=0.95)
     return float(simulate(load, cluster, Aggregated(pool="p", workers=1), slo=hurry).ttft_seconds[2])
 
 

@@ -23,7 +23,7 @@ from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.kv import TransferCost, kv_bytes_per_token
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.kv_tiers import KvTiers
@@ -37,7 +37,7 @@ HOST_BYTES_PER_SECOND = 4 * 50e9
 """PCIe Gen5, one link for each GPU."""
 TICK_SECONDS = 3.0
 """How exactly the trace tells times."""
-SLO = Slo(ttft_seconds=10.0, tpot_seconds=0.1, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=10.0, tpot_seconds=0.1, attainment=0.95)
 TRACE = Path(__file__).resolve().parents[1] / ".." / "shared" / "traces" / "mooncake_conversation.jsonl"
 
 

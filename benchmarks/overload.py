@@ -31,7 +31,7 @@ from typing import Final
 from local_cluster import REPOSITORY, Cluster, CommandError, local_cluster, wait_until
 from overload_load import CLASSES, NAMES, OUTPUT_TOKENS, PROMPT_TOKENS, Ask, Seen, arrivals, send
 
-from fulcrum.replay import Client, Endpoint, Outcome, Slo, discover
+from fulcrum.replay import Client, Endpoint, LatencyLimits, Outcome, discover
 
 SLO_FACTORS: Final = 10.0, 5.0
 """SLO in units of the unloaded TTFT and TPOT."""
@@ -62,7 +62,7 @@ class Workers:
     """What the workers of a cluster can do, here and now."""
 
     endpoint: Endpoint
-    slo: Slo
+    slo: LatencyLimits
     capacity: float
     """Requests per second."""
 
@@ -101,7 +101,7 @@ class Workers:
         )
 
 
-def set_policy(cluster: Cluster, policy: str, slo: Slo | None = None) -> None:
+def set_policy(cluster: Cluster, policy: str, slo: LatencyLimits | None = None) -> None:
     """Patch the admission policy, and the SLO, and wait until every gateway has it."""
     before = {pod["metadata"]["uid"] for pod in cluster.pods("gateway")}
     spec: dict[str, object] = {"admission": {"policy": policy, "classes": CLASSES}}
@@ -133,7 +133,7 @@ def measure(cluster: Cluster, *, seconds: float, factors: Sequence[float] = SLO_
 
 async def _measure(url: str, seconds: float, factors: Sequence[float]) -> Workers:
     usual = Ask(due_seconds=0, qos="free", prompt_tokens=round(PROMPT_TOKENS), output_tokens=round(OUTPUT_TOKENS))
-    loose = Slo(ttft_seconds=60, tpot_seconds=60)
+    loose = LatencyLimits(ttft_seconds=60, tpot_seconds=60)
     async with Client(url, timeout_seconds=60) as client:
         endpoint = await discover(client)
     ttfts, tpots = [], []
@@ -147,7 +147,9 @@ async def _measure(url: str, seconds: float, factors: Sequence[float]) -> Worker
         if number:  # the first one pays for connections
             ttfts.append(record.ttft_seconds or 0.0)
             tpots.append(record.tpot_seconds or 0.0)
-    slo = Slo(ttft_seconds=round(factors[0] * median(ttfts), 3), tpot_seconds=round(factors[1] * median(tpots), 3))
+    slo = LatencyLimits(
+        ttft_seconds=round(factors[0] * median(ttfts), 3), tpot_seconds=round(factors[1] * median(tpots), 3)
+    )
     print(f"unloaded: TTFT {median(ttfts) * 1000:.0f} ms, TPOT {median(tpots) * 1000:.0f} ms", flush=True)
     best = 0.0
     for clients in _CLIENTS:
@@ -161,7 +163,7 @@ async def _measure(url: str, seconds: float, factors: Sequence[float]) -> Worker
     return Workers(endpoint=endpoint, slo=slo, capacity=best)
 
 
-async def _closed_loop(url: str, endpoint: Endpoint, clients: int, *, seconds: float, slo: Slo) -> Seen:
+async def _closed_loop(url: str, endpoint: Endpoint, clients: int, *, seconds: float, slo: LatencyLimits) -> Seen:
     """So many clients, each sending its next request after the answer."""
     started = perf_counter()
 

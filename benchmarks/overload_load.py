@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
 
-from fulcrum.replay import Client, Endpoint, Outcome, PromptWriter, Record, Slo
+from fulcrum.replay import Client, Endpoint, LatencyLimits, Outcome, PromptWriter, Record
 from fulcrum.simulation.traffic import Request
 
 HEADER: Final = "x-customer-tier"
@@ -65,7 +65,7 @@ class Seen:
 
     seconds: float
     told: tuple[Told, ...]
-    slo: Slo
+    slo: LatencyLimits
     machine_busy: float
     """Share of the machine's processors that was in use, by whomever."""
 
@@ -166,7 +166,7 @@ async def send(
     asks: Sequence[Ask],
     *,
     seconds: float,
-    slo: Slo,
+    slo: LatencyLimits,
     patience_seconds: float,
     come_back: bool = False,
     first_prompt: int = 0,

@@ -33,13 +33,13 @@ from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Demand, Slo
+from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.placement.errors import PlacementError
 from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.performance import goodput
-from fulcrum.placement.plan import Plan
+from fulcrum.placement.plan import PlacementPlan
 from fulcrum.placement.search import Request, search
 
 PRICES = {"H100-SXM-80GB": 3.69, "A100-SXM-80GB": 1.75, "L40-48GB": 1.14, "A6000-48GB": 0.79}
@@ -51,7 +51,7 @@ INVENTORIES = (
     (("H100-SXM-80GB", 2, 1), ("A100-SXM-80GB", 6, 1), ("L40-48GB", 4, 1), ("A6000-48GB", 8, 1)),
 )
 LIMITS_SECONDS = {256: 10.0, 1024: 60.0}
-SLO = Slo(ttft_seconds=2.0, tpot_seconds=0.1, attainment=0.9)
+SLO = LatencyTargets(ttft_seconds=2.0, tpot_seconds=0.1, attainment=0.9)
 DEMAND = Demand(rate=0.0, isl_tokens=755.0, osl_tokens=200.0, isl_cv2=0.5, osl_cv2=0.8)
 ESTIMATES = QueueingEstimates(DEMAND, SLO)
 MODELS = ("facebook/opt-30b", "meta-llama/Llama-2-70b-hf")
@@ -74,13 +74,13 @@ def inventory(entries: Sequence[Entry]) -> Inventory:
     )
 
 
-def planned(what: Inventory, model: str, **more: Any) -> Plan:
+def planned(what: Inventory, model: str, **more: Any) -> PlacementPlan:
     """Return the plan with most goodput."""
     settings: dict[str, Any] = {"engine": Engine(model=known_model(model)), "performance": ESTIMATES, **more}
     return search(Request(inventory=what, prompt_tokens=DEMAND.isl_tokens, **settings))
 
 
-def of_one_kind(price: float, model: str, kinds: Sequence[str], **more: Any) -> dict[str, Plan]:
+def of_one_kind(price: float, model: str, kinds: Sequence[str], **more: Any) -> dict[str, PlacementPlan]:
     """Return the plan of each kind for the same money, in nodes of eight."""
     found = {}
     for kind in kinds:

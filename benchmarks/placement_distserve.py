@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from fulcrum.api.worker import DecodePoint, SpeedCoefficients
 from fulcrum.capacity.profile import ProfileError, distserve_speed
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.placement.homogeneous import Found, Pairing, Phase, best_per_gpu, pairings, phases, replicated
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, PoolModel
 from fulcrum.simulation.engine import simulate
@@ -64,7 +64,7 @@ class Case:
     """A model, its promise, and the placement that DistServe prints."""
 
     model: str
-    slo: Slo
+    slo: LatencyTargets
     published: Pairing
     node_gpus: int
 
@@ -72,13 +72,13 @@ class Case:
 CASES = (
     Case(
         model="facebook/opt-13b",
-        slo=Slo(ttft_seconds=0.2, tpot_seconds=0.1, attainment=0.9),
+        slo=LatencyTargets(ttft_seconds=0.2, tpot_seconds=0.1, attainment=0.9),
         published=Pairing(Phase(2, 1), Phase(1, 1)),
         node_gpus=4,
     ),
     Case(
         model="facebook/opt-66b",
-        slo=Slo(ttft_seconds=0.4, tpot_seconds=0.1, attainment=0.9),
+        slo=LatencyTargets(ttft_seconds=0.4, tpot_seconds=0.1, attainment=0.9),
         published=Pairing(Phase(4, 1), Phase(2, 2)),
         node_gpus=8,
     ),

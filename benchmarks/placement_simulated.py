@@ -32,7 +32,7 @@ from fulcrum.placement.deploy import inference_cluster
 from fulcrum.placement.errors import PlacementError
 from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.parallelism import Engine
-from fulcrum.placement.plan import Plan
+from fulcrum.placement.plan import PlacementPlan
 from fulcrum.simulation.arrivals import constant
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
@@ -60,9 +60,9 @@ class Purchase:
     """What one price buys, placed in three ways."""
 
     gpus: str
-    given: Plan
-    bought: Plan
-    alone: Plan
+    given: PlacementPlan
+    bought: PlacementPlan
+    alone: PlacementPlan
     apart: float
     """Requests/s of the kinds of the inventory, each alone."""
 
@@ -96,12 +96,12 @@ def carried_alone(entry: Entry, estimates: QueueingEstimates) -> float:
         return 0.0
 
 
-def layout(plan: Plan) -> Layout:
+def layout(plan: PlacementPlan) -> Layout:
     """Return what the simulator sees of a plan."""
     return tuple((pool.name, pool.workers) for pool in plan.pools)
 
 
-def carried(plan: Plan, admission: AdmissionPolicy) -> float:
+def carried(plan: PlacementPlan, admission: AdmissionPolicy) -> float:
     """Return the highest rate that a plan carries with the production balance and router."""
     document = inference_cluster(
         plan,

@@ -22,7 +22,7 @@ import msgspec
 from fulcrum.api.names import Role
 from fulcrum.api.types import ForecastMethod, InferenceClusterSpec
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
-from fulcrum.balance import GatewayState, Plan, Snapshot, Worker, WorkerPhase, plan, worker_revision
+from fulcrum.balance import BalancePlan, GatewayState, ObservedWorker, Snapshot, WorkerPhase, plan, worker_revision
 from fulcrum.balance.actions import changes_cluster
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Busiest, Peak
@@ -75,13 +75,13 @@ def cluster(sizes: list[int]) -> InferenceClusterSpec:
 
 def snapshot(spec: InferenceClusterSpec, sizes: list[int], *, measurements: Measurements) -> Snapshot:
     """Return a settled cluster with workers of `sizes` in its pools."""
-    found: list[Worker] = []
+    found: list[ObservedWorker] = []
     for pool, size in zip(spec.pools, sizes, strict=True):
         revision = worker_revision(cluster="c", spec=spec, pool=pool)
         for ordinal in range(size):
             role = Role.PREFILL if Role.PREFILL in pool.roles and ordinal < PREFILL_SHARE * sum(sizes) else Role.DECODE
             found.append(
-                Worker(
+                ObservedWorker(
                     name=f"c-{pool.name}-{ordinal}",
                     uid=f"u-{pool.name}-{ordinal}",
                     pool=pool.name,
@@ -157,7 +157,7 @@ def cases(workers: int) -> dict[str, Measurements]:
     }
 
 
-def measure(seen: Snapshot, *, runs: int) -> tuple[Plan, float, float]:
+def measure(seen: Snapshot, *, runs: int) -> tuple[BalancePlan, float, float]:
     """Return the plan, and the best and the median milliseconds."""
     times = []
     decided = plan(seen, NOW)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.arrivals import constant
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
@@ -35,7 +35,7 @@ MEMORY_TARGET_BYTES = 2 * 1024**3
 QUICK_REQUESTS = 100_000
 SHARED_TRACE = Path(__file__).resolve().parents[2] / "shared" / "traces" / "azure_conv_2023.csv"
 LENGTHS = LogNormalLengths(prompt_mean=1155, output_mean=211, prompt_spread=0.9, output_spread=0.8)
-SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.05, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=0.5, tpot_seconds=0.05, attainment=0.95)
 # A 70B model in FP8 on two H100, roughly.
 SPEED = WorkerSpeed(
     coefficients=SpeedCoefficients(

@@ -24,7 +24,7 @@ from tests.balance import small_workers
 
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.load.bursts import dispersion
-from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.load.tuning import TUNING
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
@@ -64,7 +64,7 @@ def demand_of(load: Workload) -> Demand:
     )
 
 
-def simulated(load: Workload, cluster: ClusterModel, slo: Slo, split: Split) -> float:
+def simulated(load: Workload, cluster: ClusterModel, slo: LatencyTargets, split: Split) -> float:
     """Share of the requests that are inside the SLO."""
     policy = StaticSplit(pool=POOL, prefill=split.prefill, decode=split.decode, admission=AdmissionPolicy.PREDICTIVE)
     return simulate(load, cluster, policy, slo=slo).summary(slo).attainment
@@ -77,7 +77,13 @@ def estimated(demand: Demand, service: PerformanceModel, split: Split) -> float:
 
 
 def compared(
-    name: str, load: Workload, cluster: ClusterModel, slo: Slo, splits: Sequence[Split], *, largest_error: float
+    name: str,
+    load: Workload,
+    cluster: ClusterModel,
+    slo: LatencyTargets,
+    splits: Sequence[Split],
+    *,
+    largest_error: float,
 ) -> list[str]:
     """Print a row; returns what is wrong with it."""
     demand, service = demand_of(load), PerformanceModel(known_speeds(cluster), slo)
@@ -109,7 +115,9 @@ def main() -> int:
     for name, speed in LOADS:
         load = WORKLOADS[name](options.seed).scaled(speed).between(0.0, options.seconds)
         arena = arena_of(next(case for case in cases(SHARED_TRACES) if case.name == name), load)
-        slo = Slo(ttft_seconds=arena.slo.ttft_seconds, tpot_seconds=arena.slo.tpot_seconds, attainment=ATTAINMENT)
+        slo = LatencyTargets(
+            ttft_seconds=arena.slo.ttft_seconds, tpot_seconds=arena.slo.tpot_seconds, attainment=ATTAINMENT
+        )
         problems += compared(f"{name} x{speed:g}", load, arena.cluster, slo, SPLITS, largest_error=LARGEST_ERROR)
     print_head(SMALL_SPLITS)
     small = ClusterModel(pools=(PoolModel(name=POOL, speed=small_workers.SPEED),))

@@ -21,7 +21,7 @@ from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.arrivals import constant
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
@@ -43,14 +43,14 @@ class Case(NamedTuple):
     """H100s of a worker."""
     prompt_tokens: int
     output_tokens: int
-    slo: Slo
+    slo: LatencyTargets
     requests_per_second: float
 
 
 CASES: Final = (
-    Case("Llama-3.1-8B", 1, 4000, 200, Slo(ttft_seconds=1.0, tpot_seconds=0.03, attainment=0.95), 12.0),
-    Case("Llama-3.1-70B", 4, 3000, 300, Slo(ttft_seconds=1.0, tpot_seconds=0.05, attainment=0.95), 6.0),
-    Case("Llama-3.1-8B", 1, 1000, 300, Slo(ttft_seconds=1.0, tpot_seconds=0.02, attainment=0.95), 40.0),
+    Case("Llama-3.1-8B", 1, 4000, 200, LatencyTargets(ttft_seconds=1.0, tpot_seconds=0.03, attainment=0.95), 12.0),
+    Case("Llama-3.1-70B", 4, 3000, 300, LatencyTargets(ttft_seconds=1.0, tpot_seconds=0.05, attainment=0.95), 6.0),
+    Case("Llama-3.1-8B", 1, 1000, 300, LatencyTargets(ttft_seconds=1.0, tpot_seconds=0.02, attainment=0.95), 40.0),
 )
 POLICIES: Final[tuple[Policy, ...]] = (Aggregated(pool="p", workers=4), StaticSplit(pool="p", prefill=2, decode=2))
 

@@ -52,7 +52,7 @@ WORDS = (
     "balance/explanation.py explain: 0.05",
     "balance/conditions.py _SHARES",
     "routing/affinity.py POOL",
-    "routing/sharing.py MAX_BATCH_KEYS",
+    "routing/sent.py MAX_BATCH_KEYS",
 )
 """Formats, bounds of messages, and units."""
 

@@ -106,7 +106,7 @@ ABLATIONS: Final = (
     _one("admission.tuning", "TUNING.margin_rate", 0.0, "Predictions are believed as they are."),
     _one("admission.tuning", "TUNING.overflow", inf, "Answers may be expected to outgrow the KV cache."),
     _one("routing.tuning", "TUNING.miss_weight", 0.0, "A promise that is missed weighs no more than one that is kept."),
-    _one("routing.tuning", "TUNING.trusted", 0.99, "Estimates may fill all of a limit."),
+    _one("routing.tuning", "TUNING.estimate_share", 0.99, "Estimates may fill all of a limit."),
     _one("routing.tuning", "TUNING.least_left", 0.001, "Answers end when they are expected to."),
     _one("routing.tuning", "TUNING.most_holders", 1, "Only the latest holder of a prefix is known."),
     _one("routing.tuning", "TUNING.outlier_share", 1.0, "No worker is an outlier by failures alone."),

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fulcrum.capacity.decode_curve import decode_line, decode_steps
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
 from fulcrum.simulation.workload import Workload
 
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 WINDOWS_SECONDS: Final = (120.0, 300.0, 600.0, 1800.0)
 
 
-def most_within(workload: Workload, speed: WorkerSpeed, workers: int, slo: Slo) -> int:
+def most_within(workload: Workload, speed: WorkerSpeed, workers: int, slo: LatencyTargets) -> int:
     """Return an upper bound on the requests that `workers` alike can serve inside `slo`.
 
     Every relaxation is in favour of the planner: roles flip freely and continuously, work is divided without

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.result import Result
 
@@ -15,7 +15,7 @@ FLIP_SECONDS: Final = 10.0
 """How long after a flip a loss is counted as its cost."""
 
 
-def lost(ours: Result, other: Result, slo: Slo) -> dict[str, int]:
+def lost(ours: Result, other: Result, slo: LatencyTargets) -> dict[str, int]:
     """Return the requests of `other`'s goodput that `ours` has not, by cause; `gained` are those the other way round.
 
     A cause is how the request ended, and whether a flip was under way, the split was another one, or neither.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contests.rivals.schedule import Schedule
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.comparison import OnProgress
 from fulcrum.simulation.engine import simulate
@@ -30,7 +30,7 @@ class Setting:
 
     workload: Workload
     cluster: ClusterModel
-    slo: Slo
+    slo: LatencyTargets
     make: Callable[[Sequence[Step]], Schedule]
     """The policy that keeps these splits; with an admission, an overloaded minute does not spoil the next one."""
 

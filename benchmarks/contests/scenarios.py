@@ -26,7 +26,7 @@ from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo, promised
+from fulcrum.load.demand import LatencyTargets, promised
 from fulcrum.simulation.arrivals import arrivals, constant
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.lengths import LogNormalLengths
@@ -168,7 +168,7 @@ class Scenario:
             found[pool.name] = _slowed(replace(speed, kv_capacity_tokens=held), self.slowdown)
         return found
 
-    def slo(self) -> Slo:
+    def slo(self) -> LatencyTargets:
         """Return the promise, as the spec has it."""
         return promised(self.spec())
 

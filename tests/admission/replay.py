@@ -121,10 +121,12 @@ class Replay:
             if flight.phase == ENDED:
                 continue
             if flight.phase == PREFILLING:
-                view.prefill_done(flight, at, prompt_tokens=chance.choice((None, int(flight.prompt_tokens * 1.05))))
+                view.prefill_done(
+                    flight, at, prompt_tokens=chance.choice((None, int(flight.load.prompt_tokens * 1.05)))
+                )
                 if chance.random() < 0.7:
                     view.pulled(flight, at + chance.choice((0.01, 0.1, 1.0)))
-                heappush(self.events, (at + flight.output_tokens * 0.013 * chance.uniform(0.5, 2), number, flight))
+                heappush(self.events, (at + flight.load.output_tokens * 0.013 * chance.uniform(0.5, 2), number, flight))
                 continue
             view.finish(flight, at)
             ttft_seconds = flight.route.ttft_seconds * chance.uniform(0.5, 2)

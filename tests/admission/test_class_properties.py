@@ -62,8 +62,8 @@ class Crowd:
         if isinstance(decided, Reject):
             return decided
         for victim in decided.victims if isinstance(decided, Preempt) else ():
-            assert self._priority(victim.qos) < self._priority(one.qos), "only lower classes make way"
-            assert victim in victim.prefill.legs, "and only before their prefill is done"
+            assert self._priority(victim.load.qos) < self._priority(one.qos), "only lower classes make way"
+            assert victim.load in victim.prefill.prompts.legs, "and only before their prefill is done"
             self.view.finish(victim, self.now)
         flight = self.view.start(incoming, decided.route, self.now)
         if one.prompt_tokens < 500:

@@ -261,7 +261,7 @@ def test_after_retry_after_the_queue_lets_it_in(queued: int, prompt: float) -> N
     """The queue drains as predicted, nothing else comes."""
     admission, view = make(decodes=2)
     fill(view, 76, admission.incoming(prompt_tokens=1, max_tokens=100_000), decoding=True)
-    before = list(view.workers["p0"].legs)
+    before = list(view.workers["p0"].prompts.legs)
     view.put("d9", Role.DECODE, pool="pool")
     on_pair(view, queued, admission.incoming(prompt_tokens=1000, max_tokens=1))
     view.remove("d9")
@@ -278,11 +278,12 @@ def test_after_retry_after_the_queue_lets_it_in(queued: int, prompt: float) -> N
     assert outcome.retry_after_seconds is not None
     assert not before
     ended = 0.0
-    for leg in list(view.workers["p0"].legs):
+    for leg in list(view.workers["p0"].prompts.legs):
         ended += leg.work_seconds
+        flight = view.prefilling[leg]
         if ended <= outcome.retry_after_seconds:
-            view.prefill_done(leg, ended)
-            view.finish(leg, ended)
+            view.prefill_done(flight, ended)
+            view.finish(flight, ended)
     if outcome.predicted is not None and outcome.predicted.ttft_seconds - outcome.predicted.wait_seconds < 0.9:
         soon = outcome.retry_after_seconds - 0.02
         assert isinstance(admission.decide(asked, view, outcome.retry_after_seconds + 1e-6), Admit)
@@ -322,17 +323,17 @@ def test_who_would_be_overtaken_and_late_makes_way() -> None:
     for _ in range(4):
         assert queued(admission, low, view)
     assert rejected(admission, low, view).reason is Reason.TTFT_UNREACHABLE
-    legs = list(view.workers["p0"].legs)
+    legs = list(view.workers["p0"].prompts.legs)
     high = admission.incoming(prompt_tokens=1000, max_tokens=1, qos=0)
     outcome = admission.decide(high, view, 0.0)
     assert isinstance(outcome, Preempt)
     assert outcome.route.wait_seconds == pytest.approx(0.2), "only what has begun is before it"
-    assert outcome.victims == (legs[3],), "the others are later by 0.1 s, and not late"
+    assert [victim.load for victim in outcome.victims] == [legs[3]], "the others are later by 0.1 s, and not late"
     assert [leg.ttft_seconds for leg in legs[1:3]] == pytest.approx([0.51, 0.71], abs=0.01)
     for victim in outcome.victims:
         view.finish(victim, 0.0)
     view.start(high, outcome.route, 0.0)
-    assert view.workers["p0"].own_seconds == pytest.approx(0.7)
+    assert view.workers["p0"].prompts.own_seconds == pytest.approx(0.7)
     assert admission.rejected["low", Reason.PREEMPTED].requests == 1
 
 

@@ -49,7 +49,7 @@ def serve(admission: Admission, view: ClusterView, now: float, *, slower: float)
         for flight in flights:
             if flight is None:
                 continue
-            took = flight.ttft_seconds * (slower if flights[1] is not None else 1.0)
+            took = flight.load.ttft_seconds * (slower if flights[1] is not None else 1.0)
             view.prefill_done(flight, now + took)
             view.finish(flight, now + took + 0.2)
             admission.learn(flight, ttft_seconds=took, output_tokens=20)
@@ -100,7 +100,7 @@ def test_what_busy_neighbours_explain_does_not_widen_the_margin_too() -> None:
         flights = [ask(admission, view, now), ask(admission, view, now + 0.01)]
         for flight, slower in zip(flights, (1.0, 3.0), strict=True):
             assert flight is not None
-            took = flight.ttft_seconds * slower
+            took = flight.load.ttft_seconds * slower
             view.prefill_done(flight, now + took)
             view.finish(flight, now + took + 0.2)
             admission.learn(flight, ttft_seconds=took, output_tokens=20)

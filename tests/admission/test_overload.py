@@ -66,8 +66,8 @@ def test_what_is_let_in_keeps_its_promise_and_capacity_is_used(
         served += ran(world)
     # Slow workers: all predictions are wrong by half, until that is learned.
     assert good_share(served) > (0.95 if slowness == 1 else 0.93)
-    wasted = sum(one.flight.work_seconds for one in served if not one.good)
-    assert wasted < (0.03 if slowness == 1 else 0.08) * sum(one.flight.work_seconds for one in served)
+    wasted = sum(one.flight.load.work_seconds for one in served if not one.good)
+    assert wasted < (0.03 if slowness == 1 else 0.08) * sum(one.flight.load.work_seconds for one in served)
     # Short requests fit where long ones do not, so the count may well be above the mean capacity.
     assert len(served) > 0.85 * capacity / slowness * (seconds - WARM_UP_SECONDS) * len(seeds)
 

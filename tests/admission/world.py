@@ -173,9 +173,9 @@ class World:
                 self.view.finish(victim, self.now)
                 self.active.pop(victim).preempted = True
         flight = self.view.start(incoming, outcome.route, self.now)
-        one = Served(arrival, flight, flight.work_seconds * self.slowness, number=len(self.served))
+        one = Served(arrival, flight, flight.load.work_seconds * self.slowness, number=len(self.served))
         queue = self.queues[flight.prefill.name]
-        heappush(queue.waiting, (self.view.ranks[flight.qos], one.number, one))
+        heappush(queue.waiting, (self.view.ranks[flight.load.qos], one.number, one))
         self.served.append(one)
         self.active[flight] = one
         return True

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fulcrum.api.attention import KNOWN_ACCELERATORS, exchanges_kv
+from fulcrum.api.attention import KNOWN_ACCELERATORS
 from fulcrum.api.kv_format import kv_format
 from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
+from fulcrum.api.pool_attention import exchanges_kv
 from fulcrum.balance.revision import worker_config, worker_image
 
 _ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from typing import Final
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 
 SPEED: Final = WorkerSpeed(
     coefficients=SpeedCoefficients(
@@ -26,4 +26,4 @@ SLOW_SPEED: Final = replace(
     ),
 )
 """The same in float32 on a CPU without AVX-512: a prompt of `SLOW_PROMPT_TOKENS` takes four times the promise."""
-SLO: Final = Slo(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)
+SLO: Final = LatencyTargets(ttft_seconds=3.0, tpot_seconds=0.3, attainment=0.95)

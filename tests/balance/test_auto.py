@@ -16,7 +16,7 @@ from tests.balance.world import World, idle_load, make_spec, pool
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Condition, ConditionStatus, ConditionType, InferenceClusterStatus
-from fulcrum.balance import CreateWorker, Plan, SetRole, StartDrain, TellRole, plan
+from fulcrum.balance import BalancePlan, CreateWorker, SetRole, StartDrain, TellRole, plan
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Busiest, peak_of
 from fulcrum.balance.tuning import TUNING
@@ -42,11 +42,11 @@ def settled(world: World, known: Measurements, *, seconds: float = 600) -> World
     return world
 
 
-def condition(result: Plan, kind: ConditionType) -> Condition:
+def condition(result: BalancePlan, kind: ConditionType) -> Condition:
     return next(c for c in result.conditions if c.type is kind)
 
 
-def writes(result: Plan) -> list[Any]:
+def writes(result: BalancePlan) -> list[Any]:
     return [action for action in result.actions if not isinstance(action, TellRole)]
 
 

@@ -7,7 +7,7 @@ from tests.balance.loads import measurements
 from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.types import Explanation, InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.balance import Plan, SetRole
+from fulcrum.balance import BalancePlan, SetRole
 from fulcrum.balance.measurements import Measurements
 
 SLO = {"ttft": "500ms", "tpot": "25ms", "attainment": 0.95}
@@ -17,14 +17,14 @@ def spec(mode: str = "Auto") -> InferenceClusterSpec:
     return make_spec(pool(low=4, high=4), mode=mode, slo=SLO)
 
 
-def explained(plan: Plan) -> Explanation:
+def explained(plan: BalancePlan) -> Explanation:
     decision = plan.status.last_decision
     assert decision is not None
     assert decision.explanation is not None
     return decision.explanation
 
 
-def flipped(mode: str = "Auto") -> Plan:
+def flipped(mode: str = "Auto") -> BalancePlan:
     """A cluster that is split for prompts, and a load of long answers."""
     world = World(spec())
     world.measurements = measurements(40.0, 2500.0, 20.0)

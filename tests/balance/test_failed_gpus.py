@@ -14,7 +14,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.status import MAX_FAILED_GPUS
 from fulcrum.api.types import ConditionType, FailedGpu, InferenceClusterStatus
 from fulcrum.api.worker import EXIT_DEVICE_FAILED, EXIT_ENGINE_DIED
-from fulcrum.balance import CreateWorker, DeleteWorker, Plan, Refusal, Termination, WorkerPhase, plan
+from fulcrum.balance import BalancePlan, CreateWorker, DeleteWorker, Refusal, Termination, WorkerPhase, plan
 
 ECC = DeviceFault("uncorrectable ECC error", "0000:3b:00")
 
@@ -36,7 +36,7 @@ def fail(world: World, name: str, fault: DeviceFault | None = ECC, *, code: int 
     world.set(name, ready=False, ready_since=None, load=None, termination=ended)
 
 
-def step(world: World) -> Plan:
+def step(world: World) -> BalancePlan:
     """One tick as the operator has it: carry out, then write the status."""
     done = world.plan()
     for action in done.actions:
@@ -46,7 +46,7 @@ def step(world: World) -> Plan:
     return done
 
 
-def deletions(done: Plan) -> list[tuple[str, Reason]]:
+def deletions(done: BalancePlan) -> list[tuple[str, Reason]]:
     return [(action.name, action.reason) for action in done.actions if isinstance(action, DeleteWorker)]
 
 

@@ -14,11 +14,11 @@ from fulcrum.api.types import KvRoute, PoolAdmits
 from fulcrum.balance.kv_routes import kv_routes
 from fulcrum.balance.measurements import Measurements
 from fulcrum.capacity.kv import TransferCost
-from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
 
-SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.025, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=0.5, tpot_seconds=0.025, attainment=0.95)
 DEMAND = Demand(rate=5.0, isl_tokens=2000.0, osl_tokens=200.0)
 LOAD = Load(rate=5.0, prefill=DEMAND, decode=DEMAND)
 SPEEDS = {"p": speed(), "fast": speed(), "slow": speed(decode=0.5)}

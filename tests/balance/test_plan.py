@@ -14,10 +14,10 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Condition, ConditionType, InferenceClusterSpec
 from fulcrum.api.worker import Stage
 from fulcrum.balance import (
+    BalancePlan,
     CreateWorker,
     DeleteWorker,
     GatewayState,
-    Plan,
     SetRole,
     StartDrain,
     TellRole,
@@ -37,11 +37,11 @@ def settled(spec: InferenceClusterSpec) -> World:
     return world
 
 
-def condition(result: Plan, kind: ConditionType) -> Condition:
+def condition(result: BalancePlan, kind: ConditionType) -> Condition:
     return next(c for c in result.conditions if c.type is kind)
 
 
-def kinds(result: Plan) -> list[str]:
+def kinds(result: BalancePlan) -> list[str]:
     return [type(action).__name__ for action in result.actions]
 
 

@@ -12,7 +12,7 @@ from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Condition, ConditionStatus, ConditionType
-from fulcrum.balance import Plan, plan
+from fulcrum.balance import BalancePlan, plan
 from fulcrum.balance.measurements import Measurements
 
 TTFT, SHARE = Reason.TTFT_UNREACHABLE, Reason.CLASS_SHARE
@@ -33,13 +33,13 @@ def turned_away(known: Measurements, rejections: Mapping[Reason, float]) -> Meas
     return replace(known, traffic=traffic)
 
 
-def planned(made: World) -> Plan:
+def planned(made: World) -> BalancePlan:
     result = plan(made.snapshot(), made.now)
     made.status = result.status
     return result
 
 
-def degraded(result: Plan) -> Condition:
+def degraded(result: BalancePlan) -> Condition:
     return next(c for c in result.conditions if c.type is ConditionType.DEGRADED)
 
 

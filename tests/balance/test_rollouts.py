@@ -17,7 +17,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterSpec
 from fulcrum.api.worker import Stage
-from fulcrum.balance import Action, CreateWorker, DeleteWorker, Plan, StartDrain, TellRole, plan
+from fulcrum.balance import Action, BalancePlan, CreateWorker, DeleteWorker, StartDrain, TellRole, plan
 from fulcrum.balance.measurements import Measurements
 
 STEP_SECONDS = 3
@@ -136,7 +136,7 @@ def late(share: float = 0.5) -> Measurements:
     return Measurements(traffic=traffic(10.0, attainment=share, rejected=0.0))
 
 
-def conditions(result: Plan) -> dict[ConditionType, tuple[str, Reason]]:
+def conditions(result: BalancePlan) -> dict[ConditionType, tuple[str, Reason]]:
     return {c.type: (c.status.value, c.reason) for c in result.conditions}
 
 

@@ -12,11 +12,11 @@ from fulcrum.api.types import Pool, WorkerCount
 from fulcrum.balance.best_split import splits
 from fulcrum.balance.cheapest import Size, cheapest
 from fulcrum.balance.pools import PoolBounds, bounds_of
-from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel, reachable
 
-SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.025, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=0.5, tpot_seconds=0.025, attainment=0.95)
 
 
 def load(rate: float, isl: float = 2000.0, osl: float = 200.0) -> Load:
@@ -153,6 +153,6 @@ def test_no_load_needs_one_worker() -> None:
 
 def test_a_promise_within_reach_is_left_as_it_is() -> None:
     assert reachable({"a": speed()}, SLO, load(1)) == SLO
-    wider = reachable({"a": speed()}, Slo(ttft_seconds=0.001, tpot_seconds=0.001, attainment=0.95), load(1))
+    wider = reachable({"a": speed()}, LatencyTargets(ttft_seconds=0.001, tpot_seconds=0.001, attainment=0.95), load(1))
     assert wider.ttft_seconds > 0.05
     assert wider.tpot_seconds > 0.008

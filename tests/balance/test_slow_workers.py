@@ -10,7 +10,7 @@ from tests.balance.world import World, make_spec, pool
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.status import MAX_SLOW_WORKERS
-from fulcrum.balance import Plan, plan
+from fulcrum.balance import BalancePlan, plan
 from fulcrum.balance.measurements import Measurements
 
 
@@ -22,7 +22,7 @@ def world_of(workers: int = 4, *, accelerator: str = "H100-SXM-80GB", mode: str 
     return world
 
 
-def look(world: World, *times: float | None) -> Plan:
+def look(world: World, *times: float | None) -> BalancePlan:
     """Plan with these paces of the workers, and let the status say so."""
     paces = {world.workers[f"c-p-{number}"].uid: each for number, each in enumerate(times) if each is not None}
     world.measurements = Measurements(paces=paces, unknown="too early")
@@ -32,7 +32,7 @@ def look(world: World, *times: float | None) -> Plan:
     return done
 
 
-def named(done: Plan) -> list[tuple[str, str, float]]:
+def named(done: BalancePlan) -> list[tuple[str, str, float]]:
     return [(slow.worker, slow.node, slow.factor) for slow in done.status.slow_workers or ()]
 
 

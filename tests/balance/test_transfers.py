@@ -11,7 +11,7 @@ from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType
-from fulcrum.balance import DeleteWorker, Plan, SetRole, StartDrain, TellRole, plan
+from fulcrum.balance import BalancePlan, DeleteWorker, SetRole, StartDrain, TellRole, plan
 from fulcrum.balance.faults import transfer_faults
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.snapshot import served_roles
@@ -38,19 +38,19 @@ def reports(world: World, *pairs: FailingPair, gateways: int = 1) -> None:
     world.measurements = Measurements(pairs=(PairsReport(failing=pairs),) * gateways)
 
 
-def turn(world: World) -> Plan:
+def turn(world: World) -> BalancePlan:
     """Plan and keep the status, as the operator does in every mode."""
     decided = plan(world.snapshot(), world.now)
     world.status = decided.status
     return decided
 
 
-def degraded(result: Plan) -> tuple[str, Reason, str]:
+def degraded(result: BalancePlan) -> tuple[str, Reason, str]:
     found = next(c for c in result.conditions if c.type is ConditionType.DEGRADED)
     return found.status.value, found.reason, found.message
 
 
-def drains(result: Plan) -> list[str]:
+def drains(result: BalancePlan) -> list[str]:
     return [action.name for action in result.actions if isinstance(action, StartDrain)]
 
 

@@ -13,15 +13,15 @@ from fulcrum.api.types import BalanceMode, InferenceClusterSpec, InferenceCluste
 from fulcrum.api.worker import LoadReport
 from fulcrum.balance import (
     Action,
+    BalancePlan,
     CreateWorker,
     DeleteWorker,
     GatewayState,
-    Plan,
+    ObservedWorker,
     SetRole,
     Snapshot,
     StartDrain,
     TellRole,
-    Worker,
     WorkerPhase,
     plan,
     worker_revision,
@@ -60,7 +60,7 @@ def make_spec(
     return msgspec.convert(document, InferenceClusterSpec)
 
 
-def idle_load(worker: Worker, *, running: int = 0) -> LoadReport:
+def idle_load(worker: ObservedWorker, *, running: int = 0) -> LoadReport:
     return LoadReport(
         role=worker.role,
         role_epoch=worker.role_epoch,
@@ -78,7 +78,7 @@ class World:
     def __init__(self, spec: InferenceClusterSpec) -> None:
         self.spec = spec
         self.now = START
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, ObservedWorker] = {}
         self.taken: frozenset[str] = frozenset()
         """Names of Pods that somebody else has."""
         self.asked: dict[tuple[str, Role], int] = {}
@@ -106,7 +106,7 @@ class World:
             asked=self.asked,
         )
 
-    def plan(self) -> Plan:
+    def plan(self) -> BalancePlan:
         """Plan, and let the status say so, as the controller does; Manual does not read it."""
         decided = plan(self.snapshot(), self.now)
         if self.spec.balance.mode is not BalanceMode.MANUAL:
@@ -123,7 +123,7 @@ class World:
             case CreateWorker():
                 if action.name not in self.workers and action.name not in self.taken:
                     self._uids += 1
-                    self.workers[action.name] = Worker(
+                    self.workers[action.name] = ObservedWorker(
                         name=action.name,
                         uid=f"u{self._uids}",
                         pool=action.pool,

@@ -16,7 +16,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.types import BalanceMode, InferenceClusterSpec
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies import Ours
@@ -86,5 +86,7 @@ def run(load: Load, truth: WorkerSpeed, *, act_seconds: float) -> Result:
     return simulate(Workload.of(load.requests), model, Watched(load, act_seconds), slo=slo(load))
 
 
-def slo(load: Load) -> Slo:
-    return Slo(ttft_seconds=load.slo.ttft_seconds, tpot_seconds=load.slo.tpot_seconds, attainment=PROMISED_SHARE)
+def slo(load: Load) -> LatencyTargets:
+    return LatencyTargets(
+        ttft_seconds=load.slo.ttft_seconds, tpot_seconds=load.slo.tpot_seconds, attainment=PROMISED_SHARE
+    )

@@ -27,7 +27,7 @@ from tests.benchmarks import demo_cluster
 from tests.benchmarks.demo_cluster import MEDIUM, QUICK, SLOW, SPEC
 
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.replay import Outcome, Record, Slo, summarise
+from fulcrum.replay import LatencyLimits, Outcome, Record, summarise
 
 OPERATOR_SECONDS = operator_seconds_of(SPEC)
 
@@ -120,7 +120,7 @@ def test_workers_get_what_the_machine_has(cores: float, each: str) -> None:
     assert cores_each(cores) == each
 
 
-SLO = Slo(ttft_seconds=1.0, tpot_seconds=0.1)
+SLO = LatencyLimits(ttft_seconds=1.0, tpot_seconds=0.1)
 
 
 def record(due_seconds: float, ttft_seconds: float, *, outcome: Outcome = Outcome.OK) -> Record:

@@ -17,7 +17,7 @@ from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.best_static import best_of, candidates
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import phased
@@ -96,17 +96,17 @@ def test_the_bound_is_reached_where_work_is_all_there_is() -> None:
     """Two workers at 1 s per prompt of 1000 tokens: 600 s are good for 2 x 600 prompts, and the SLO's span."""
     speed = make_speed(prefill=(0.0, 1e-3, 0.0), decode=(0.001, 0.0, 0.0))
     load = make_workload([(n * 0.1, 1000, 1) for n in range(6000)])
-    assert most_within(load, speed, 2, Slo(ttft_seconds=2, tpot_seconds=0.1, attainment=0.9)) == pytest.approx(
-        1200, 0.01
-    )
-    assert most_within(load, speed, 2, Slo(ttft_seconds=0.9, tpot_seconds=0.1, attainment=0.9)) == 0
+    assert most_within(
+        load, speed, 2, LatencyTargets(ttft_seconds=2, tpot_seconds=0.1, attainment=0.9)
+    ) == pytest.approx(1200, 0.01)
+    assert most_within(load, speed, 2, LatencyTargets(ttft_seconds=0.9, tpot_seconds=0.1, attainment=0.9)) == 0
 
 
 def test_the_bound_counts_shared_prefixes_once() -> None:
     speed = make_speed(prefill=(0.0, 1e-3, 0.0), decode=(0.001, 0.0, 0.0))
     alone = make_workload([(n * 0.1, 1024, 1) for n in range(6000)])
     shared = replace(alone, prefix_ids=tuple((1, 2) for _ in range(6000)))
-    slo = Slo(ttft_seconds=2, tpot_seconds=0.1, attainment=0.9)
+    slo = LatencyTargets(ttft_seconds=2, tpot_seconds=0.1, attainment=0.9)
     assert most_within(alone, speed, 1, slo) < 700
     assert most_within(shared, speed, 1, slo) == 6000
 
@@ -121,7 +121,7 @@ def overload() -> Workload:
 
 
 def test_mooncakes_rules_waste_less_the_earlier_they_look() -> None:
-    slo = Slo(ttft_seconds=2.0, tpot_seconds=0.02, attainment=0.9)
+    slo = LatencyTargets(ttft_seconds=2.0, tpot_seconds=0.02, attainment=0.9)
     load = overload()
     found = {}
     for rule in Rejection:

@@ -16,7 +16,7 @@ from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus, KvTierStatus
 from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients, WorkCounters
-from fulcrum.balance import Worker, WorkerPhase, worker_revision
+from fulcrum.balance import ObservedWorker, WorkerPhase, worker_revision
 from fulcrum.capacity.speed import SpeedSource
 from fulcrum.controller import cluster_watch
 from fulcrum.controller.cluster_watch import FRESH_SECONDS, ClusterWatch
@@ -54,8 +54,8 @@ def spec_of(mode: str = "Auto", *, model: str = "m", accelerator: str = "cpu", *
     return msgspec.convert(document, InferenceClusterSpec)
 
 
-def worker(ordinal: int, role: Role = Role.PREFILL, *, started_seconds: float = 40.0) -> Worker:
-    return Worker(
+def worker(ordinal: int, role: Role = Role.PREFILL, *, started_seconds: float = 40.0) -> ObservedWorker:
+    return ObservedWorker(
         name=f"c-p-{ordinal}",
         uid=f"u{ordinal}",
         pool="p",

@@ -10,7 +10,7 @@ import pytest
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import ConditionType, InferenceClusterSpec
-from fulcrum.balance import CreateWorker, Plan, Snapshot, Worker, WorkerPhase, plan
+from fulcrum.balance import BalancePlan, CreateWorker, ObservedWorker, Snapshot, WorkerPhase, plan
 from fulcrum.controller.children import Owner, refused_templates
 from fulcrum.controller.installation import Installation
 
@@ -191,7 +191,7 @@ def test_labels_and_annotations_of_ones_own_are_kept() -> None:
     assert refused_templates(OWNER, spec_of(template), Installation()) == {}
 
 
-def planned(*workers: Worker) -> Plan:
+def planned(*workers: ObservedWorker) -> BalancePlan:
     spec = spec_of(PRIVILEGED)
     snapshot = Snapshot(
         name="c", generation=1, spec=spec, workers=workers, refused=refused_templates(OWNER, spec, Installation())
@@ -210,7 +210,7 @@ def test_no_worker_is_made_and_the_condition_says_why() -> None:
 
 def test_workers_that_stand_are_neither_drained_nor_deleted_for_it() -> None:
     standing = [
-        Worker(
+        ObservedWorker(
             name=f"c-p-{ordinal}",
             uid=f"u{ordinal}",
             pool="p",

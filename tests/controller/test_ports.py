@@ -16,7 +16,7 @@ from fulcrum.api.ports import Ports, ports_of
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType, InferenceClusterSpec
 from fulcrum.api.worker import WorkerConfig
-from fulcrum.balance import Snapshot, Worker, WorkerPhase, plan, worker_revision
+from fulcrum.balance import ObservedWorker, Snapshot, WorkerPhase, plan, worker_revision
 from fulcrum.controller.children import Manifest, Owner, children, refused_templates, worker_pod
 from fulcrum.controller.children.engine_check import refused_engines
 from fulcrum.controller.children.network_policy import workers_policy
@@ -169,8 +169,8 @@ def test_a_template_beside_host_network_is_judged_by_itself() -> None:
     assert ANNOTATION_PORTS in refused_templates(OWNER, spec_of(pool(template=said)), ALLOWED)["p"].message
 
 
-def standing(number: int = 0, **fields: Any) -> Worker:
-    worker = Worker(
+def standing(number: int = 0, **fields: Any) -> ObservedWorker:
+    worker = ObservedWorker(
         name=f"c-p-{number}", uid=f"u{number}", pool="p", ordinal=number, role=Role.MIXED, role_epoch=0, spec_hash="h",
         phase=WorkerPhase.RUNNING, ready=True, deleting=False, pod_ip="10.0.0.1",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from tests.machine import cost_ratio
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import DecodePoint, LoadReport, SpeedCoefficients, WorkCounters
-from fulcrum.balance import Worker, WorkerPhase, worker_revision
+from fulcrum.balance import ObservedWorker, WorkerPhase, worker_revision
 from fulcrum.capacity.pace import slower_than_peers
 from fulcrum.capacity.profile import Profile
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
@@ -33,8 +33,8 @@ def spec_of(accelerator: str = "cpu", model: str = "m", **engine: Any) -> Infere
     return msgspec.convert(document, InferenceClusterSpec)
 
 
-def worker(ordinal: int, spec: InferenceClusterSpec) -> Worker:
-    return Worker(
+def worker(ordinal: int, spec: InferenceClusterSpec) -> ObservedWorker:
+    return ObservedWorker(
         name=f"c-p-{ordinal}",
         uid=f"u{ordinal}",
         pool="p",
@@ -72,7 +72,11 @@ def report(*, speed: SpeedCoefficients | None = MEASURED, prompts: int = 0, seco
 
 
 def learn(
-    speeds: PoolSpeeds, spec: InferenceClusterSpec, workers: tuple[Worker, ...], at: float, load: LoadReport | None
+    speeds: PoolSpeeds,
+    spec: InferenceClusterSpec,
+    workers: tuple[ObservedWorker, ...],
+    at: float,
+    load: LoadReport | None,
 ) -> None:
     loads = dict.fromkeys((each.name for each in workers), load)
     speeds.learn(cluster="c", spec=spec, workers=workers, loads=loads, at=at, isl_cv2=0.0)

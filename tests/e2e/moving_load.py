@@ -18,10 +18,10 @@ from typing import Self
 from local_cluster import Cluster, wait_until
 from tests.machine import deadline_seconds
 
-from fulcrum.replay import Client, Report, Slo, discover, replay, summarise
+from fulcrum.replay import Client, LatencyLimits, Report, discover, replay, summarise
 from fulcrum.simulation.traffic import Phase, generate
 
-SLO = Slo(ttft_seconds=3.0, tpot_seconds=0.3)
+SLO = LatencyLimits(ttft_seconds=3.0, tpot_seconds=0.3)
 """As in examples/auto.yaml."""
 PART = 0.8
 """Of what the right ratio serves: bearable for three workers of a role, and too much for two."""

@@ -200,7 +200,9 @@ async def test_a_prompt_that_takes_four_times_as_long_is_answered_by_its_worker_
         began = time.monotonic()
         answer = asyncio.create_task(site.post(prompt(11)))
         engine = await asked_of(site, engines, answer)
-        predicted_seconds = next(iter(site.gateway.registry.cluster.workers[engine.name].legs)).route.ttft_seconds
+        cluster = site.gateway.registry.cluster
+        leg = next(iter(cluster.workers[engine.name].prompts.legs))
+        predicted_seconds = cluster.prefilling[leg].route.ttft_seconds
         await eventually(answer.done, seconds=60.0, what=engine.agent.tail)
         took_seconds = time.monotonic() - began
     answered = await answer

@@ -34,7 +34,7 @@ from this_machine import TINY
 
 from fulcrum.api.gateway import LearntRate, PairsReport
 from fulcrum.capacity.kv import TransferCost
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.replay import Endpoint, Outcome, PromptWriter, Record
 from fulcrum.routing.tuning import TUNING as ROUTING
 from fulcrum.simulation.cluster import Links
@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.compare, pytest.mark.timeout(2400)
 FAULTS = Path(__file__).parent / "faults"
 BYTES_PER_SECOND = 1_000_000
 """Of the link. A token of the tiny model has 3 KB of KV, so that a prompt of 512 tokens takes 1.6 s."""
-SLO = Slo(ttft_seconds=10.0, tpot_seconds=1.0, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=10.0, tpot_seconds=1.0, attainment=0.95)
 """Wide enough for the slow pair: a request that would be late stays whole on its prefill worker."""
 AVOIDED_SECONDS = 60.0
 RATE = 0.7

@@ -107,7 +107,7 @@ async def nothing_left(site: Site) -> None:
     await eventually(lambda: all(worker.in_flight == 0 for worker in workers))
     await eventually(lambda: not gateway._inference._attempts._under_way)
     assert all(worker.state.in_flight == 0 for worker in gateway.registry.workers)
-    assert all(worker.state.queued_tokens == 0 for worker in gateway.registry.workers)
+    assert all(worker.state.prompts.queued_tokens == 0 for worker in gateway.registry.workers)
     assert len(gateway.slow_readers) == 0
     assert (len(gateway.bodies), gateway.bodies.total_bytes) == (0, 0)
     gc.collect()

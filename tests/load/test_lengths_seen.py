@@ -8,10 +8,10 @@ from tests.balance.loads import forecast, traffic
 
 from fulcrum.balance.estimate import LoadEstimate, estimate
 from fulcrum.balance.measurements import Measurements
-from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.load.traffic import Traffic
 
-SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
 
 
 def loads(measured: Traffic, **measurements: object) -> LoadEstimate:

@@ -13,12 +13,12 @@ from fulcrum.api.names import Role
 from fulcrum.api.types import PoolAdmits
 from fulcrum.balance.cheapest import Size, cheapest
 from fulcrum.balance.pools import PoolBounds
-from fulcrum.load.demand import ClassPart, Demand, Load, Slo
+from fulcrum.load.demand import ClassPart, Demand, LatencyTargets, Load
 from fulcrum.performance.division import divide, eligible
 from fulcrum.performance.layout import Layout, PoolCounts
 from fulcrum.performance.model import PerformanceModel
 
-SLO = Slo(ttft_seconds=2.0, tpot_seconds=0.05, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=2.0, tpot_seconds=0.05, attainment=0.95)
 CLASSES = (ClassPart("chat", 0.75, 0.5), ClassPart("batch", 0.25, 2.5))
 LONG_BATCH = PoolAdmits(min_prompt_tokens=5000, classes=("batch",))
 RATES = {"gpu": 10.0, "cpu": 1.0, "other": 4.0}

@@ -9,7 +9,7 @@ from tests.balance.small_workers import SLO, SPEED
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel, reachable
 
@@ -70,7 +70,7 @@ def test_who_waits_for_a_place_in_a_small_batch_is_not_lost(rate: float, shares:
 
 def test_one_link_does_not_take_the_prompts_of_eleven_workers() -> None:
     """A decode worker pulls one prompt after the other, however small its batch is."""
-    model = PerformanceModel({"p": SLOW_LINK}, Slo(ttft_seconds=29.0, tpot_seconds=0.355, attainment=0.95))
+    model = PerformanceModel({"p": SLOW_LINK}, LatencyTargets(ttft_seconds=29.0, tpot_seconds=0.355, attainment=0.95))
     demand = Demand(rate=3.0, isl_tokens=3000, osl_tokens=6, isl_cv2=1.2, osl_cv2=0.3)
     load = Load(rate=3.0, prefill=demand, decode=demand)
     pulls_per_second = 1 / (3000 * SLOW_LINK.transfer_seconds_per_token)
@@ -82,7 +82,7 @@ def test_one_link_does_not_take_the_prompts_of_eleven_workers() -> None:
 def test_a_promise_that_no_worker_can_keep_at_any_pace_stays_as_it_is() -> None:
     """A KV cache that holds no request: no pace helps; the first token is still promised as soon as it can come."""
     tiny = replace(SPEED, kv_capacity_tokens=10)
-    slo = Slo(ttft_seconds=1e-3, tpot_seconds=1e-3, attainment=0.95)
+    slo = LatencyTargets(ttft_seconds=1e-3, tpot_seconds=1e-3, attainment=0.95)
     found = reachable({"a": tiny}, slo, prompts(1.0))
     assert found.tpot_seconds == slo.tpot_seconds
     assert slo.ttft_seconds < found.ttft_seconds < 60

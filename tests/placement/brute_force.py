@@ -10,7 +10,7 @@ from typing import Final
 
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Demand, Slo
+from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.placement.cells import Cell, packs
 from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
@@ -94,7 +94,7 @@ def _setting(
     demand = Demand(
         rate=0.0, isl_tokens=float(lengths[0]), osl_tokens=float(lengths[1]), isl_cv2=spread**2, osl_cv2=spread**2
     )
-    promise = Slo(ttft_seconds=slo[0], tpot_seconds=slo[1], attainment=0.95)
+    promise = LatencyTargets(ttft_seconds=slo[0], tpot_seconds=slo[1], attainment=0.95)
     what = " + ".join(f"{count * size} {kind.split('-')[0]}" for kind, size, count in gpus)
     promised = f"{slo[0]:g} s / {slo[1] * 1e3:g} ms"
     return Setting(

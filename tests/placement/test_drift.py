@@ -10,7 +10,7 @@ from tests.machine import cost_ratio
 from fulcrum.api.names import Role
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.known_models import known_model
-from fulcrum.load.demand import Demand, Slo
+from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.placement.drift import PoolForm, compare, held_goodput, inventory_of
 from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.parallelism import Engine
@@ -18,7 +18,7 @@ from fulcrum.placement.search import Request, search
 
 ENGINE = Engine(model=known_model("meta-llama/Llama-3.1-8B-Instruct"), max_batch=256)
 EVERY = frozenset({Role.PREFILL, Role.DECODE, Role.MIXED})
-SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
 
 
 def pool(name: str, tensor: int, workers: int, *roles: Role, gpu: str = "H100-SXM-80GB") -> PoolForm:

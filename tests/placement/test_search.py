@@ -13,7 +13,7 @@ from tests.placement.cases import ENGINE, ESTIMATES, PROMPT_TOKENS, inventory, r
 from fulcrum.api.names import Role
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.kv import weight_bytes_per_gpu
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.placement.errors import (
     DisconnectedError,
     DoesNotFitError,
@@ -25,7 +25,7 @@ from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.objective import Goal
 from fulcrum.placement.parallelism import Engine
-from fulcrum.placement.plan import Plan
+from fulcrum.placement.plan import PlacementPlan
 from fulcrum.placement.search import search
 
 KINDS = ("H100-SXM-80GB", "A100-SXM-80GB", "L40-48GB", "A6000-48GB")
@@ -36,12 +36,12 @@ PAPER = inventory(("H100-SXM-80GB", 2, 1), ("A100-SXM-80GB", 6, 1), ("L40-48GB",
 
 
 @cache
-def on_paper() -> Plan:
+def on_paper() -> PlacementPlan:
     """Most goodput on the inventory of the paper."""
     return search(request(PAPER))
 
 
-def check(plan: Plan, what: Inventory) -> None:
+def check(plan: PlacementPlan, what: Inventory) -> None:
     """Every GPU in at most one worker, memory fits, flow is conserved, figures agree."""
     nodes = {node.name: node for node in what.nodes}
     used = [(worker.node, gpu) for worker in plan.workers for gpu in worker.gpus]
@@ -179,7 +179,7 @@ def test_a_model_that_fits_nowhere_says_what_would_do() -> None:
 
 
 def test_a_promise_below_the_floor_says_the_fastest_that_is_possible() -> None:
-    hasty = QueueingEstimates(ESTIMATES.demand, Slo(ttft_seconds=0.001, tpot_seconds=0.1, attainment=0.9))
+    hasty = QueueingEstimates(ESTIMATES.demand, LatencyTargets(ttft_seconds=0.001, tpot_seconds=0.1, attainment=0.9))
     with pytest.raises(TooSlowError, match=r"TTFT of \d+ ms and a TPOT of [\d.]+ ms"):
         search(request(PAPER, performance=hasty))
 

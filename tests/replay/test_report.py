@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fulcrum.replay import Outcome, Record, Slo, summarise
+from fulcrum.replay import LatencyLimits, Outcome, Record, summarise
 from fulcrum.replay.report import as_lines
 
-SLO = Slo(ttft_seconds=1.0, tpot_seconds=0.1)
+SLO = LatencyLimits(ttft_seconds=1.0, tpot_seconds=0.1)
 
 
 def record(

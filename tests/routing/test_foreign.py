@@ -42,7 +42,7 @@ def busy(gateways: int, *, seconds: int = 40) -> ClusterView:
 @pytest.mark.parametrize("gateways", [1, 5])
 def test_prompts_of_all_gateways_take_the_time_of_a_worker(gateways: int) -> None:
     view = busy(gateways)
-    assert view.workers["m0"].prefill_share(40.0) == pytest.approx(0.5, abs=0.05)
+    assert view.workers["m0"].prompts.prefill_share(40.0) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_request_is_told_of_the_prompts_that_others_send() -> None:
@@ -54,10 +54,10 @@ def test_a_request_is_told_of_the_prompts_that_others_send() -> None:
 
 def test_an_engine_that_starts_anew_or_does_not_say_what_it_computed_tells_nothing() -> None:
     view = busy(5, seconds=1)
-    before = view.workers["m0"].prefill_share(1.0)
+    before = view.workers["m0"].prompts.prefill_share(1.0)
     view.report("m0", computed(None), 1.0)
     view.report("m0", computed(10), 1.0)
-    assert view.workers["m0"].prefill_share(1.0) == before
+    assert view.workers["m0"].prompts.prefill_share(1.0) == before
 
 
 def test_prompts_that_were_cached_after_all_took_no_time() -> None:
@@ -67,9 +67,9 @@ def test_prompts_that_were_cached_after_all_took_no_time() -> None:
     flight = send(view, ask(), 0.0)
     view.prefill_done(flight, 0.1)
     view.report("m0", computed(100), 0.5)
-    assert view.workers["m0"].prefill_share(0.5) == pytest.approx(0.001, abs=0.0005)
+    assert view.workers["m0"].prompts.prefill_share(0.5) == pytest.approx(0.001, abs=0.0005)
     view.report("m0", computed(100), 0.6)
-    assert view.workers["m0"].prefill_share(0.6) >= 0.0
+    assert view.workers["m0"].prompts.prefill_share(0.6) >= 0.0
 
 
 def prefilled(prompts: int, tokens: int, cached: int, *, computed: bool = False) -> WorkCounters:
@@ -90,11 +90,11 @@ def test_prompts_of_others_are_like_those_that_the_engine_prefilled(cached: int)
     view = cluster(1, 1)
     worker = view.workers["p0"]
     send(view, ask(8000), 0.0)
-    own = worker.backlog_seconds(0.0)
+    own = worker.prompts.backlog_seconds(0.0)
     view.report("p0", report(running=0, waiting=1, work=prefilled(0, 1000, cached)), 0.0)
     view.report("p0", report(running=0, waiting=11, work=prefilled(50, 1000, cached)), 0.0)
     expected = 10 * worker.work_seconds(1000.0, float(cached))
-    assert worker.backlog_seconds(0.0) - own == pytest.approx(expected, rel=0.01)
+    assert worker.prompts.backlog_seconds(0.0) - own == pytest.approx(expected, rel=0.01)
 
 
 def test_uneven_prompts_of_others_take_longer_than_even_ones() -> None:
@@ -109,7 +109,7 @@ def test_uneven_prompts_of_others_take_longer_than_even_ones() -> None:
     view.report("p0", report(running=0, waiting=10, work=prefilled(50, 5000, 0)), 0.0)
     expected = 5 * worker.work_seconds(1000.0, 0.0) + 5 * worker.work_seconds(9000.0, 0.0)
     assert expected > 11 * worker.work_seconds(5000.0, 0.0)
-    assert worker.foreign_seconds == pytest.approx(expected, rel=0.03)
+    assert worker.prompts.foreign_seconds == pytest.approx(expected, rel=0.03)
 
 
 def test_time_that_went_to_prompts_of_others_brought_own_ones_no_nearer() -> None:
@@ -123,7 +123,7 @@ def test_time_that_went_to_prompts_of_others_brought_own_ones_no_nearer() -> Non
     now = 3 * each
     view.report("p0", report(running=0, waiting=3, work=prefilled(53, 1000, 0, computed=True)), now)
     left = worker.work_seconds(8000.0, 0.0) + 2 * each + SPEED.coefficients.prefill_a
-    assert worker.backlog_seconds(now) == pytest.approx(left, rel=0.01)
+    assert worker.prompts.backlog_seconds(now) == pytest.approx(left, rel=0.01)
 
 
 def test_what_others_decode_does_not_fade() -> None:

@@ -51,8 +51,10 @@ def test_as_many_have_begun_as_a_step_takes() -> None:
     view = one_pair(step_tokens=2500)
     flights = queue(view, LOW, LOW, LOW, LOW)
     worker = view.workers["p0"]
-    assert worker.overtaken(HIGH) == flights[3:], "the third is in the step in part, and goes on before what waits"
-    assert worker.overtaken(LOW) == []
+    assert worker.prompts.overtaken(HIGH) == [flights[3].load], (
+        "the third is in the step in part, and goes on before what waits"
+    )
+    assert worker.prompts.overtaken(LOW) == []
 
 
 def test_who_came_after_the_step_began_is_overtaken_in_the_order_of_service() -> None:
@@ -60,10 +62,10 @@ def test_who_came_after_the_step_began_is_overtaken_in_the_order_of_service() ->
     begun = queue(view, LOW)
     later = queue(view, LOW, MIDDLE, HIGH, LOW, at=0.05)
     worker = view.workers["p0"]
-    assert worker.overtaken(HIGH) == [later[1], later[0], later[3]]
-    assert worker.overtaken(MIDDLE) == [later[0], later[3]]
+    assert worker.prompts.overtaken(HIGH) == [later[1].load, later[0].load, later[3].load]
+    assert worker.prompts.overtaken(MIDDLE) == [later[0].load, later[3].load]
     view.prefill_done(begun[0], 0.1)
-    assert worker.overtaken(HIGH) == [], "all of them are in the next step"
+    assert worker.prompts.overtaken(HIGH) == [], "all of them are in the next step"
 
 
 def test_a_step_that_takes_longer_than_predicted_is_waited_for() -> None:
@@ -78,12 +80,12 @@ def test_what_ends_or_is_taken_away_is_no_longer_waited_for() -> None:
     view = one_pair()
     first, second, third = queue(view, LOW, HIGH, LOW)
     worker = view.workers["p0"]
-    assert worker.lower_seconds(HIGH) == pytest.approx(0.2)
+    assert worker.prompts.lower_seconds(HIGH) == pytest.approx(0.2)
     view.finish(third, 0.0)
     view.prefill_done(second, 0.1)
-    assert worker.lower_seconds(HIGH) == pytest.approx(0.1)
+    assert worker.prompts.lower_seconds(HIGH) == pytest.approx(0.1)
     view.prefill_done(first, 0.2)
-    assert worker.lower_seconds(HIGH) == 0
+    assert worker.prompts.lower_seconds(HIGH) == 0
     assert find(view, ask(qos=HIGH), 0.2).wait_seconds == 0
 
 

@@ -66,7 +66,7 @@ def test_a_stalled_prefill_worker_is_avoided() -> None:
     assert stalled.prefill.name == "p0"
     for _ in range(3):
         send(view, ask(1000.0, exclude=frozenset({"p0"})), 9.9)
-    assert view.workers["p1"].legs
+    assert view.workers["p1"].prompts.legs
     assert find(view, now_seconds=10.0).prefill.name == "p1"
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fulcrum.api.names import Role
 from fulcrum.routing import AffinityMemory, ClusterView, SentBatch, learn_batch, take_batch, token_ends
-from fulcrum.routing.sharing import MAX_BATCH_KEYS
+from fulcrum.routing.sent import MAX_BATCH_KEYS
 
 ENDS = token_ends(512, 16)
 WORKERS = ("a", "b", "c")

@@ -114,7 +114,7 @@ def engine(view: ClusterView, arrivals: list[tuple[float, int]]) -> Iterator[Pre
             at, tokens = waiting.pop(0)
             here.append(start(view, tokens, at))
         step, here = here, []
-        lengths = [leg.prompt_tokens for leg in step]
+        lengths = [leg.load.prompt_tokens for leg in step]
         end = now + TRUTH[0] + TRUTH[1] * sum(lengths) + TRUTH[2] * sum(length**2 for length in lengths)
         while waiting and waiting[0][0] < end:
             at, tokens = waiting.pop(0)

@@ -11,9 +11,9 @@ from fulcrum.routing.tuning import RoutingTuning
 
 SOURCES = Path(__file__).parents[2] / "operator" / "fulcrum" / "routing"
 SHAPES_NO_CHOICE = {
-    "prefill_queue": {"_NOMINAL_SPEED"},
+    "nominal_speed": {"NOMINAL_SPEED"},
     "affinity": {"POOL"},
-    "sharing": {"MAX_BATCH_KEYS"},
+    "sent": {"MAX_BATCH_KEYS"},
     "timing": {"_MOST_ROWS"},
 }
 """Guards of a division, bounds of a message, and what predicts a batch: by module."""

@@ -29,14 +29,14 @@ def check(view: ClusterView, flights: list[Flight]) -> None:
         legs = [f for f in flights if f.phase == PREFILLING and f.prefill is worker]
         running = [f for f in flights if f.phase == DECODING and f.decode is worker]
         pending = [f for f in flights if f.phase == PREFILLING and f.decode is worker]
-        assert list(worker.legs) == legs
-        assert worker.own_seconds == pytest.approx(sum(f.work_seconds for f in legs), abs=1e-6)
-        assert worker.queued_tokens == pytest.approx(sum(f.prompt_tokens for f in legs), abs=1e-6)
+        assert list(worker.prompts.legs) == [f.load for f in legs]
+        assert worker.prompts.own_seconds == pytest.approx(sum(f.load.work_seconds for f in legs), abs=1e-6)
+        assert worker.prompts.queued_tokens == pytest.approx(sum(f.load.prompt_tokens for f in legs), abs=1e-6)
         assert (worker.running, worker.pending) == (len(running), len(pending))
-        assert worker.pending_context == pytest.approx(sum(f.prompt_tokens for f in pending), abs=1e-6)
-        made = sum(worker.steps - f.joined_steps for f in running)
-        assert worker.context_tokens == pytest.approx(sum(f.prompt_tokens for f in running) + made, abs=1e-5)
-        assert worker.decode_share == pytest.approx(sum(f.share for f in running + pending), abs=1e-6)
+        assert worker.pending_context == pytest.approx(sum(f.load.prompt_tokens for f in pending), abs=1e-6)
+        made = sum(worker.steps - f.load.joined_steps for f in running)
+        assert worker.context_tokens == pytest.approx(sum(f.load.prompt_tokens for f in running) + made, abs=1e-5)
+        assert worker.decode_share == pytest.approx(sum(f.load.share for f in running + pending), abs=1e-6)
 
 
 @given(events)
@@ -120,7 +120,7 @@ def test_what_waits_on_a_mixed_worker_is_prefill_whoever_runs() -> None:
     view.report("m0", report(running=5, waiting=3), 0.0)
     worker = view.workers["m0"]
     assert worker.foreign_running == 0
-    assert worker.foreign_seconds == pytest.approx(3 * view.mean_prompt_tokens * 1e-4)
+    assert worker.prompts.foreign_seconds == pytest.approx(3 * view.mean_prompt_tokens * 1e-4)
 
 
 def test_unknown_figures_are_no_zeros() -> None:
@@ -208,9 +208,9 @@ def test_predicted_ttft_rises_with_the_queue(
     for prompt_tokens, output_tokens in queue:
         view.start(ask(prompt_tokens, output_tokens), find(view, ask(whole=False)), 0.0)
     worker = view.workers["p0"]
-    before = worker.backlog_seconds(now)
+    before = worker.prompts.backlog_seconds(now)
     view.start(ask(*more), find(view), now)
-    after = worker.backlog_seconds(now)
+    after = worker.prompts.backlog_seconds(now)
     assert after >= before
     assert before >= 0
     assert worker.work_seconds(1000, 0) >= worker.work_seconds(1000, 500) >= 0

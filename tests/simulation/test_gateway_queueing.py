@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.textbook_queues import Seconds, waits
 from tests.simulation.worlds import make_cluster, make_speed
 
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Aggregated
@@ -36,7 +36,7 @@ def test_routing_by_work_is_nearly_one_queue(workers: int, utilisation: float) -
         prefill=(0.0, 1 / TOKENS, 0.0), decode=(1e-9, 0.0, 0.0), kv_capacity_tokens=10**9, max_batch=1,
         max_batched_tokens=10**9,
     )  # fmt: skip
-    slo = Slo(ttft_seconds=100.0, tpot_seconds=1.0, attainment=0.95)
+    slo = LatencyTargets(ttft_seconds=100.0, tpot_seconds=1.0, attainment=0.95)
     result = simulate(load, make_cluster(speed), Aggregated(pool="p", workers=workers), slo=slo)
     assert result.count(Outcome.SERVED) == COUNT
     services = prompts / TOKENS

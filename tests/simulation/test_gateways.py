@@ -10,7 +10,7 @@ import pytest
 from tests.simulation.worlds import SLO, make_cluster, make_speed, poisson
 
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.outcome import Outcome
@@ -28,7 +28,7 @@ class Watched(StaticSplit):
         super().__init__(pool="p", prefill=2, decode=2, admission=AdmissionPolicy.PREDICTIVE)
         self.gateways: list[CountingGateway] = []
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         plain = super().make_gateway(cluster, slo)
         assert plain.admission._shares.gateways == cluster.gateways
         gateway = CountingGateway(

@@ -20,7 +20,7 @@ from fulcrum.api.serving_types import AdmissionPolicy, ClassMatch, QosClass
 from fulcrum.api.worker import DecodePoint
 from fulcrum.balance import SetRole, StartDrain
 from fulcrum.capacity.kv import TransferCost
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation import engine
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, PoolModel
 from fulcrum.simulation.kv_tiers import KvTiers
@@ -74,7 +74,7 @@ class Restless(Policy):
         self._admission = admission
         self._random = np.random.default_rng(seed)
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         return SimulatedGateway(slo=slo, speeds=known_speeds(cluster), policy=self._admission, classes=CLASSES)
 
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:

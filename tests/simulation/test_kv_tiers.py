@@ -11,7 +11,7 @@ from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload
 
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.kv import restore
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.kv_tiers import Blocks, KvTiers
 from fulcrum.simulation.policies import Aggregated
@@ -34,7 +34,7 @@ def host(link: TransferCost, *, front: bool = True, tokens: int = 1 << 20) -> Kv
     return KvTiers(host_tokens=tokens, host_link=link, front=front)
 
 
-def again(tiers: KvTiers | None, *, workers: int = 1, slo: Slo = HURRY) -> Result:
+def again(tiers: KvTiers | None, *, workers: int = 1, slo: LatencyTargets = HURRY) -> Result:
     """A prompt, another one that drives it out of the cache, and the first one again."""
     load = make_workload([(0.0, PROMPT, 2), (10.0, PROMPT, 2), (20.0, PROMPT, 2)], prefix_ids=(IDS, OTHER, IDS))
     return simulate(load, make_cluster(SPEED, kv_tiers=tiers), Aggregated(pool="p", workers=workers), slo=slo)

@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.textbook_queues import Seconds, erlang_c, waits, waits_by_class
 from tests.simulation.worlds import SLO, make_cluster, make_speed, qos_classes
 
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies import Aggregated
@@ -35,7 +35,7 @@ EXACT_SECONDS = 1e-9
 class OneServer(Aggregated):
     """One worker, no gateway in front of it."""
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> None:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> None:
         return None
 
     def route(self, request: SimulatedRequest, view: View) -> Chosen:
@@ -56,7 +56,7 @@ class PriorityGateway(SimulatedGateway):
 class OnePriorityServer(Aggregated):
     """One worker, and classes in front of it."""
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         return PriorityGateway(slo=slo, speeds={}, classes=qos_classes(premium=2, free=1))
 
 

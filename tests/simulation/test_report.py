@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.worlds import SLO, make_cluster, make_workload, poisson
 
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.comparison import Arena, Comparison
 from fulcrum.simulation.named_policies import POLICIES
 from fulcrum.simulation.plots import plots_of
@@ -19,7 +19,7 @@ from fulcrum.simulation.workload import Workload
 NAMES = ("ours", "static-1:3", "aggregated")
 
 
-def arena_of(workload: Workload, slo: Slo = SLO) -> Arena:
+def arena_of(workload: Workload, slo: LatencyTargets = SLO) -> Arena:
     document = {
         "model": {"name": "m"},
         "slo": {"ttft": f"{slo.ttft_seconds * 1e3:.0f}ms", "tpot": f"{slo.tpot_seconds * 1e3:.0f}ms"},
@@ -59,7 +59,7 @@ def test_the_page_says_what_was_simulated_and_what_its_figures_mean() -> None:
         pytest.param(
             arena_of(
                 poisson(rate=5, count=50, prompt=500, output=100, seed=1),
-                Slo(ttft_seconds=0.002, tpot_seconds=0.05, attainment=0.95),
+                LatencyTargets(ttft_seconds=0.002, tpot_seconds=0.05, attainment=0.95),
             ),
             id="ours turns everybody away",
         ),

@@ -14,7 +14,7 @@ from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel, Kill
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies import StaticSplit
@@ -39,7 +39,7 @@ class InTurn(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return [(pool.name, Role.MIXED) for pool in cluster.pools for _ in range(self._workers)]
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> None:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> None:
         return None
 
     def route(self, request: SimulatedRequest, view: View) -> Chosen:

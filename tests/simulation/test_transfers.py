@@ -13,7 +13,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.capacity.kv import TransferCost
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel, Links, PoolModel, Sharing
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.outcome import Outcome
@@ -26,7 +26,7 @@ from fulcrum.simulation.simulated_request import SimulatedRequest
 FAST = TransferCost(base_seconds=0.003, seconds_per_token=2e-6)
 SLOW = TransferCost(base_seconds=0.003, seconds_per_token=2e-3)
 """4 s for a prompt of 2,000 tokens: 30 MB/s where a token has 64 KiB."""
-SLO = Slo(ttft_seconds=1.0, tpot_seconds=0.05, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=1.0, tpot_seconds=0.05, attainment=0.95)
 PREFILL, DECODE, MIXED = Role.PREFILL, Role.DECODE, Role.MIXED
 
 
@@ -45,7 +45,7 @@ class Sent:
 class Watched(Fixed):
     """Notes which way each request went, and what was predicted."""
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         self.sent: list[Sent] = []
         sent = self.sent
 

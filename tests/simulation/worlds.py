@@ -12,13 +12,13 @@ from fulcrum.api.names import Role
 from fulcrum.api.serving_types import ClassMatch, QosClass
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.policy import Policy, known_speeds
 from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.workload import Workload
 
-SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.05, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=0.5, tpot_seconds=0.05, attainment=0.95)
 
 
 def qos_classes(**priorities: int) -> tuple[QosClass, ...]:
@@ -40,7 +40,7 @@ class Tiered(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return self._workers.initial(cluster)
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         return SimulatedGateway(slo=slo, speeds=known_speeds(cluster), classes=self._classes)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.balance import SetRole
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.policy import Policy
@@ -35,7 +35,7 @@ class Arrow(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return self._workers
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway | None:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway | None:
         return None
 
     def route(self, request: SimulatedRequest, view: View) -> Chosen | Reason:

@@ -20,7 +20,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.types import ForecastMethod
 from fulcrum.capacity.speed import Speed
 from fulcrum.forecast.forecaster import Forecaster
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.load.traffic import Traffic
 from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.speed import StepTimes
@@ -54,7 +54,7 @@ class Dynamo(ReplicaPolicy):
         *,
         pool: str,
         speed: Speed,
-        slo: Slo,
+        slo: LatencyTargets,
         begin: Mapping[Role, int],
         least_workers: int = 0,
         most_workers: int,

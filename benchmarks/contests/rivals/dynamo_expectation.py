@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from fulcrum.capacity.speed import Speed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.worker import SimulatedWorker
 
@@ -20,7 +20,7 @@ class Expectation:
 
     speed: Speed
     times: StepTimes
-    slo: Slo
+    slo: LatencyTargets
     mixed: bool
     """Workers prefill and decode in the same steps."""
     isl_tokens: float

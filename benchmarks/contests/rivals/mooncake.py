@@ -13,7 +13,7 @@ from typing import Final
 from contests.rivals.schedule import Schedule
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.policies import Split
 from fulcrum.simulation.policy import expected_transfers, known_speeds
@@ -52,7 +52,7 @@ class Mooncake(Schedule):
         self._decode_total = 0.0
         self._under_way: dict[int, SimulatedRequest] = {}
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         return SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.balance import Action, SetRole
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.policies import Split
 from fulcrum.simulation.policy import Policy, TickResult, expected_transfers, known_speeds
@@ -39,7 +39,7 @@ class Schedule(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return [(self._pool, role) for role in self.splits[0][1].roles()]
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         return SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),

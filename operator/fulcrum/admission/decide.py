@@ -11,7 +11,7 @@ from fulcrum.admission.margin import Margin
 from fulcrum.admission.neighbours import NeighbourSlowdown
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.outputs import OutputLengths
-from fulcrum.admission.shares import Shares
+from fulcrum.admission.shares import ClassShares
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
@@ -21,6 +21,7 @@ from fulcrum.routing import (
     Flight,
     Incoming,
     NoPath,
+    RequestLoad,
     Route,
     route,
 )
@@ -64,7 +65,7 @@ class Admission:
         self.rejected: dict[tuple[str, Reason], Tally] = {}
         """Rejected (and preempted) requests, by class and reason."""
         self._limits = limits or ThresholdLimits()
-        self._shares = Shares(self.classes, gateways=gateways)
+        self._shares = ClassShares(self.classes, gateways=gateways)
 
     def share(self, gateways: int) -> None:
         """So many gateways share the traffic evenly from now on."""
@@ -153,18 +154,20 @@ class Admission:
         """A request was served: what became of its predictions. Leave out what is not known."""
         found = flight.route
         if output_tokens is not None and output_tokens > 0:
-            self.outputs.learn(flight.qos, flight.prompt_tokens, output_tokens)
+            self.outputs.learn(flight.load.qos, flight.load.prompt_tokens, output_tokens)
         if not found.known:
             return
         # A worker that flipped meanwhile did two things at once; that says nothing about the next request.
         if ttft_seconds is not None and (found.whole or flight.prefill.role is not _DECODE):
             # What busy neighbours explain is no error of the prediction: both would be taken off the same promise.
-            slower = self.neighbours.factor(flight.busy_neighbours, flight.started_at)
-            predicted_seconds = slower * flight.ttft_seconds
+            slower = self.neighbours.factor(flight.busy_neighbours, flight.load.started_at)
+            predicted_seconds = slower * flight.load.ttft_seconds
             # Where it had to wait, requests before it may have been mispredicted, and not its worker.
             if found.wait_seconds <= 0 and found.hand_over.slot_seconds <= 0:
-                self.neighbours.learn(ttft_seconds / flight.ttft_seconds, flight.busy_neighbours, flight.started_at)
-            self.ttft_margins[flight.qos].learn(predicted_seconds, ttft_seconds, self.ttft_seconds)
+                self.neighbours.learn(
+                    ttft_seconds / flight.load.ttft_seconds, flight.busy_neighbours, flight.load.started_at
+                )
+            self.ttft_margins[flight.load.qos].learn(predicted_seconds, ttft_seconds, self.ttft_seconds)
         if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
             # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
             least_seconds = flight.decode.least_step
@@ -212,7 +215,7 @@ class Admission:
     ) -> Admit | Preempt | Reject:
         """Within all limits of its path: let it in, if those of lower classes can bear it."""
         overtaken = self._overtaken(incoming, found, view)
-        after_seconds = found.prefill.backlog_seconds(now_seconds)
+        after_seconds = found.prefill.prompts.backlog_seconds(now_seconds)
         if overtaken is None:
             return self._turn_away(incoming, Reject(Reason.CLASS_SHARE, _next_seconds(found, after_seconds), found))
         later, victims = overtaken
@@ -223,26 +226,27 @@ class Admission:
             return admitted
         for victim in victims:
             self._count(victim.qos, Reason.PREEMPTED, victim.prompt_tokens, victim.output_tokens)
-        return Preempt(found, tuple(victims), _next_seconds(found, after_seconds + found.work_seconds))
+        aborted = tuple(view.prefilling[victim] for victim in victims)
+        return Preempt(found, aborted, _next_seconds(found, after_seconds + found.work_seconds))
 
     def _overtaken(
         self, incoming: Incoming, found: Route, view: ClusterView
-    ) -> tuple[list[tuple[Flight, float]], list[Flight]] | None:
+    ) -> tuple[list[tuple[RequestLoad, float]], list[RequestLoad]] | None:
         """Return which requests of lower classes are served later for it, with their new TTFT; and which make way.
 
         Those that would be late make way, and so room for those behind them. None: one would be late whose class would
         then have less than what is reserved for it.
         """
-        later: list[tuple[Flight, float]] = []
-        victims: list[Flight] = []
+        later: list[tuple[RequestLoad, float]] = []
+        victims: list[RequestLoad] = []
         rank = view.ranks[incoming.qos]
         worker = found.prefill
-        if self.policy is _THRESHOLD or not found.known or worker.lower_seconds(rank) <= 0:
+        if self.policy is _THRESHOLD or not found.known or worker.prompts.lower_seconds(rank) <= 0:
             return later, victims
         promise = self.ttft_seconds
         more_seconds = found.work_seconds
         less_seconds = [0.0] * len(self.classes)
-        for leg in worker.overtaken(rank):
+        for leg in worker.prompts.overtaken(rank):
             qos = leg.qos
             ttft_seconds = leg.ttft_seconds + more_seconds
             less = less_seconds[qos] + leg.work_seconds

@@ -32,7 +32,9 @@ def over_ttft(
     excess = found.wait_seconds - min(room * left + found.begun_seconds, left)
     if excess <= 0:
         return None
-    return Over(Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + (1 - ROUTING.trusted) * room * left), promise)
+    return Over(
+        Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + (1 - ROUTING.retry_share) * room * left), promise
+    )
 
 
 def over_tpot(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float) -> Over | None:
@@ -78,15 +80,15 @@ def over_threshold(
     prefill, decode = found.prefill, found.decode
     over = []
     queue = rooms[0] * limits.queued_prompt_tokens
-    queued = prefill.queued_tokens
+    queued = prefill.prompts.queued_tokens
     rank = view.ranks[incoming.qos]
-    if prefill.lower_seconds(rank) > 0:
-        for leg in prefill.overtaken(rank):
+    if prefill.prompts.lower_seconds(rank) > 0:
+        for leg in prefill.prompts.overtaken(rank):
             queued -= leg.prompt_tokens
     # A prompt that is longer than the limit may still come when nothing is before it.
     if queued >= 1 and queued + incoming.prompt_tokens > queue:
         share = min((queued + incoming.prompt_tokens - queue) / queued, 1.0)
-        wait_seconds = min(share + 1 - ROUTING.trusted, 1.0) * found.wait_seconds
+        wait_seconds = min(share + 1 - ROUTING.retry_share, 1.0) * found.wait_seconds
         over.append(Over(Reason.QUEUE_FULL, _until_shorter(found, wait_seconds)))
     batch = decode.running + decode.pending + decode.foreign_running + 1
     if batch > rooms[1] * limits.batch * decode.max_batch:
@@ -99,7 +101,9 @@ def over_threshold(
 
 def _until_shorter(found: Route, seconds: float) -> float:
     """Time until the queue for the prefill is shorter by `seconds`, if others keep coming as of late."""
-    return min(seconds / max(1 - found.prefill.prefill_rate, 1 - ROUTING.trusted), found.wait_seconds)
+    return min(
+        seconds / max(1 - found.prefill.prompts.prefill_rate, 1 - ROUTING.most_prefill_share), found.wait_seconds
+    )
 
 
 def _until(found: Route, total: float, own: float, allowed: float) -> float:
@@ -108,7 +112,7 @@ def _until(found: Route, total: float, own: float, allowed: float) -> float:
     others = worker.running + worker.pending + worker.foreign_running
     if allowed <= own or total <= own or not others:
         return _until_idle(found)
-    aim = ROUTING.trusted * (allowed - own)  # other requests come back then, too
+    aim = ROUTING.retry_share * (allowed - own)  # other requests come back then, too
     coming = min((worker.join_rate * there.life_seconds + worker.foreign_running) / others, 1.0) * (total - own)
     if aim <= coming:
         return _until_idle(found)

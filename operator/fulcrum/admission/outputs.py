@@ -86,8 +86,9 @@ class OutputLengths:
             return
         self._longest = [0.0] * len(unknown)
         for flight in under_way:
-            if unknown[flight.qos]:
-                self._longest[flight.qos] = max(self._longest[flight.qos], flight.made_tokens(now_seconds))
+            if unknown[flight.load.qos]:
+                qos = flight.load.qos
+                self._longest[qos] = max(self._longest[qos], flight.made_tokens(now_seconds))
 
 
 class _Lengths:

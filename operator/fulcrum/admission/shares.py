@@ -36,7 +36,7 @@ class _Demand:
         """Seconds of decode workers (share times life)."""
 
 
-class Shares:
+class ClassShares:
     """Demand of each class, and the room that it leaves to the others."""
 
     def __init__(self, table: ClassTable, *, gateways: int = 1) -> None:

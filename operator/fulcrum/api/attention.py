@@ -1,4 +1,4 @@
-"""Which attention backend the engines of a cluster get.
+"""Which attention backends GPUs have for a kind of model, and which one vLLM chooses.
 
 NIXL's handshake compares the attention backend of both engines, and refuses when they differ. The decode engine then
 computes the whole prompt again, without an error: disaggregation is lost in silence. vLLM chooses a backend by the GPU
@@ -10,11 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from fulcrum.api.pool_types import Pool
-    from fulcrum.api.types import InferenceClusterSpec
+from typing import Final
 
 
 class AttentionKind(StrEnum):
@@ -91,32 +87,10 @@ _FP8_KERNELS: Final = (8, 9)
 """Compute capability from which on GPUs compute in FP8; below it each read of FP8 KV is a conversion."""
 
 
-def attention_backend(
-    spec: InferenceClusterSpec, pool: Pool, *, kind: AttentionKind = AttentionKind.DENSE, fp8: bool | None = None
-) -> str | None:
-    """Return the backend that the engines of `pool` are told; None leaves the choice to vLLM.
-
-    `fp8` says whether the KV cache is FP8; None: as the spec has it.
-    """
-    told = _told(spec, pool)
-    if told is not None or not exchanges_kv(pool):
-        return told
-    if fp8 is None:
-        fp8 = spec.engine.kv_cache.dtype.value == "fp8"
-    accelerators = {other.accelerator for other in spec.pools if exchanges_kv(other)}
-    chosen = {usual_backend(accelerator, kind, fp8=fp8) for accelerator in accelerators}
-    return common_backend(accelerators, kind) if len(chosen) > 1 and None not in chosen else None
-
-
 def common_backend(accelerators: Iterable[str], kind: AttentionKind) -> str | None:
     """Return the backend that all these NVIDIA GPUs have; None where there is none."""
     least = min((compute_capability(each) or (0, 0) for each in accelerators), default=(0, 0))
     return next((backend for needed, backend in COMMON_BACKENDS[kind] if least >= needed), None)
-
-
-def exchanges_kv(pool: Pool) -> bool:
-    """Report whether workers of the pool send KV to others or receive it: always `mixed` ones do neither."""
-    return pool.workers.max > 0 and any(role.value != "mixed" for role in pool.roles)
 
 
 def usual_backend(accelerator: str, kind: AttentionKind, *, fp8: bool) -> str | None:
@@ -141,8 +115,3 @@ def computes_fp8(accelerator: str) -> bool:
     """Report whether the GPU is known to compute with FP8 KV of the usual format."""
     found = compute_capability(accelerator)
     return found is not None and found >= _FP8_KERNELS
-
-
-def _told(spec: InferenceClusterSpec, pool: Pool) -> str | None:
-    own = pool.engine.attention_backend if pool.engine is not None else None
-    return own or spec.engine.attention_backend

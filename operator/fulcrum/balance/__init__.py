@@ -3,7 +3,7 @@
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, changes_cluster
 from fulcrum.balance.decision import RoleScale
 from fulcrum.balance.faults import is_late
-from fulcrum.balance.plan import Plan, plan
+from fulcrum.balance.plan import BalancePlan, plan
 from fulcrum.balance.revision import (
     chosen_kv_dtype,
     standing_workers,
@@ -12,16 +12,17 @@ from fulcrum.balance.revision import (
     worker_image,
     worker_revision,
 )
-from fulcrum.balance.snapshot import GatewayState, Refusal, Snapshot, Termination, Worker, WorkerPhase
+from fulcrum.balance.snapshot import GatewayState, ObservedWorker, Refusal, Snapshot, Termination, WorkerPhase
 from fulcrum.balance.status import PlanEvent, stopped_status
 from fulcrum.balance.target import make_target
 
 __all__ = [
     "Action",
+    "BalancePlan",
     "CreateWorker",
     "DeleteWorker",
     "GatewayState",
-    "Plan",
+    "ObservedWorker",
     "PlanEvent",
     "Refusal",
     "RoleScale",
@@ -30,7 +31,6 @@ __all__ = [
     "StartDrain",
     "TellRole",
     "Termination",
-    "Worker",
     "WorkerPhase",
     "changes_cluster",
     "chosen_kv_dtype",

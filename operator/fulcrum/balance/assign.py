@@ -14,7 +14,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.pools import flippable, only_role
 from fulcrum.balance.rollout import Rollout
-from fulcrum.balance.snapshot import Worker, live, roles_served, served_roles
+from fulcrum.balance.snapshot import ObservedWorker, live, roles_served, served_roles
 from fulcrum.balance.split import Move
 from fulcrum.performance.layout import ROLES, Layout
 
@@ -25,7 +25,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     ordinal: int
     role: Role
-    worker: Worker | None = None
+    worker: ObservedWorker | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +33,12 @@ class Assignment:
     """The target, worker by worker. What several steps read of thousands of places is found once."""
 
     slots: tuple[Slot, ...]
-    surplus: tuple[Worker, ...]
+    surplus: tuple[ObservedWorker, ...]
     """Workers that the target has no place for and that are not yet going."""
     rollout: Rollout = field(default_factory=Rollout)
 
     @cached_property
-    def kept(self) -> tuple[tuple[Worker, Role], ...]:
+    def kept(self) -> tuple[tuple[ObservedWorker, Role], ...]:
         """Workers that stay, each with the role it is to have."""
         return tuple((slot.worker, slot.role) for slot in self.slots if slot.worker is not None)
 
@@ -65,18 +65,18 @@ class Assignment:
 class Kept:
     """Workers that stay and workers that go."""
 
-    workers: tuple[Worker, ...]
-    surplus: tuple[Worker, ...]
+    workers: tuple[ObservedWorker, ...]
+    surplus: tuple[ObservedWorker, ...]
 
     @property
-    def serving(self) -> tuple[Worker, ...]:
+    def serving(self) -> tuple[ObservedWorker, ...]:
         """Workers that stay and that requests are sent to."""
         return tuple(worker for worker in self.workers if worker.serving)
 
 
-def keep(workers: Sequence[Worker], counts: Mapping[str, int], goal: Layout) -> Kept:
+def keep(workers: Sequence[ObservedWorker], counts: Mapping[str, int], goal: Layout) -> Kept:
     """Choose which workers stay. Draining workers go first, then not-ready ones, then those of a role with too many."""
-    kept: list[Worker] = []
+    kept: list[ObservedWorker] = []
     surplus = [w for w in workers if w.pool not in counts and w.live]
     for pool, count in counts.items():
         here = live(workers, pool)
@@ -87,7 +87,7 @@ def keep(workers: Sequence[Worker], counts: Mapping[str, int], goal: Layout) -> 
     return Kept(workers=tuple(kept), surplus=tuple(surplus))
 
 
-def _leaving(workers: tuple[Worker, ...], number: int, wanted: Mapping[Role, int]) -> list[Worker]:
+def _leaving(workers: tuple[ObservedWorker, ...], number: int, wanted: Mapping[Role, int]) -> list[ObservedWorker]:
     if number <= 0:
         return []
     idle = [worker for worker in workers if worker.role is Role.DRAINING or not worker.ready]
@@ -104,7 +104,7 @@ def _leaving(workers: tuple[Worker, ...], number: int, wanted: Mapping[Role, int
     return leaving
 
 
-def layout_of(workers: Iterable[Worker]) -> Layout:
+def layout_of(workers: Iterable[ObservedWorker]) -> Layout:
     """Return the layout of workers by the roles that they have."""
     return layout_of_places((worker.pool, worker.role) for worker in workers)
 
@@ -114,7 +114,7 @@ def layout_of_places(places: Iterable[tuple[str, Role]]) -> Layout:
     return Layout().plus((pool, role, 1) for pool, role in places if role in ROLES)
 
 
-def roles_after(workers: Iterable[Worker], moves: Iterable[Move], movable: frozenset[str]) -> dict[str, Role]:
+def roles_after(workers: Iterable[ObservedWorker], moves: Iterable[Move], movable: frozenset[str]) -> dict[str, Role]:
     """Return the role of each worker by name after the moves; of workers that are alike the highest ordinal moves."""
     left = Counter((move.pool, move.from_role, move.role) for move in moves)
     roles: dict[str, Role] = {}
@@ -127,7 +127,11 @@ def roles_after(workers: Iterable[Worker], moves: Iterable[Move], movable: froze
 
 
 def follow(
-    spec: InferenceClusterSpec, workers: Sequence[Worker], goal: Layout, *, resting_since: datetime | None = None
+    spec: InferenceClusterSpec,
+    workers: Sequence[ObservedWorker],
+    goal: Layout,
+    *,
+    resting_since: datetime | None = None,
 ) -> Assignment:
     """Lay a goal that does not come from the load over the workers, with the fewest flips (modes Manual and External).
 
@@ -148,7 +152,7 @@ def _keeping_roles(kept: Kept, goal: Layout, resting_since: datetime | None) -> 
     roles: dict[str, Role] = {}
     gaps = {pool: Counter(goal.in_pool(pool)) for pool in {worker.pool for worker in kept.workers}}
 
-    def rests(worker: Worker) -> bool:
+    def rests(worker: ObservedWorker) -> bool:
         return resting_since is not None and worker.role_since is not None and worker.role_since > resting_since
 
     for worker in sorted(kept.workers, key=lambda w: (not rests(w), not w.serving, w.pool, w.ordinal)):

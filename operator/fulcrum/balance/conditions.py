@@ -23,10 +23,10 @@ from fulcrum.api.types import (
 )
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.assign import Assignment
-from fulcrum.balance.decision import Decision
+from fulcrum.balance.decision import BalanceDecision
 from fulcrum.balance.faults import Faults
 from fulcrum.balance.slow_transfers import slow_transfers
-from fulcrum.balance.snapshot import GatewayState, Snapshot, Worker, roles_served
+from fulcrum.balance.snapshot import GatewayState, ObservedWorker, Snapshot, roles_served
 from fulcrum.balance.target import ratio_text
 from fulcrum.balance.tuning import TUNING
 
@@ -96,7 +96,7 @@ def with_findings(
 def with_conditions(
     status: InferenceClusterStatus,
     snapshot: Snapshot,
-    decision: Decision,
+    decision: BalanceDecision,
     actions: tuple[Action, ...],
     faults: Faults,
     *,
@@ -137,7 +137,7 @@ def _available(roles: Iterable[Role], gateway: GatewayState) -> Finding:
     return Finding(True, Reason.READY, "Prefill and decode are served.")
 
 
-def _progressing(snapshot: Snapshot, decision: Decision, finding: Finding, *, least_available: int) -> Finding:
+def _progressing(snapshot: Snapshot, decision: BalanceDecision, finding: Finding, *, least_available: int) -> Finding:
     """Add to what moves what else there is to know of the balance; without figures, which never stand still."""
     workers, trace, said, notes = snapshot.workers, decision.trace, None, []
     if trace.failure is not None:
@@ -174,7 +174,7 @@ def _progressing(snapshot: Snapshot, decision: Decision, finding: Finding, *, le
 
 
 def _progress(
-    workers: Iterable[Worker], assignment: Assignment, actions: tuple[Action, ...], *, halted: str
+    workers: Iterable[ObservedWorker], assignment: Assignment, actions: tuple[Action, ...], *, halted: str
 ) -> Finding:
     """Say what moves on the way to what the spec says, or to what the load asks for."""
     flips = {a.name for a in actions if isinstance(a, SetRole)}
@@ -195,7 +195,7 @@ def _progress(
 
 
 def _worst(
-    snapshot: Snapshot, decision: Decision, faults: Faults, *, halted: str, serving: int
+    snapshot: Snapshot, decision: BalanceDecision, faults: Faults, *, halted: str, serving: int
 ) -> tuple[Reason, str] | None:
     """Return what most needs a human: which Pod, what it said, and what to do; None while nothing does."""
     if snapshot.refused:
@@ -229,7 +229,7 @@ def _unsuited(snapshot: Snapshot) -> tuple[Reason, str] | None:
     return None
 
 
-def _stopped(snapshot: Snapshot, decision: Decision, halted: str) -> tuple[Reason, str] | None:
+def _stopped(snapshot: Snapshot, decision: BalanceDecision, halted: str) -> tuple[Reason, str] | None:
     """Return what does not go on by itself."""
     if decision.trace.failure is not None:
         return Reason.PLAN_FAILED, _plan_failed(decision.trace.failure)

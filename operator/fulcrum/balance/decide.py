@@ -12,7 +12,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import BalanceMode, InferenceClusterSpec
 from fulcrum.balance.assign import Assignment, Kept, follow, keep, layout_of, layout_of_places, place, roles_after
 from fulcrum.balance.best_split import splits
-from fulcrum.balance.decision import Decision, Reasons, Trace
+from fulcrum.balance.decision import BalanceDecision, Reasons, Trace
 from fulcrum.balance.estimate import Unknown
 from fulcrum.balance.explanation import explain
 from fulcrum.balance.initial import initial_layout
@@ -29,17 +29,17 @@ from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
 
 
-def manual(snapshot: Snapshot) -> Decision:
+def manual(snapshot: Snapshot) -> BalanceDecision:
     """Return what is to be done in mode Manual: the workers and the ratio of the spec."""
     spec = snapshot.spec
     there = {pool.name: Counter(w.role for w in live(snapshot.workers, pool.name)) for pool in spec.pools}
     # What flips while no worker serves a role takes that role over, whatever else it is for.
     reasons = Reasons(flip=Reason.ROLE_EMPTY) if len(served_roles(snapshot.workers)) == 1 else Reasons()
     goal = make_target(spec, there=there)
-    return Decision(assignment=follow(spec, snapshot.workers, goal), reasons=reasons)
+    return BalanceDecision(assignment=follow(spec, snapshot.workers, goal), reasons=reasons)
 
 
-def decide(snapshot: Snapshot, now: datetime) -> Decision:
+def decide(snapshot: Snapshot, now: datetime) -> BalanceDecision:
     """Return what is to be done in modes Auto and Observe."""
     applied = last_applied(snapshot.spec, snapshot.workers, snapshot.status.roles)
     inputs = gather(snapshot, now)
@@ -54,7 +54,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
     return replace(observed, trace=replace(decided.trace, routes=()), proposal=decided)
 
 
-def _decide(inputs: Inputs, applied: Mapping[str, int]) -> Decision:
+def _decide(inputs: Inputs, applied: Mapping[str, int]) -> BalanceDecision:
     sized = size(inputs, applied)
     goal = _goal(inputs, sized)
     kept = keep(inputs.workers, sized.workers, goal)
@@ -67,7 +67,7 @@ def _decide(inputs: Inputs, applied: Mapping[str, int]) -> Decision:
     assignment = _assign(
         inputs.spec, sized.workers, kept, goal, moves=changes.moves, movable=changes.movable, coming=coming
     )
-    return Decision(
+    return BalanceDecision(
         assignment=assignment,
         reasons=_reasons(inputs, applied, sized, changes),
         trace=_trace(inputs, sized, changes, assignment, goal),
@@ -140,7 +140,7 @@ def _coming(spec: InferenceClusterSpec, workers: Mapping[str, int], kept: Kept, 
     return {worker.name: role for worker, role in assignment.kept if worker.role is Role.DRAINING}
 
 
-def hold(snapshot: Snapshot, applied: Mapping[str, int], now: datetime, *, repair: bool) -> Decision:
+def hold(snapshot: Snapshot, applied: Mapping[str, int], now: datetime, *, repair: bool) -> BalanceDecision:
     """Keep what stands and replace what died; a cluster with nothing at all starts small, in Observe as in Manual."""
     if not repair and not snapshot.workers and not snapshot.status.roles:
         return manual(snapshot)
@@ -150,7 +150,7 @@ def hold(snapshot: Snapshot, applied: Mapping[str, int], now: datetime, *, repai
     moves = repairs(spec, workers, kept, now) if repair else ()
     assignment = _assign(spec, applied, kept, goal, moves=moves, movable=frozenset(w.name for w in kept.serving))
     reasons = Reasons(flip=Reason.ROLE_EMPTY if moves else Reason.ROLE_FLIPPED)
-    return Decision(assignment=assignment, reasons=reasons)
+    return BalanceDecision(assignment=assignment, reasons=reasons)
 
 
 def _assign(

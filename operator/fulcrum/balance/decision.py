@@ -57,13 +57,13 @@ class RoleScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class BalanceDecision:
     """Input of the steps."""
 
     assignment: Assignment
     reasons: Reasons = Reasons()
     trace: Trace = field(default_factory=Trace)
-    proposal: Decision | None = None
+    proposal: BalanceDecision | None = None
     """What would be done if the mode were Auto."""
     scales: tuple[RoleScale, ...] = ()
     """What each InferenceScale gets; mode External."""

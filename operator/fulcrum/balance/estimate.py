@@ -9,7 +9,7 @@ from fulcrum.balance.measurements import Measurements, deviation, served_share
 from fulcrum.balance.peak import Peak
 from fulcrum.balance.tuning import TUNING
 from fulcrum.forecast.result import Forecast
-from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.load.lengths import standard_error
 from fulcrum.load.traffic import Traffic
 
@@ -75,7 +75,7 @@ class Unknown:
     message: str
 
 
-def estimate(measurements: Measurements, slo: Slo) -> LoadEstimate | Unknown:
+def estimate(measurements: Measurements, slo: LatencyTargets) -> LoadEstimate | Unknown:
     """Return the load to plan for."""
     traffic, forecast = measurements.traffic, measurements.forecast
     if traffic is None:

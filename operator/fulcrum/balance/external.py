@@ -11,7 +11,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.scale_types import scaled_roles
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.balance.assign import follow
-from fulcrum.balance.decision import Decision, Reasons, RoleScale
+from fulcrum.balance.decision import BalanceDecision, Reasons, RoleScale
 from fulcrum.balance.snapshot import Snapshot
 from fulcrum.balance.target import apportion
 from fulcrum.performance.layout import Layout
@@ -20,7 +20,7 @@ Counts = dict[str, Counter[Role]]
 """Workers by pool and role."""
 
 
-def follow_scales(snapshot: Snapshot, now: datetime) -> Decision:
+def follow_scales(snapshot: Snapshot, now: datetime) -> BalanceDecision:
     """Return what is to be done in mode External: flips where they do, else new workers and drains."""
     spec = snapshot.spec
     asked = _asked(snapshot)
@@ -29,7 +29,7 @@ def follow_scales(snapshot: Snapshot, now: datetime) -> Decision:
     resting_since = now - timedelta(seconds=seconds(spec.balance.flip.min_dwell))
     before = sum(counts.desired for counts in snapshot.status.roles.values())
     grows, shrinks = 0 < before < goal.total, before > goal.total
-    return Decision(
+    return BalanceDecision(
         assignment=follow(spec, snapshot.workers, goal, resting_since=resting_since),
         reasons=Reasons(
             flip=Reason.SCALE_REQUESTED,

@@ -12,10 +12,12 @@ from datetime import datetime
 from fulcrum.api.device_fault import AVOIDED
 from fulcrum.api.status import MAX_FAILED_GPUS, timestamp
 from fulcrum.api.types import FailedGpu, InferenceClusterStatus
-from fulcrum.balance.snapshot import Worker
+from fulcrum.balance.snapshot import ObservedWorker
 
 
-def failed_gpus(workers: Iterable[Worker], status: InferenceClusterStatus, now: datetime) -> tuple[FailedGpu, ...]:
+def failed_gpus(
+    workers: Iterable[ObservedWorker], status: InferenceClusterStatus, now: datetime
+) -> tuple[FailedGpu, ...]:
     """Return the GPUs that failed of late, those of `status` first. A GPU that fails again keeps its first time."""
     named = {(each.node, each.gpu): each for each in status.failed_gpus or () if now - _time(each) < AVOIDED}
     for worker in sorted(workers, key=lambda each: each.name):
@@ -25,7 +27,7 @@ def failed_gpus(workers: Iterable[Worker], status: InferenceClusterStatus, now: 
     return tuple(named.values())
 
 
-def leaving(workers: Iterable[Worker], status: InferenceClusterStatus, now: datetime) -> frozenset[str]:
+def leaving(workers: Iterable[ObservedWorker], status: InferenceClusterStatus, now: datetime) -> frozenset[str]:
     """Return the uids of workers that go to another node: those that were made before `status` named their GPU.
 
     A worker that was made later did avoid the node, and no other one had room: it stays, and the kubelet starts it
@@ -44,7 +46,7 @@ def leaving(workers: Iterable[Worker], status: InferenceClusterStatus, now: date
     )
 
 
-def _failed_gpu(worker: Worker, now: datetime) -> FailedGpu | None:
+def _failed_gpu(worker: ObservedWorker, now: datetime) -> FailedGpu | None:
     fault = worker.failed_device
     if fault is None or worker.node is None or worker.termination is None:
         return None

@@ -16,7 +16,7 @@ from fulcrum.api.types import FailedGpu, InferenceClusterSpec, InferenceClusterS
 from fulcrum.api.worker import EXIT_ENGINE_STALLED, LONGEST_START_FACTOR
 from fulcrum.balance.failed_gpus import failed_gpus, leaving
 from fulcrum.balance.measurements import Measurements
-from fulcrum.balance.snapshot import EXIT_MEANINGS, Worker
+from fulcrum.balance.snapshot import EXIT_MEANINGS, ObservedWorker
 from fulcrum.balance.tuning import TUNING
 
 IMAGE_PULL_REASONS: Final = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
@@ -36,12 +36,12 @@ class Faults:
     """GPUs that failed of late: new workers avoid their nodes."""
     leaving: frozenset[str]
     """Uids of workers that go to another node, because a GPU failed under them."""
-    restarts: tuple[Worker, ...]
+    restarts: tuple[ObservedWorker, ...]
     """Workers that no KV can be moved to or from, and that may be made anew now; the oldest comes first."""
 
 
 def faults_of(
-    workers: Sequence[Worker],
+    workers: Sequence[ObservedWorker],
     spec: InferenceClusterSpec,
     measurements: Measurements,
     status: InferenceClusterStatus,
@@ -49,7 +49,7 @@ def faults_of(
 ) -> Faults:
     """Find what keeps workers from serving. `status` is the one that stands."""
     usual = timedelta(seconds=measurements.start_seconds or TUNING.start_seconds)
-    found: dict[Reason, list[Worker]] = {}
+    found: dict[Reason, list[ObservedWorker]] = {}
     unable: set[str] = set()
     for worker in workers:
         reason = _fault_of(worker, spec, now)
@@ -75,16 +75,16 @@ class TransferFaults:
 
     pairs: tuple[tuple[str, str], ...] = ()
     """Names of prefill and decode worker; requests are routed around them."""
-    culprits: tuple[Worker, ...] = ()
+    culprits: tuple[ObservedWorker, ...] = ()
     """Workers that fail with several peers, or with their only one: a restart may cure them. The oldest comes first."""
-    due: tuple[Worker, ...] = ()
+    due: tuple[ObservedWorker, ...] = ()
     """Culprits that may be restarted now."""
     recovering: tuple[str, ...] = ()
     """Workers on their way through a restart; the fault may come back with them."""
 
 
 def transfer_faults(
-    workers: Sequence[Worker], reports: Sequence[PairsReport], status: InferenceClusterStatus, now: datetime
+    workers: Sequence[ObservedWorker], reports: Sequence[PairsReport], status: InferenceClusterStatus, now: datetime
 ) -> TransferFaults:
     """Return what is known of failing pairs; workers that do not serve are left out. `status` is the last one."""
     serving = {worker.name: worker for worker in workers if worker.serving}
@@ -133,7 +133,7 @@ def _transfer_fault(faults: TransferFaults) -> tuple[Reason, str] | None:
     return None
 
 
-def _recovering(workers: Sequence[Worker], status: InferenceClusterStatus, now: datetime) -> tuple[str, ...]:
+def _recovering(workers: Sequence[ObservedWorker], status: InferenceClusterStatus, now: datetime) -> tuple[str, ...]:
     """Return workers that are new, or drain for a restart: the fault is over when they have settled."""
     unsettled = sorted(
         worker.name
@@ -167,14 +167,16 @@ def _blamed(report: PairsReport, pairs: set[tuple[str, str]]) -> frozenset[str]:
     )
 
 
-def _worker_fault(found: Mapping[Reason, list[Worker]], spec: InferenceClusterSpec) -> tuple[Reason, str] | None:
+def _worker_fault(
+    found: Mapping[Reason, list[ObservedWorker]], spec: InferenceClusterSpec
+) -> tuple[Reason, str] | None:
     reason = next((reason for reason in _MESSAGES if reason in found), None)
     if reason is None:
         return None
     return reason, _message(reason, sorted(found[reason], key=lambda worker: worker.name), spec)
 
 
-def is_late(worker: Worker, spec: InferenceClusterSpec, now: datetime, *, factor: float = 1.0) -> bool:
+def is_late(worker: ObservedWorker, spec: InferenceClusterSpec, now: datetime, *, factor: float = 1.0) -> bool:
     """Whether a worker has not been ready for `factor` times `engine.startTimeout`."""
     if worker.ready or worker.unready_since is None:
         return False
@@ -182,7 +184,7 @@ def is_late(worker: Worker, spec: InferenceClusterSpec, now: datetime, *, factor
     return now - worker.unready_since > longest
 
 
-def _fault_of(worker: Worker, spec: InferenceClusterSpec, now: datetime) -> Reason | None:
+def _fault_of(worker: ObservedWorker, spec: InferenceClusterSpec, now: datetime) -> Reason | None:
     """Return why the worker will not serve before something is done about it; None where it can yet."""
     if worker.ready and not worker.lost and worker.waiting_reason is None and worker.unschedulable is None:
         return None  # most workers, of thousands
@@ -233,7 +235,7 @@ _MESSAGES: Final[Mapping[Reason, str]] = {
 """The most urgent first: faults that time alone does not mend."""
 
 
-def _message(reason: Reason, workers: list[Worker], spec: InferenceClusterSpec) -> str:
+def _message(reason: Reason, workers: list[ObservedWorker], spec: InferenceClusterSpec) -> str:
     first, *others = workers
     names = names_of([worker.name for worker in workers])
     kubelet = shortened(first.waiting_message.strip())
@@ -252,7 +254,7 @@ def _message(reason: Reason, workers: list[Worker], spec: InferenceClusterSpec) 
     )
 
 
-def _ended(worker: Worker) -> str:
+def _ended(worker: ObservedWorker) -> str:
     if worker.termination is None:
         return f"keeps ending ({worker.waiting_reason})."
     code, lines = worker.termination.exit_code, last_lines(worker.termination.message.strip())
@@ -269,7 +271,7 @@ _POOL_PROBLEMS: Final[Mapping[str, str]] = {
 }
 
 
-def _pool_fault(workers: Iterable[Worker], spec: InferenceClusterSpec) -> tuple[Reason, str] | None:
+def _pool_fault(workers: Iterable[ObservedWorker], spec: InferenceClusterSpec) -> tuple[Reason, str] | None:
     """Return what is wrong with the KV pool; None while it works. Without figures: each change would be a write."""
     failing: dict[str, list[str]] = {}
     for worker in workers:

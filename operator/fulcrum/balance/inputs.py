@@ -11,8 +11,8 @@ from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, InferenceCl
 from fulcrum.balance.estimate import LoadEstimate, Unknown, estimate
 from fulcrum.balance.measurements import Measurements, learnt_transfers
 from fulcrum.balance.pools import PoolBounds, bounds_of
-from fulcrum.balance.snapshot import Snapshot, Worker
-from fulcrum.load.demand import Slo, promised
+from fulcrum.balance.snapshot import ObservedWorker, Snapshot
+from fulcrum.load.demand import LatencyTargets, promised
 from fulcrum.load.traffic import Traffic
 from fulcrum.performance.model import PerformanceModel, reachable
 
@@ -22,7 +22,7 @@ class Inputs:
     """What is known about one cluster: enough to decide by."""
 
     spec: InferenceClusterSpec
-    workers: tuple[Worker, ...]
+    workers: tuple[ObservedWorker, ...]
     status: InferenceClusterStatus
     """As it stands: what the last decision wanted, and what was said of it."""
     measurements: Measurements
@@ -32,7 +32,7 @@ class Inputs:
     """For numbers of workers. Its SLO is wider where no hardware at hand keeps the promise, beyond doubt."""
     flips_model: PerformanceModel
     """For roles. Its SLO is wider where none keeps it for what was measured: else all splits would look equally bad."""
-    promise: Slo
+    promise: LatencyTargets
     """The SLO of the spec."""
 
     @property

@@ -9,13 +9,13 @@ from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool, RoleCounts
 from fulcrum.balance.initial import initial_layout
 from fulcrum.balance.pools import only_role, worker_cost
-from fulcrum.balance.snapshot import Worker, live
+from fulcrum.balance.snapshot import ObservedWorker, live
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.performance.layout import ROLES, Layout
 
 
 def last_applied(
-    spec: InferenceClusterSpec, workers: Sequence[Worker], roles: Mapping[Role, RoleCounts]
+    spec: InferenceClusterSpec, workers: Sequence[ObservedWorker], roles: Mapping[Role, RoleCounts]
 ) -> dict[str, int]:
     """Return the workers per pool that the last decision wanted, within the bounds of the spec, never none at all.
 
@@ -38,7 +38,7 @@ def last_applied(
 
 
 def _lost(
-    spec: InferenceClusterSpec, workers: Sequence[Worker], roles: Mapping[Role, RoleCounts], missing: int
+    spec: InferenceClusterSpec, workers: Sequence[ObservedWorker], roles: Mapping[Role, RoleCounts], missing: int
 ) -> list[Pool]:
     """Return the pools of workers that died, one entry each: where Pods still end, else where a role lacks workers."""
     pools = {pool.name: pool for pool in spec.pools}
@@ -86,7 +86,7 @@ def last_layout(
     spec: InferenceClusterSpec,
     applied: Mapping[str, int],
     *,
-    workers: Sequence[Worker],
+    workers: Sequence[ObservedWorker],
     roles: Mapping[Role, RoleCounts],
     speeds: Mapping[str, WorkerSpeed],
 ) -> Layout:

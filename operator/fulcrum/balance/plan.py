@@ -12,14 +12,14 @@ from fulcrum.api.types import BalanceMode, Condition, InferenceClusterStatus
 from fulcrum.balance.actions import Action, changes_cluster
 from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decide import decide, hold, manual
-from fulcrum.balance.decision import Decision, RoleScale, Trace
+from fulcrum.balance.decision import BalanceDecision, RoleScale, Trace
 from fulcrum.balance.external import follow_scales
 from fulcrum.balance.faults import Faults, faults_of
 from fulcrum.balance.last_applied import last_applied
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.revision import with_revisions
 from fulcrum.balance.rollout import rollout_of
-from fulcrum.balance.snapshot import Snapshot, Worker, WorkerPhase
+from fulcrum.balance.snapshot import ObservedWorker, Snapshot, WorkerPhase
 from fulcrum.balance.status import PlanEvent, events_of, status_of
 from fulcrum.balance.step_context import next_actions, step_context
 from fulcrum.balance.steps import STEPS
@@ -27,7 +27,7 @@ from fulcrum.balance.tuning import TUNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BalancePlan:
     """What to do now, what to say about it, and when to look again."""
 
     actions: tuple[Action, ...]
@@ -51,7 +51,7 @@ class Plan:
         return self.status.conditions
 
 
-def plan(snapshot: Snapshot, now: datetime) -> Plan:
+def plan(snapshot: Snapshot, now: datetime) -> BalancePlan:
     """Decide what to do next about one InferenceCluster. `now` is an aware time."""
     snapshot = with_revisions(snapshot.as_of(now))
     rollout = rollout_of(snapshot)
@@ -65,7 +65,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     context = step_context(snapshot, decision, faults, now)
     actions = () if snapshot.paused else next_actions(context, STEPS)
     status = status_of(snapshot, decision, actions, faults, now, least_available=least_available)
-    return Plan(
+    return BalancePlan(
         actions=actions,
         status=status,
         events=events_of(snapshot.status, status),
@@ -78,7 +78,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     )
 
 
-def _choose(snapshot: Snapshot, now: datetime) -> Decision:
+def _choose(snapshot: Snapshot, now: datetime) -> BalanceDecision:
     if snapshot.spec.balance.mode is BalanceMode.MANUAL:
         return manual(snapshot)
     try:
@@ -123,7 +123,7 @@ def _requeue_seconds(
     return TUNING.resync_seconds
 
 
-def _only_waits_since(workers: Iterable[Worker]) -> datetime | None:
+def _only_waits_since(workers: Iterable[ObservedWorker]) -> datetime | None:
     """Return since when a cluster waits for its Pods to begin and for nothing else; None when it does not."""
     pending = [worker.phase is WorkerPhase.PENDING and worker.live and not worker.stale for worker in workers]
     created = [worker.created for worker in workers if worker.created is not None]

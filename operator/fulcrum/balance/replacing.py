@@ -8,7 +8,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.balance.actions import Action
 from fulcrum.balance.rollout import next_to_replace, unavailable_limit
-from fulcrum.balance.snapshot import Worker
+from fulcrum.balance.snapshot import ObservedWorker
 from fulcrum.balance.step_context import StepContext, delete, drain, flip
 
 
@@ -20,7 +20,7 @@ def replace_stale(context: StepContext) -> Iterator[Action]:
     for worker, _ in context.assignment.kept:
         if worker.stale and not worker.ready and not worker.pausing and worker.role is not Role.DRAINING:
             yield delete(worker, Reason.WORKER_REPLACED)
-    blocked: list[Worker] = []
+    blocked: list[ObservedWorker] = []
     for pool in context.spec.pools:
         places = context.places(pool.name)
         pausing = sum(slot.worker is not None and slot.worker.pausing for slot in places)
@@ -38,7 +38,7 @@ def replace_stale(context: StepContext) -> Iterator[Action]:
         yield from _cover(context, blocked[0])
 
 
-def stale_workers(context: StepContext, pool: str) -> list[Worker]:
+def stale_workers(context: StepContext, pool: str) -> list[ObservedWorker]:
     """Return the workers of a pool that are to be replaced and that no replacement is on its way for, in order."""
     rollout = context.assignment.rollout
     if pool in rollout.halted:
@@ -51,7 +51,7 @@ def stale_workers(context: StepContext, pool: str) -> list[Worker]:
     return [*(w for w in going if w.pausing), *next_to_replace([w for w in going if w.serving], serving)]
 
 
-def _is_away(worker: Worker | None) -> bool:
+def _is_away(worker: ObservedWorker | None) -> bool:
     return worker is None or not (worker.serving or worker.pausing)
 
 
@@ -68,7 +68,7 @@ def restart_cut_off(context: StepContext) -> Iterator[Action]:
     yield from _cover(context, due[0], Reason.KV_TRANSFER_FAILING)
 
 
-def _cover(context: StepContext, blocked: Worker, reason: Reason = Reason.WORKER_REPLACED) -> Iterator[Action]:
+def _cover(context: StepContext, blocked: ObservedWorker, reason: Reason = Reason.WORKER_REPLACED) -> Iterator[Action]:
     """Let another worker take the role over while `blocked` is away: every engine can do both."""
     cover = [worker for worker, _ in context.assignment.kept if worker.serving and worker is not blocked]
     if cover:

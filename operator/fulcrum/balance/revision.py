@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from fulcrum.api.attention import attention_backend, exchanges_kv
 from fulcrum.api.engine_types import STORED_BLOCK_SIZE, STORED_IMAGE, KvCache, KvCacheDtype
 from fulcrum.api.names import KV_POOL_PATH, Role
 from fulcrum.api.objects import without_defaults
+from fulcrum.api.pool_attention import attention_backend, exchanges_kv
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig, TransferConfig, WorkerConfig
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import ObservedWorker, Snapshot
 from fulcrum.capacity.kv_dtype import KvDtype, resolved_kv_dtype
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.capacity.model_kinds import ModelKind
@@ -33,7 +33,7 @@ def with_revisions(snapshot: Snapshot) -> Snapshot:
     images = {pool.name: worker_image(spec, pool) for pool in spec.pools}
     exchanging = frozenset(pool.name for pool in spec.pools if exchanges_kv(pool))
 
-    def seen(worker: Worker) -> Worker:
+    def seen(worker: ObservedWorker) -> ObservedWorker:
         image = images.get(worker.pool)
         renewed = image is not None and worker.release_image not in (None, image)
         renewed |= worker.exchanges_no_kv and worker.pool in exchanging
@@ -44,14 +44,14 @@ def with_revisions(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, workers=tuple(map(seen, snapshot.workers)))
 
 
-def standing_workers(snapshot: Snapshot) -> list[Worker]:
+def standing_workers(snapshot: Snapshot) -> list[ObservedWorker]:
     """Return the workers of the present revisions: what is made beside them has to understand them."""
     spec = snapshot.spec
     revisions = {pool.name: worker_revision(cluster=snapshot.name, spec=spec, pool=pool) for pool in spec.pools}
     return [each for each in snapshot.workers if each.live and each.spec_hash == revisions.get(each.pool)]
 
 
-def with_model(snapshot: Snapshot, known: ModelFacts, standing: Iterable[Worker]) -> Snapshot:
+def with_model(snapshot: Snapshot, known: ModelFacts, standing: Iterable[ObservedWorker]) -> Snapshot:
     """Return the snapshot with the model that new workers are made for: `known`, and the attention of those that stand.
 
     A config.json that comes, changes or goes is no part of a revision: it restarts none, and all go on understanding
@@ -68,7 +68,7 @@ def with_model(snapshot: Snapshot, known: ModelFacts, standing: Iterable[Worker]
     return replace(snapshot, model=replace(known, kind=kind), model_note=note)
 
 
-def chosen_kv_dtype(snapshot: Snapshot, standing: Iterable[Worker]) -> KvDtype:
+def chosen_kv_dtype(snapshot: Snapshot, standing: Iterable[ObservedWorker]) -> KvDtype:
     """Return the element type of the KV cache that new workers get.
 
     What `auto` came to for workers of the present revisions (`standing`) stays: an upgrade that knows more about a

@@ -14,7 +14,7 @@ from fulcrum.api.types import FlipStyle, InferenceClusterSpec
 from fulcrum.balance.assign import Kept, layout_of, layout_of_places
 from fulcrum.balance.inputs import Inputs, payback_seconds
 from fulcrum.balance.pools import flippable
-from fulcrum.balance.snapshot import Worker
+from fulcrum.balance.snapshot import ObservedWorker
 from fulcrum.balance.split import Considered, Move, Stakes, after, split
 from fulcrum.balance.tuning import TUNING
 from fulcrum.performance.layout import Layout
@@ -71,13 +71,15 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
     )
 
 
-def dwelled(inputs: Inputs, kept: Kept) -> list[Worker]:
+def dwelled(inputs: Inputs, kept: Kept) -> list[ObservedWorker]:
     """Return the serving workers that have had their role for the dwell time."""
     since = inputs.now - timedelta(seconds=seconds(inputs.spec.balance.flip.min_dwell))
     return [worker for worker in kept.serving if worker.role_since is None or worker.role_since <= since]
 
 
-def repairs(spec: InferenceClusterSpec, workers: Iterable[Worker], kept: Kept, now: datetime) -> tuple[Move, ...]:
+def repairs(
+    spec: InferenceClusterSpec, workers: Iterable[ObservedWorker], kept: Kept, now: datetime
+) -> tuple[Move, ...]:
     """Return the flip by which a role that no worker serves is taken over; an only worker does both.
 
     A cluster that has just started is not broken: its other workers come, too.

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from fulcrum.api.names import Role
 from fulcrum.api.types import Pool
 from fulcrum.balance.measurements import deviation, served_share
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import ObservedWorker, Snapshot
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
@@ -21,9 +21,9 @@ class Rollout:
 
     halted: frozenset[str] = frozenset()
     """Pools whose workers of an older revision stay for now."""
-    coming: tuple[Worker, ...] = ()
+    coming: tuple[ObservedWorker, ...] = ()
     """Not ready yet; each takes the place of the worker that it `replaces` once it is."""
-    leaving: tuple[Worker, ...] = ()
+    leaving: tuple[ObservedWorker, ...] = ()
     """Replaced by a worker that is ready, or a replacement whose own revision is no longer wanted."""
     uids: frozenset[str] = frozenset()
     """Uids of all workers that stand with another one for the same place."""
@@ -38,8 +38,8 @@ def rollout_of(snapshot: Snapshot) -> Rollout:
     """Find the workers that stand twice for one place, and the pools whose rollout waits."""
     halted = _halted_pools(snapshot)
     live = {worker.uid: worker for worker in snapshot.workers if worker.live}
-    coming: list[Worker] = []
-    leaving: list[Worker] = []
+    coming: list[ObservedWorker] = []
+    leaving: list[ObservedWorker] = []
     uids: set[str] = set()
     for worker in live.values():
         replaced = live.get(worker.replaces or "")
@@ -72,7 +72,7 @@ def _hundredths(percentage: str, wanted: int) -> int:
     return int(percentage.removesuffix("%")) * wanted
 
 
-def next_to_replace(stale: Iterable[Worker], serving: Iterable[Worker]) -> list[Worker]:
+def next_to_replace(stale: Iterable[ObservedWorker], serving: Iterable[ObservedWorker]) -> list[ObservedWorker]:
     """Return stale workers in the order in which they are replaced.
 
     The newest revision first, because a bad one is to go before a good one; then alternating between roles, so that
@@ -83,7 +83,7 @@ def next_to_replace(stale: Iterable[Worker], serving: Iterable[Worker]) -> list[
     for worker in left:
         newest[worker.spec_hash] = max(newest.get(worker.spec_hash, _LONG_AGO), worker.created or _LONG_AGO)
     have, gone = Counter(worker.role for worker in serving), Counter[Role]()
-    ordered: list[Worker] = []
+    ordered: list[ObservedWorker] = []
     while left:
         chosen = max(left, key=lambda w: (newest[w.spec_hash], 1 - gone[w.role] / max(have[w.role], 1), -w.ordinal))
         left.remove(chosen)
@@ -106,7 +106,7 @@ def _halted_pools(snapshot: Snapshot) -> frozenset[str]:
     return frozenset() if kept else changing
 
 
-def _new_one_serves(workers: Iterable[Worker], pool: str) -> bool:
+def _new_one_serves(workers: Iterable[ObservedWorker], pool: str) -> bool:
     """Report whether a new worker serves, and all new ones are younger than the old ones."""
     known = [(worker, worker.created or _LONG_AGO) for worker in workers if worker.pool == pool]
     new = [(worker, created) for worker, created in known if not worker.stale]

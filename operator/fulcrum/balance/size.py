@@ -15,7 +15,7 @@ from fulcrum.balance.best_split import splits
 from fulcrum.balance.cheapest import Size, cheapest, cheapest_as_is
 from fulcrum.balance.inputs import Inputs
 from fulcrum.balance.pools import PoolBounds, bounds_of
-from fulcrum.balance.snapshot import Worker, live
+from fulcrum.balance.snapshot import ObservedWorker, live
 from fulcrum.balance.tuning import TUNING
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
@@ -188,7 +188,7 @@ def _said_over(status: InferenceClusterStatus) -> bool:
     return status.fault is not None and status.fault.reason is Reason.OVER_CAPACITY
 
 
-def _broken(workers: Iterable[Worker], since: datetime) -> int:
+def _broken(workers: Iterable[ObservedWorker], since: datetime) -> int:
     """Count workers that take up a place and will not serve soon: a node that takes as long as usual may still come."""
     return sum(
         1

@@ -8,13 +8,16 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.types import ConditionType, InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance.measurements import Measurements, learnt_transfers
-from fulcrum.balance.snapshot import Worker
+from fulcrum.balance.snapshot import ObservedWorker
 
 _SAID = "KV from prefill pool {} to decode pool {} takes more than a tenth of spec.slo.ttft."
 
 
 def slow_transfers(
-    spec: InferenceClusterSpec, status: InferenceClusterStatus, measurements: Measurements, workers: Iterable[Worker]
+    spec: InferenceClusterSpec,
+    status: InferenceClusterStatus,
+    measurements: Measurements,
+    workers: Iterable[ObservedWorker],
 ) -> str:
     """Return what to say of them and what to do; empty where there are none.
 

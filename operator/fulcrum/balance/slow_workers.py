@@ -7,14 +7,14 @@ from datetime import datetime
 
 from fulcrum.api.status import MAX_SLOW_WORKERS, timestamp
 from fulcrum.api.types import Pool, SlowWorker
-from fulcrum.balance.snapshot import Worker
+from fulcrum.balance.snapshot import ObservedWorker
 from fulcrum.capacity.accelerators import CPU
 from fulcrum.capacity.pace import slower_than_peers
 
 
 def slow_workers(
     pools: Iterable[Pool],
-    workers: Iterable[Worker],
+    workers: Iterable[ObservedWorker],
     paces: Mapping[str, float],
     last: Iterable[SlowWorker],
     now: datetime,
@@ -34,13 +34,16 @@ def slow_workers(
     return tuple(sorted(found, key=lambda each: (-each.factor, each.worker))[:MAX_SLOW_WORKERS])
 
 
-def _counts(worker: Worker) -> bool:
+def _counts(worker: ObservedWorker) -> bool:
     """Whether the worker is up and of the present revision: others may be slower by what they were made from."""
     return worker.ready and not worker.deleting and not worker.stale and worker.node is not None
 
 
 def _of_pool(
-    alike: Sequence[Worker], paces: Mapping[str, float], before: Mapping[tuple[str, str], SlowWorker], now: datetime
+    alike: Sequence[ObservedWorker],
+    paces: Mapping[str, float],
+    before: Mapping[tuple[str, str], SlowWorker],
+    now: datetime,
 ) -> list[SlowWorker]:
     times = {worker.name: paces[worker.uid] for worker in alike if worker.uid in paces}
     factors = slower_than_peers(times, {name for name, _ in before})

@@ -75,7 +75,7 @@ class Termination:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class ObservedWorker:
     """One worker Pod."""
 
     name: str
@@ -181,7 +181,7 @@ class Worker:
             return None
         return heard(self.termination.message) or DeviceFault("unknown")
 
-    def as_of(self, now: datetime) -> Worker:
+    def as_of(self, now: datetime) -> ObservedWorker:
         """Return the worker without times from the future, see `Snapshot.as_of`."""
         known: dict[str, Any] = {}
         for name in _TIMES:
@@ -219,7 +219,7 @@ class Snapshot:
     name: str
     generation: int
     spec: InferenceClusterSpec
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[ObservedWorker, ...] = ()
     gateway: GatewayState = GatewayState()
     status: InferenceClusterStatus = field(default_factory=InferenceClusterStatus)
     """The status as it stands; only conditions' transition times and the last decision are carried over from it."""
@@ -266,11 +266,11 @@ class Snapshot:
         return replace(self, workers=workers)
 
 
-def live(workers: Iterable[Worker], pool: str) -> tuple[Worker, ...]:
+def live(workers: Iterable[ObservedWorker], pool: str) -> tuple[ObservedWorker, ...]:
     """Return the workers of a pool that are not on their way out of the world, by ordinal."""
     return tuple(sorted((w for w in workers if w.pool == pool and w.live), key=lambda w: w.ordinal))
 
 
-def served_roles(workers: Iterable[Worker]) -> frozenset[Role]:
+def served_roles(workers: Iterable[ObservedWorker]) -> frozenset[Role]:
     """Return the roles that at least one of `workers` serves right now."""
     return frozenset().union(*(worker.serves for worker in workers))

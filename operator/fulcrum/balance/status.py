@@ -11,14 +11,13 @@ from fulcrum.api.messages import shortened
 from fulcrum.api.names import PORT_GATEWAY, Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.status import timestamp
-from fulcrum.api.types import ConditionType, InferenceClusterStatus, KvCacheStatus, RoleCounts
-from fulcrum.api.types import Decision as LastDecision
+from fulcrum.api.types import ConditionType, Decision, InferenceClusterStatus, KvCacheStatus, RoleCounts
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.conditions import Finding, with_conditions, with_findings
-from fulcrum.balance.decision import Decision
+from fulcrum.balance.decision import BalanceDecision
 from fulcrum.balance.faults import Faults
 from fulcrum.balance.slow_workers import slow_workers
-from fulcrum.balance.snapshot import Snapshot, Worker
+from fulcrum.balance.snapshot import ObservedWorker, Snapshot
 from fulcrum.balance.target import ratio_text
 from fulcrum.performance.layout import ROLES
 
@@ -36,7 +35,7 @@ class PlanEvent:
 
 def status_of(
     snapshot: Snapshot,
-    decision: Decision,
+    decision: BalanceDecision,
     actions: tuple[Action, ...],
     faults: Faults,
     now: datetime,
@@ -77,11 +76,11 @@ def _kv_cache(snapshot: Snapshot) -> KvCacheStatus | None:
     return KvCacheStatus(dtype=chosen.dtype.value, reason=shortened(why))
 
 
-def _counts(workers: Iterable[Worker]) -> Counter[Role]:
+def _counts(workers: Iterable[ObservedWorker]) -> Counter[Role]:
     return Counter(worker.role for worker in workers)
 
 
-def _role_counts(workers: Sequence[Worker], desired: Mapping[Role, int]) -> dict[Role, RoleCounts]:
+def _role_counts(workers: Sequence[ObservedWorker], desired: Mapping[Role, int]) -> dict[Role, RoleCounts]:
     ready = _counts(w for w in workers if w.serving)
     draining = Counter(w.draining_from for w in workers if w.role is Role.DRAINING and not w.deleting)
     return {
@@ -92,13 +91,13 @@ def _role_counts(workers: Sequence[Worker], desired: Mapping[Role, int]) -> dict
 
 
 def _carried_out(
-    workers: Iterable[Worker], decision: Decision, actions: tuple[Action, ...], now: datetime
-) -> LastDecision | None:
+    workers: Iterable[ObservedWorker], decision: BalanceDecision, actions: tuple[Action, ...], now: datetime
+) -> Decision | None:
     """Summarise a plan in one line; flips first, because they are what an operator on call looks for."""
     for kind, verb in ((SetRole, "Flip"), (StartDrain, "Drain"), (DeleteWorker, "Delete"), (CreateWorker, "Create")):
         chosen = [action for action in actions if isinstance(action, kind)]
         if chosen:
-            return LastDecision(
+            return Decision(
                 action=f"{verb} {', '.join(action.name for action in chosen[:4])}{' ...' if chosen[4:] else ''}",
                 reason=chosen[0].reason,
                 from_=ratio_text(_counts(w for w in workers if w.live)),
@@ -109,7 +108,7 @@ def _carried_out(
     return None
 
 
-def _proposed(last: LastDecision | None, decision: Decision, now: datetime) -> LastDecision | None:
+def _proposed(last: Decision | None, decision: BalanceDecision, now: datetime) -> Decision | None:
     """Return what mode Auto would do; what was said last, with its time, while it is still the same."""
     if decision.proposal is None or decision.proposal.assignment.counts == decision.assignment.counts:
         return None
@@ -118,7 +117,7 @@ def _proposed(last: LastDecision | None, decision: Decision, now: datetime) -> L
     action, reason = f"Observed only: Auto would go from {have} to {want}", trace.reason or Reason.OBSERVING
     if last is not None and (last.action, last.reason) == (action, reason):
         return last
-    return LastDecision(
+    return Decision(
         action=action, reason=reason, from_=have, to=want, time=timestamp(now), explanation=trace.explanation
     )
 

@@ -12,9 +12,9 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.assign import Assignment, Slot
-from fulcrum.balance.decision import Decision, Reasons
+from fulcrum.balance.decision import BalanceDecision, Reasons
 from fulcrum.balance.faults import Faults
-from fulcrum.balance.snapshot import Refusal, Snapshot, Worker, roles_served, served_roles
+from fulcrum.balance.snapshot import ObservedWorker, Refusal, Snapshot, roles_served, served_roles
 
 
 class RoleGuard:
@@ -25,13 +25,13 @@ class RoleGuard:
     have needs no guard.
     """
 
-    def __init__(self, workers: Iterable[Worker], needed: frozenset[Role]) -> None:
+    def __init__(self, workers: Iterable[ObservedWorker], needed: frozenset[Role]) -> None:
         known = tuple(workers)
         self._guarded = served_roles(known) & needed
         self._sure = {worker.uid: worker.serves for worker in known}
         self._counts = Counter(role for sure in self._sure.values() for role in sure)
 
-    def allow(self, worker: Worker, role: Role) -> bool:
+    def allow(self, worker: ObservedWorker, role: Role) -> bool:
         """Admit the change of `worker` to `role` (`DRAINING` also stands for deletion) unless it empties a role."""
         if self.lost(worker, role):
             return False
@@ -40,7 +40,7 @@ class RoleGuard:
         self._sure[worker.uid] = left
         return True
 
-    def lost(self, worker: Worker, role: Role) -> frozenset[Role]:
+    def lost(self, worker: ObservedWorker, role: Role) -> frozenset[Role]:
         """Return the roles that no worker would be sure to serve after the change."""
         sure = self._sure[worker.uid]
         leaving = (worker.serves - roles_served(role)) & self._guarded
@@ -54,7 +54,7 @@ class StepContext:
     now: datetime
     cluster: str
     spec: InferenceClusterSpec
-    workers: tuple[Worker, ...]
+    workers: tuple[ObservedWorker, ...]
     taken_names: frozenset[str]
     """Names of Pods that are not of this cluster."""
     refused: Mapping[str, Refusal]
@@ -72,7 +72,7 @@ class StepContext:
         return self.assignment.places.get(pool, ())
 
 
-def step_context(snapshot: Snapshot, decision: Decision, faults: Faults, now: datetime) -> StepContext:
+def step_context(snapshot: Snapshot, decision: BalanceDecision, faults: Faults, now: datetime) -> StepContext:
     """Return what the steps read, before the first of them."""
     return StepContext(
         now=now,
@@ -104,14 +104,19 @@ def next_actions(context: StepContext, steps: Iterable[Step]) -> tuple[Action, .
     return tuple(actions)
 
 
-def flip(worker: Worker, role: Role, reason: Reason, load: str = "") -> SetRole:
+def flip(worker: ObservedWorker, role: Role, reason: Reason, load: str = "") -> SetRole:
     """Return the change of a role, with the next epoch."""
     name, uid, epoch = worker.name, worker.uid, worker.role_epoch + 1
     return SetRole(name=name, uid=uid, from_role=worker.role, role=role, epoch=epoch, reason=reason, load=load)
 
 
 def drain(
-    worker: Worker, now: datetime, reason: Reason = Reason.WORKER_DRAINING, load: str = "", *, restart: bool = False
+    worker: ObservedWorker,
+    now: datetime,
+    reason: Reason = Reason.WORKER_DRAINING,
+    load: str = "",
+    *,
+    restart: bool = False,
 ) -> StartDrain:
     """Return the start of a drain, with the next epoch."""
     name, uid, was, epoch = worker.name, worker.uid, worker.role, worker.role_epoch + 1
@@ -120,6 +125,6 @@ def drain(
     )
 
 
-def delete(worker: Worker, reason: Reason, *, force: bool = False) -> DeleteWorker:
+def delete(worker: ObservedWorker, reason: Reason, *, force: bool = False) -> DeleteWorker:
     """Return the end of a worker."""
     return DeleteWorker(name=worker.name, uid=worker.uid, reason=reason, force=force)

@@ -17,7 +17,7 @@ from fulcrum.balance.actions import Action, CreateWorker, TellRole
 from fulcrum.balance.pools import flippable
 from fulcrum.balance.replacing import replace_stale, restart_cut_off, stale_workers
 from fulcrum.balance.rollout import surge_limit
-from fulcrum.balance.snapshot import Worker, WorkerPhase, roles_served, served_roles
+from fulcrum.balance.snapshot import ObservedWorker, WorkerPhase, roles_served, served_roles
 from fulcrum.balance.step_context import Step, StepContext, delete, drain, flip
 from fulcrum.balance.tuning import TUNING
 
@@ -58,7 +58,7 @@ def finish_drains(context: StepContext) -> Iterator[Action]:
             yield flip(worker, role, Reason.ROLE_FLIPPED if reason is Reason.WORKER_DRAINED else reason)
 
 
-def _drain_end(context: StepContext, worker: Worker, drained_for: timedelta) -> Reason | None:
+def _drain_end(context: StepContext, worker: ObservedWorker, drained_for: timedelta) -> Reason | None:
     """Return why the drain is over; None while it is not. Unknown load is not idle."""
     if worker.phase is not WorkerPhase.RUNNING or worker.waiting_reason is not None:
         return Reason.WORKER_DRAINED  # no process, nothing to wait for
@@ -74,7 +74,7 @@ def _drain_end(context: StepContext, worker: Worker, drained_for: timedelta) -> 
 
 def flip_roles(context: StepContext) -> Iterator[Action]:
     """Change roles towards the assignment; a flip that would leave a role empty waits for the others."""
-    blocked: list[tuple[Worker, Role]] = []
+    blocked: list[tuple[ObservedWorker, Role]] = []
     moved = False
     for worker, role in context.assignment.kept:
         if worker.role in (role, Role.DRAINING) or worker.name in context.touched:
@@ -106,7 +106,7 @@ def cover_empty_role(context: StepContext) -> Iterator[Action]:
         yield flip(able[-1], Role.MIXED, Reason.ROLE_EMPTY)
 
 
-def _break_cycle(context: StepContext, blocked: list[tuple[Worker, Role]]) -> Iterator[Action]:
+def _break_cycle(context: StepContext, blocked: list[tuple[ObservedWorker, Role]]) -> Iterator[Action]:
     """Two workers that wait for each other: one takes both roles for a moment."""
     for worker, role in blocked:
         lost = context.guard.lost(worker, role)

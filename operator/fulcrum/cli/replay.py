@@ -72,11 +72,11 @@ def command(
     import uvloop
 
     from fulcrum.api.durations import seconds
-    from fulcrum.replay import EndpointError, Slo, summarise
+    from fulcrum.replay import EndpointError, LatencyLimits, summarise
     from fulcrum.replay.report import as_lines
 
     try:
-        slo = Slo(ttft_seconds=seconds(slo_ttft), tpot_seconds=seconds(slo_tpot))
+        slo = LatencyLimits(ttft_seconds=seconds(slo_ttft), tpot_seconds=seconds(slo_tpot))
         timeout_seconds = seconds(timeout)
         requests = _requests(
             trace,

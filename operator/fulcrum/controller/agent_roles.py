@@ -9,7 +9,7 @@ from datetime import datetime
 from fulcrum.api.names import Role
 from fulcrum.api.ports import AgentAddress
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance import Snapshot, Worker, is_late
+from fulcrum.balance import ObservedWorker, Snapshot, is_late
 from fulcrum.controller.tick import Memory, Tick
 from fulcrum.telemetry import Agents
 
@@ -47,7 +47,7 @@ class AgentRoles:
         memory.acknowledged = {entry for entry in memory.acknowledged if entry[0] in living}
         return snapshot.with_loads({**known, **loads}, frozenset(memory.acknowledged))
 
-    def tell_later(self, tick: Tick, worker: Worker, role: Role, epoch: int) -> None:
+    def tell_later(self, tick: Tick, worker: ObservedWorker, role: Role, epoch: int) -> None:
         """Tell an agent its role in the background; if it does not hear, a later tick repeats it."""
 
         async def tell(agent: AgentAddress) -> None:

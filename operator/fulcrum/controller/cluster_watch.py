@@ -15,7 +15,7 @@ from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.types import KvTierStatus
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance import Worker
+from fulcrum.balance import ObservedWorker
 from fulcrum.balance.measurements import Measurements
 from fulcrum.controller.cluster_forecast import ClusterForecast
 from fulcrum.controller.drift import PlacementDrift, PlacementQuestion, compare_in_background
@@ -156,7 +156,7 @@ class ClusterWatch:
         """Return traffic and the loads of all workers by name as people see them: in Manual, too, if less fresh."""
         return self.measurements().traffic, {worker.name: load for worker, load in self._shown_loads()}
 
-    def _shown_loads(self) -> Iterator[tuple[Worker, LoadReport]]:
+    def _shown_loads(self) -> Iterator[tuple[ObservedWorker, LoadReport]]:
         now, fresh = self._clock(), LOAD_FRESH_SECONDS + (0.0 if decides(self.cluster.spec) else SHOWN_LOAD_SECONDS)
         for worker in self.cluster.workers:
             found = self._loads.get(worker.uid)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, KvCacheDtype
-from fulcrum.balance import Refusal, Worker
+from fulcrum.balance import ObservedWorker, Refusal
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name, parse_facts
 from fulcrum.controller.children.engine_check import refused_engines
 from fulcrum.controller.config_maps import ConfigMaps, Place, UnusableError
@@ -55,7 +55,7 @@ def refused_models(
     dtype: KvCacheDtype | None,
     model: ModelFacts | None,
     problem: str | None,
-    standing: Iterable[Worker],
+    standing: Iterable[ObservedWorker],
 ) -> dict[str, Refusal]:
     """Return, by pool, why its workers are not made: no engine could serve the model, or what it needs is not known.
 

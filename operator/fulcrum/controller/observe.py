@@ -34,7 +34,7 @@ from fulcrum.api.names import (
 )
 from fulcrum.api.ports import ports_of
 from fulcrum.api.types import InferenceCluster
-from fulcrum.balance import Snapshot, Termination, Worker, WorkerPhase
+from fulcrum.balance import ObservedWorker, Snapshot, Termination, WorkerPhase
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.children.owner import GATEWAY
@@ -196,7 +196,7 @@ def read_worker(
     cluster: InferenceCluster,
     acknowledged: frozenset[tuple[str, int, int]],
     lost: frozenset[str] = frozenset(),
-) -> Worker | None:
+) -> ObservedWorker | None:
     """Return the worker that a Pod is; None when its name and labels do not make one."""
     metadata, of_pod, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -216,7 +216,7 @@ def read_worker(
     epoch = _integer(annotations.get(ANNOTATION_ROLE_EPOCH))
     phase = status.get("phase")
     waiting = (container.get("state") or {}).get("waiting") or {}
-    return Worker(
+    return ObservedWorker(
         name=name,
         uid=uid,
         pool=pool,

@@ -17,8 +17,8 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceCluster
 from fulcrum.balance import (
     Action,
+    BalancePlan,
     CreateWorker,
-    Plan,
     Refusal,
     SetRole,
     Snapshot,
@@ -262,7 +262,7 @@ class Reconciler:
         groups = groups_missing(cluster.spec) if missing else {}
         return groups | refused_templates(owner, cluster.spec, self._installation)
 
-    def _plan(self, snapshot: Snapshot) -> tuple[datetime, Plan]:
+    def _plan(self, snapshot: Snapshot) -> tuple[datetime, BalancePlan]:
         now, began = self._now(), time.perf_counter()
         decided = plan(snapshot, now)
         self._metrics.plan(time.perf_counter() - began)

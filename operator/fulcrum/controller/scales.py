@@ -15,7 +15,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.scale_types import InferenceScaleStatus, ScaleCondition, ScaleConditionType
 from fulcrum.api.status import timestamp
 from fulcrum.api.types import ConditionStatus
-from fulcrum.balance import RoleScale, Worker
+from fulcrum.balance import ObservedWorker, RoleScale
 from fulcrum.controller.child_sync import NameTakenError, why_taken
 from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.children.inference_scale import inference_scale, pod_selector
@@ -34,7 +34,7 @@ _MISSING: Final = (
 class ScaleSync:
     """Keeps the InferenceScales of one cluster, for one tick. It never changes the spec of one that is there."""
 
-    def __init__(self, kube: Kube, owner: Owner, *, workers: tuple[Worker, ...], now: datetime) -> None:
+    def __init__(self, kube: Kube, owner: Owner, *, workers: tuple[ObservedWorker, ...], now: datetime) -> None:
         self._kube, self._owner, self._workers, self._now = kube, owner, workers, now
 
     async def sync(self, wanted: Iterable[RoleScale], live: Iterable[Manifest] | None) -> None:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance import Worker, worker_revision
+from fulcrum.balance import ObservedWorker, worker_revision
 from fulcrum.capacity.kv import UNKNOWN_TRANSFER, TransferCost
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.capacity.online import TRUST, OnlineSpeed
@@ -103,7 +103,7 @@ class PoolSpeeds:
         *,
         cluster: str,
         spec: InferenceClusterSpec,
-        workers: tuple[Worker, ...],
+        workers: tuple[ObservedWorker, ...],
         loads: Mapping[str, LoadReport | None],
         at: float,
         isl_cv2: float,
@@ -141,7 +141,7 @@ class PoolSpeeds:
                 for worker in self._due(reports, at):
                     known.online = self._follow(known.online, worker, reports[worker], at, isl_cv2)
 
-    def _due(self, reports: Mapping[Worker, LoadReport], at: float) -> list[Worker]:
+    def _due(self, reports: Mapping[ObservedWorker, LoadReport], at: float) -> list[ObservedWorker]:
         """Return the workers whose reports make a row now, the ones that waited longest first."""
         for worker, report in reports.items():
             self._reports.setdefault(worker.uid, (at, report))
@@ -170,7 +170,7 @@ class PoolSpeeds:
         return known
 
     def _follow(
-        self, online: OnlineSpeed, worker: Worker, report: LoadReport, at: float, isl_cv2: float
+        self, online: OnlineSpeed, worker: ObservedWorker, report: LoadReport, at: float, isl_cv2: float
     ) -> OnlineSpeed:
         before_at, before = self._reports[worker.uid]
         self._reports[worker.uid] = (at, report)

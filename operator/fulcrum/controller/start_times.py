@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Final
 
-from fulcrum.balance import Worker
+from fulcrum.balance import ObservedWorker
 
 _KEPT: Final = 64
 
@@ -18,7 +18,7 @@ class StartTimes:
         self._seconds: dict[str, float] = {}
         """By uid, in the order in which they were first seen."""
 
-    def observe(self, workers: Iterable[Worker]) -> None:
+    def observe(self, workers: Iterable[ObservedWorker]) -> None:
         """Take in what there is. A Pod whose engine was restarted says nothing about starts any more."""
         for worker in workers:
             if worker.created is None or worker.ready_since is None or worker.restarts:

@@ -12,7 +12,7 @@ import msgspec
 from fulcrum.api.internal_token import fingerprint
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceCluster, InferenceClusterStatus
-from fulcrum.balance import Plan, Snapshot, stopped_status
+from fulcrum.balance import BalancePlan, Snapshot, stopped_status
 from fulcrum.controller.apply import Outcome
 from fulcrum.controller.children import Owner
 from fulcrum.controller.observe import Observed
@@ -70,7 +70,7 @@ class Tick:
     observed: Observed
     cluster: InferenceCluster
     snapshot: Snapshot
-    plan: Plan
+    plan: BalancePlan
     memory: Memory
     token: Token
     now: datetime

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.balance import Worker
+from fulcrum.balance import ObservedWorker
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.capacity.profile import Profile
 from fulcrum.telemetry.source import ClusterRef
@@ -22,7 +22,7 @@ class WatchedCluster:
     status: InferenceClusterStatus
     gateways: Mapping[str, str]
     """Address of each ready gateway Pod, by name."""
-    workers: tuple[Worker, ...]
+    workers: tuple[ObservedWorker, ...]
     generation: int = 0
     """Of the spec."""
     profiles: Mapping[str, Profile] = field(default_factory=dict)

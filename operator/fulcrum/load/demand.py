@@ -86,7 +86,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
+class LatencyTargets:
     """The promise, in seconds."""
 
     ttft_seconds: float
@@ -95,9 +95,11 @@ class Slo:
     """Share of requests for which both must hold, 0 to 1."""
 
 
-def promised(spec: InferenceClusterSpec) -> Slo:
+def promised(spec: InferenceClusterSpec) -> LatencyTargets:
     """Return the SLO of a spec, in seconds."""
-    return Slo(ttft_seconds=seconds(spec.slo.ttft), tpot_seconds=seconds(spec.slo.tpot), attainment=spec.slo.attainment)
+    return LatencyTargets(
+        ttft_seconds=seconds(spec.slo.ttft), tpot_seconds=seconds(spec.slo.tpot), attainment=spec.slo.attainment
+    )
 
 
 def _larger(one: Demand, other: Demand) -> Demand:

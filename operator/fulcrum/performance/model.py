@@ -11,7 +11,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.performance.layout import Layout, PoolCounts
 from fulcrum.performance.queueing import (
     decode_admitted,
@@ -24,7 +24,7 @@ from fulcrum.performance.queueing import (
 from fulcrum.performance.queueing.prefill import Stations
 from fulcrum.performance.rates import UnitRates
 from fulcrum.performance.search import largest_share
-from fulcrum.performance.shares import Shares
+from fulcrum.performance.shares import PoolShares
 from fulcrum.performance.tuning import TUNING
 
 
@@ -34,7 +34,7 @@ class PerformanceModel:
     def __init__(
         self,
         speeds: Mapping[str, WorkerSpeed],
-        slo: Slo,
+        slo: LatencyTargets,
         *,
         turns_away: bool = True,
         admits: Mapping[str, PoolAdmits] | None = None,
@@ -46,7 +46,7 @@ class PerformanceModel:
         learnt: elsewhere the speeds say what they cost.
         """
         self.admits: Mapping[str, PoolAdmits] = admits or {}
-        self._shares = Shares(speeds, slo, self.admits, transfers or {})
+        self._shares = PoolShares(speeds, slo, self.admits, transfers or {})
         self._turns_away = turns_away
         self._speeds = speeds
         self.slo = slo
@@ -206,7 +206,7 @@ def _heavier(load: Load) -> Demand:
     return replace(longer, isl_tokens=load.prefill.isl_tokens, osl_tokens=load.decode.osl_tokens)
 
 
-def reachable(speeds: Mapping[str, WorkerSpeed], slo: Slo, load: Load) -> Slo:
+def reachable(speeds: Mapping[str, WorkerSpeed], slo: LatencyTargets, load: Load) -> LatencyTargets:
     """Return the promise, each part doubled until an idle worker of the fastest pool keeps it.
 
     Beyond what the hardware can do every layout would look equally bad; with a promise that can be kept, the best

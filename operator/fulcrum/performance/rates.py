@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Load, Slo
+from fulcrum.load.demand import LatencyTargets, Load
 from fulcrum.performance.queueing.decode import pull_seconds
 
 
@@ -25,7 +25,7 @@ class UnitRates:
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.MIXED: self.mixed}[role]
 
 
-def unit_rates(speed: WorkerSpeed, load: Load, slo: Slo) -> UnitRates:
+def unit_rates(speed: WorkerSpeed, load: Load, slo: LatencyTargets) -> UnitRates:
     """Return what one worker carries at full load: the fluid limit."""
     prompt, answer = load.prefill, load.decode
     fresh = prompt.isl_tokens * (1 - prompt.prefix_hit)

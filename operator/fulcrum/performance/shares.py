@@ -11,7 +11,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.performance.division import Part, divide, eligible
 from fulcrum.performance.layout import Layout, PoolCounts
 from fulcrum.performance.queueing import decode_step
@@ -19,13 +19,13 @@ from fulcrum.performance.queueing.prefill import Stations
 from fulcrum.performance.rates import UnitRates, unit_rates
 
 
-class Shares:
+class PoolShares:
     """For one set of speeds, one promise, and what pools admit; remembers the divisions."""
 
     def __init__(
         self,
         speeds: Mapping[str, WorkerSpeed],
-        slo: Slo,
+        slo: LatencyTargets,
         admits: Mapping[str, PoolAdmits],
         transfers: Mapping[tuple[str, str], TransferCost],
     ) -> None:

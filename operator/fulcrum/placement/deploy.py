@@ -6,13 +6,13 @@ from typing import Any, Final
 
 from fulcrum.api.names import KIND, Role
 from fulcrum.placement.parallelism import ROLES, Engine
-from fulcrum.placement.plan import Plan, Pool
+from fulcrum.placement.plan import PlacedPool, PlacementPlan
 
 API_VERSION: Final = "fulcrum.dev/v1alpha1"
 
 
 def inference_cluster(
-    plan: Plan, *, name: str, engine: Engine, ttft: str, tpot: str, attainment: float
+    plan: PlacementPlan, *, name: str, engine: Engine, ttft: str, tpot: str, attainment: float
 ) -> dict[str, Any]:
     """Return the document. Workers of one form that prefill and decode are one pool, so that they can flip.
 
@@ -39,8 +39,8 @@ def _quantization(engine: Engine) -> list[str]:
     return ["--quantization", "fp8"] if engine.weights not in (None, engine.model.weights) else []
 
 
-def _pools(plan: Plan) -> list[dict[str, Any]]:
-    merged: dict[str, list[Pool]] = {}
+def _pools(plan: PlacementPlan) -> list[dict[str, Any]]:
+    merged: dict[str, list[PlacedPool]] = {}
     for pool in plan.pools:
         # `h100-tp2-prefill` and `h100-tp2-decode` are `h100-tp2`; `-2` behind it marks GPUs of another memory.
         name = pool.name.replace(f"-{pool.role.value}", "", 1)

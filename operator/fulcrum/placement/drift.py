@@ -14,7 +14,7 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.placement.inventory import Inventory, Node
 from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.performance import Performance, Stations, goodput, highest_rate
-from fulcrum.placement.plan import Plan
+from fulcrum.placement.plan import PlacementPlan
 from fulcrum.placement.search import Request, search
 
 _MOST_SPLITS: Final = 32
@@ -47,7 +47,7 @@ class Comparison:
 
     held_goodput: float
     """Requests/s of the pools as they are, in the roles in which they carry most."""
-    plan: Plan
+    plan: PlacementPlan
 
     @property
     def gain(self) -> float:

@@ -13,7 +13,7 @@ from math import inf
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Demand, Slo
+from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.performance.queueing import (
     decode_admitted,
     decode_attainment,
@@ -30,7 +30,7 @@ class QueueingEstimates:
     """Shares of requests inside `slo`, for requests of the lengths of `demand` (its rate does not matter)."""
 
     demand: Demand
-    slo: Slo
+    slo: LatencyTargets
     turns_away: bool = False
     """Requests that would be late are turned away at arrival, as admission does: shares are those of requests that are
     let in. False: every request is served."""

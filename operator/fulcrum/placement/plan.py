@@ -32,7 +32,7 @@ class PlacedWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class PlacedPool:
     """Alike workers of one role."""
 
     name: str
@@ -49,12 +49,12 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlacementPlan:
     """A placement and its figures."""
 
     goal: Goal
     workers: tuple[PlacedWorker, ...]
-    pools: tuple[Pool, ...]
+    pools: tuple[PlacedPool, ...]
     routes: tuple[Route, ...]
     """KV from pool to pool, in requests/s."""
     node_routes: tuple[Route, ...]
@@ -103,12 +103,12 @@ class _PoolNames:
         return self._names[key]
 
 
-def plan_of(performance: Performance, problem: Problem, counts: Counts, *, goal: Goal, bound: float) -> Plan:
+def plan_of(performance: Performance, problem: Problem, counts: Counts, *, goal: Goal, bound: float) -> PlacementPlan:
     """Return the plan that the counts stand for: workers packed into nodes, flow over nodes, goodput with queues."""
     problem, carried = _rated(performance, problem, counts)
     workers = _placed(packed(problem, counts))
     flow = most_flow(_sites(problem, workers), problem.inventory, problem.kv_bytes_per_request)
-    return Plan(
+    return PlacementPlan(
         goal=goal,
         workers=workers,
         pools=_pools(workers, flow),
@@ -219,7 +219,7 @@ def _pool_routes(workers: Sequence[PlacedWorker], routes: Sequence[Route]) -> tu
     return tuple(Route(source=source, target=target, rate=rate) for (source, target), rate in sorted(found.items()))
 
 
-def _pools(workers: Sequence[PlacedWorker], flow: Flow) -> tuple[Pool, ...]:
+def _pools(workers: Sequence[PlacedWorker], flow: Flow) -> tuple[PlacedPool, ...]:
     routes = _pool_routes(workers, flow.routes)
     counted: dict[str, list[PlacedWorker]] = {}
     for worker in workers:
@@ -232,7 +232,7 @@ def _pools(workers: Sequence[PlacedWorker], flow: Flow) -> tuple[Pool, ...]:
             route.rate for route in routes if name == (route.source if role is Role.PREFILL else route.target)
         )
         used = 1.0 if role is Role.MIXED else flowing / carried
-        pools.append(Pool(name=name, option=option, role=role, workers=len(alike), utilisation=min(used, 1.0)))
+        pools.append(PlacedPool(name=name, option=option, role=role, workers=len(alike), utilisation=min(used, 1.0)))
     return tuple(pools)
 
 

@@ -17,7 +17,7 @@ from fulcrum.placement.inventory import Inventory
 from fulcrum.placement.objective import Goal, Objective
 from fulcrum.placement.parallelism import ROLES, Engine
 from fulcrum.placement.performance import Performance
-from fulcrum.placement.plan import Plan, plan_of
+from fulcrum.placement.plan import PlacementPlan, plan_of
 from fulcrum.placement.refine import Refinement, cell_flow
 from fulcrum.placement.space import Space, spaces_of
 from fulcrum.placement.start import split_start, uniform_start
@@ -61,7 +61,7 @@ class Request:
         return Objective(least_rate=self.rate if self.goal is Goal.LEAST_PRICE else None, most_price=self.most_price)
 
 
-def search(request: Request, on_progress: OnProgress | None = None) -> Plan:
+def search(request: Request, on_progress: OnProgress | None = None) -> PlacementPlan:
     """Return the best placement that is found.
 
     Raises:
@@ -71,7 +71,7 @@ def search(request: Request, on_progress: OnProgress | None = None) -> Plan:
     spaces = spaces_of(
         request.inventory, request.engine, request.performance, _role_groups(request), request.prompt_tokens
     )
-    plans: list[Plan] = []
+    plans: list[PlacementPlan] = []
     errors: list[PlacementError] = []
     for space in spaces:
         try:
@@ -92,13 +92,13 @@ def _role_groups(request: Request) -> list[tuple[Role, ...]]:
     return [tuple(role for role in request.roles if role is not Role.MIXED), (Role.MIXED,)]
 
 
-def _worth(goal: Goal, plan: Plan) -> float:
+def _worth(goal: Goal, plan: PlacementPlan) -> float:
     if goal is Goal.LEAST_PRICE:
         return -plan.price_per_hour
     return plan.goodput / (plan.price_per_hour or 1.0) if goal is Goal.BEST_RATIO else plan.goodput
 
 
-def _of_space(request: Request, space: Space, on_progress: OnProgress | None) -> Plan:
+def _of_space(request: Request, space: Space, on_progress: OnProgress | None) -> PlacementPlan:
     if not space.problem.assignments:
         raise explain_none(request.inventory, request.engine, request.performance)
     if request.goal is Goal.BEST_RATIO:
@@ -106,7 +106,7 @@ def _of_space(request: Request, space: Space, on_progress: OnProgress | None) ->
     return _planned(request, space, _searched(request, space, on_progress))
 
 
-def _planned(request: Request, space: Space, counts: Counts) -> Plan:
+def _planned(request: Request, space: Space, counts: Counts) -> PlacementPlan:
     return plan_of(
         request.performance,
         space.problem,
@@ -214,7 +214,7 @@ def _exact(
     return found.counts if score(found.counts) > score(best) else best
 
 
-def _best_ratio(request: Request, space: Space, on_progress: OnProgress | None) -> Plan:
+def _best_ratio(request: Request, space: Space, on_progress: OnProgress | None) -> PlacementPlan:
     """Return the plan with most goodput per price, among the cheapest ones for parts of the most that is possible."""
     most = _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress)
     plans = [_planned(request, space, most)]

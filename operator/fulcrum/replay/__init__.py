@@ -5,18 +5,18 @@ from fulcrum.replay.endpoint import Endpoint, discover
 from fulcrum.replay.open_loop import Progress, replay
 from fulcrum.replay.outcome import Outcome, Record
 from fulcrum.replay.prompts import PromptWriter
-from fulcrum.replay.report import Report, Slo, summarise
+from fulcrum.replay.report import LatencyLimits, Report, summarise
 
 __all__ = [
     "Client",
     "Endpoint",
     "EndpointError",
+    "LatencyLimits",
     "Outcome",
     "Progress",
     "PromptWriter",
     "Record",
     "Report",
-    "Slo",
     "discover",
     "replay",
     "summarise",

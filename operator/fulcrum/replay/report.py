@@ -12,7 +12,7 @@ from fulcrum.replay.outcome import Outcome, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
+class LatencyLimits:
     """Latency that a request must stay within, in seconds."""
 
     ttft_seconds: float
@@ -54,7 +54,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """From the first request to the end of the last."""
     ttft_seconds: Percentiles | None
     tpot_seconds: Percentiles | None
-    slo: Slo
+    slo: LatencyLimits
     slo_attainment: float
     """Requests inside the SLO, of all that were offered, 0 to 1."""
     goodput_requests_per_second: float
@@ -64,7 +64,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What was wrong with requests that were not ok, and how often."""
 
 
-def summarise(records: Sequence[Record], *, offered: int, slo: Slo) -> Report:
+def summarise(records: Sequence[Record], *, offered: int, slo: LatencyLimits) -> Report:
     """Report over the records of a replay of `offered` requests."""
     outcomes = Counter(record.outcome for record in records)
     ok = [record for record in records if record.outcome is Outcome.OK]

@@ -8,7 +8,7 @@ from math import inf
 from typing import Final
 
 from fulcrum.routing.prefixes import BYTE_ENDS
-from fulcrum.routing.sharing import MAX_BATCH_KEYS, Sent
+from fulcrum.routing.sent import MAX_BATCH_KEYS, Sent
 from fulcrum.routing.tuning import TUNING
 
 POOL: Final = 0
@@ -67,7 +67,7 @@ class AffinityMemory:
     def join(self, worker: int, device_units: float, host_units: float = 0.0) -> None:
         """A worker (a number that is never reused) keeps so many units on its device and in its host memory."""
         self._sent.setdefault(worker, 0.0)
-        self._device_room[worker] = device_units * TUNING.trusted
+        self._device_room[worker] = device_units * TUNING.prefix_share
         self._room[worker] = self._device_room[worker] + host_units
 
     def leave(self, worker: int) -> None:

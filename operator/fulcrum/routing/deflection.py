@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from math import exp
 
-from fulcrum.routing.candidates import emptiest_of
 from fulcrum.routing.path import Prefill, Route
 from fulcrum.routing.pools import RevisionGroup
 from fulcrum.routing.search import Search
 from fulcrum.routing.tuning import TUNING
+from fulcrum.routing.whole import emptiest_holder
 from fulcrum.routing.worker import WorkerView
 
 
@@ -23,8 +23,8 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     It saves one request itself.
     """
     late = pair.ttft_seconds > search.ttft_seconds
-    worker = emptiest_of(search, revision.decode, holders=True)
-    if worker is None or (late and worker.decode_load > pair.decode.decode_load + 1 - TUNING.trusted):
+    worker = emptiest_holder(search, revision.decode)
+    if worker is None or (late and not TUNING.equally_full(worker.decode_load, pair.decode.decode_load)):
         worker = pair.decode if late else None
     if worker is None:
         return None
@@ -32,7 +32,7 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     tpot_seconds = min(search.view.tpot_seconds, worker.tight_tpot_seconds)
     if path.ttft_seconds > min(pair.ttft_seconds, search.ttft_seconds):
         return None
-    if path.hand_over.step_seconds > TUNING.trusted * tpot_seconds:
+    if path.hand_over.step_seconds > TUNING.leg_share * tpot_seconds:
         return None
     stall_seconds = path.wait_seconds + path.work_seconds
     return path if harmed(worker, stall_seconds, tpot_seconds) < 1.0 else None

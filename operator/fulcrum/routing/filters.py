@@ -1,4 +1,6 @@
-"""Which workers of a pool can take a request: small functions in lists, in the order in which they apply. Pure.
+"""Which workers of a pool can take a request: small functions. Pure.
+
+`prefill`, `decode` and `whole` list those that they apply, in order.
 
 What does not depend on the request is filtered when a worker changes (`pools.by_revision`): workers without a role,
 those of other revisions, and suspects while any other worker is left. A filter gets the search, a pool, its workers
@@ -9,6 +11,7 @@ for each request, so it returns the same list when it has nothing to say.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Final
 
 from fulcrum.routing.pools import PoolGroup
@@ -17,6 +20,9 @@ from fulcrum.routing.worker import WorkerView
 
 Workers = Sequence[WorkerView]
 Filter = Callable[[Search, PoolGroup, Workers, WorkerView | None], Workers]
+
+by_decode: Final[Callable[[WorkerView], tuple[float, ...]]] = attrgetter("decode_key")
+"""Key of the worker with the most capacity to decode: the lowest."""
 
 
 def pool_takes_it(search: Search, pool: PoolGroup, workers: Workers, _source: WorkerView | None) -> Workers:
@@ -44,14 +50,6 @@ def can_pull(search: Search, _pool: PoolGroup, workers: Workers, source: WorkerV
     return [worker for worker in workers if (source.name, worker.name) not in broken]
 
 
-WHOLE: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried)
-"""Filters of workers that are to serve the whole request."""
-PREFILL: Final[tuple[Filter, ...]] = (*WHOLE, can_send)
-"""Filters of workers for the first of two legs."""
-DECODE: Final[tuple[Filter, ...]] = (*WHOLE, can_pull)
-"""Filters of workers for the second."""
-
-
 def left(
     filters: Sequence[Filter], search: Search, pool: PoolGroup, workers: Workers, source: WorkerView | None = None
 ) -> Workers:
@@ -61,3 +59,10 @@ def left(
             break
         workers = one(search, pool, workers, source)
     return workers
+
+
+def holders(filters: Sequence[Filter], search: Search, pool: PoolGroup, source: WorkerView | None = None) -> Workers:
+    """Return what all `filters` leave of the workers of a pool that hold the prompt's prefix."""
+    if not search.holders:
+        return ()
+    return left(filters, search, pool, [worker for worker in search.holders if worker in pool.members], source)

@@ -2,42 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport, WorkCounters
-from fulcrum.routing.tuning import TUNING
-
-if TYPE_CHECKING:
-    from fulcrum.routing.worker import WorkerView
-
-
-class UsualPrompt:
-    """Mean of the prompts that a worker's engine prefilled lately, whichever gateway sent them; sums that fade."""
-
-    __slots__ = ("_counted", "_prompts", "_tokens", "_uncached")
-
-    def __init__(self) -> None:
-        self._counted: WorkCounters | None = None
-        self._prompts = self._tokens = self._uncached = 0.0
-
-    def learn(self, work: WorkCounters) -> None:
-        """Take the engine's counters, which begin again with it."""
-        before, self._counted = self._counted, work
-        prompts = work.prompts - before.prompts if before is not None else 0
-        if before is None or prompts <= 0:
-            return
-        tokens, cached = work.prompt_tokens - before.prompt_tokens, work.cached_tokens - before.cached_tokens
-        left = (1 - 1 / TUNING.recent_requests) ** prompts
-        self._prompts = left * self._prompts + prompts
-        self._tokens = left * self._tokens + tokens
-        self._uncached = left * self._uncached + max(tokens - cached, 0)
-
-    def tokens(self, else_tokens: float) -> tuple[float, float]:
-        """Return the mean length, at least 1, and what of it is computed; `else_tokens` of both while none came."""
-        if not self._tokens:
-            return max(else_tokens, 1.0), max(else_tokens, 1.0)
-        return self._tokens / self._prompts, max(self._uncached / self._prompts, 1.0)
+from fulcrum.api.worker import LoadReport
+from fulcrum.routing.worker import WorkerView
 
 
 def take_report(
@@ -60,7 +27,7 @@ def take_report(
     # Attention grows with the square of each length: more than that of the mean, less than that of the sum.
     prompt_seconds = worker.work_seconds(prompt_tokens, prompt_tokens - new_tokens, cv2)
     if load.work is not None and load.work.computed_tokens is not None:
-        worker.set_computed(now_seconds, load.work.computed_tokens, prompt_seconds / new_tokens)
+        worker.prompts.set_computed(now_seconds, load.work.computed_tokens, prompt_seconds / new_tokens)
     if load.running is None or load.waiting is None:
         return
     beyond = max(load.running + load.waiting - worker.in_flight, 0)
@@ -78,7 +45,7 @@ def take_report(
         prompts = 0.0
     tokens = prompts * prompt_tokens
     if load.queued_prompt_tokens and worker.role is not Role.DECODE:
-        tokens = max(load.queued_prompt_tokens - worker.queued_tokens, 0.0)
+        tokens = max(load.queued_prompt_tokens - worker.prompts.queued_tokens, 0.0)
     mean = worker.context_tokens / worker.running if worker.running else prompt_tokens
     context = decoding * mean
     if decoding and load.kv_usage is not None and worker.kv_capacity:

@@ -67,7 +67,7 @@ def hand_over(
         mean = others - own_others + _mean_batch(worker, now_seconds, own_others, life, output_tokens * step)
     each = others_context / others if others > 0 else prompt_tokens
     tpot = own + c * output_tokens / 2 + mean * (b + c * each)
-    if worker.legs or worker.foreign_seconds or worker.prefill_rate:
+    if worker.prompts.legs or worker.prompts.foreign_seconds or worker.prompts.prefill_rate:
         slower, queued = _beside_prefill(worker, now_seconds, 0.0 if work_seconds else prefilled_seconds, output_tokens)
         step, tpot = max(step * slower, step + queued), max(tpot * slower, tpot + queued)
     if worker.running:
@@ -96,7 +96,7 @@ def _mean_batch(worker: WorkerView, now_seconds: float, others: float, life: flo
     faded = life / own_life * (1 - exp(-own_life / life))
     rate = worker.join_rate
     if rate and now_seconds > worker.joined_at:
-        rate *= exp((worker.joined_at - now_seconds) / worker.memory_seconds)
+        rate *= exp((worker.joined_at - now_seconds) / worker.prompts.memory_seconds)
     return others * faded + rate * life * (1 - faded)
 
 
@@ -108,13 +108,13 @@ def _beside_prefill(
     # queued delays that token.
     queued = 0.0
     if output_tokens > 1:
-        queued = max(worker.backlog_seconds(now_seconds) - over_seconds, 0.0) / output_tokens
-    return 1 / (1 - min(worker.prefill_share(now_seconds), TUNING.trusted)), queued
+        queued = max(worker.prompts.backlog_seconds(now_seconds) - over_seconds, 0.0) / output_tokens
+    return 1 / (1 - min(worker.prompts.prefill_share(now_seconds), TUNING.most_prefill_share)), queued
 
 
 def chunk_seconds(worker: WorkerView, prompt_tokens: float) -> float:
     """What running decodes add to the prefill of `prompt_tokens`, and of what is queued before it."""
     if not (worker.running or worker.foreign_running):
         return 0.0
-    chunks = 1 + (worker.queued_tokens + prompt_tokens) // worker.chunk_tokens
+    chunks = 1 + (worker.prompts.queued_tokens + prompt_tokens) // worker.chunk_tokens
     return chunks * (worker.step_seconds() - worker.least_step)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from fulcrum.routing.worker import WorkerView
+from fulcrum.routing.worker import WorkerView
 
 
 class NoPath(Enum):

@@ -8,33 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 from math import ceil, exp
-from typing import TYPE_CHECKING, Final
 
-from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.capacity.decode_curve import decode_line
-from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
+from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.tuning import TUNING
-
-if TYPE_CHECKING:
-    from fulcrum.routing.flight import Flight
-
-_NOMINAL_SPEED: Final = WorkerSpeed(
-    coefficients=SpeedCoefficients(
-        prefill_a=0.01, prefill_b=1e-4, prefill_c=0.0, decode_a=0.02, decode_b=1e-4, decode_c=1e-7
-    ),
-    kv_capacity_tokens=0,
-    source=SpeedSource.ROOFLINE,
-)
-"""Stands in while a worker's speed is unknown: enough to compare workers by, never to promise anything by."""
 
 
 class PrefillQueue:
-    """A worker's engine and the prompts on it: own ones (started here), and foreign ones (in its reports only)."""
+    """The prompts on a worker: own ones (started here), and foreign ones (in its reports only)."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
         """By class: in which order the engine takes what waits."""
-        self.legs: dict[Flight, None] = {}
+        self.legs: dict[RequestLoad, None] = {}
         """Own prompts, in the order of their start."""
         self.own_seconds = 0.0
         """Their summed time, known to be right at `anchor`."""
@@ -46,7 +31,7 @@ class PrefillQueue:
         self.anchor = 0.0
         self.step_work_seconds, self.step_tokens = -1.0, 0.0
         """Own prefill in the step that began at `anchor`; below 0: to be worked out."""
-        self.step_legs: set[Flight] = set()
+        self.step_legs: set[RequestLoad] = set()
         self.memory_seconds = TUNING.memory_seconds
         """Memory of the rates at which work comes to it."""
         self.prefill_rate = 0.0
@@ -56,41 +41,14 @@ class PrefillQueue:
         """Tokens that were to be computed of the own prompts that were answered since its last report."""
         self.computed_tokens: int | None = None
         """Tokens of all prompts that its engine had computed by its last report; None: unknown."""
-        self.set_speed(None)
+        self.prefill_a, self.chunk_tokens = 0.0, 1.0
 
-    def set_speed(self, speed: WorkerSpeed | None) -> None:
-        """How fast it is; None: unknown."""
-        self.known = speed is not None
-        self.speed = speed = speed or _NOMINAL_SPEED
+    def set_speed(self, prefill_a: float, chunk_tokens: float) -> None:
+        """How long a step of its engine takes at least, and how many tokens are in it at most."""
+        self.prefill_a, self.chunk_tokens = prefill_a, chunk_tokens
         self.step_work_seconds = -1.0
-        # Copied: these are read several times for each request.
-        k = speed.coefficients
-        self.prefill_a, self.prefill_b, self.prefill_c = k.prefill_a, k.prefill_b, k.prefill_c
-        # Times are divided by a step, whatever a profile leaves out.
-        self.least_step = max(speed.idle_step_seconds, 1e-6)
-        self.curved = len(k.decode_curve) > 1
-        self.decode_b, self.decode_c = k.decode_b, k.decode_c
-        self.kv_capacity = float(speed.kv_capacity_tokens)
-        self.max_batch = float(speed.max_batch)
-        self.chunk_tokens = float(speed.max_batched_tokens)
-        # Short prompts share a step, so each bears its part of the base.
-        self.work_per_token = k.prefill_a / speed.max_batched_tokens + k.prefill_b
 
     # What can be asked.
-
-    def decode_line(self, batch: float) -> tuple[float, float, float]:
-        """Return a, b, c of `a + b * batch + c * context`, the seconds of a decode step of about so many requests."""
-        if self.curved:
-            return decode_line(self.speed.coefficients, batch)
-        return self.least_step, self.decode_b, self.decode_c
-
-    def work_seconds(self, prompt_tokens: float, cached_tokens: float, cv2: float = 0.0) -> float:
-        """Time that a prompt takes of a busy worker.
-
-        With `cv2`, the squared coefficient of variation of lengths, it is the mean over prompts of that mean length.
-        """
-        new_tokens = prompt_tokens - cached_tokens
-        return new_tokens * (self.work_per_token + self.prefill_c * (1 + cv2) * (prompt_tokens + cached_tokens))
 
     def backlog_seconds(self, now_seconds: float, overtaken_seconds: float = 0.0) -> float:
         """Time until a prompt that is queued now gets its turn.
@@ -109,7 +67,7 @@ class PrefillQueue:
             return total - limit + (credit - limit) / 2
         return total - credit if credit > 0 else total
 
-    def overtaken(self, rank: int) -> list[Flight]:
+    def overtaken(self, rank: int) -> list[RequestLoad]:
         """Legs of lower ranks that a prompt of `rank` would be served before, in the order of their service.
 
         What has begun is not interrupted: the engine goes on with it in its next step before it takes what waits.
@@ -168,7 +126,7 @@ class PrefillQueue:
             if room <= 0:
                 break
 
-    def _in_order(self, legs: Iterable[Flight]) -> list[Flight]:
+    def _in_order(self, legs: Iterable[RequestLoad]) -> list[RequestLoad]:
         """Sort legs as the engine serves them."""
         if len(self.rank_seconds) == 1:
             return list(legs)
@@ -176,31 +134,31 @@ class PrefillQueue:
 
     # What happens.
 
-    def queue(self, flight: Flight, now_seconds: float) -> None:
+    def queue(self, load: RequestLoad, now_seconds: float) -> None:
         """A prefill leg was sent to it."""
         if self.own_seconds + self.foreign_seconds <= 0:
             self.anchor = now_seconds
         if now_seconds <= self.anchor:
             self.step_work_seconds = -1.0
-        self.legs[flight] = None
-        self.own_seconds += flight.work_seconds
-        self.rank_seconds[self.ranks[flight.qos]] += flight.work_seconds
-        self.queued_tokens += flight.prompt_tokens
-        self.new_tokens += flight.new_tokens
-        self._takes(flight.work_seconds, now_seconds)
+        self.legs[load] = None
+        self.own_seconds += load.work_seconds
+        self.rank_seconds[self.ranks[load.qos]] += load.work_seconds
+        self.queued_tokens += load.prompt_tokens
+        self.new_tokens += load.new_tokens
+        self._takes(load.work_seconds, now_seconds)
 
-    def unqueue(self, flight: Flight, now_seconds: float, *, done: bool) -> None:
+    def unqueue(self, load: RequestLoad, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
-        del self.legs[flight]
+        del self.legs[load]
         self.step_work_seconds = -1.0
-        self.own_seconds -= flight.work_seconds
-        self.rank_seconds[self.ranks[flight.qos]] -= flight.work_seconds
-        self.queued_tokens -= flight.prompt_tokens
-        self.new_tokens -= flight.new_tokens
+        self.own_seconds -= load.work_seconds
+        self.rank_seconds[self.ranks[load.qos]] -= load.work_seconds
+        self.queued_tokens -= load.prompt_tokens
+        self.new_tokens -= load.new_tokens
         if done:
-            self.answered_tokens += flight.new_tokens
+            self.answered_tokens += load.new_tokens
             # What was neither spent on this leg nor waited for belonged to a foreign one.
-            spare = now_seconds - self.anchor - self.prefill_a - flight.work_seconds
+            spare = now_seconds - self.anchor - self.prefill_a - load.work_seconds
             self.foreign_seconds = max(self.foreign_seconds - max(spare, 0.0), 0.0)
             self.anchor = now_seconds
         if not self.legs:

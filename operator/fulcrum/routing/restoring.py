@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fulcrum.kv import Tiers, Waits, restore
 from fulcrum.routing.tuning import TUNING
-
-if TYPE_CHECKING:
-    from fulcrum.routing.search import Search
-    from fulcrum.routing.worker import WorkerView
+from fulcrum.routing.worker import WorkerView
 
 
 class Restoring(NamedTuple):
@@ -27,21 +24,29 @@ class Restoring(NamedTuple):
 
 def prefill_left_seconds(ttft_seconds: float, waited_seconds: float) -> float:
     """Return what is left for the prefill of a request that came `waited_seconds` ago: the hand-over comes after it."""
-    return max(TUNING.trusted * ttft_seconds - waited_seconds, 0.0)
+    return max(TUNING.leg_share * ttft_seconds - waited_seconds, 0.0)
 
 
-def restoring(search: Search, worker: WorkerView, tiers: Tiers, wait_seconds: float) -> Restoring:
-    """Return what the engine does by the split that it uses itself; the prompt has its turn after `wait_seconds`."""
-    incoming = search.incoming
-    prompt = incoming.prompt_tokens
-    present = 0.0
-    held = search.cached_tokens(worker)
-    if held:
-        on_device = search.view.affinity.on_device(incoming.prefix, worker.index)
-        present = min(on_device / incoming.units_per_token, held)
-    link, matched = tiers.host_link, held
-    if tiers.pool_link is not None and search.pooled_tokens > held:
-        link, matched = tiers.pool_link, search.pooled_tokens
+def restoring(
+    prompt_tokens: float,
+    worker: WorkerView,
+    tiers: Tiers,
+    *,
+    held_tokens: float,
+    device_tokens: float,
+    pooled_tokens: float,
+    within_seconds: float,
+    wait_seconds: float,
+) -> Restoring:
+    """Return what the engine does by the split that it uses itself; the prompt has its turn after `wait_seconds`.
+
+    The worker holds `held_tokens` of the prompt, `device_tokens` of them on its device; the KV pool `pooled_tokens`.
+    The prefill is to take `within_seconds`.
+    """
+    prompt, present = prompt_tokens, device_tokens
+    link, matched = tiers.host_link, held_tokens
+    if tiers.pool_link is not None and pooled_tokens > held_tokens:
+        link, matched = tiers.pool_link, pooled_tokens
     if matched - present < 1.0 or prompt < matched + 1.0:
         return Restoring(present, 0.0, 0.0, worker.work_seconds(prompt, present))
     way = restore(
@@ -51,9 +56,7 @@ def restoring(search: Search, worker: WorkerView, tiers: Tiers, wait_seconds: fl
         speed=worker.speed.coefficients,
         link=link,
         waits=Waits(compute_seconds=wait_seconds),
-        within_seconds=prefill_left_seconds(
-            min(search.view.ttft_seconds, incoming.ttft_seconds), incoming.waited_seconds
-        ),
+        within_seconds=within_seconds,
         front=tiers.front,
     )
     if not way.load_tokens:

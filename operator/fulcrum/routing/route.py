@@ -1,21 +1,22 @@
-"""The path of a request: filter (`filters`) -> predict (`candidates`, `search`) -> score (`scorers`) -> pick. Pure."""
+"""The path of a request: filter -> score -> pick, for its prefill, its decode and for both on one worker. Pure.
+
+`prefill`, `decode` and `whole` find one each, as `search` predicts it; the path that costs least (`scorers`) is picked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from fulcrum.routing import filters
-from fulcrum.routing.candidates import pair_for, prefill_for, whole_for
+from fulcrum.routing.decode import pick_decode
 from fulcrum.routing.deflection import deflected, staying
 from fulcrum.routing.path import Incoming, NoPath, Prefill, Route
 from fulcrum.routing.pools import RevisionGroup
+from fulcrum.routing.prefill import FILTERS, pick_prefill
 from fulcrum.routing.scorers import best_path
 from fulcrum.routing.search import Search
-
-if TYPE_CHECKING:
-    from fulcrum.routing.view import ClusterView
-    from fulcrum.routing.worker import WorkerView
+from fulcrum.routing.view import ClusterView
+from fulcrum.routing.whole import pick_whole
+from fulcrum.routing.worker import WorkerView
 
 
 def route(incoming: Incoming, view: ClusterView, now_seconds: float) -> Route | NoPath:
@@ -34,7 +35,7 @@ def decode_elsewhere(incoming: Incoming, prefill: WorkerView, view: ClusterView,
     def pairs(search: Search, revision: RevisionGroup) -> list[Route]:
         if not any(prefill in pool.members for pool in revision.prefill):
             return []
-        pair = pair_for(search, done, revision.decode)
+        pair = pick_decode(search, done, revision.decode)
         return [] if pair is None else [pair]
 
     return _best(Search(incoming, view, now_seconds), pairs)
@@ -54,14 +55,19 @@ def _best(search: Search, paths: Callable[[Search, RevisionGroup], list[Route]])
 def _paths(search: Search, revision: RevisionGroup) -> list[Route]:
     paths: list[Route] = []
     if revision.decode and revision.prefill and not search.incoming.whole:
-        prefill = prefill_for(search, revision.prefill, filters.PREFILL, revision.decode)
-        pair = pair_for(search, prefill, revision.decode) if prefill is not None else None
+        prefill = pick_prefill(search, revision.prefill, FILTERS, revision.decode)
+        pair = pick_decode(search, prefill, revision.decode) if prefill is not None else None
         if prefill is not None and pair is not None:
             paths = [pair, *_beside(search, revision, prefill, pair)]
-    if revision.mixed:
-        paths.extend(whole_for(search, revision.mixed))
-    # A whole request is mostly decoding, so it disturbs a decode worker less than a prefill worker.
-    return paths or whole_for(search, revision.decode) or whole_for(search, revision.prefill)
+    mixed = pick_whole(search, revision.mixed) if revision.mixed else None
+    if mixed is not None:
+        paths.append(mixed)
+    if not paths:
+        # A whole request is mostly decoding, so it disturbs a decode worker less than a prefill worker.
+        whole = pick_whole(search, revision.decode) or pick_whole(search, revision.prefill)
+        if whole is not None:
+            paths.append(whole)
+    return paths
 
 
 def _beside(search: Search, revision: RevisionGroup, prefill: Prefill, pair: Route) -> list[Route]:

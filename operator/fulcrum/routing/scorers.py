@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from fulcrum.routing.path import Prefill, Route
-from fulcrum.routing.pools import PoolGroup
+from fulcrum.routing.path import Route
 from fulcrum.routing.search import Search
 from fulcrum.routing.tuning import TUNING
 
@@ -64,22 +63,6 @@ def path_cost(search: Search, path: Route) -> float:
     for scorer in PATH:
         seconds += scorer(search, path)
     return seconds
-
-
-def best_prefill(search: Search, prefills: Sequence[Prefill], onward: Sequence[PoolGroup] = ()) -> Prefill | None:
-    """Pick the prefill that is done first, where its work counts once more for others; of equals the first.
-
-    With pools `onward`, its KV is to be in the one that it gets to soonest.
-    """
-    if len(prefills) < 2:
-        return prefills[0] if prefills else None
-
-    def seconds(one: Prefill) -> float:
-        costs = [search.view.transfers.cost(one.prefill, pool.workers[0]) for pool in onward]
-        moved = min((cost.seconds(search.incoming.prompt_tokens) for cost in costs), default=0.0)
-        return one.wait_seconds + one.own_seconds + one.work_seconds + moved
-
-    return min(prefills, key=seconds)
 
 
 def best_path(search: Search, paths: Sequence[Route]) -> Route | None:

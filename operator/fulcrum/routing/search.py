@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from fulcrum.kv import Tiers
 from fulcrum.routing.affinity import POOL
 from fulcrum.routing.latency import chunk_seconds, hand_over
 from fulcrum.routing.path import HandOver, Incoming, Prefill, Route
-from fulcrum.routing.restoring import restoring
+from fulcrum.routing.restoring import Restoring, prefill_left_seconds, restoring
+from fulcrum.routing.view import ClusterView
 from fulcrum.routing.worker import WorkerView
-
-if TYPE_CHECKING:
-    from fulcrum.routing.view import ClusterView
 
 
 class Search:
@@ -51,26 +48,43 @@ class Search:
         """The prefill on `worker`."""
         prompt_tokens = self.incoming.prompt_tokens
         wait, begun, overtaken_tokens = 0.0, 0.0, 0.0
-        if worker.legs or worker.foreign_seconds:
+        if worker.prompts.legs or worker.prompts.foreign_seconds:
             overtaken = 0.0
-            lower = worker.lower_seconds(self.rank)
+            lower = worker.prompts.lower_seconds(self.rank)
             if lower > 0:
-                for leg in worker.overtaken(self.rank):
+                for leg in worker.prompts.overtaken(self.rank):
                     overtaken += leg.work_seconds
                     overtaken_tokens += leg.new_tokens
                 begun = max(lower - overtaken, 0.0)
-            wait = worker.backlog_seconds(self.now_seconds, overtaken)
+            wait = worker.prompts.backlog_seconds(self.now_seconds, overtaken)
         if worker.tiers is None or not self.incoming.prefix:
             cached, loaded, loaded_at = self.cached_tokens(worker), 0.0, 0.0
             work = worker.work_seconds(prompt_tokens, cached)
         else:
-            way = restoring(self, worker, worker.tiers, wait)
+            way = self._restoring(worker, worker.tiers, wait)
             cached, loaded, loaded_at, work = way.cached_tokens, way.loaded_tokens, way.loaded_seconds, way.work_seconds
-        own = worker.prefill_a + work - worker.spared_seconds(prompt_tokens - cached, overtaken_tokens)
+        own = worker.prefill_a + work - worker.prompts.spared_seconds(prompt_tokens - cached, overtaken_tokens)
         if worker.running or worker.foreign_running:
             wait += chunk_seconds(worker, prompt_tokens - cached)
         own += max(loaded_at - wait - own, 0.0)
         return Prefill(worker, cached, wait, begun, work, own, loaded)
+
+    def _restoring(self, worker: WorkerView, tiers: Tiers, wait_seconds: float) -> Restoring:
+        incoming, held, present = self.incoming, self.cached_tokens(worker), 0.0
+        if held:
+            on_device = self.view.affinity.on_device(incoming.prefix, worker.index)
+            present = min(on_device / incoming.units_per_token, held)
+        promised_seconds = min(self.view.ttft_seconds, incoming.ttft_seconds)
+        return restoring(
+            incoming.prompt_tokens,
+            worker,
+            tiers,
+            held_tokens=held,
+            device_tokens=present,
+            pooled_tokens=self.pooled_tokens,
+            within_seconds=prefill_left_seconds(promised_seconds, incoming.waited_seconds),
+            wait_seconds=wait_seconds,
+        )
 
     def two_legs(self, prefill: Prefill, decode: WorkerView) -> Route:
         """The prefill, and the answer on another worker."""
@@ -81,8 +95,8 @@ class Search:
         if decode.running:
             # A busy engine begins to pull between two steps, and adds what it has pulled between two others.
             ttft += 0.5 * there.step_seconds + max(there.step_seconds - transfer, 0.0)
-        if decode.legs:
-            ttft += max(decode.backlog_seconds(self.now_seconds) - delay, 0.0)
+        if decode.prompts.legs:
+            ttft += max(decode.prompts.backlog_seconds(self.now_seconds) - delay, 0.0)
         return _route(prefill, decode, ttft, there)
 
     def transfer_seconds(self, prefill: Prefill, decode: WorkerView) -> float:

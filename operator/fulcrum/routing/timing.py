@@ -12,6 +12,7 @@ from typing import Final
 
 from fulcrum.capacity.rows import PrefillRow
 from fulcrum.routing.flight import Flight
+from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.worker import WorkerView
 
 _MOST_ROWS: Final = 8
@@ -41,11 +42,11 @@ class StepTimes:
         """A prompt is prefilled. Call it before the worker's queue forgets it."""
         worker = flight.prefill
         before, began = worker.step_before, worker.step_began
-        if flight.started_at > began:
+        if flight.load.started_at > began:
             # It came later, and yet it was in this step.
             self.broken_off(worker, now_seconds)
             return
-        if flight.started_at <= before:
+        if flight.load.started_at <= before:
             return  # the same step as another one that was answered a moment ago
         step = _step(worker)
         worker.step_before, worker.step_began = began, now_seconds
@@ -58,18 +59,18 @@ class StepTimes:
         Were nothing learnt of it, a worker that is much slower than thought would be given up on again and again.
         """
         worker = flight.prefill
-        in_step = worker.step_before < flight.started_at <= worker.step_began
+        in_step = worker.step_before < flight.load.started_at <= worker.step_began
         step = _step(worker) if in_step else None
         seconds = now_seconds - worker.step_began
         if step is not None and seconds > sum(leg.work_seconds for leg in step):
             self._keep(worker, step, seconds)
 
-    def _keep(self, worker: WorkerView, step: list[Flight], seconds: float) -> None:
+    def _keep(self, worker: WorkerView, step: list[RequestLoad], seconds: float) -> None:
         tokens = sum(leg.new_tokens for leg in step)
         steps = ceil(tokens / worker.chunk_tokens)
         if len(step) > worker.max_batch or (steps > 1 and len(step) > 1):
             return  # more than one step takes: the first answer came before the last prompt was read
-        squares = sum(leg.new_tokens * (leg.prompt_tokens + leg.route.cached_tokens) for leg in step)
+        squares = sum(leg.new_tokens * (leg.prompt_tokens + leg.cached_tokens) for leg in step)
         row = PrefillRow(prompts=steps, tokens=tokens, squared_tokens=squares, seconds=seconds)
         rows = self._rows.setdefault(worker.pool, [])
         rows.append(row)
@@ -77,16 +78,16 @@ class StepTimes:
             del rows[0]
 
 
-def _step(worker: WorkerView) -> list[Flight] | None:
+def _step(worker: WorkerView) -> list[RequestLoad] | None:
     """Prompts of the step under way; None where more was in it than prompts that are known."""
     if worker.foreign or worker.running:
         return None
     step = []
-    for leg in worker.legs:
+    for leg in worker.prompts.legs:
         if leg.started_at > worker.step_began:
             break
         if leg.started_at > worker.step_before:
-            if leg.route.loaded_tokens:
+            if leg.loaded_tokens:
                 return None  # it also waited for its load
             step.append(leg)
     return step

@@ -6,16 +6,12 @@ needs for a first step: the rest of the step under way, where it is busy, and a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fulcrum.api.gateway import LearntRate
 from fulcrum.capacity.kv import UNKNOWN_TRANSFER, TransferCost
 from fulcrum.capacity.transfers import LearntTransfer
+from fulcrum.routing.flight import Flight
 from fulcrum.routing.tuning import TUNING
-
-if TYPE_CHECKING:
-    from fulcrum.routing.flight import Flight
-    from fulcrum.routing.worker import WorkerView
+from fulcrum.routing.worker import WorkerView
 
 PoolPair = tuple[str, str, bool]
 """Pools of the prefill and of the decode worker, and whether both are on one node."""
@@ -71,7 +67,7 @@ class Transfers:
         for worker in (flight.prefill, flight.decode):
             if not worker.pulls:
                 worker.link_at = now_seconds
-            worker.pulls[flight] = None
+            worker.pulls[flight.load] = None
             worker.pulling_tokens += tokens
 
     @staticmethod
@@ -79,7 +75,7 @@ class Transfers:
         """Its pull is over, or its end will not be seen: it counts no more."""
         tokens, flight.pulled_tokens = flight.pulled_tokens, 0.0
         for worker in (flight.prefill, flight.decode):
-            worker.pulls.pop(flight, None)
+            worker.pulls.pop(flight.load, None)
             worker.pulling_tokens = max(worker.pulling_tokens - tokens, 0.0)
 
     def ended(self, flight: Flight, now_seconds: float) -> None:
@@ -94,11 +90,11 @@ class Transfers:
         seconds = now_seconds - step - began_at
         for worker in (source, target):
             # A pull that overtakes an older one over a slower link says nothing of how long that one was held up.
-            if next(iter(worker.pulls), None) is flight:
+            if next(iter(worker.pulls), None) is flight.load:
                 worker.link_at = max(now_seconds - step, began_at)
         self.drop(flight)
         full = target.running > target.max_batch or target.context_tokens > target.kv_capacity > 0
-        if full or target.legs or target.foreign_seconds:
+        if full or target.prompts.legs or target.prompts.foreign_seconds:
             return  # it also waited for a place in the batch, or for prompts
         if between and seconds <= step + between:
             if self.cost(source, target).seconds(tokens) <= step:

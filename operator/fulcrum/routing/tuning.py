@@ -15,10 +15,8 @@ class RoutingTuning:
     """Seconds that a second beyond a promise counts for: a path that keeps it is taken if there is one."""
 
     # Estimates.
-    trusted: float = 0.8
-    """Share of a limit that an estimate may fill, as it may be wrong by the rest: a promise that one worker of a pair
-    is to keep alone, a worker's time with prompts, a KV cache with prefixes or with one prompt. A prediction beyond it
-    is near the limit, and tells how good the limit is. Workers that differ by less than the rest are equally full."""
+    estimate_share: float = 0.8
+    """Share of a limit that an estimate may fill, as it can be wrong by the rest. The properties below say where."""
     most_wrong: float = 3.0
     """Actual over predicted latency beyond which it is no error of a prediction: a worker that is so much later than
     its like is an outlier, no margin is wider, and idle workers serve a request that is predicted so late."""
@@ -54,6 +52,45 @@ class RoutingTuning:
     def pause_seconds(self, failures: int) -> float:
         """Return how long to leave alone what failed so many times in a row."""
         return min(self.first_pause_seconds * 2.0 ** min(failures - 1, 30), self.longest_pause_seconds)
+
+    @property
+    def leg_share(self) -> float:
+        """Share of a promise within which one worker of a pair is to keep it alone."""
+        return self.estimate_share
+
+    @property
+    def most_prefill_share(self) -> float:
+        """Share of a worker's time that prompts are believed to take at most."""
+        return self.estimate_share
+
+    @property
+    def prefix_share(self) -> float:
+        """Share of a KV cache that keeps prefixes."""
+        return self.estimate_share
+
+    @property
+    def least_prompt_share(self) -> float:
+        """Share of its estimated length that a prompt has at least."""
+        return self.estimate_share
+
+    @property
+    def near_share(self) -> float:
+        """Share of a limit from which a prediction is near it, so that its outcome tells how good the limit is."""
+        return self.estimate_share
+
+    @property
+    def retry_share(self) -> float:
+        """Share of a limit below which a request that is told to come back later is to find the worker."""
+        return self.estimate_share
+
+    @property
+    def unslowed_share(self) -> float:
+        """Predicted over actual latency from which busy neighbours are not felt."""
+        return self.estimate_share
+
+    def equally_full(self, load: float, other: float) -> bool:
+        """Report whether a worker is emptier than another one, or fuller by less than estimates can tell."""
+        return load < other + 1 - self.estimate_share
 
 
 TUNING: Final = RoutingTuning()

@@ -17,6 +17,7 @@ from fulcrum.routing.flight import DECODING, ENDED, PREFILLING, Flight
 from fulcrum.routing.foreign import take_report
 from fulcrum.routing.kv_routes import KvRoutes
 from fulcrum.routing.path import Incoming, Route
+from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker_set import WorkerSet
 
@@ -52,6 +53,8 @@ class ClusterView(WorkerSet):
         and shorter ones that come later none."""
         self.step_limit_seconds = 0.0
         """Predicted decode step up to which admission lets requests in now; 0 where it does not predict."""
+        self.prefilling: dict[RequestLoad, Flight] = {}
+        """Requests that wait for their prefill or are in it, by what their workers know of them."""
         self.decoding: dict[Flight, None] = {}
         """Requests whose answers are being made, in the order in which they began."""
         self._started = 0
@@ -67,6 +70,7 @@ class ClusterView(WorkerSet):
     def start(self, incoming: Incoming, route: Route, now_seconds: float) -> Flight:
         """The request is sent on its way."""
         flight = Flight(incoming, route, now_seconds)
+        load = flight.load
         self.transfers.forget(now_seconds)
         prefill, decode = flight.prefill, flight.decode
         tokens = incoming.prompt_tokens, incoming.output_tokens
@@ -74,17 +78,18 @@ class ClusterView(WorkerSet):
             self.kv_routes.sent(prefill.pool, decode.pool)
         flight.step_limit_seconds = self.step_limit_seconds
         flight.busy_neighbours = self.busy_neighbours(prefill)
-        flight.share = decode.share_of(*tokens, self.tpot_seconds)
-        flight.step_share = decode.step_share_of(*tokens, self.tpot_seconds)
-        if not prefill.legs:
+        load.share = decode.share_of(*tokens, self.tpot_seconds)
+        load.step_share = decode.step_share_of(*tokens, self.tpot_seconds)
+        if not prefill.prompts.legs:
             self.steps.starts(prefill, now_seconds)
         self._started += 1
-        prefill.queue(flight, now_seconds)
-        decode.promise(flight)
+        self.prefilling[load] = flight
+        prefill.prompts.queue(load, now_seconds)
+        decode.promise(load)
         prefill.take_turn(self._started)
         decode.take_turn(self._started)
-        self.prefill_use[flight.qos] += flight.work_seconds
-        self.decode_use[flight.qos] += flight.step_share
+        self.prefill_use[load.qos] += load.work_seconds
+        self.decode_use[load.qos] += load.step_share
         rate = 1 / min(self._started, TUNING.recent_requests)
         self.mean_prompt_tokens += rate * (incoming.prompt_tokens - self.mean_prompt_tokens)
         self.mean_prompt_square += rate * (incoming.prompt_tokens**2 - self.mean_prompt_square)
@@ -116,16 +121,16 @@ class ClusterView(WorkerSet):
             self.steps.broken_off(flight.prefill, now_seconds)
         self._prefill_ended(flight, now_seconds, done=True)
         if prompt_tokens is not None:
-            flight.prompt_tokens = prompt_tokens
-        decode.join(flight, now_seconds)
+            flight.load.prompt_tokens = prompt_tokens
+        decode.join(flight.load, now_seconds)
         self.decoding[flight] = None
         if decode is flight.prefill:
             return
-        new_tokens = flight.prompt_tokens
+        new_tokens = flight.load.prompt_tokens
         if flight.prefix:
             # The KV that it pulled stays with it, too.
             held = self.affinity.on_device(flight.prefix, decode.index)
-            new = max(flight.prompt_tokens * self.units_per_token - held, 0.0)
+            new = max(flight.load.prompt_tokens * self.units_per_token - held, 0.0)
             self.affinity.record(flight.prefix, decode.index, new, 0.0)
             new_tokens = new / self.units_per_token
         if seen:
@@ -150,15 +155,17 @@ class ClusterView(WorkerSet):
             self.steps.broken_off(flight.prefill, now_seconds)
             self._prefill_ended(flight, now_seconds, done=False)
         else:
-            decode.leave(flight, now_seconds)
+            decode.leave(flight.load, now_seconds)
             del self.decoding[flight]
         flight.phase = ENDED
         if flight.pulled_tokens:
             self.transfers.drop(flight)
-        decode.release(flight)
-        self.decode_use[flight.qos] = max(self.decode_use[flight.qos] - flight.step_share, 0.0)
+        decode.release(flight.load)
+        self.decode_use[flight.load.qos] = max(self.decode_use[flight.load.qos] - flight.load.step_share, 0.0)
 
     def _prefill_ended(self, flight: Flight, now_seconds: float, *, done: bool) -> None:
-        flight.prefill.unqueue(flight, now_seconds, done=done)
-        self.prefill_use[flight.qos] = max(self.prefill_use[flight.qos] - flight.work_seconds, 0.0)
-        flight.decode.unpromise(flight)
+        load = flight.load
+        del self.prefilling[load]
+        flight.prefill.unqueue(load, now_seconds, done=done)
+        self.prefill_use[load.qos] = max(self.prefill_use[load.qos] - load.work_seconds, 0.0)
+        flight.decode.unpromise(load)

@@ -7,22 +7,21 @@ worker what happens.
 from __future__ import annotations
 
 from math import exp, inf
-from typing import TYPE_CHECKING
 
 from fulcrum.api.names import Role
+from fulcrum.capacity.decode_curve import decode_line
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
 from fulcrum.routing.breaker import Breaker
-from fulcrum.routing.foreign import UsualPrompt
-from fulcrum.routing.outliers import Health
+from fulcrum.routing.health import Health
+from fulcrum.routing.nominal_speed import NOMINAL_SPEED
 from fulcrum.routing.prefill_queue import PrefillQueue
+from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.tuning import TUNING
-
-if TYPE_CHECKING:
-    from fulcrum.routing.flight import Flight
+from fulcrum.routing.usual_prompt import UsualPrompt
 
 
-class WorkerView(PrefillQueue):
+class WorkerView:
     """A worker and the work on it: own (started here) and foreign (reported by the worker, started elsewhere).
 
     `steps` counts the engine's decode steps, so a request's progress is a difference of two counts, and the sums over
@@ -35,15 +34,7 @@ class WorkerView(PrefillQueue):
     """The lowest comes first: the worker with the most capacity to decode."""
 
     def __init__(
-        self,
-        *,
-        index: int,
-        name: str,
-        role: Role,
-        pool: str,
-        revision: str,
-        node: str,
-        ranks: tuple[int, ...] = (0,),
+        self, *, index: int, name: str, role: Role, pool: str, revision: str, node: str, ranks: tuple[int, ...] = (0,)
     ) -> None:
         self.index = index
         """Never used again for another worker, nor for another process of this one."""
@@ -60,6 +51,7 @@ class WorkerView(PrefillQueue):
         self.step_before = self.step_began = -inf
         """When the last prefill step began, and the one under way, as `timing` sees them."""
 
+        self.prompts = PrefillQueue(ranks)
         self.running = 0
         self.prompt_tokens = self.joined_steps = self.expected_tokens = 0.0
         """Sums over own running requests."""
@@ -81,23 +73,51 @@ class WorkerView(PrefillQueue):
         self.usual_prompt = UsualPrompt()
         self.pulling_tokens = 0.0
         """Prompt tokens whose KV it is to send or to receive."""
-        self.pulls: dict[Flight, None] = {}
+        self.pulls: dict[RequestLoad, None] = {}
         """Requests that these belong to, the oldest pull first."""
         self.link_at = 0.0
         """When its link took up the first of them, as far as is seen."""
-        super().__init__(ranks)
+        self.set_speed(None)
 
     def set_speed(self, speed: WorkerSpeed | None) -> None:
         """How fast it is; None: unknown."""
-        super().set_speed(speed)
+        self.known = speed is not None
+        self.speed = speed = speed or NOMINAL_SPEED
+        # Copied: these are read several times for each request.
+        k = speed.coefficients
+        self.prefill_a, self.prefill_b, self.prefill_c = k.prefill_a, k.prefill_b, k.prefill_c
+        # Times are divided by a step, whatever a profile leaves out.
+        self.least_step = max(speed.idle_step_seconds, 1e-6)
+        self.curved = len(k.decode_curve) > 1
+        self.decode_b, self.decode_c = k.decode_b, k.decode_c
+        self.kv_capacity = float(speed.kv_capacity_tokens)
+        self.max_batch = float(speed.max_batch)
+        self.chunk_tokens = float(speed.max_batched_tokens)
+        # Short prompts share a step, so each bears its part of the base.
+        self.work_per_token = k.prefill_a / speed.max_batched_tokens + k.prefill_b
+        self.prompts.set_speed(self.prefill_a, self.chunk_tokens)
         self._set_keys()
 
     # What can be asked.
 
+    def decode_line(self, batch: float) -> tuple[float, float, float]:
+        """Return a, b, c of `a + b * batch + c * context`, the seconds of a decode step of about so many requests."""
+        if self.curved:
+            return decode_line(self.speed.coefficients, batch)
+        return self.least_step, self.decode_b, self.decode_c
+
+    def work_seconds(self, prompt_tokens: float, cached_tokens: float, cv2: float = 0.0) -> float:
+        """Time that a prompt takes of a busy worker.
+
+        With `cv2`, the squared coefficient of variation of lengths, it is the mean over prompts of that mean length.
+        """
+        new_tokens = prompt_tokens - cached_tokens
+        return new_tokens * (self.work_per_token + self.prefill_c * (1 + cv2) * (prompt_tokens + cached_tokens))
+
     @property
     def in_flight(self) -> int:
         """Own legs under way on it."""
-        return len(self.legs) + self.running
+        return len(self.prompts.legs) + self.running
 
     @property
     def suspect(self) -> bool:
@@ -107,12 +127,14 @@ class WorkerView(PrefillQueue):
     @property
     def foreign(self) -> bool:
         """Other gateways have work on it."""
-        return bool(self.foreign_running or self.foreign_seconds)
+        return bool(self.foreign_running or self.prompts.foreign_seconds)
 
     @property
     def idle(self) -> bool:
         """Nothing is queued, runs, or will come, as far as is known."""
-        return not (self.legs or self.running or self.pending or self.foreign_running or self.foreign_seconds)
+        return not (
+            self.prompts.legs or self.running or self.pending or self.foreign_running or self.prompts.foreign_seconds
+        )
 
     @property
     def decode_load(self) -> float:
@@ -165,7 +187,7 @@ class WorkerView(PrefillQueue):
         if role is not self.role:
             self.role = role
             self.health = Health()
-            self.prefill_rate = self.join_rate = 0.0
+            self.prompts.prefill_rate = self.join_rate = 0.0
             self.take_turn(0)
 
     def take_turn(self, tie_break: int) -> None:
@@ -176,60 +198,60 @@ class WorkerView(PrefillQueue):
         self.tie_break = tie_break
         self._set_keys()
 
-    def unqueue(self, flight: Flight, now_seconds: float, *, done: bool) -> None:
+    def unqueue(self, load: RequestLoad, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
-        super().unqueue(flight, now_seconds, done=done)
+        self.prompts.unqueue(load, now_seconds, done=done)
         self._set_keys()
 
-    def promise(self, flight: Flight) -> None:
+    def promise(self, load: RequestLoad) -> None:
         """A request will decode here after its prefill."""
         self.pending += 1
-        self.pending_context += flight.prompt_tokens
-        self.pending_output += flight.output_tokens
-        self.decode_share += flight.share
-        tight = flight.tight_tpot_seconds
+        self.pending_context += load.prompt_tokens
+        self.pending_output += load.output_tokens
+        self.decode_share += load.share
+        tight = load.tight_tpot_seconds
         if tight < inf:
             self.tights[tight] = self.tights.get(tight, 0) + 1
             self.tight_tpot_seconds = min(self.tight_tpot_seconds, tight)
 
-    def unpromise(self, flight: Flight) -> None:
+    def unpromise(self, load: RequestLoad) -> None:
         """A promised request no longer waits for its prefill: it joins now, or it is over."""
         self.pending -= 1
-        self.pending_context = self.pending_context - flight.prompt_tokens if self.pending else 0.0
-        self.pending_output = self.pending_output - flight.output_tokens if self.pending else 0.0
+        self.pending_context = self.pending_context - load.prompt_tokens if self.pending else 0.0
+        self.pending_output = self.pending_output - load.output_tokens if self.pending else 0.0
 
-    def join(self, flight: Flight, now_seconds: float) -> None:
+    def join(self, load: RequestLoad, now_seconds: float) -> None:
         """A request decodes."""
         self.advance(now_seconds)
         self.running += 1
-        self.prompt_tokens += flight.prompt_tokens
-        self.expected_tokens += flight.output_tokens
+        self.prompt_tokens += load.prompt_tokens
+        self.expected_tokens += load.output_tokens
         self.joined_steps += self.steps
-        flight.joined_steps = self.steps
+        load.joined_steps = self.steps
         self._set_keys()
         # At least as long as an answer takes: what comes meanwhile sets its pace, and 10 s may hold one long prompt.
         gone = now_seconds - self.joined_at
         life_seconds = self.expected_tokens / self.running * self.step_seconds()
-        self.memory_seconds = memory = max(TUNING.memory_seconds, life_seconds)
+        self.prompts.memory_seconds = memory = max(TUNING.memory_seconds, life_seconds)
         self.join_rate = self.join_rate * exp(-max(gone, 0.0) / memory) + 1 / memory
         self.joined_at = now_seconds
 
-    def leave(self, flight: Flight, now_seconds: float) -> None:
+    def leave(self, load: RequestLoad, now_seconds: float) -> None:
         """A request no longer decodes."""
         self.advance(now_seconds)
         self.running -= 1
         if self.running:
-            self.prompt_tokens -= flight.prompt_tokens
-            self.expected_tokens -= flight.output_tokens
-            self.joined_steps -= flight.joined_steps
+            self.prompt_tokens -= load.prompt_tokens
+            self.expected_tokens -= load.output_tokens
+            self.joined_steps -= load.joined_steps
         else:
             self.prompt_tokens = self.expected_tokens = self.joined_steps = self.steps = 0.0
 
-    def release(self, flight: Flight) -> None:
+    def release(self, load: RequestLoad) -> None:
         """The room that was promised to a request is free again."""
         busy = self.running or self.pending
-        self.decode_share = self.decode_share - flight.share if busy else 0.0
-        tight = flight.tight_tpot_seconds
+        self.decode_share = self.decode_share - load.share if busy else 0.0
+        tight = load.tight_tpot_seconds
         if tight < inf:
             self.tights[tight] -= 1
             if not self.tights[tight]:
@@ -257,17 +279,17 @@ class WorkerView(PrefillQueue):
     ) -> None:
         """Work on it that was not started here: prefill, requests that decode, and the `share` of it that they take."""
         self.advance(now_seconds)
-        self.set_foreign_prefill(now_seconds, prefill_seconds)
+        self.prompts.set_foreign_prefill(now_seconds, prefill_seconds)
         self.foreign_running, self.foreign_context, self.foreign_share = running, context_tokens, share
         self.reported_at = now_seconds
         self._set_keys()
 
     def _set_keys(self) -> None:
-        total = self.own_seconds + self.foreign_seconds
+        total = self.prompts.own_seconds + self.prompts.foreign_seconds
         tie_break = float(self.tie_break)
         if total > 0 and self.known:
-            self.prefill_key = (2.0, self.anchor + self.prefill_a + total)
+            self.prefill_key = (2.0, self.prompts.anchor + self.prefill_a + total)
         else:
-            self.prefill_key = (1.0 if self.running else 0.0, float(len(self.legs)), tie_break)
+            self.prefill_key = (1.0 if self.running else 0.0, float(len(self.prompts.legs)), tie_break)
         # Sums that come and go leave a rest behind, which is not to break a tie.
         self.decode_key = (round(self.decode_load, 6), tie_break)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.policies import Split
 from fulcrum.simulation.result import Result
 
@@ -20,6 +20,6 @@ def candidates(workers: int) -> list[Split]:
     return [Split(prefill, workers - prefill) for prefill in prefills]
 
 
-def best_of(results: Mapping[Split, Result], slo: Slo) -> Split:
+def best_of(results: Mapping[Split, Result], slo: LatencyTargets) -> Split:
     """Return the disaggregated split with most requests inside the SLO."""
     return max((split for split in results if split.prefill), key=lambda split: int(results[split].within(slo).sum()))

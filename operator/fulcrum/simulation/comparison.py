@@ -9,7 +9,7 @@ from typing import Final
 
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.best_static import best_of, candidates
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
@@ -37,7 +37,7 @@ class Arena:
     workload: Workload
     cluster: ClusterModel
     spec: InferenceClusterSpec
-    slo: Slo
+    slo: LatencyTargets
     least_turn_seconds: float = 0.0
     """For ours: a coarser control loop is quicker to simulate."""
 

@@ -7,7 +7,7 @@ from functools import partial
 from heapq import heappop
 from typing import Final
 
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel, Kill, Pulling
 from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.gateways import Gateways
@@ -32,7 +32,7 @@ def simulate(
     cluster: ClusterModel,
     policy: Policy,
     *,
-    slo: Slo,
+    slo: LatencyTargets,
     kills: Sequence[Kill] = (),
     tail_seconds: float = 3600.0,
     on_progress: Callable[[int], None] | None = None,
@@ -65,7 +65,7 @@ class Simulation:
         cluster: ClusterModel,
         policy: Policy,
         *,
-        slo: Slo,
+        slo: LatencyTargets,
         kills: Sequence[Kill] = (),
         tail_seconds: float = 3600.0,
     ) -> None:
@@ -134,7 +134,7 @@ class Simulation:
         self._events = events
         return self._result()
 
-    def _gateways(self, slo: Slo) -> Gateways | None:
+    def _gateways(self, slo: LatencyTargets) -> Gateways | None:
         """One gateway for each replica; None where the policy routes by itself."""
         gateways = [self._policy.make_gateway(self._cluster, slo) for _ in range(self._cluster.gateways)]
         found = [gateway for gateway in gateways if gateway is not None]

@@ -7,12 +7,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.fleet import FleetSample
 from fulcrum.simulation.result import Result
 
 
-def attainment_by_arrival(result: Result, slo: Slo, width_seconds: float) -> NDArray[np.float64]:
+def attainment_by_arrival(result: Result, slo: LatencyTargets, width_seconds: float) -> NDArray[np.float64]:
     """Return the share inside `slo` of the arrivals of each `width_seconds`, 0 to 1; NaN where there are none."""
     window = (result.workload.arrival_seconds // width_seconds).astype(np.int64)
     arrived = np.bincount(window).astype(np.float64)

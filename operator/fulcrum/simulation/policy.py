@@ -12,7 +12,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.balance import Action
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
@@ -44,7 +44,7 @@ class Policy(ABC):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         """Return the workers that are ready at second 0, as (pool, role)."""
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway | None:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway | None:
         """Return the gateway; the default routes as production does and turns no request away."""
         return SimulatedGateway(
             slo=slo,

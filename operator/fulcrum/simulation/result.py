@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fulcrum.api.reasons import Reason
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.fleet import FleetSample
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.workload import Workload
@@ -74,7 +74,7 @@ class Result:
     end_of_run_seconds: float
     """When the last request ended."""
 
-    def within(self, slo: Slo) -> NDArray[np.bool_]:
+    def within(self, slo: LatencyTargets) -> NDArray[np.bool_]:
         """Report for each request whether it was served inside `slo`."""
         served = self.outcome == Outcome.SERVED
         inside: NDArray[np.bool_] = (
@@ -86,7 +86,7 @@ class Result:
         """Return the number of requests that ended so."""
         return int((self.outcome == outcome).sum())
 
-    def summary(self, slo: Slo) -> Summary:
+    def summary(self, slo: LatencyTargets) -> Summary:
         """Return the figures against `slo`; a request that is pending counts as failed."""
         within = self.within(slo)
         good, requests = int(within.sum()), len(self.workload)

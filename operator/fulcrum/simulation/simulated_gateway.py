@@ -14,7 +14,7 @@ from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.routing import AffinityMemory, Flight, Incoming, NoPath, Route, route, token_ends
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.simulated_request import SimulatedRequest
@@ -41,7 +41,7 @@ class SimulatedGateway:
     def __init__(
         self,
         *,
-        slo: Slo,
+        slo: LatencyTargets,
         speeds: Mapping[str, WorkerSpeed],
         policy: AdmissionPolicy = AdmissionPolicy.OFF,
         classes: Sequence[QosClass] = (),
@@ -156,7 +156,7 @@ class SimulatedGateway:
         self.view.finish(flight, now)
         if not served:
             return
-        request.expected = self.admission.outputs.mean(flight.qos, request.prompt)
+        request.expected = self.admission.outputs.mean(flight.load.qos, request.prompt)
         first = request.first_token_seconds
         self.admission.learn(
             flight,

@@ -12,7 +12,7 @@ from fulcrum.balance import Action
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.load.build import Latencies, Window, build_traffic
 from fulcrum.load.bursts import dispersion
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.load.lengths import Arrived, Measured, Moments
 from fulcrum.load.traffic import Traffic
 from fulcrum.load.tuning import TUNING
@@ -28,7 +28,9 @@ _STRETCHES: Final = int(TUNING.memory_seconds / TUNING.window_seconds)
 class View:
     """The state of a simulation as of `now`. It never shows what has not happened yet."""
 
-    def __init__(self, *, workload: Workload, cluster: ClusterModel, slo: Slo, fleet: Fleet, ledger: Ledger) -> None:
+    def __init__(
+        self, *, workload: Workload, cluster: ClusterModel, slo: LatencyTargets, fleet: Fleet, ledger: Ledger
+    ) -> None:
         self._workload = workload
         self._fleet = fleet
         self._ledger = ledger

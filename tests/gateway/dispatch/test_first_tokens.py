@@ -22,12 +22,12 @@ def test_time_passes_up_to_now() -> None:
     for flight, at in ((second, 2.0), (first, 1.0), (third, 3.0)):
         tokens.expect(flight, at)
     tokens.pass_time(0.9)
-    assert (len(worker.legs), worker.running) == (3, 0)
+    assert (len(worker.prompts.legs), worker.running) == (3, 0)
     tokens.pass_time(1.0)
-    assert (list(worker.legs), worker.running) == ([second, third], 1)
+    assert (list(worker.prompts.legs), worker.running) == ([second.load, third.load], 1)
     registry.finish(second, 1.5)
     tokens.pass_time(10.0)
-    assert (len(worker.legs), worker.running) == (0, 2)
+    assert (len(worker.prompts.legs), worker.running) == (0, 2)
     registry.finish(first, 11.0)
     registry.finish(third, 11.0)
     assert worker.idle

@@ -10,7 +10,7 @@ from tests.performance.queueing.throughput import prefill_throughput
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Demand, Slo
+from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.performance.queueing import (
     decode_attainment,
     decode_step,
@@ -75,7 +75,10 @@ def test_mixed(workers: int, rate: float) -> None:
 
 def test_both_legs_together() -> None:
     """Prefill and decode in a row: what leaves the one arrives at the other."""
-    demand, slo = replace(CHAT, rate=12.0, isl_tokens=500.0), Slo(ttft_seconds=0.6, tpot_seconds=0.045, attainment=0.9)
+    demand, slo = (
+        replace(CHAT, rate=12.0, isl_tokens=500.0),
+        LatencyTargets(ttft_seconds=0.6, tpot_seconds=0.045, attainment=0.9),
+    )
     requests = draw_requests(demand, count=10_000, seed=3)
     first = ReferenceQueue(requests, [SPEED] * 2, role="prefill").run().first
     handed = requests.arrivals + first

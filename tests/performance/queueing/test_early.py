@@ -13,7 +13,7 @@ from tests.performance.queueing.throughput import decode_throughput
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Demand, Load, Slo
+from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.model import PerformanceModel
 from fulcrum.performance.queueing import decode_admitted, prefill_attainment
@@ -24,7 +24,7 @@ SEAM = 0.02
 STEPS = 5
 """A promise is worth that many of the shortest steps. Below, estimates are too low at light load: who waits for the
 step under way, and then takes one, is nearly late (docs/concepts/sizing.md)."""
-SLO = Slo(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
+SLO = LatencyTargets(ttft_seconds=0.5, tpot_seconds=0.03, attainment=0.95)
 
 SIMULATED = [
     (83.5, 1.0, {3: 0.584, 4: 0.727, 5: 0.841, 6: 0.710, 7: 0.376}),

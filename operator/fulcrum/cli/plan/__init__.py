@@ -13,7 +13,7 @@ from fulcrum.cli.capacity import FORMATS, model_config, read_profile
 from fulcrum.cli.kv_links import kv_link_options
 
 if TYPE_CHECKING:
-    from fulcrum.placement.plan import Plan
+    from fulcrum.placement.plan import PlacementPlan
 
 _FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
@@ -109,7 +109,7 @@ def command(
     demand, load = workload_of(workload)
     tiers = tiers_of(host_memory, pool, load=load, host_link=host_link, pool_link=pool_link)
 
-    def document_of(plan: Plan) -> dict[str, Any]:
+    def document_of(plan: PlacementPlan) -> dict[str, Any]:
         document = inference_cluster(
             plan, name=name, engine=engine, ttft=ttft, tpot=tpot, attainment=promise.attainment
         )
@@ -171,7 +171,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda what: progress.update(task, description=what)
 
 
-def _show(plan: Plan, title: str, *, to_stderr: bool) -> None:
+def _show(plan: PlacementPlan, title: str, *, to_stderr: bool) -> None:
     import sys
 
     from rich.console import Console

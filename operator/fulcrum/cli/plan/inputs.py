@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fulcrum.api.durations import seconds
-from fulcrum.load.demand import Demand, Slo
+from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.placement.cluster_nodes import inventory_from_nodes
 from fulcrum.placement.inventory import Inventory, inventory_from
 
@@ -74,14 +74,14 @@ def _lengths(load: Workload) -> Demand:
     )
 
 
-def promise_of(text: str) -> tuple[Slo, str, str]:
+def promise_of(text: str) -> tuple[LatencyTargets, str, str]:
     """Return the promise `TTFT,TPOT[,ATTAINMENT]`, and its durations as they were written."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) not in (2, 3):
         raise click.UsageError(f"--slo {text}: write TTFT,TPOT,ATTAINMENT, such as 500ms,50ms,0.95")
     try:
         attainment = float(parts[2]) if len(parts) == 3 else 0.95
-        slo = Slo(ttft_seconds=seconds(parts[0]), tpot_seconds=seconds(parts[1]), attainment=attainment)
+        slo = LatencyTargets(ttft_seconds=seconds(parts[0]), tpot_seconds=seconds(parts[1]), attainment=attainment)
     except ValueError as error:
         raise click.UsageError(f"--slo {text}: {error}") from None
     if not 0 < attainment < 1 or slo.ttft_seconds <= 0 or slo.tpot_seconds <= 0:

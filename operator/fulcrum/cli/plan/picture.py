@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from fulcrum.api.names import Role
-from fulcrum.placement.plan import Plan, Pool
+from fulcrum.placement.plan import PlacedPool, PlacementPlan
 
 _WIDTH = 760
 _BOX = 210
@@ -17,7 +17,7 @@ _THICKEST = 36.0
 _COLOURS = {Role.PREFILL: "#2b6cb0", Role.DECODE: "#2f855a", Role.MIXED: "#805ad5"}
 
 
-def svg(plan: Plan, *, title: str) -> str:
+def svg(plan: PlacementPlan, *, title: str) -> str:
     """Return an SVG document."""
     places: dict[str, tuple[float, float]] = {}
     body: list[str] = []
@@ -53,7 +53,7 @@ def svg(plan: Plan, *, title: str) -> str:
     )
 
 
-def _box(pool: Pool, left: float, top: float) -> str:
+def _box(pool: PlacedPool, left: float, top: float) -> str:
     text = f"{pool.workers} x {pool.option.gpus} GPUs, {pool.utilisation:.0%} used"
     return (
         f'<rect x="{left}" y="{top}" width="{_BOX}" height="{_HEIGHT}" rx="6" fill="{_COLOURS[pool.role]}"/>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import Worker
+from fulcrum.balance import ObservedWorker
 from fulcrum.controller.children.disruption_budget import gateway_budget, workers_budget
 from fulcrum.controller.children.gateway_deployment import gateway_deployment
 from fulcrum.controller.children.network_policy import gateway_policy, workers_policy
@@ -29,7 +29,7 @@ def children(
     token_fingerprint: str,
     least_available: int = 0,
     live_gateways: int | None = None,
-    workers: Iterable[Worker] = (),
+    workers: Iterable[ObservedWorker] = (),
 ) -> tuple[Manifest, ...]:
     """Return every child but the workers and the Secret of the token, in an order in which each finds what it needs.
 

@@ -7,7 +7,7 @@ from fulcrum.controller.children.owner import GATEWAY, WORKER, Manifest, Owner
 
 
 def workers_budget(owner: Owner, least_available: int) -> Manifest:
-    """Return the budget of the workers; the plan says how many must stay (`balance.Plan.least_available`).
+    """Return the budget of the workers; the plan says how many must stay (`balance.BalancePlan.least_available`).
 
     As a least number, because Kubernetes takes a most number of absent Pods only where the owner can be scaled.
     """

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from fulcrum.api.amd import has_fnuz
-from fulcrum.api.attention import AttentionKind, common_backend, exchanges_kv, usual_backend
+from fulcrum.api.attention import AttentionKind, common_backend, usual_backend
 from fulcrum.api.names import Role
+from fulcrum.api.pool_attention import exchanges_kv
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, KvCacheDtype, Pool
 from fulcrum.balance import Refusal

@@ -23,7 +23,7 @@ from fulcrum.api.names import (
     workers_policy_name,
 )
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import Worker
+from fulcrum.balance import ObservedWorker
 from fulcrum.controller.children.owner import APP_NAME, GATEWAY, WORKER, Manifest, Owner
 from fulcrum.controller.installation import Installation
 
@@ -41,7 +41,7 @@ pool other ports leaves one until it ends."""
 
 
 def workers_policy(
-    owner: Owner, spec: InferenceClusterSpec, installation: Installation, workers: Iterable[Worker] = ()
+    owner: Owner, spec: InferenceClusterSpec, installation: Installation, workers: Iterable[ObservedWorker] = ()
 ) -> Manifest:
     """Return the policy of the workers: gateways, the operator, Prometheus, and each other.
 
@@ -76,7 +76,7 @@ def workers_policy(
     return policy
 
 
-def _listening(spec: InferenceClusterSpec, standing: Iterable[Worker]) -> tuple[set[int], set[int]]:
+def _listening(spec: InferenceClusterSpec, standing: Iterable[ObservedWorker]) -> tuple[set[int], set[int]]:
     """Return the ports of engines, and those of agents."""
     common = Counter(worker.ports for worker in standing if worker.ports is not None).most_common(_STANDING)
     both = [pool.ports for pool in spec.pools] + [ports for ports, _ in common]

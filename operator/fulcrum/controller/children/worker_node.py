@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.amd import AMD_RESOURCE, is_amd
-from fulcrum.api.attention import exchanges_kv
 from fulcrum.api.names import LABEL_ACCELERATOR, LABEL_POOL
 from fulcrum.api.pod_types import GpuRequest
+from fulcrum.api.pool_attention import exchanges_kv
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.capacity.model_facts import ModelFacts

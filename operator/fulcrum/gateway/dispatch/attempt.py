@@ -235,7 +235,7 @@ class Attempts:
             # known, so the time that it took is divided between them as predicted.
             later_seconds = (exchange.output_tokens - 1) * expected.tpot_seconds if not request.whole else 0.0
             share = expected.ttft_seconds / (expected.ttft_seconds + later_seconds)
-            self._cluster.prefill_done(flight, flight.started_at + share * (now - flight.started_at))
+            self._cluster.prefill_done(flight, flight.load.started_at + share * (now - flight.load.started_at))
 
     def _prefill_left_seconds(self, exchange: Exchange, worker: Worker) -> float | None:
         """What is left for the prefill, for an engine that chooses how to restore a prefix; None: it does not."""

@@ -67,7 +67,7 @@ class LegDeadlines:
             self._ttft_seconds, exchange.incoming.ttft_seconds if exchange.incoming is not None else inf
         )
         # Another worker on the same node would be as slow: there is no use in asking it.
-        slower = self._neighbours.factor(flight.busy_neighbours, flight.started_at)
+        slower = self._neighbours.factor(flight.busy_neighbours, flight.load.started_at)
         return self._allowed(
             exchange,
             flight,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.policy import Policy, expected_transfers, known_speeds
 from fulcrum.simulation.simulated_gateway import SimulatedGateway
@@ -34,7 +34,7 @@ class Fixed(Policy):
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return self._workers
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         return SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),

@@ -13,8 +13,7 @@ from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.balance import CreateWorker, GatewayState, Snapshot, WorkerPhase, plan, worker_revision
-from fulcrum.balance import Worker as PlannedWorker
+from fulcrum.balance import CreateWorker, GatewayState, ObservedWorker, Snapshot, WorkerPhase, plan, worker_revision
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Peak, peak_of
 from fulcrum.balance.tuning import TUNING
@@ -22,7 +21,7 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.series import LoadSeries
-from fulcrum.load.demand import Slo
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.load.traffic import traffic_window_seconds
 from fulcrum.routing.kv_routes import shares_of
 from fulcrum.simulation.cluster import ClusterModel
@@ -99,7 +98,7 @@ class Ours(Policy):
         actions = plan(nothing, START).actions
         return [(action.pool, action.role) for action in actions if isinstance(action, CreateWorker)]
 
-    def make_gateway(self, cluster: ClusterModel, slo: Slo) -> SimulatedGateway:
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
         gateway = SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),
@@ -176,9 +175,9 @@ class Ours(Policy):
             osl_tokens=np.concatenate([history.osl_tokens, series.osl_tokens]),
         )
 
-    def _worker(self, pod: Pod) -> PlannedWorker:
+    def _worker(self, pod: Pod) -> ObservedWorker:
         worker = pod.worker
-        return PlannedWorker(
+        return ObservedWorker(
             name=pod.name,
             uid=pod.uid,
             pool=pod.pool.name,
