@@ -30,7 +30,7 @@ class ClientConnection(asyncio.Protocol):
         "_service", "_task", "_transport", "_write_paused", "deadline",
     )  # fmt: skip
 
-    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, service: Service[ClientConnection], loop: asyncio.AbstractEventLoop) -> None:
         self._service = service
         self._loop = loop
         self._parser = RequestParser(service.limits, service.kept_headers, service.authenticate)

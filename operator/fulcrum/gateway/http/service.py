@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.cors import Cors
-from fulcrum.gateway.http.places import Places
+from fulcrum.gateway.http.places import Connection, Places
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
@@ -16,21 +16,18 @@ from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.openai.api_keys import ApiKey
 from fulcrum.gateway.openai.errors import RequestError
 
-if TYPE_CHECKING:
-    from fulcrum.gateway.http.connection import ClientConnection
 
-
-class Service(Protocol):
+class Service(Protocol[Connection]):
     """Serves the requests of all connections."""
 
     limits: GatewayLimits
     cors: Cors
     kept_headers: frozenset[bytes]
     """Names, in lower case, of the headers that it reads."""
-    places: Places[ClientConnection]
+    places: Places[Connection]
     slow_readers: SlowReaders
     response_budget: ResponseBudget
-    bodies: Budget[ClientConnection]
+    bodies: Budget[Connection]
     """What has arrived of requests, heads included, that are not complete or wait for their turn."""
     closing: bool
     """Connections end with the answer under way."""
