@@ -11,8 +11,8 @@ from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.capacity.rows import PrefillRow
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.worker_record import WorkerRecord
 from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
-from fulcrum.gateway.workers.record import WorkerRecord
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 
 MEASURED = WorkerSpeed(

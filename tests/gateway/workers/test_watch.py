@@ -27,7 +27,7 @@ from fulcrum.api.ports import Ports
 from fulcrum.api.worker import KvCacheConfig, WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.workers.record import WorkerRecord
+from fulcrum.gateway.worker_record import WorkerRecord
 from fulcrum.gateway.workers.registry import WorkerRegistry
 from fulcrum.gateway.workers.watch import (
     Condition,

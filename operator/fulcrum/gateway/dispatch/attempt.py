@@ -12,6 +12,7 @@ from fulcrum.admission import Preempt
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.dispatch.client_stream import ClientStream
 from fulcrum.gateway.dispatch.crashes import Crashes
 from fulcrum.gateway.dispatch.exchange import MAX_ATTEMPTS, Exchange
 from fulcrum.gateway.dispatch.first_tokens import FirstTokens
@@ -20,13 +21,13 @@ from fulcrum.gateway.dispatch.leg_deadlines import LegDeadlines, between_pieces_
 from fulcrum.gateway.dispatch.legs import DOUBTFUL, LegFailedError, Legs
 from fulcrum.gateway.dispatch.recovery import Recovery
 from fulcrum.gateway.dispatch.resume import follow
+from fulcrum.gateway.dispatch.stream_log import StreamLogBudget
+from fulcrum.gateway.errors import rejected, upstream_failed
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Answer, Failure
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import read_answer, read_usage
-from fulcrum.gateway.openai.errors import rejected, upstream_failed
 from fulcrum.gateway.openai.inference_request import InferenceRequest, ask_for_usage
-from fulcrum.gateway.openai.stream_log import StreamLogBudget
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 from fulcrum.routing import Flight, Incoming, Route, prefill_left_seconds
 from fulcrum.routing.flight import PREFILLING
@@ -85,9 +86,10 @@ class Attempts:
         slow: frozenset[str] = frozenset()
         if request.stream:
             exchange.response.deadline = exchange.deadline
-            exchange.response.hides_usage = ask_for_usage(request) and not self._forces_usage
+            hides_usage = ask_for_usage(request) and not self._forces_usage
             exchange.response.begin_heartbeat(self._loop, self._heartbeat_seconds)
-            exchange.stream_log = exchange.response.stream_log = follow(request, self._budget)
+            exchange.stream_log = follow(request, self._budget)
+            exchange.stream = ClientStream(exchange.response, exchange.stream_log, hides_usage=hides_usage)
         self._leg_deadlines.arrived()
         while True:
             exchange.attempts += 1
@@ -133,7 +135,7 @@ class Attempts:
         try:
             prefill = self._registry.of(route.prefill)
             decode = self._registry.of(route.decode)
-            exchange.sink = exchange.response if request.stream else None
+            exchange.sink = exchange.stream
             if exchange.response.started:
                 rest = await self._recovery.rest(exchange, request, prefill)
                 if rest is None:
@@ -214,7 +216,7 @@ class Attempts:
             self._metrics.legs["prefill", "no_kv"] += 1
         elif not response.started:
             exchange.held = HeldPrefill(worker=prefill, kv=kv, done_at=prefilled_at)
-        if kv is not None and exchange.sink is response:
+        if kv is not None and exchange.sink is not None and exchange.sink is exchange.stream:
             response.on_begin = partial(self._pulled, flight)
         else:
             self._cluster.transfers.drop(flight)  # nothing is pulled, or its end is not seen
@@ -276,10 +278,11 @@ class Attempts:
             return
         response.stream_end()
         exchange.first_token_at = response.began_at
-        if sink is not response:
+        stream = exchange.stream
+        if stream is None or sink is not stream:
             self._recovery.ended(exchange)
         else:
-            exchange.note_usage(response.usage, output=True)
+            exchange.note_usage(stream.usage, output=True)
             if exchange.output_tokens is None:
                 exchange.output_tokens = exchange.streamed_tokens(done=True)
 

@@ -23,11 +23,11 @@ from fulcrum.gateway.dispatch.resume import (
     resume_point,
     tokenize_body,
 )
+from fulcrum.gateway.dispatch.stream_log import StreamLog
+from fulcrum.gateway.errors import RequestError, engine_error, upstream_failed
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSink
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.errors import RequestError, engine_error, upstream_failed
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, InferenceRequest, wants_every_usage
-from fulcrum.gateway.openai.stream_log import StreamLog
 from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
 from fulcrum.routing import Incoming, Route
 
@@ -71,10 +71,10 @@ class Recovery:
         self, exchange: Exchange, request: InferenceRequest, incoming: Incoming, failed: LegFailedError
     ) -> Incoming:
         """The stream of `exchange` lost its worker: what is left to ask for. Raises RequestError if it cannot go on."""
-        stream_log = exchange.response.stream_log
-        if stream_log is not None:
-            stream_log.read()
-            exchange.response.stream_log = None  # from here on it is kept event by event
+        stream = exchange.stream
+        if stream is not None and stream.stream_log is not None:
+            stream.stream_log.read()
+            stream.stream_log = None  # from here on it is kept event by event
         stream_log = exchange.stream_log
         why_not = "its answer has more in it than text, or comes in several parts"
         if stream_log is not None:
@@ -139,12 +139,12 @@ class Recovery:
 
         Raises LegFailedError when the worker fails, RequestError when the stream cannot go on.
         """
-        stream_log = exchange.stream_log
-        if stream_log is None:
+        stream, stream_log = exchange.stream, exchange.stream_log
+        if stream is None or stream_log is None:
             raise self._impossible("nothing of it was kept")
         if not stream_log.ids and not stream_log.chars and stream_log.finish_reason is None:
-            return request, Restart(exchange.response, stream_log, began=partial(self._resumed, exchange))
-        wants_usage = not exchange.response.hides_usage
+            return request, Restart(stream, stream_log, began=partial(self._resumed, exchange))
+        wants_usage = not stream.hides_usage
         if exchange.prompt_ids is None and (
             stream_log.finish_reason is None or (wants_usage and exchange.prompt_tokens is None)
         ):

@@ -6,6 +6,8 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
 from fulcrum.api.gateway import GatewayLimits
+from fulcrum.gateway.api_keys import ApiKey
+from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.cors import Cors
 from fulcrum.gateway.http.places import Connection, Places
@@ -13,8 +15,6 @@ from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
-from fulcrum.gateway.openai.api_keys import ApiKey
-from fulcrum.gateway.openai.errors import RequestError
 
 
 class Service(Protocol[Connection]):
@@ -40,6 +40,9 @@ class Service(Protocol[Connection]):
 
     def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
         """Answer. Raises nothing; when cancelled, answers with `response.verdict` if there is one."""
+
+    def error_object(self, error: RequestError, in_stream: bool) -> bytes:
+        """The body of an answer that is an error; `in_stream`: of the last event of a stream."""
 
     def refused(self, error: RequestError) -> None:
         """Note an answer to a request that could not be read."""

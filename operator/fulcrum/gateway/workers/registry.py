@@ -13,8 +13,8 @@ from fulcrum.api.worker import LoadReport
 from fulcrum.gateway.http.pool import Pool
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.worker_record import WorkerRecord
 from fulcrum.gateway.workers.progress import Progress
-from fulcrum.gateway.workers.record import WorkerRecord
 from fulcrum.routing import ClusterView
 
 logger = logging.getLogger(__name__)
