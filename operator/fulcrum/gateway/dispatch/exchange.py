@@ -7,7 +7,7 @@ from typing import Final
 from fulcrum.gateway.api_keys import ApiKey
 from fulcrum.gateway.dispatch.client_stream import ClientStream
 from fulcrum.gateway.dispatch.held_prefill import HeldPrefill
-from fulcrum.gateway.dispatch.legs import LegFailedError
+from fulcrum.gateway.dispatch.leg_failure import LegFailedError
 from fulcrum.gateway.dispatch.stream_log import StreamLog
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import StreamSink
