@@ -24,7 +24,7 @@ from fulcrum.gateway.dispatch.leg_failure import LegFailedError
 from fulcrum.gateway.errors import RequestError, engine_error, upstream_failed
 from fulcrum.gateway.http.upstream_answer import Failure
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Blame:
         self._loop = loop
         self._crashes = Crashes(registry, metrics, loop)
 
-    def failed(self, worker: Worker, leg: str, failure: Failure, *, late: bool = False) -> LegFailedError:
+    def failed(self, worker: KnownWorker, leg: str, failure: Failure, *, late: bool = False) -> LegFailedError:
         """A leg failed: hold it against the worker, if it is surely at fault. `late`: it computed meanwhile."""
         if failure in DOUBTFUL:
             worker.doubts += 1
@@ -111,5 +111,5 @@ class Blame:
         response.on_begin = begun
 
 
-def _serves_others(worker: Worker) -> bool:
+def _serves_others(worker: KnownWorker) -> bool:
     return worker.answers > 0 and worker.doubts < _MANY_DOUBTS

@@ -12,7 +12,7 @@ from fulcrum.gateway.dispatch.stream_log import StreamLog
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import StreamSink
 from fulcrum.gateway.openai.inference_request import InferenceRequest, Usage
-from fulcrum.gateway.workers.registry import Worker
+from fulcrum.gateway.workers.registry import KnownWorker
 from fulcrum.routing import Flight, Incoming
 
 MAX_ATTEMPTS: Final = 3
@@ -43,7 +43,7 @@ class Exchange:
         self.attempts = 0
         self.accused: list[LegFailedError] = []
         """Failures that may be its own fault, until another worker serves it."""
-        self.broken: list[Worker] = []
+        self.broken: list[KnownWorker] = []
         """Workers whose connections broke before a token was sent."""
         self.held: HeldPrefill | None = None
         """Its KV, while the prefill worker holds it for the first worker that pulls it."""

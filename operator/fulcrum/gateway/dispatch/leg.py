@@ -9,7 +9,7 @@ from fulcrum.gateway.dispatch.blame import Blame
 from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import is_aborted
-from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
 
 # A plain number: looking up a member of HTTPStatus costs half a microsecond.
 _OK = 200
@@ -31,7 +31,7 @@ class LegSender:
     async def send(
         self,
         leg: str,
-        worker: Worker,
+        worker: KnownWorker,
         path: str,
         request_id: bytes,
         body: bytes,
@@ -48,7 +48,7 @@ class LegSender:
         if worker.changed_at is not None:
             self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
             worker.changed_at = None
-        request = worker.pool.request(path, request_id, body)
+        request = worker.engine.request(path, request_id, body)
         began_at, answers = self._loop.time(), worker.answers
         if sink is None:
             excuse = Excuse.IN_TURN if leg == "prefill" else Excuse.ALWAYS  # short answers may overtake long ones
@@ -56,7 +56,7 @@ class LegSender:
             # The first token of a decode leg waits for KV from a peer: what the engine does for others says nothing.
             excuse = Excuse.NEVER if leg == "decode" else Excuse.IN_TURN
         try:
-            answer = await worker.pool.exchange(
+            answer = await worker.engine.exchange(
                 request, sink=sink, deadline=deadline, silence_seconds=silence_seconds, excuse=excuse
             )
         except UpstreamError as error:

@@ -18,7 +18,7 @@ from fulcrum.gateway.http.upstream_answer import Answer
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import read_answer, read_usage
 from fulcrum.gateway.openai.inference_request import InferenceRequest
-from fulcrum.gateway.workers.registry import Worker
+from fulcrum.gateway.workers.registry import KnownWorker
 from fulcrum.routing import ClusterView, Flight, prefill_left_seconds
 from fulcrum.routing.flight import PREFILLING
 
@@ -52,7 +52,7 @@ class Legs:
         self._loop = loop
 
     async def two(
-        self, exchange: Exchange, request: InferenceRequest, flight: Flight, prefill: Worker, decode: Worker
+        self, exchange: Exchange, request: InferenceRequest, flight: Flight, prefill: KnownWorker, decode: KnownWorker
     ) -> None:
         """Prefill on one worker, unless it holds this prompt's KV, then decode on the other. Raises LegFailedError."""
         exchange.path = f"{prefill.name},{decode.name}"
@@ -96,7 +96,7 @@ class Legs:
             self._cluster.transfers.drop(flight)  # nothing is pulled, or its end is not seen
         await self._last_leg(exchange, request, decode, "decode", request.decode_body(kv))
 
-    async def one(self, exchange: Exchange, request: InferenceRequest, flight: Flight, worker: Worker) -> None:
+    async def one(self, exchange: Exchange, request: InferenceRequest, flight: Flight, worker: KnownWorker) -> None:
         """Prefill and decode on one worker. Raises LegFailedError."""
         exchange.path = worker.name
         if request.stream:
@@ -114,7 +114,7 @@ class Legs:
             share = expected.ttft_seconds / (expected.ttft_seconds + later_seconds)
             self._cluster.prefill_done(flight, flight.started_at + share * (now - flight.started_at))
 
-    def _prefill_left_seconds(self, exchange: Exchange, worker: Worker) -> float | None:
+    def _prefill_left_seconds(self, exchange: Exchange, worker: KnownWorker) -> float | None:
         """What is left for the prefill, for an engine that chooses how to restore a prefix; None: it does not."""
         tiers, incoming = worker.state.tiers, exchange.incoming
         if tiers is None or not tiers.front or incoming is None:
@@ -133,7 +133,7 @@ class Legs:
         self._cluster.pulled(flight, now)
 
     async def _last_leg(
-        self, exchange: Exchange, request: InferenceRequest, worker: Worker, leg: str, body: bytes
+        self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker, leg: str, body: bytes
     ) -> None:
         """The leg whose answer is the client's."""
         response = exchange.response

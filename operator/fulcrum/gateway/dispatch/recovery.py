@@ -30,7 +30,7 @@ from fulcrum.gateway.errors import RequestError, upstream_failed
 from fulcrum.gateway.http.upstream_answer import StreamSink
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, InferenceRequest, wants_every_usage
-from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
 from fulcrum.routing import Incoming, Route
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Recovery:
             )
 
     async def rest(
-        self, exchange: Exchange, request: InferenceRequest, worker: Worker
+        self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker
     ) -> tuple[InferenceRequest, StreamSink] | None:
         """What is left of the stream, to be prefilled on `worker`; None: only its end was, and the client has it now.
 
@@ -188,7 +188,7 @@ class Recovery:
         )  # fmt: skip
 
     async def _rewind(
-        self, exchange: Exchange, request: InferenceRequest, worker: Worker, stream_log: StreamLog
+        self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker, stream_log: StreamLog
     ) -> str:
         """Go back to where the stream can go on; text from there on that the client has already got."""
         point = resume_point(request, stream_log)
@@ -208,13 +208,13 @@ class Recovery:
         stream_log.rewind(len(stream_log.ids), stream_log.chars)
         return ""
 
-    async def _probe(self, exchange: Exchange, request: InferenceRequest, worker: Worker) -> list[int]:
+    async def _probe(self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker) -> list[int]:
         found = prompt_ids(await self._leg(exchange, worker, request.path, probe_body(request)))
         if found is None:
             raise self._impossible("a worker did not tell the tokens of its prompt")
         return found
 
-    async def _leg(self, exchange: Exchange, worker: Worker, path: str, body: bytes) -> bytes:
+    async def _leg(self, exchange: Exchange, worker: KnownWorker, path: str, body: bytes) -> bytes:
         response = exchange.response
         predicted_seconds = exchange.flight.route.ttft_seconds if exchange.flight is not None else 0.0
         answer = await self._legs.send(
