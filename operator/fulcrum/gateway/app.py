@@ -250,7 +250,6 @@ class Gateway:
             now = self._loop.time()
             self._sweep_clients(now)
             self.slow_readers.sweep(now, self.response_budget)
-            self._inference.first_tokens.pass_time(now)
             self.registry.sweep(now)
 
     def _sweep_clients(self, now: float) -> None:

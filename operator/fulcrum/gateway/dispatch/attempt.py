@@ -11,7 +11,6 @@ from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.blame import Blame
 from fulcrum.gateway.dispatch.client_stream import ClientStream
 from fulcrum.gateway.dispatch.exchange import Exchange
-from fulcrum.gateway.dispatch.first_tokens import FirstTokens
 from fulcrum.gateway.dispatch.leg import LegSender
 from fulcrum.gateway.dispatch.leg_deadlines import LegDeadlines, between_pieces_seconds
 from fulcrum.gateway.dispatch.leg_failure import LegFailedError
@@ -56,13 +55,11 @@ class Attempts:
         self._recovery = Recovery(
             blame=self._blame, legs=sender, admission=admission, registry=registry, metrics=metrics, loop=loop
         )
-        self.first_tokens = FirstTokens(admission.cluster)
         self._legs = Legs(
             sender=sender,
             blame=self._blame,
             recovery=self._recovery,
             leg_deadlines=self._leg_deadlines,
-            first_tokens=self.first_tokens,
             cluster=admission.cluster,
             metrics=metrics,
             loop=loop,
@@ -74,9 +71,7 @@ class Attempts:
 
     async def run(self, exchange: Exchange, request: InferenceRequest, incoming: Incoming) -> None:
         """Let a request in and have it served. Raises RequestError."""
-        now = self._loop.time()
-        self.first_tokens.pass_time(now)
-        decided = self._admission.decide(incoming, now)
+        decided = self._admission.decide(incoming, self._loop.time())
         if isinstance(decided, Preempt):
             self._preempt(decided)
         route = decided.route
@@ -102,15 +97,11 @@ class Attempts:
                 tried |= {failed.worker.name}
                 if failed.failure is Failure.STALL:
                     slow |= {failed.worker.name}
-                    now = self._loop.time()
-                    self.first_tokens.pass_time(now)
-                    self._cluster.given_up(flight, now)
+                    self._cluster.given_up(flight, self._loop.time())
             else:
                 return
             finally:
-                now = self._loop.time()
-                self.first_tokens.pass_time(now)
-                self._cluster.finish(flight, now)
+                self._cluster.finish(flight, self._loop.time())
             await self._blame.check_crashes(exchange)
             route = self._another_decode(exchange, incoming, tried) or await self._recovery.detour(
                 exchange, incoming, tried, slow

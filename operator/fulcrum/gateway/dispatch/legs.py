@@ -8,7 +8,6 @@ from typing import Final
 
 from fulcrum.gateway.dispatch.blame import Blame
 from fulcrum.gateway.dispatch.exchange import Exchange
-from fulcrum.gateway.dispatch.first_tokens import FirstTokens
 from fulcrum.gateway.dispatch.held_prefill import HeldPrefill
 from fulcrum.gateway.dispatch.leg import LegSender
 from fulcrum.gateway.dispatch.leg_deadlines import LegDeadlines
@@ -20,7 +19,6 @@ from fulcrum.gateway.openai.bodies import read_answer, read_usage
 from fulcrum.gateway.openai.inference_request import InferenceRequest
 from fulcrum.gateway.workers.registry import KnownWorker
 from fulcrum.routing import ClusterView, Flight, prefill_left_seconds
-from fulcrum.routing.flight import PREFILLING
 
 # A plain number: looking up a member of HTTPStatus costs half a microsecond.
 _OK: Final = 200
@@ -37,7 +35,6 @@ class Legs:
         blame: Blame,
         recovery: Recovery,
         leg_deadlines: LegDeadlines,
-        first_tokens: FirstTokens,
         cluster: ClusterView,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
@@ -46,7 +43,6 @@ class Legs:
         self._blame = blame
         self._recovery = recovery
         self._leg_deadlines = leg_deadlines
-        self._first_tokens = first_tokens
         self._cluster = cluster
         self._metrics = metrics
         self._loop = loop
@@ -84,7 +80,6 @@ class Legs:
         kv = prefilled.usable_kv if prefilled is not None else None
         if prefilled is not None and not response.started:
             exchange.note_usage(prefilled.usage, output=False)
-        self._first_tokens.pass_time(prefilled_at)
         self._cluster.prefill_done(flight, prefilled_at, prompt_tokens=exchange.prompt_tokens)
         if kv is None:
             self._metrics.legs["prefill", "no_kv"] += 1
@@ -102,17 +97,13 @@ class Legs:
         if request.stream:
             exchange.response.on_begin = partial(self._first_token, flight)
         elif flight.route.ttft_seconds < _LONGEST_GUESS_SECONDS:
-            self._first_tokens.expect(flight, self._loop.time() + flight.route.ttft_seconds)
+            self._cluster.expect_first_token(flight, self._loop.time() + flight.route.ttft_seconds)
         body = request.whole_body(self._prefill_left_seconds(exchange, worker))
         await self._last_leg(exchange, request, worker, "whole", body)
-        now, expected = self._loop.time(), flight.route
-        self._first_tokens.pass_time(now)
-        if flight.phase == PREFILLING and expected.known and exchange.output_tokens:
-            # The whole answer came before its first token was predicted. How wrong prefill and decode were each is not
-            # known, so the time that it took is divided between them as predicted.
+        expected = flight.route
+        if expected.known and exchange.output_tokens:
             later_seconds = (exchange.output_tokens - 1) * expected.tpot_seconds if not request.whole else 0.0
-            share = expected.ttft_seconds / (expected.ttft_seconds + later_seconds)
-            self._cluster.prefill_done(flight, flight.started_at + share * (now - flight.started_at))
+            self._cluster.answered(flight, self._loop.time(), later_seconds=later_seconds)
 
     def _prefill_left_seconds(self, exchange: Exchange, worker: KnownWorker) -> float | None:
         """What is left for the prefill, for an engine that chooses how to restore a prefix; None: it does not."""
@@ -123,14 +114,10 @@ class Legs:
         return prefill_left_seconds(ttft_seconds, self._loop.time() - exchange.started_at)
 
     def _first_token(self, flight: Flight) -> None:
-        now = self._loop.time()
-        self._first_tokens.pass_time(now)
-        self._cluster.prefill_done(flight, now)
+        self._cluster.prefill_done(flight, self._loop.time())
 
     def _pulled(self, flight: Flight) -> None:
-        now = self._loop.time()
-        self._first_tokens.pass_time(now)
-        self._cluster.pulled(flight, now)
+        self._cluster.pulled(flight, self._loop.time())
 
     async def _last_leg(
         self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker, leg: str, body: bytes

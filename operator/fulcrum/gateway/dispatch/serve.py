@@ -56,7 +56,6 @@ class Inference:
         self._classes = admission.classes
         self._loop = loop
         self._attempts = Attempts(config=config, admission=admission, registry=registry, metrics=metrics, loop=loop)
-        self.first_tokens = self._attempts.first_tokens
         self._priorities = _engine_priorities(admission)
         self._accounts = Accounts(config=config, admission=admission, metrics=metrics, loop=loop, access_log=access_log)
         self.has_slo = self._accounts.has_slo
