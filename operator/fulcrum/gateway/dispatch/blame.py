@@ -56,7 +56,7 @@ class Blame:
     def failed(self, worker: KnownWorker, leg: str, failure: Failure, *, late: bool = False) -> LegFailedError:
         """A leg failed: hold it against the worker, if it is surely at fault. `late`: it computed meanwhile."""
         if failure in DOUBTFUL:
-            worker.doubts += 1
+            worker.state.breaker.doubted()
         elif not late and failure is not Failure.DIVERGED:
             self._registry.failed(worker, self._loop.time())
         self._metrics.legs[leg, failure.value] += 1
@@ -112,4 +112,5 @@ class Blame:
 
 
 def _serves_others(worker: KnownWorker) -> bool:
-    return worker.answers > 0 and worker.doubts < _MANY_DOUBTS
+    breaker = worker.state.breaker
+    return breaker.answers > 0 and breaker.doubts < _MANY_DOUBTS

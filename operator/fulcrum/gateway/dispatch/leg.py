@@ -49,7 +49,8 @@ class LegSender:
             self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
             worker.changed_at = None
         request = worker.engine.request(path, request_id, body)
-        began_at, answers = self._loop.time(), worker.answers
+        breaker = worker.state.breaker
+        began_at, answers = self._loop.time(), breaker.answers
         if sink is None:
             excuse = Excuse.IN_TURN if leg == "prefill" else Excuse.ALWAYS  # short answers may overtake long ones
         else:
@@ -65,7 +66,7 @@ class LegSender:
             failure = error.failure
             # One that computes, or answers others, is late, and no more than that.
             computes = worker.progress.moved_at > max(began_at, self._loop.time() - silence_seconds)
-            late = failure in (Failure.STALL, Failure.TIMEOUT) and (computes or worker.answers != answers)
+            late = failure in (Failure.STALL, Failure.TIMEOUT) and (computes or breaker.answers != answers)
             raise self._blame.failed(worker, leg, failure, late=late) from error
         if answer.status == _UNAUTHORIZED:  # the client's own key was looked at here, and not sent on
             raise self._blame.failed(worker, leg, Failure.REFUSED)

@@ -28,7 +28,7 @@ class KnownWorker:
     """One engine process, as this gateway knows it: how to reach it, what it said, and what is under way on it."""
 
     __slots__ = (
-        "agent", "answers", "changed_at", "doubts", "engine", "name", "progress", "record", "report", "role", "state",
+        "agent", "changed_at", "engine", "name", "progress", "record", "report", "role", "state",
     )  # fmt: skip
 
     def __init__(
@@ -46,10 +46,6 @@ class KnownWorker:
         """What routing knows of it."""
         self.report: LoadReport | None = None
         """Its last answer to `GET /load`; None: it never gave one, or not the last time."""
-        self.answers = 0
-        """Requests that it answered."""
-        self.doubts = 0
-        """Requests in a row that it failed in a way that may be their own fault."""
         self.changed_at: float | None = None
         """Loop time of a role change after which no request was sent yet."""
 
@@ -188,8 +184,6 @@ class WorkerRegistry:
 
     def worked(self, worker: KnownWorker) -> None:
         """It answered a request."""
-        worker.answers += 1
-        worker.doubts = 0
         self.cluster.worked(worker.state)
 
     def sweep(self, now: float) -> None:
