@@ -33,9 +33,9 @@ PLAIN = {
         "routing/pairs", "routing/path", "routing/restoring", "routing/sent", "routing/tuning",
         "admission/outcome", "admission/tuning",
         "gateway/http/places", "gateway/http/upstream_answer",
-        "gateway/openai/api_keys", "gateway/openai/inference_request", "gateway/openai/media",
+        "gateway/openai/inference_request", "gateway/openai/media",
         "gateway/openai/stream_event", "gateway/dispatch/held_prefill", "gateway/dispatch/recovery",
-        "gateway/dispatch/resume", "gateway/metrics/slo", "gateway/workers/record",
+        "gateway/dispatch/resume", "gateway/metrics/slo",
     ),
     "a long tuple of numbers as a constant, which mypyc does not set": ("gateway/metrics/class_metrics",),
     "no request waits for it": (

@@ -15,8 +15,9 @@ from typing import Any, Final
 from msgspec import Raw
 
 from fulcrum.gateway.dispatch.resume import follow
+from fulcrum.gateway.dispatch.stream_log import StreamLogBudget
+from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.openai.bodies import read_request
-from fulcrum.gateway.openai.errors import RequestError
 from fulcrum.gateway.openai.inference_request import (
     CHAT_PATH,
     COMPLETIONS_PATH,
@@ -24,7 +25,6 @@ from fulcrum.gateway.openai.inference_request import (
     ServedModel,
     ask_for_usage,
 )
-from fulcrum.gateway.openai.stream_log import StreamLogBudget
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -20,7 +20,7 @@ from tests.machine import deadline_seconds, eventually
 from tests.worker_image.agents import Agent, post_json, start_agent, worker_config
 
 from fulcrum.api.names import PORT_AGENT, PORT_ENGINE, Role
-from fulcrum.gateway.workers.record import WorkerRecord
+from fulcrum.gateway.worker_record import WorkerRecord
 
 __all__ = ["make_site"]
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]

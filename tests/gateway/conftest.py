@@ -21,7 +21,7 @@ from fulcrum.gateway.app import Gateway
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.gauges import gauges
 from fulcrum.gateway.openai.inference_request import ServedModel
-from fulcrum.gateway.workers.record import WorkerRecord
+from fulcrum.gateway.worker_record import WorkerRecord
 
 SERVED = ServedModel(name="m")
 KV = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [[1]], "remote_host": "h"}

@@ -13,7 +13,7 @@ from tests.gateway.conftest import Engine, MakeSite
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import REJECTIONS, Reason
 from fulcrum.api.serving_types import Admission, ClassMatch, QosClass
-from fulcrum.gateway.openai import errors
+from fulcrum.gateway import errors
 
 CLASSES = (
     QosClass(name="gold", priority=9, match=ClassMatch(header="x-tier", value="gold")),

@@ -114,6 +114,7 @@ class Admission:
 
         Changes only counters, demand, and what requests that wait where it is to go are expected to take.
         """
+        view.pass_time(now_seconds)
         self.outputs.look(view.decoding, now_seconds)
         found = route(incoming, view, now_seconds)
         if not isinstance(found, Route):

@@ -13,10 +13,12 @@ from typing import Any, Final
 import msgspec
 
 from fulcrum.api.reasons import Reason
+from fulcrum.gateway.api_keys import RELOAD_SECONDS, ApiKey, KeyRing
 from fulcrum.gateway.config import Settings, raise_file_limit
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.routes import Routes
 from fulcrum.gateway.dispatch.serve import Inference
+from fulcrum.gateway.errors import RequestError, shutting_down
 from fulcrum.gateway.gauges import gauges
 from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.connection import ClientConnection
@@ -30,8 +32,7 @@ from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.known_labels import count_from_zero
 from fulcrum.gateway.metrics.counts import CONTENT_TYPE, Metrics
 from fulcrum.gateway.metrics.slo import SloOutcome
-from fulcrum.gateway.openai.api_keys import RELOAD_SECONDS, ApiKey, KeyRing
-from fulcrum.gateway.openai.errors import RequestError, shutting_down
+from fulcrum.gateway.openai.error_object import error_object
 from fulcrum.gateway.unhandled import log_unhandled
 from fulcrum.gateway.workers.load_poll import LoadPoller
 from fulcrum.gateway.workers.prefix_sharing import SENT_PATH, PrefixSharing, prefix_seed
@@ -120,6 +121,9 @@ class Gateway:
 
     def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
         return self._inference.serve(request, response)
+
+    def error_object(self, error: RequestError, in_stream: bool) -> bytes:
+        return error_object(error, in_stream=in_stream)
 
     def refused(self, error: RequestError) -> None:
         reason = error.reason.value if error.reason is not None else ""
@@ -246,7 +250,6 @@ class Gateway:
             now = self._loop.time()
             self._sweep_clients(now)
             self.slow_readers.sweep(now, self.response_budget)
-            self._inference.first_tokens.pass_time(now)
             self.registry.sweep(now)
 
     def _sweep_clients(self, now: float) -> None:

@@ -15,7 +15,7 @@ from fulcrum.api import names
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.internal_token import ENV_GATEWAY
 from fulcrum.api.names import Role
-from fulcrum.gateway.workers.record import WorkerRecord
+from fulcrum.gateway.worker_record import WorkerRecord
 
 _OWN_FILES: Final = 128
 """Open files that are not clients': the listener, the API server, agents, idle connections to engines."""

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from prometheus_client.metrics_core import Metric
 
 from fulcrum.admission import Tally
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import REJECTIONS
+from fulcrum.gateway.config import Settings
 from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.http.places import Places
+from fulcrum.gateway.http.response_budget import ResponseBudget
+from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.metrics.counts import counter, gauge
+from fulcrum.gateway.workers.prewarm import Prewarmer
+from fulcrum.gateway.workers.registry import WorkerRegistry
 
-if TYPE_CHECKING:
-    from fulcrum.gateway.app import Gateway
+
+class Scraped(Protocol):
+    """A gateway, as far as gauges show it."""
+
+    settings: Settings
+    registry: WorkerRegistry
+    admission: AdmissionControl
+    prewarmer: Prewarmer
+    places: Places[Any]
+    slow_readers: SlowReaders
+    response_budget: ResponseBudget
+    gateways: int
+
+    @property
+    def watch_connected(self) -> bool:
+        """Whether the Pod watch is up."""
 
 
-def gauges(gateway: Gateway) -> Iterator[Metric]:
+def gauges(gateway: Scraped) -> Iterator[Metric]:
     """Workers, connections, what admission decides and predicts, and pairs that fail."""
     workers = gateway.registry.workers
     by_role = [((role.value,), float(sum(worker.role is role for worker in workers))) for role in Role]
@@ -35,7 +55,7 @@ def gauges(gateway: Gateway) -> Iterator[Metric]:
     yield from _admission(gateway.admission)
     epochs = [((worker.name,), float(worker.record.role_epoch)) for worker in workers]
     yield gauge("worker_role_epoch", "Role epoch by which this gateway routes.", ("worker",), epochs)
-    yield gauge("client_connections", "Open client connections.", (), [((), len(gateway.connections))])
+    yield gauge("client_connections", "Open client connections.", (), [((), len(gateway.places.open))])
     yield gauge("client_connections_limit", "Most of them at once.", (), [((), gateway.places.most)])
     slow = len(gateway.slow_readers)
     waiting = gateway.response_budget.waiting

@@ -12,9 +12,9 @@ from itertools import permutations
 from typing import Final
 
 from fulcrum.api.names import Role
+from fulcrum.gateway.errors import STATUSES
 from fulcrum.gateway.http.upstream_answer import Failure
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.errors import STATUSES
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
 
 _LEGS: Final = ("prefill", "decode", "whole", "resume")

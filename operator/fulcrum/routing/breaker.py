@@ -1,4 +1,4 @@
-"""Whether a worker gets requests: a circuit breaker for each. Pure: the clock is passed in."""
+"""Whether a worker gets requests: a circuit breaker for each, and what it answered. Pure: the clock is passed in."""
 
 from __future__ import annotations
 
@@ -27,10 +27,23 @@ _PROBING: Final = BreakerState.PROBING
 class Breaker:
     """Opens after a failure, then lets one request try, with ever longer pauses between.
 
+    | event | closed | open | half open | probing |
+    |---|---|---|---|---|
+    | `failed` | open | open, as long as before | open, for longer | open, for longer |
+    | `eject` | open | open until then | open | open |
+    | `doubted` | one doubt more | one doubt more | one doubt more | one doubt more |
+    | `worked` | closed, no doubts | open, no doubts | closed, no doubts | closed, no doubts |
+    | `taken` | closed | open | probing | probing |
+    | the pause is over (`tick`) | closed | half open | half open | half open |
+
     One failure is enough: a dead worker answers at once and so always looks like the least loaded one.
     """
 
     def __init__(self) -> None:
+        self.answers = 0
+        """Requests that the worker answered."""
+        self.doubts = 0
+        """Requests in a row that it failed in a way that may be their own fault."""
         self.state = _CLOSED
         self._pauses = 0
         """Since it last worked."""
@@ -48,6 +61,10 @@ class Breaker:
         self._pauses += 1
         self.eject(now_seconds, TUNING.pause_seconds(self._pauses))
 
+    def doubted(self) -> None:
+        """The worker failed a request which may be at fault itself: another worker shows it."""
+        self.doubts += 1
+
     def eject(self, now_seconds: float, seconds: float) -> None:
         """Avoid the worker for `seconds` whatever it answered: it is an outlier."""
         self.state = _OPEN
@@ -58,6 +75,8 @@ class Breaker:
 
         One that was ejected stays out for its time: it does answer, only badly.
         """
+        self.answers += 1
+        self.doubts = 0
         if self.state is _CLOSED or self.state is _OPEN:
             return False
         self.state = _CLOSED

@@ -1,12 +1,27 @@
 """What is under way in a cluster as one gateway (or the simulator) knows it, kept up to date event by event. Pure.
 
-A request: `start` -> `prefill_done` -> `finish`, from any stage. A worker: `put`, `remove`,
-`set_speed`, `report`, `failed`, `worked`. `tick` now and then lets time-outs pass.
+A request goes through three phases (`Flight.phase`); an event that is not listed for its phase changes nothing:
+
+| event | phase before | phase after | what changes |
+|---|---|---|---|
+| `start` | | prefilling | queued at the prefill worker, promised to the decode worker |
+| `expect_first_token` | prefilling | prefilling | its first token comes at that time, unless it is heard of before |
+| the time of that token passes | prefilling | decoding | moves to the decode worker; nothing is learnt about speeds |
+| `prefill_done` | prefilling | decoding | moves to the decode worker; the prefill's speed is learnt |
+| `answered` | prefilling | decoding | as `prefill_done`, at the share of its time that was predicted for the prefill |
+| `pulled` | decoding | decoding | its KV has arrived: the transfer's speed is learnt |
+| `given_up` | prefilling | prefilling | its prefill is overdue: that is learnt |
+| `finish` | any but ended | ended | taken off both workers |
+
+Every function that takes the time first lets the expected first tokens come that are due until then.
+
+A worker: `put`, `remove`, `set_speed`, `report`, `failed`, `worked`. `tick` now and then lets time-outs pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Final
 
 from fulcrum.api.durations import seconds
@@ -19,6 +34,7 @@ from fulcrum.routing.kv_routes import KvRoutes
 from fulcrum.routing.path import Incoming, Route
 from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.tuning import TUNING
+from fulcrum.routing.worker import WorkerView
 from fulcrum.routing.worker_set import WorkerSet
 
 DEFAULT_TTFT_SECONDS: Final = seconds(Slo().ttft)
@@ -58,9 +74,26 @@ class ClusterView(WorkerSet):
         self.decoding: dict[Flight, None] = {}
         """Requests whose answers are being made, in the order in which they began."""
         self._started = 0
+        self._expected: list[tuple[float, int, Flight]] = []
+        """First tokens of which nothing is heard, by when they are due. A timer for each would cost a twentieth of a
+        request."""
+        self._expectations = 0
+
+    def pass_time(self, now_seconds: float) -> None:
+        """It is so late: the expected first tokens that are due have come."""
+        expected = self._expected
+        while expected and expected[0][0] <= now_seconds:
+            at_seconds, _, flight = heappop(expected)
+            self._prefill_done(flight, at_seconds, None, seen=False)
+
+    def tick(self, now_seconds: float) -> list[WorkerView]:
+        """Time went by: call it a few times a second. Workers that are left alone from now on, as outliers."""
+        self.pass_time(now_seconds)
+        return super().tick(now_seconds)
 
     def report(self, name: str, load: LoadReport, now_seconds: float) -> None:
         """A worker's own report: what it has beyond what was started here came from other gateways."""
+        self.pass_time(now_seconds)
         worker = self.workers.get(name)
         if worker is not None:
             mean = self.mean_prompt_tokens
@@ -69,6 +102,7 @@ class ClusterView(WorkerSet):
 
     def start(self, incoming: Incoming, route: Route, now_seconds: float) -> Flight:
         """The request is sent on its way."""
+        self.pass_time(now_seconds)
         flight = Flight(incoming, route, now_seconds)
         load = flight.load
         self.transfers.forget(now_seconds)
@@ -109,8 +143,29 @@ class ClusterView(WorkerSet):
     ) -> None:
         """The prefill leg was answered, or the first token of a whole request came; with `prompt_tokens` if known.
 
-        `seen` is false where that time is only predicted: nothing is learnt about speeds then.
+        `seen` is false where that time says nothing about speeds: none is learnt then.
         """
+        self.pass_time(now_seconds)
+        self._prefill_done(flight, now_seconds, prompt_tokens, seen=seen)
+
+    def expect_first_token(self, flight: Flight, at_seconds: float) -> None:
+        """Its answer comes as one, so that nothing is heard of its first token, which is due then."""
+        self._expectations += 1
+        heappush(self._expected, (at_seconds, self._expectations, flight))
+
+    def answered(self, flight: Flight, now_seconds: float, *, later_seconds: float) -> None:
+        """Its whole answer came. `later_seconds`: predicted for the tokens after the first.
+
+        Where that was before its first token was expected, it is not known how wrong prefill and decode were each. So
+        the time that it took is divided between them as predicted.
+        """
+        self.pass_time(now_seconds)
+        ttft_seconds = flight.route.ttft_seconds
+        if flight.phase == PREFILLING:
+            share = ttft_seconds / (ttft_seconds + later_seconds)
+            self._prefill_done(flight, flight.started_at + share * (now_seconds - flight.started_at), None, seen=True)
+
+    def _prefill_done(self, flight: Flight, now_seconds: float, prompt_tokens: float | None, *, seen: bool) -> None:
         if flight.phase != PREFILLING:
             return
         flight.phase = DECODING
@@ -138,16 +193,19 @@ class ClusterView(WorkerSet):
 
     def pulled(self, flight: Flight, now_seconds: float) -> None:
         """The first event of its decode leg came: its KV is there."""
+        self.pass_time(now_seconds)
         if flight.phase == DECODING:
             self.transfers.ended(flight, now_seconds)
 
     def given_up(self, flight: Flight, now_seconds: float) -> None:
         """Its prefill took so long that another worker is asked; `finish` comes next."""
+        self.pass_time(now_seconds)
         if flight.phase == PREFILLING:
             self.steps.overdue(flight, now_seconds)
 
     def finish(self, flight: Flight, now_seconds: float) -> None:
         """The request is over, for whatever cause and from any stage; a second time does nothing."""
+        self.pass_time(now_seconds)
         if flight.phase == ENDED:
             return
         decode = flight.decode

@@ -22,8 +22,8 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import Admission, AdmissionPolicy, ClassMatch, QosClass
 from fulcrum.api.worker import OffloadReport
 from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.errors import RequestError, never_fits, rejected
 from fulcrum.gateway.openai.bodies import read_request
-from fulcrum.gateway.openai.errors import RequestError, never_fits, rejected
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
 from fulcrum.kv import tiers_of
 

@@ -18,7 +18,7 @@ from tests.machine import deadline_seconds
 from fulcrum.api.names import Role
 from fulcrum.api.worker import EngineProgress, SpeedCoefficients
 from fulcrum.gateway.dispatch import leg_deadlines
-from fulcrum.gateway.workers.registry import Worker
+from fulcrum.gateway.workers.registry import KnownWorker
 
 PROMISE_SECONDS = deadline_seconds(1.0)
 QUICK = SpeedCoefficients(prefill_a=1e-3, prefill_b=0.0, prefill_c=0.0, decode_a=1e-3, decode_b=0.0, decode_c=0.0)
@@ -53,7 +53,7 @@ async def site_of(make_site: MakeSite, agent: Agent, *engines: Engine) -> Site:
     return site
 
 
-async def looked(worker: Worker, times: int) -> None:
+async def looked(worker: KnownWorker, times: int) -> None:
     """So often the worker has been overdue, and was found to compute: by a look, or by the reports that come anyway."""
     for _ in range(times):
         before = worker.progress.moved_at

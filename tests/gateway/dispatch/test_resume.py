@@ -14,7 +14,7 @@ from tests.machine import deadline_seconds
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import Admission, ClassMatch, QosClass
 from fulcrum.gateway.dispatch import recovery
-from fulcrum.gateway.openai import stream_log as stream_log_module
+from fulcrum.gateway.dispatch import stream_log as stream_log_module
 
 PROMPT = {"model": "m", "prompt": "Say it.", "max_tokens": 40, "temperature": 0, "stream": True, "ignore_eos": True}
 CHAT = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulcrum.api.reasons import Reason
-from fulcrum.gateway.openai.errors import RequestError, rejected
+from fulcrum.gateway.errors import RequestError, rejected
 
 
 def headers(seconds: float | None) -> dict[str, str]:

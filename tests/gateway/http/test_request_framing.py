@@ -8,9 +8,9 @@ from tests.machine import cost_ratio
 
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.api.names import Role
+from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.request_parser import RequestParser
-from fulcrum.gateway.openai.errors import RequestError
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked\r\n"
 PIECE = 64 * 1024

@@ -24,6 +24,9 @@ class Wire(asyncio.Transport):
 
 
 class Sink:
+    def fails_at_once(self, first_chunks: bytes) -> bool:
+        return False
+
     def stream_begin(self, source: StreamSource) -> None:
         source.stall_seconds = 15.0
 

@@ -15,7 +15,7 @@ from tests.gateway.conftest import Engine, MakeSite, Seen
 from fulcrum.api.names import Role
 from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
 from fulcrum.gateway.http.response_head import read_head
-from fulcrum.gateway.openai.events import WholeEvents
+from fulcrum.gateway.http.whole_events import WholeEvents
 
 BODY = {"model": "m", "prompt": "x", "max_tokens": 3}
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tests.gateway.conftest import SERVED
 from tests.machine import cost_ratio
 
+from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.openai import bodies
 from fulcrum.gateway.openai.bodies import read_answer, read_request
-from fulcrum.gateway.openai.errors import RequestError
+from fulcrum.gateway.openai.error_object import error_object
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, InferenceRequest
 
 KV = {"remote_engine_id": "e", "remote_block_ids": [[1, 2]], "do_remote_prefill": True}
@@ -140,7 +141,7 @@ def test_refused(path: str, body: bytes, status: int, param: str | None, code: s
     with pytest.raises(RequestError) as refused:
         read_request(path, body, SERVED)
     assert (refused.value.status, refused.value.param, refused.value.code) == (status, param, code)
-    error = json.loads(refused.value.body())["error"]
+    error = json.loads(error_object(refused.value, in_stream=False))["error"]
     assert set(error) == {"message", "type", "param", "code"}
 
 

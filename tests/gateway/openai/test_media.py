@@ -11,9 +11,9 @@ import pytest
 from tests.gateway.conftest import SERVED
 from tests.machine import cost_ratio
 
+from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.openai import media
 from fulcrum.gateway.openai.bodies import read_request
-from fulcrum.gateway.openai.errors import RequestError
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, ServedModel
 from fulcrum.gateway.openai.prompt_estimate import PromptEstimate
 

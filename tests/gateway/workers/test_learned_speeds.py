@@ -11,9 +11,9 @@ from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
 from fulcrum.capacity.rows import PrefillRow
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.worker_record import WorkerRecord
 from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
-from fulcrum.gateway.workers.record import WorkerRecord
-from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
 
 MEASURED = WorkerSpeed(
     coefficients=SpeedCoefficients(
@@ -24,7 +24,7 @@ MEASURED = WorkerSpeed(
 )
 
 
-def decoder(role: Role = Role.DECODE) -> Worker:
+def decoder(role: Role = Role.DECODE) -> KnownWorker:
     registry = WorkerRegistry(Metrics())
     registry.put(WorkerRecord(name="d", role=role, host="127.0.0.1", port=1, pool="pool"))
     return registry.workers[0]

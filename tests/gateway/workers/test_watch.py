@@ -27,7 +27,7 @@ from fulcrum.api.ports import Ports
 from fulcrum.api.worker import KvCacheConfig, WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.workers.record import WorkerRecord
+from fulcrum.gateway.worker_record import WorkerRecord
 from fulcrum.gateway.workers.registry import WorkerRegistry
 from fulcrum.gateway.workers.watch import (
     Condition,
@@ -165,7 +165,7 @@ async def test_workers_are_reached_on_their_own_ports_and_one_pods_nonsense_is_i
         given.metadata.annotations = {names.ANNOTATION_PORTS: said}
     follower = Follower()
     take(follower, Listed(items=pods, version="1"), {})
-    reached = {worker.name: (worker.pool.host, worker.pool.port) for worker in follower.registry.workers}
+    reached = {worker.name: (worker.engine.host, worker.engine.port) for worker in follower.registry.workers}
     assert reached == {"w0": ("127.77.0.1", 8000), "w1": ("127.77.0.1", 9000)}
     record = record_of(pods[1])
     assert record is not None

@@ -9,10 +9,10 @@ from typing import Final
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.metrics.class_metrics import ClassMetrics, Sum
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.metrics.slo import UNREACHABLE, judge_latency, judge_refusal
-from fulcrum.gateway.openai.errors import RequestError
 from fulcrum.gateway.openai.inference_request import InferenceRequest
 from fulcrum.routing import Incoming
 

@@ -15,8 +15,8 @@ from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.capacity.kv import TransferCost
-from fulcrum.gateway.openai.api_keys import AUTHORIZATION, ApiKey, KeyRing
-from fulcrum.gateway.openai.errors import RequestError, bad_request, never_fits, no_worker, rejected
+from fulcrum.gateway.api_keys import AUTHORIZATION, ApiKey, KeyRing
+from fulcrum.gateway.errors import RequestError, bad_request, never_fits, no_worker, rejected
 from fulcrum.gateway.openai.inference_request import (
     CHAT_PATH,
     COMPLETIONS_PATH,

@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from fulcrum.gateway.http.framing import LAST_CHUNK, chunk
+from fulcrum.gateway.dispatch.client_stream import ClientStream
+from fulcrum.gateway.dispatch.stream_ends import begins_with_failure
+from fulcrum.gateway.dispatch.stream_log import StreamLog
+from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
 from fulcrum.gateway.openai.events import DONE, events_of, read_event
 from fulcrum.gateway.openai.inference_request import Usage
 from fulcrum.gateway.openai.stream_event import Choice
-from fulcrum.gateway.openai.stream_log import StreamLog
 
 
 class Continuation:
@@ -51,6 +53,10 @@ class Continuation:
         """As `StreamSink`."""
         return self._stream_log.done
 
+    def fails_at_once(self, first_chunks: bytes) -> bool:
+        """As `StreamSink`."""
+        return begins_with_failure(first_chunks)
+
     def stream_begin(self, source: StreamSource) -> None:
         """As `StreamSink`; the client's stream has begun long ago."""
         self._source = source
@@ -60,7 +66,7 @@ class Continuation:
     def stream_bytes(self, chunks: bytes) -> None:
         """As `StreamSink`: the events, each as the client's stream has them."""
         try:
-            read = [event for text in events_of(chunks) if (event := read_event(text)) is not None]
+            read = [event for text in events_of(payload(chunks)) if (event := read_event(text)) is not None]
         except msgspec.DecodeError:
             self._break(Failure.PROTOCOL, "the rest of the stream cannot be read")
             return
@@ -164,10 +170,10 @@ class Restart:
     A chat begins with an event that says whose turn it is, and that the client has. What follows may be anything.
     """
 
-    __slots__ = ("_began", "_response", "_started", "_stream_log")
+    __slots__ = ("_began", "_started", "_stream", "_stream_log")
 
-    def __init__(self, response: Response, stream_log: StreamLog, *, began: Callable[[], None]) -> None:
-        self._response = response
+    def __init__(self, stream: ClientStream, stream_log: StreamLog, *, began: Callable[[], None]) -> None:
+        self._stream = stream
         self._stream_log = stream_log
         self._began = began
         self._started = False
@@ -175,27 +181,32 @@ class Restart:
     @property
     def done(self) -> bool:
         """As `StreamSink`."""
-        return self._response.done
+        return self._stream.done
+
+    def fails_at_once(self, first_chunks: bytes) -> bool:
+        """As `StreamSink`."""
+        return begins_with_failure(first_chunks)
 
     def stream_begin(self, source: StreamSource) -> None:
         """As `StreamSink`; the client's stream has begun long ago."""
-        self._response.stream_log = self._stream_log
-        self._response.stream_goes_on(source)
+        self._stream.stream_log = self._stream_log
+        self._stream.response.stream_goes_on(source)
         self._began()
 
     def stream_bytes(self, chunks: bytes) -> None:
         """As `StreamSink`."""
         events = self._events(chunks)
         if events:
-            self._response.stream_bytes(chunk(events))
+            self._stream.stream_bytes(chunk(events))
 
     def stream_last(self, chunks: bytes) -> None:
         """As `StreamSink`."""
         events = self._events(chunks)
-        self._response.stream_last((chunk(events) if events else b"") + LAST_CHUNK)
+        self._stream.stream_last((chunk(events) if events else b"") + LAST_CHUNK)
 
     def _events(self, chunks: bytes) -> bytes:
-        return b"".join(self._same(event) + b"\n\n" for event in events_of(chunks) if not self._is_opening(event))
+        events = events_of(payload(chunks))
+        return b"".join(self._same(event) + b"\n\n" for event in events if not self._is_opening(event))
 
     def _is_opening(self, event: bytes) -> bool:
         opens = not self._started and b'"role"' in event

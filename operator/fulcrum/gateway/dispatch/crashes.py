@@ -6,10 +6,10 @@ import asyncio
 from typing import Final
 
 from fulcrum.gateway.dispatch.exchange import Exchange
-from fulcrum.gateway.dispatch.legs import LegFailedError
+from fulcrum.gateway.dispatch.leg_failure import LegFailedError
+from fulcrum.gateway.errors import engines_crashed
 from fulcrum.gateway.http.upstream_answer import Failure
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.errors import engines_crashed
 from fulcrum.gateway.workers.registry import WorkerRegistry
 
 _CRASHES: Final = 2

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from fulcrum.gateway.api_keys import ApiKey
+from fulcrum.gateway.dispatch.client_stream import ClientStream
 from fulcrum.gateway.dispatch.held_prefill import HeldPrefill
-from fulcrum.gateway.dispatch.legs import LegFailedError
+from fulcrum.gateway.dispatch.leg_failure import LegFailedError
+from fulcrum.gateway.dispatch.stream_log import StreamLog
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import StreamSink
-from fulcrum.gateway.openai.api_keys import ApiKey
 from fulcrum.gateway.openai.inference_request import InferenceRequest, Usage
-from fulcrum.gateway.openai.stream_log import StreamLog
-from fulcrum.gateway.workers.registry import Worker
+from fulcrum.gateway.workers.registry import KnownWorker
 from fulcrum.routing import Flight, Incoming
 
 MAX_ATTEMPTS: Final = 3
@@ -24,7 +25,7 @@ class Exchange:
     __slots__ = (
         "accused", "attempts", "broken", "deadline", "first_token_at", "flight", "fruitless", "held",
         "incoming", "key", "lost_at", "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class", "request",
-        "response", "route", "sink", "started_at", "stream_log", "tokens_before",
+        "response", "route", "sink", "started_at", "stream", "stream_log", "tokens_before",
     )  # fmt: skip
 
     def __init__(self, *, route: str, response: Response, started_at: float, deadline: float, qos_class: str) -> None:
@@ -42,12 +43,14 @@ class Exchange:
         self.attempts = 0
         self.accused: list[LegFailedError] = []
         """Failures that may be its own fault, until another worker serves it."""
-        self.broken: list[Worker] = []
+        self.broken: list[KnownWorker] = []
         """Workers whose connections broke before a token was sent."""
         self.held: HeldPrefill | None = None
         """Its KV, while the prefill worker holds it for the first worker that pulls it."""
+        self.stream: ClientStream | None = None
+        """Passes its stream on; None: its answer comes as one."""
         self.sink: StreamSink | None = None
-        """What takes its stream; None: its answer comes as one."""
+        """What takes the stream of this attempt: `stream`, or what goes on with it."""
         self.stream_log: StreamLog | None = None
         """What its client was sent of a stream; None where that cannot be resumed."""
         self.prompt_ids: list[int] | None = None

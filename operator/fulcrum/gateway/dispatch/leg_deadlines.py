@@ -8,7 +8,7 @@ from typing import Final
 from fulcrum.admission import NeighbourSlowdown
 from fulcrum.gateway.dispatch.exchange import MAX_ATTEMPTS, Exchange
 from fulcrum.gateway.openai.inference_request import InferenceRequest
-from fulcrum.gateway.workers.registry import Worker
+from fulcrum.gateway.workers.registry import KnownWorker
 from fulcrum.routing import Flight, WorkerView
 from fulcrum.routing.view import DEFAULT_TTFT_SECONDS
 
@@ -53,7 +53,7 @@ class LegDeadlines:
         """Another worker was asked."""
         self._left -= 1
 
-    def first_answer_seconds(self, exchange: Exchange, worker: Worker) -> float:
+    def first_answer_seconds(self, exchange: Exchange, worker: KnownWorker) -> float:
         """For a prefill, or a stream's first token; infinite where nothing better is to be had."""
         flight = exchange.flight
         if flight is None:
@@ -74,7 +74,7 @@ class LegDeadlines:
             max(late_seconds(slower * predicted_seconds), SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS),
         )
 
-    def last_leg_seconds(self, exchange: Exchange, request: InferenceRequest, worker: Worker) -> float:
+    def last_leg_seconds(self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker) -> float:
         """For a stream's first token, or an answer that comes as one."""
         if request.stream:
             return self.first_answer_seconds(exchange, worker)

@@ -1,93 +1,158 @@
-"""One request to one worker, and what its failure says of the worker."""
+"""The legs of one attempt: prefill on one worker and decode on another, or both on one. Compiled (hatch_build.py)."""
 
 from __future__ import annotations
 
 import asyncio
-from math import inf
+from functools import partial
+from typing import Final
 
-from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, StreamSink, UpstreamError
+from fulcrum.gateway.dispatch.blame import Blame
+from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.dispatch.held_prefill import HeldPrefill
+from fulcrum.gateway.dispatch.leg import LegSender
+from fulcrum.gateway.dispatch.leg_deadlines import LegDeadlines
+from fulcrum.gateway.dispatch.recovery import Recovery
+from fulcrum.gateway.errors import upstream_failed
+from fulcrum.gateway.http.upstream_answer import Answer
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.bodies import is_aborted
-from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
+from fulcrum.gateway.openai.bodies import read_answer, read_usage
+from fulcrum.gateway.openai.inference_request import InferenceRequest
+from fulcrum.gateway.workers.registry import KnownWorker
+from fulcrum.routing import ClusterView, Flight, prefill_left_seconds
 
 # A plain number: looking up a member of HTTPStatus costs half a microsecond.
-_OK = 200
-_SERVER_ERRORS = 500
-_UNAUTHORIZED = 401
-
-DOUBTFUL = frozenset((Failure.ERROR_STATUS, Failure.PROTOCOL, Failure.TRUNCATED))
-"""Failures of an engine that lives and answers other requests: the request may be at fault. Another worker shows it."""
-
-
-class LegFailedError(Exception):
-    """A leg failed on `worker` in a way that another worker may not."""
-
-    def __init__(self, worker: Worker, leg: str, failure: Failure) -> None:
-        super().__init__(f"{leg} on {worker.name}: {failure}")
-        self.worker = worker
-        self.leg = leg
-        self.failure = failure
+_OK: Final = 200
+_LONGEST_GUESS_SECONDS: Final = 600.0
 
 
 class Legs:
-    """Sends requests to workers."""
+    """Runs the legs of attempts."""
 
-    def __init__(self, registry: WorkerRegistry, metrics: Metrics, loop: asyncio.AbstractEventLoop) -> None:
-        self._registry = registry
+    def __init__(
+        self,
+        *,
+        sender: LegSender,
+        blame: Blame,
+        recovery: Recovery,
+        leg_deadlines: LegDeadlines,
+        cluster: ClusterView,
+        metrics: Metrics,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._sender = sender
+        self._blame = blame
+        self._recovery = recovery
+        self._leg_deadlines = leg_deadlines
+        self._cluster = cluster
         self._metrics = metrics
         self._loop = loop
 
-    async def run(
-        self,
-        leg: str,
-        worker: Worker,
-        path: str,
-        request_id: bytes,
-        body: bytes,
-        *,
-        deadline: float,
-        silence_seconds: float = inf,
-        sink: StreamSink | None = None,
-    ) -> Answer:
-        """The answer of `worker`, which may be an error of the client's. Raises LegFailedError.
-
-        `deadline`: loop time by which it must be complete. Another worker is to try when it, or a stream's first byte,
-        has not come for `silence_seconds`, in which the worker has computed nothing either.
-        """
-        if worker.changed_at is not None:
-            self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
-            worker.changed_at = None
-        request = worker.pool.request(path, request_id, body)
-        began_at, answers = self._loop.time(), worker.answers
-        if sink is None:
-            excuse = Excuse.IN_TURN if leg == "prefill" else Excuse.ALWAYS  # short answers may overtake long ones
+    async def two(
+        self, exchange: Exchange, request: InferenceRequest, flight: Flight, prefill: KnownWorker, decode: KnownWorker
+    ) -> None:
+        """Prefill on one worker, unless it holds this prompt's KV, then decode on the other. Raises LegFailedError."""
+        exchange.path = f"{prefill.name},{decode.name}"
+        response = exchange.response
+        held = exchange.held
+        if held is not None and held.worker is prefill and held.usable(self._loop.time()):
+            if not request.stream:
+                exchange.first_token_at = held.done_at
+            self._cluster.prefill_done(flight, self._loop.time(), prompt_tokens=exchange.prompt_tokens, seen=False)
+            self._metrics.legs["prefill", "held"] += 1
+            await self._last_leg(exchange, request, decode, "decode", request.decode_body(held.kv))
+            return
+        started_at = self._loop.time()
+        body = request.prefill_body(self._prefill_left_seconds(exchange, prefill))
+        answer = await self._sender.send(
+            "prefill", prefill, request.path, response.request_id, body, deadline=exchange.deadline,
+            silence_seconds=self._leg_deadlines.first_answer_seconds(exchange, prefill),
+        )  # fmt: skip
+        if answer.status != _OK:
+            _pass_on(exchange, answer)
+            return
+        if exchange.accused:
+            self._blame.convict(exchange, "prefill")
+        prefilled_at = self._loop.time()
+        self._metrics.prefill_leg_seconds.observe(prefilled_at - started_at)
+        if not request.stream:
+            exchange.first_token_at = prefilled_at
+        prefilled = read_answer(answer.body)
+        kv = prefilled.usable_kv if prefilled is not None else None
+        if prefilled is not None and not response.started:
+            exchange.note_usage(prefilled.usage, output=False)
+        self._cluster.prefill_done(flight, prefilled_at, prompt_tokens=exchange.prompt_tokens)
+        if kv is None:
+            self._metrics.legs["prefill", "no_kv"] += 1
+        elif not response.started:
+            exchange.held = HeldPrefill(worker=prefill, kv=kv, done_at=prefilled_at)
+        if kv is not None and exchange.sink is not None and exchange.sink is exchange.stream:
+            response.on_begin = partial(self._pulled, flight)
         else:
-            # The first token of a decode leg waits for KV from a peer: what the engine does for others says nothing.
-            excuse = Excuse.NEVER if leg == "decode" else Excuse.IN_TURN
-        try:
-            answer = await worker.pool.exchange(
-                request, sink=sink, deadline=deadline, silence_seconds=silence_seconds, excuse=excuse
-            )
-        except UpstreamError as error:
-            if sink is not None and sink.done:  # the client has all of it; what broke is the connection's end
-                return Answer(status=_OK, content_type=b"", body=b"", streamed=True)
-            failure = error.failure
-            # One that computes, or answers others, is late, and no more than that.
-            computes = worker.progress.moved_at > max(began_at, self._loop.time() - silence_seconds)
-            late = failure in (Failure.STALL, Failure.TIMEOUT) and (computes or worker.answers != answers)
-            raise self._failed(worker, leg, failure, blame=not late) from error
-        if answer.status == _UNAUTHORIZED:  # the client's own key was looked at here, and not sent on
-            raise self._failed(worker, leg, Failure.REFUSED)
-        if answer.status >= _SERVER_ERRORS or (leg != "prefill" and is_aborted(answer.body)):
-            raise self._failed(worker, leg, Failure.ERROR_STATUS)
-        self._registry.worked(worker)
-        self._metrics.legs[leg, "answered"] += 1
-        return answer
+            self._cluster.transfers.drop(flight)  # nothing is pulled, or its end is not seen
+        await self._last_leg(exchange, request, decode, "decode", request.decode_body(kv))
 
-    def _failed(self, worker: Worker, leg: str, failure: Failure, *, blame: bool = True) -> LegFailedError:
-        if failure in DOUBTFUL:
-            worker.doubts += 1
-        elif blame and failure is not Failure.DIVERGED:
-            self._registry.failed(worker, self._loop.time())
-        self._metrics.legs[leg, failure.value] += 1
-        return LegFailedError(worker, leg, failure)
+    async def one(self, exchange: Exchange, request: InferenceRequest, flight: Flight, worker: KnownWorker) -> None:
+        """Prefill and decode on one worker. Raises LegFailedError."""
+        exchange.path = worker.name
+        if request.stream:
+            exchange.response.on_begin = partial(self._first_token, flight)
+        elif flight.route.ttft_seconds < _LONGEST_GUESS_SECONDS:
+            self._cluster.expect_first_token(flight, self._loop.time() + flight.route.ttft_seconds)
+        body = request.whole_body(self._prefill_left_seconds(exchange, worker))
+        await self._last_leg(exchange, request, worker, "whole", body)
+        expected = flight.route
+        if expected.known and exchange.output_tokens:
+            later_seconds = (exchange.output_tokens - 1) * expected.tpot_seconds if not request.whole else 0.0
+            self._cluster.answered(flight, self._loop.time(), later_seconds=later_seconds)
+
+    def _prefill_left_seconds(self, exchange: Exchange, worker: KnownWorker) -> float | None:
+        """What is left for the prefill, for an engine that chooses how to restore a prefix; None: it does not."""
+        tiers, incoming = worker.state.tiers, exchange.incoming
+        if tiers is None or not tiers.front or incoming is None:
+            return None
+        ttft_seconds = min(self._cluster.ttft_seconds, incoming.ttft_seconds)
+        return prefill_left_seconds(ttft_seconds, self._loop.time() - exchange.started_at)
+
+    def _first_token(self, flight: Flight) -> None:
+        self._cluster.prefill_done(flight, self._loop.time())
+
+    def _pulled(self, flight: Flight) -> None:
+        self._cluster.pulled(flight, self._loop.time())
+
+    async def _last_leg(
+        self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker, leg: str, body: bytes
+    ) -> None:
+        """The leg whose answer is the client's."""
+        response = exchange.response
+        sink = exchange.sink
+        if not response.started:
+            response.path_headers = b"x-fulcrum-path: %b\r\n" % exchange.path.encode()
+        if exchange.accused and sink is not None:
+            self._blame.convict_when_begun(exchange)
+        answer = await self._sender.send(
+            leg, worker, request.path, response.request_id, body, deadline=exchange.deadline, sink=sink,
+            silence_seconds=self._leg_deadlines.last_leg_seconds(exchange, request, worker),
+        )  # fmt: skip
+        if exchange.accused and answer.status == _OK:
+            self._blame.convict(exchange)
+        if not answer.streamed:
+            _pass_on(exchange, answer)
+            return
+        response.stream_end()
+        exchange.first_token_at = response.began_at
+        stream = exchange.stream
+        if stream is None or sink is not stream:
+            self._recovery.ended(exchange)
+        else:
+            exchange.note_usage(stream.usage, output=True)
+            if exchange.output_tokens is None:
+                exchange.output_tokens = exchange.streamed_tokens(done=True)
+
+
+def _pass_on(exchange: Exchange, answer: Answer) -> None:
+    """A complete answer, of whatever status, is the client's. Raises RequestError when it has a part of one already."""
+    if exchange.response.started:
+        raise upstream_failed(f"A worker answered {answer.status} when it was to go on with the answer. Retry it.")
+    exchange.response.send(answer.status, answer.content_type, answer.body)
+    if answer.status == _OK:
+        exchange.note_usage(read_usage(answer.body), output=True)

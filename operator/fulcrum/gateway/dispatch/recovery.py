@@ -10,10 +10,12 @@ from typing import Final
 import msgspec
 
 from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.dispatch.blame import Blame
 from fulcrum.gateway.dispatch.continuation import Continuation, Restart
 from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.dispatch.leg import LegSender
 from fulcrum.gateway.dispatch.leg_deadlines import late_seconds
-from fulcrum.gateway.dispatch.legs import LegFailedError, Legs
+from fulcrum.gateway.dispatch.leg_failure import LegFailedError
 from fulcrum.gateway.dispatch.resume import (
     greedy,
     obstacle,
@@ -23,12 +25,12 @@ from fulcrum.gateway.dispatch.resume import (
     resume_point,
     tokenize_body,
 )
-from fulcrum.gateway.http.upstream_answer import Failure, StreamSink
+from fulcrum.gateway.dispatch.stream_log import StreamLog
+from fulcrum.gateway.errors import RequestError, upstream_failed
+from fulcrum.gateway.http.upstream_answer import StreamSink
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.errors import RequestError, engine_error, upstream_failed
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, InferenceRequest, wants_every_usage
-from fulcrum.gateway.openai.stream_log import StreamLog
-from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
 from fulcrum.routing import Incoming, Route
 
 logger = logging.getLogger(__name__)
@@ -38,8 +40,6 @@ WAIT_SECONDS: Final = 30.0
 PROBE_SECONDS: Final = 30.0
 """Least silence of a worker that is to return a prompt's token ids, which costs a prefill, before another worker is
 asked."""
-_MANY_DOUBTS: Final = 10
-"""Failures in a row from which on the worker is at fault, not the requests."""
 _POLL_SECONDS: Final = 0.1
 _OK: Final = 200
 _LEAST_OUTPUT_TOKENS: Final = 16.0
@@ -55,12 +55,14 @@ class Recovery:
     def __init__(
         self,
         *,
-        legs: Legs,
+        blame: Blame,
+        legs: LegSender,
         admission: AdmissionControl,
         registry: WorkerRegistry,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._blame = blame
         self._legs = legs
         self._admission = admission
         self._registry = registry
@@ -71,10 +73,10 @@ class Recovery:
         self, exchange: Exchange, request: InferenceRequest, incoming: Incoming, failed: LegFailedError
     ) -> Incoming:
         """The stream of `exchange` lost its worker: what is left to ask for. Raises RequestError if it cannot go on."""
-        stream_log = exchange.response.stream_log
-        if stream_log is not None:
-            stream_log.read()
-            exchange.response.stream_log = None  # from here on it is kept event by event
+        stream = exchange.stream
+        if stream is not None and stream.stream_log is not None:
+            stream.stream_log.read()
+            stream.stream_log = None  # from here on it is kept event by event
         stream_log = exchange.stream_log
         why_not = "its answer has more in it than text, or comes in several parts"
         if stream_log is not None:
@@ -116,35 +118,26 @@ class Recovery:
             if found is not None:
                 return found
             if not exchange.response.started or now >= until:
-                raise self.gave_up(exchange, "No worker could serve the request. Retry it.")
+                raise self._blame.gave_up(exchange, "No worker could serve the request. Retry it.")
             await asyncio.sleep(_POLL_SECONDS)
             # One that was restarted, or has had its pause, may be tried again.
             tried = frozenset(
                 worker.name for worker in self._registry.workers if worker.name in tried and worker.suspect
             )
 
-    def gave_up(self, exchange: Exchange, message: str) -> RequestError:
-        """The error of a request that found no worker."""
-        if exchange.response.started:
-            self._metrics.resumes["failed"] += 1
-        own_errors = [failed for failed in exchange.accused if failed.failure is Failure.ERROR_STATUS]
-        if len(own_errors) == exchange.attempts and any(_serves_others(failed.worker) for failed in own_errors):
-            return engine_error()
-        return upstream_failed(message)
-
     async def rest(
-        self, exchange: Exchange, request: InferenceRequest, worker: Worker
+        self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker
     ) -> tuple[InferenceRequest, StreamSink] | None:
         """What is left of the stream, to be prefilled on `worker`; None: only its end was, and the client has it now.
 
         Raises LegFailedError when the worker fails, RequestError when the stream cannot go on.
         """
-        stream_log = exchange.stream_log
-        if stream_log is None:
+        stream, stream_log = exchange.stream, exchange.stream_log
+        if stream is None or stream_log is None:
             raise self._impossible("nothing of it was kept")
         if not stream_log.ids and not stream_log.chars and stream_log.finish_reason is None:
-            return request, Restart(exchange.response, stream_log, began=partial(self._resumed, exchange))
-        wants_usage = not exchange.response.hides_usage
+            return request, Restart(stream, stream_log, began=partial(self._resumed, exchange))
+        wants_usage = not stream.hides_usage
         if exchange.prompt_ids is None and (
             stream_log.finish_reason is None or (wants_usage and exchange.prompt_tokens is None)
         ):
@@ -195,7 +188,7 @@ class Recovery:
         )  # fmt: skip
 
     async def _rewind(
-        self, exchange: Exchange, request: InferenceRequest, worker: Worker, stream_log: StreamLog
+        self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker, stream_log: StreamLog
     ) -> str:
         """Go back to where the stream can go on; text from there on that the client has already got."""
         point = resume_point(request, stream_log)
@@ -215,16 +208,16 @@ class Recovery:
         stream_log.rewind(len(stream_log.ids), stream_log.chars)
         return ""
 
-    async def _probe(self, exchange: Exchange, request: InferenceRequest, worker: Worker) -> list[int]:
+    async def _probe(self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker) -> list[int]:
         found = prompt_ids(await self._leg(exchange, worker, request.path, probe_body(request)))
         if found is None:
             raise self._impossible("a worker did not tell the tokens of its prompt")
         return found
 
-    async def _leg(self, exchange: Exchange, worker: Worker, path: str, body: bytes) -> bytes:
+    async def _leg(self, exchange: Exchange, worker: KnownWorker, path: str, body: bytes) -> bytes:
         response = exchange.response
         predicted_seconds = exchange.flight.route.ttft_seconds if exchange.flight is not None else 0.0
-        answer = await self._legs.run(
+        answer = await self._legs.send(
             "resume", worker, path, response.request_id, body, deadline=exchange.deadline,
             silence_seconds=max(late_seconds(predicted_seconds), PROBE_SECONDS),
         )  # fmt: skip
@@ -238,7 +231,3 @@ class Recovery:
             f"The worker was lost in the middle of the answer, and no other can go on with it: {why}. "
             "Retry the request."
         )
-
-
-def _serves_others(worker: Worker) -> bool:
-    return worker.answers > 0 and worker.doubts < _MANY_DOUBTS

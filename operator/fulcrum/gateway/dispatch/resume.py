@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from fulcrum.gateway.dispatch.stream_log import StreamLog, StreamLogBudget
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, InferenceRequest
-from fulcrum.gateway.openai.stream_log import StreamLog, StreamLogBudget
 
 _TRUE: Final = Raw(b"true")
 _FALSE: Final = Raw(b"false")

@@ -14,11 +14,11 @@ import msgspec
 
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.http.cors import Cors
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.openai import openapi
-from fulcrum.gateway.openai.errors import RequestError
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
 
 _JSON: Final = b"application/json"

@@ -15,11 +15,11 @@ from fulcrum.gateway.dispatch.accounting import Accounts
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.attempt import Attempts
 from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import check_body, read_checked, read_request
-from fulcrum.gateway.openai.errors import SERVER_ERROR, RequestError
 from fulcrum.gateway.openai.inference_request import InferenceRequest, ServedModel
 from fulcrum.gateway.unhandled import describe
 from fulcrum.gateway.workers.registry import WorkerRegistry
@@ -56,7 +56,6 @@ class Inference:
         self._classes = admission.classes
         self._loop = loop
         self._attempts = Attempts(config=config, admission=admission, registry=registry, metrics=metrics, loop=loop)
-        self.first_tokens = self._attempts.first_tokens
         self._priorities = _engine_priorities(admission)
         self._accounts = Accounts(config=config, admission=admission, metrics=metrics, loop=loop, access_log=access_log)
         self.has_slo = self._accounts.has_slo
@@ -106,7 +105,7 @@ class Inference:
                 response.status = CLIENT_CLOSED
         except Exception as crash:  # noqa: BLE001  the edge of one request: the gateway must go on serving the others
             logger.error("request_crashed id=%s error=%s", http_request.request_id.decode(), describe(crash))  # noqa: TRY400
-            error = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed.", kind=SERVER_ERROR)
+            error = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed.")
         self._end(exchange, error)
 
     def _end(self, exchange: Exchange, error: RequestError | None) -> None:

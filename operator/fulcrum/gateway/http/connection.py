@@ -8,13 +8,13 @@ from collections import deque
 from http import HTTPStatus
 from typing import Final, cast
 
+from fulcrum.gateway.errors import RequestError, overloaded, timed_out
 from fulcrum.gateway.http.peer import has_left
 from fulcrum.gateway.http.places import Place
 from fulcrum.gateway.http.request import Request, new_request_id
 from fulcrum.gateway.http.request_parser import RequestParser
 from fulcrum.gateway.http.response import CONTINUE, Response
 from fulcrum.gateway.http.service import Service
-from fulcrum.gateway.openai.errors import RequestError, overloaded, timed_out
 
 _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 64 * 1024 * 1024
@@ -30,7 +30,7 @@ class ClientConnection(asyncio.Protocol):
         "_service", "_task", "_transport", "_write_paused", "deadline",
     )  # fmt: skip
 
-    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, service: Service[ClientConnection], loop: asyncio.AbstractEventLoop) -> None:
         self._service = service
         self._loop = loop
         self._parser = RequestParser(service.limits, service.kept_headers, service.authenticate)
@@ -229,6 +229,7 @@ class ClientConnection(asyncio.Protocol):
                 return
             response = Response(
                 self._transport,
+                self._service.error_object,
                 request_id=request.request_id,
                 http11=request.http11,
                 close_after=not request.keep_alive or self._service.closing,
@@ -282,7 +283,8 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        Response(transport, request_id=new_request_id(), http11=True, close_after=True).fail(error)
+        write = self._service.error_object
+        Response(transport, write, request_id=new_request_id(), http11=True, close_after=True).fail(error)
         self._parser.broken = True
         self._queue.clear()
         self._service.bodies.release(self)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import unquote
 
-from fulcrum.gateway.openai.api_keys import ApiKey
-from fulcrum.gateway.openai.errors import RequestError
+from fulcrum.gateway.api_keys import ApiKey
+from fulcrum.gateway.errors import RequestError
 
 _PROCESS_ID: Final = secrets.token_hex(8).encode()
 _COUNTER: Final = itertools.count(secrets.randbits(32))

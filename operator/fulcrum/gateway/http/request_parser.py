@@ -11,9 +11,9 @@ from typing import Final
 import httptools
 
 from fulcrum.api.gateway import GatewayLimits
+from fulcrum.gateway.api_keys import ApiKey
+from fulcrum.gateway.errors import RequestError, bad_request, too_large
 from fulcrum.gateway.http.request import Request, new_request_id, path_of
-from fulcrum.gateway.openai.api_keys import ApiKey
-from fulcrum.gateway.openai.errors import RequestError, bad_request, too_large
 
 _MAX_PIPELINED: Final = 256
 """Most requests in one read: each takes far more memory than the few bytes that it can consist of."""

@@ -1,4 +1,4 @@
-"""The answer to one client request: whole, streamed, or an error, each written once."""
+"""The answer to one client request: whole, streamed, or an error, each written once. Compiled (hatch_build.py)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from http import HTTPStatus
 from math import inf
 from typing import Final
 
-import msgspec
-
-from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload, without_end
+from fulcrum.gateway.errors import RequestError
+from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
-from fulcrum.gateway.openai.errors import RequestError
-from fulcrum.gateway.openai.events import DONE, read_end
-from fulcrum.gateway.openai.inference_request import Usage
-from fulcrum.gateway.openai.stream_log import StreamLog
 
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: ".encode() for status in HTTPStatus
@@ -23,26 +18,23 @@ _STATUS_LINES: Final = {
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON: Final = b"application/json"
 _LARGE_BYTES: Final = 64 * 1024
-_EVENT: Final = b"\ndata: "
-_GOES_ON: Final = b'"finish_reason":null'
-_LAST_EVENT_BYTES: Final = 512
-"""Bytes at a piece's end in which its last event is searched. A longer event carries tokens alone: an error, a finish
-reason and usage come after them."""
+ErrorWriter = Callable[[RequestError, bool], bytes]
+"""Writes the body of an error as its clients read it; with True for an event in the middle of a stream."""
 
 
 class Response:
     """Writes to the client; `started` says whether bytes of the answer have left, after which no retry is possible."""
 
     __slots__ = (
-        "_ended", "_heartbeat", "_no_body", "_opened", "_paused", "_probed", "_source", "_transport", "began_at",
-        "close_after", "cors_headers", "deadline", "done", "events", "hides_usage", "http11", "on_begin",
-        "path_headers", "request_id", "slowed", "stall_seconds", "started", "status", "stream_log", "streaming",
-        "usage", "verdict",
+        "_heartbeat", "_no_body", "_opened", "_paused", "_probed", "_source", "_transport", "_write_error",
+        "began_at", "close_after", "cors_headers", "deadline", "done", "ended", "events", "http11", "on_begin",
+        "path_headers", "request_id", "slowed", "stall_seconds", "started", "status", "streaming", "verdict",
     )  # fmt: skip
 
     def __init__(
         self,
         transport: asyncio.Transport,
+        write_error: ErrorWriter,
         *,
         request_id: bytes,
         http11: bool,
@@ -50,6 +42,7 @@ class Response:
         no_body: bool = False,
     ) -> None:
         self._transport = transport
+        self._write_error = write_error
         self._source: StreamSource | None = None
         self._no_body = no_body
         self._paused = False
@@ -67,12 +60,6 @@ class Response:
         """Header lines that name the workers."""
         self.on_begin: Callable[[], None] | None = None
         """Called when a stream begins."""
-        self.stream_log: StreamLog | None = None
-        """Keeps what is needed to go on with the stream on another worker."""
-        self.hides_usage = False
-        """The client of the stream did not ask for its token counts."""
-        self.usage: Usage | None = None
-        """What the engine said of the stream at its end."""
         self.events = 0
         """Events of a stream that has ended, or was given up."""
         self.deadline = inf
@@ -86,7 +73,7 @@ class Response:
         self.started = False
         self.done = False
         """The client has the end mark of its stream."""
-        self._ended = False
+        self.ended = False
         """So it has the end of the stream's body."""
         self.streaming = False
         self.status = 0
@@ -151,23 +138,12 @@ class Response:
         """An error: as an answer or, when a stream is under way, as its last event; the stream stays unfinished."""
         self._end_heartbeat()
         if not self.started:
-            self.send(error.status, _JSON, error.body(), error.headers())
-        elif self.streaming and self.done:
-            self.stream_end()
-            self.close_after = True
+            self.send(error.status, _JSON, self._write_error(error, False), error.headers())
         elif self.streaming:
             self.stream_end()
-            event = {
-                "error": {
-                    "message": error.message,
-                    "type": error.kind,
-                    "param": error.param,
-                    "code": error.code,
-                    "retry_after_seconds": error.retry_after_seconds,
-                }
-            }
-            self._write_chunks(chunk(b"data: " + msgspec.json.encode(event) + b"\n\n"))
-            # No last chunk: the client must not take this for the end of the answer.
+            if not self.done:
+                self.write_events(b"data: %b\n\n" % self._write_error(error, True))
+            # Without an end mark there is no last chunk either: the client must not take this for the answer's end.
             self.close_after = True
 
     def probe(self) -> None:
@@ -181,14 +157,15 @@ class Response:
             self._probed = True
             self._write(CONTINUE)
 
-    # StreamSink
-
     def _write(self, data: bytes) -> None:
         """Write unless the client is gone already: a closed transport refuses, and the loop says so to us next."""
         if not self._transport.is_closing():
             self._transport.write(data)
 
+    # A stream.
+
     def stream_begin(self, source: StreamSource) -> None:
+        """It comes from `source`, whose first bytes follow."""
         self.started = True
         self.streaming = True
         self.status = 200
@@ -208,63 +185,33 @@ class Response:
         if self._paused:
             source.pause()
 
-    def stream_bytes(self, chunks: bytes) -> None:
-        last = chunks.rfind(_EVENT, -_LAST_EVENT_BYTES)
-        if last < 0 or chunks.find(_GOES_ON, last) < 0:
-            self._end_piece(chunks)
-        else:
-            self._write_stream(chunks)
+    def write_chunks(self, chunks: bytes) -> None:
+        """Whole chunks of the stream, framing included."""
+        if not self._transport.is_closing():  # as `_write`, without the call: this runs for each piece of a stream
+            self._transport.write(chunks if self.http11 else payload(chunks))
 
-    def stream_last(self, chunks: bytes) -> None:
-        # From its end: searching all of a large piece takes longer than passing it on.
-        if self.done or chunks.rfind(DONE) >= 0:
-            self._ended = True
-            self.stream_bytes(chunks)
-        elif not self._end_piece(without_end(chunks)) and self._source is not None:
-            self._source.fail(Failure.TRUNCATED, "the stream has no end")
-
-    def _end_piece(self, chunks: bytes) -> bool:
-        """Write a piece that may end the stream; True: the engine fails in it, and is not to be heard on."""
-        piece = read_end(chunks, hides_usage=self.hides_usage)
-        if piece.usage is not None:
-            self.usage = piece.usage
-        if not piece.failed and chunks.rfind(DONE, -_LAST_EVENT_BYTES) >= 0:
-            self.done = True
-        if piece.shown:
-            self._write_stream(piece.shown)
-        if piece.failed and self._source is not None:
-            self._source.fail(Failure.ERROR_STATUS, "the engine failed in the middle of the stream")
-        return piece.failed
-
-    def _write_stream(self, chunks: bytes) -> None:
-        stream_log = self.stream_log
-        if stream_log is not None:
-            stream_log.room -= len(chunks)
-            if stream_log.room < 0:
-                chunks = stream_log.make_room(chunks)
-            stream_log.pieces.append(chunks)
-        if self.http11:
-            self._write(chunks)
-        else:
-            self._write_chunks(chunks)
+    def stream_fails(self, failure: Failure, message: str) -> None:
+        """What comes is not what was asked for."""
+        if self._source is not None:
+            self._source.fail(failure, message)
 
     def write_events(self, events: bytes) -> None:
         """Events of the gateway's own making."""
-        self._write_chunks(chunk(events))
+        self.write_chunks(chunk(events))
 
     def write_end(self, events: bytes) -> None:
         """The same, and the stream ends with them."""
-        self.done = self._ended = True
-        self._write_chunks(chunk(events) + LAST_CHUNK if events else LAST_CHUNK)
+        self.done = self.ended = True
+        self.write_chunks(chunk(events) + LAST_CHUNK if events else LAST_CHUNK)
 
     def stream_end(self) -> None:
         """The stream is complete, or given up."""
         if self._source is not None:
             self.events = self._source.events
         self._source = None
-        if self.done and not self._ended:
-            self._ended = True
-            self._write_chunks(LAST_CHUNK)
+        if self.done and not self.ended:
+            self.ended = True
+            self.write_chunks(LAST_CHUNK)
 
     # Back-pressure, from the client's connection.
 
@@ -278,9 +225,6 @@ class Response:
         self._paused = False
         if self._source is not None:
             self._source.resume()
-
-    def _write_chunks(self, chunks: bytes) -> None:
-        self._write(chunks if self.http11 else payload(chunks))
 
     def _connection_line(self) -> bytes:
         if self.close_after:

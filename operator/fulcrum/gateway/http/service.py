@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from fulcrum.api.gateway import GatewayLimits
+from fulcrum.gateway.api_keys import ApiKey
+from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.cors import Cors
-from fulcrum.gateway.http.places import Places
+from fulcrum.gateway.http.places import Connection, Places
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
-from fulcrum.gateway.openai.api_keys import ApiKey
-from fulcrum.gateway.openai.errors import RequestError
-
-if TYPE_CHECKING:
-    from fulcrum.gateway.http.connection import ClientConnection
 
 
-class Service(Protocol):
+class Service(Protocol[Connection]):
     """Serves the requests of all connections."""
 
     limits: GatewayLimits
     cors: Cors
     kept_headers: frozenset[bytes]
     """Names, in lower case, of the headers that it reads."""
-    places: Places[ClientConnection]
+    places: Places[Connection]
     slow_readers: SlowReaders
     response_budget: ResponseBudget
-    bodies: Budget[ClientConnection]
+    bodies: Budget[Connection]
     """What has arrived of requests, heads included, that are not complete or wait for their turn."""
     closing: bool
     """Connections end with the answer under way."""
@@ -43,6 +40,9 @@ class Service(Protocol):
 
     def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
         """Answer. Raises nothing; when cancelled, answers with `response.verdict` if there is one."""
+
+    def error_object(self, error: RequestError, in_stream: bool) -> bytes:
+        """The body of an answer that is an error; `in_stream`: of the last event of a stream."""
 
     def refused(self, error: RequestError) -> None:
         """Note an answer to a request that could not be read."""

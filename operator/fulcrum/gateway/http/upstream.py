@@ -12,7 +12,7 @@ from fulcrum.gateway.http.kept_body import KeptBody
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.response_head import Head, HeadReader
 from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, StreamSink, UpstreamError
-from fulcrum.gateway.openai.events import WholeEvents, begins_with_failure
+from fulcrum.gateway.http.whole_events import WholeEvents
 
 # States of a connection; plain numbers, because they are compared several times per request.
 _IDLE: Final = 0
@@ -280,7 +280,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _pass_on(self, sink: StreamSink, chunks: bytes, *, last: bool = False) -> None:
         if self.first_byte_at == 0.0:
-            if begins_with_failure(chunks):
+            if sink.fails_at_once(chunks):
                 self.fail(Failure.ERROR_STATUS, "the engine failed before the first token")
                 return
             self.first_byte_at = self._loop.time()

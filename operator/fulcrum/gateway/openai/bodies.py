@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Raw
 
-from fulcrum.gateway.openai.errors import RequestError, bad_request, model_not_found
+from fulcrum.gateway.errors import RequestError, bad_request, model_not_found
 from fulcrum.gateway.openai.inference_request import (
     CHAT_PATH,
     EngineAnswer,

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from fulcrum.gateway.openai.errors import bad_request
+from fulcrum.gateway.errors import bad_request
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, StreamOptions
 
 COMPLETION_TOKENS: Final = 16

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from fulcrum.gateway.openai.errors import bad_request
+from fulcrum.gateway.errors import bad_request
 
 _NOTHING: Final = Raw(b"")
 EMBEDS: Final = ("image_embeds", "audio_embeds", "video_embeds", "prompt_embeds")

@@ -19,7 +19,7 @@ from fulcrum.gateway.http.upstream_answer import Answer, Failure, UpstreamError
 from fulcrum.gateway.openai.bodies import read_answer, read_request
 from fulcrum.gateway.openai.inference_request import COMPLETIONS_PATH, InferenceRequest, ServedModel
 from fulcrum.gateway.workers.progress import ask_load
-from fulcrum.gateway.workers.registry import Worker
+from fulcrum.gateway.workers.registry import KnownWorker
 from fulcrum.routing import Pair
 
 _SILENCE_SECONDS: Final = 40.0
@@ -41,8 +41,8 @@ _SERVER_ERRORS: Final = 500
 class Canary(NamedTuple):
     """A pair to try."""
 
-    prefill: Worker
-    decode: Worker
+    prefill: KnownWorker
+    decode: KnownWorker
     attempt: int
     until: float
     """Loop time after which it is no longer worth trying."""
@@ -96,7 +96,7 @@ class CanaryRunner:
             return "unverified"
         return await self._verified(canary.decode, before.transfers)
 
-    async def _verified(self, decode: Worker, before: TransferCounters) -> str:
+    async def _verified(self, decode: KnownWorker, before: TransferCounters) -> str:
         """Whether the decode engine has pulled a canary since `before`.
 
         Other requests pull at the same time, so any failure that was counted meanwhile counts as the canary's: a pair
@@ -117,7 +117,7 @@ class CanaryRunner:
         # Neither pulled nor computed: the engine was restarted meanwhile, or does not count.
         return "recomputed" if computed else "unverified"
 
-    async def _pulls_nothing(self, decode: Worker, before: LoadReport | None) -> bool:
+    async def _pulls_nothing(self, decode: KnownWorker, before: LoadReport | None) -> bool:
         """Whether a canary without an answer waits for its KV, and not for its turn in a busy engine."""
         after = await self._load(decode)
         if before is None or before.transfers is None or after is None or after.transfers is None:
@@ -126,18 +126,18 @@ class CanaryRunner:
             return False
         return after.transfers.failed_transfers > before.transfers.failed_transfers or after.running == 0
 
-    async def _load(self, worker: Worker) -> LoadReport | None:
+    async def _load(self, worker: KnownWorker) -> LoadReport | None:
         try:
             return await ask_load(worker.agent)
         except (UpstreamError, TimeoutError, msgspec.DecodeError):
             return None
 
-    async def _leg(self, worker: Worker, request_id: bytes, body: bytes, *computing: Worker) -> Answer:
+    async def _leg(self, worker: KnownWorker, request_id: bytes, body: bytes, *computing: KnownWorker) -> Answer:
         """The answer of `worker`, which is waited for as long as one of `computing` does. Raises UpstreamError."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        request = worker.pool.request(COMPLETIONS_PATH, request_id, body)
-        asked = loop.create_task(worker.pool.exchange(request, sink=None, deadline=began_at + _LEG_SECONDS))
+        request = worker.engine.request(COMPLETIONS_PATH, request_id, body)
+        asked = loop.create_task(worker.engine.exchange(request, sink=None, deadline=began_at + _LEG_SECONDS))
         try:
             while not (await asyncio.wait((asked,), timeout=_POLL_SECONDS))[0]:
                 if all(each.progress.still(began_at, _SILENCE_SECONDS, loop.time()) for each in computing):

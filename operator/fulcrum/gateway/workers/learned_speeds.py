@@ -14,7 +14,7 @@ from fulcrum.api.worker import LoadReport
 from fulcrum.capacity.online import TRUST, OnlineSpeed
 from fulcrum.capacity.rows import DecodeRow, PrefillRow, decode_row
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.gateway.workers.registry import Worker
+from fulcrum.gateway.workers.registry import KnownWorker
 
 _ROW_SECONDS: Final = 2.0
 """Shortest time between two reports that a row of decode steps is made from."""
@@ -38,7 +38,7 @@ class LearnedSpeeds:
             self._online[pool] = OnlineSpeed.start(measured.coefficients, trust=TRUST[measured.source])
         return dataclasses.replace(measured, coefficients=self._online[pool].coefficients)
 
-    def learn(self, workers: Iterable[Worker], prefills: Mapping[str, Sequence[PrefillRow]], now: float) -> None:
+    def learn(self, workers: Iterable[KnownWorker], prefills: Mapping[str, Sequence[PrefillRow]], now: float) -> None:
         """Take in the steps with prompts that were seen since the last time, and the workers' newest reports."""
         rows: dict[str, list[PrefillRow | DecodeRow]] = {pool: list(seen) for pool, seen in prefills.items()}
         living = {worker.name: worker for worker in workers}

@@ -16,7 +16,7 @@ from fulcrum.gateway.http.upstream_answer import UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
 from fulcrum.gateway.workers.progress import ask_load
-from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
 from fulcrum.kv import tiers_of
 
 logger = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ class LoadPoller:
         self.alone = True
         """No other gateway sends requests to these workers."""
         self._speeds = LearnedSpeeds()
-        self._transfers: dict[Worker, TransferCounters] = {}
-        self.suspected: Callable[[Worker], None] = lambda _worker: None
+        self._transfers: dict[KnownWorker, TransferCounters] = {}
+        self.suspected: Callable[[KnownWorker], None] = lambda _worker: None
         """Called for each worker whose KV transfers failed since it was asked last."""
 
     async def run(self) -> None:
@@ -97,7 +97,7 @@ class LoadPoller:
             ):
                 self.suspected(worker)
 
-    async def _ask(self, worker: Worker) -> None:
+    async def _ask(self, worker: KnownWorker) -> None:
         worker.report = None
         try:
             worker.report = await ask_load(worker.agent)

@@ -13,7 +13,7 @@ import msgspec
 
 from fulcrum.api.internal_token import derived_number
 from fulcrum.api.names import PORT_GATEWAY_INSIDE
-from fulcrum.gateway.http.pool import Pool
+from fulcrum.gateway.http.connection_pool import ConnectionPool
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.upstream_answer import UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
@@ -45,8 +45,8 @@ class PrefixSharing:
         self._metrics = metrics
         self._response_budget = response_budget
         self._token = token
-        self._pools: dict[str, Pool] = {}
-        self._sending: dict[Pool, asyncio.Task[None]] = {}
+        self._pools: dict[str, ConnectionPool] = {}
+        self._sending: dict[ConnectionPool, asyncio.Task[None]] = {}
         """Messages under way: one to each gateway at most."""
 
     def meet(self, hosts: frozenset[str]) -> None:
@@ -57,7 +57,7 @@ class PrefixSharing:
         for host in self._pools.keys() - hosts:
             self._pools.pop(host).close()
         for host in came:
-            self._pools[host] = Pool(host, PORT_GATEWAY_INSIDE, self._response_budget, self._token)
+            self._pools[host] = ConnectionPool(host, PORT_GATEWAY_INSIDE, self._response_budget, self._token)
         if came or not hosts:
             self._cluster.affinity.share(others=bool(hosts))
 
@@ -100,7 +100,7 @@ class PrefixSharing:
             else:
                 self._sending[pool] = asyncio.create_task(self._send(pool, body))
 
-    async def _send(self, pool: Pool, body: bytes) -> None:
+    async def _send(self, pool: ConnectionPool, body: bytes) -> None:
         deadline = asyncio.get_running_loop().time() + _TIMEOUT_SECONDS
         outcome = "failed"
         try:

@@ -14,7 +14,7 @@ from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.gateway.http.upstream_answer import Failure, UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.canary import Canary, CanaryRunner
-from fulcrum.gateway.workers.registry import Worker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
 from fulcrum.routing import Pair, PairHealth
 
 logger = logging.getLogger(__name__)
@@ -43,13 +43,13 @@ class Prewarmer:
         self._metrics = metrics
         self._canaries = CanaryRunner(served_name)
         self._health = PairHealth()
-        self._new: dict[Worker, float] = {}
+        self._new: dict[KnownWorker, float] = {}
         """Engine processes whose pairs are not queued yet, and the loop time after which they are not worth trying."""
         self._urgent: deque[Canary] = deque()
         self._later: deque[Canary] = deque()
         self._queued: set[Pair] = set()
         self._tried_at: dict[Pair, float] = {}
-        self._busy: set[Worker] = set()
+        self._busy: set[KnownWorker] = set()
         self._running: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
 
@@ -68,7 +68,7 @@ class Prewarmer:
         """Pairs that are tried now."""
         return len(self._running)
 
-    def joined(self, worker: Worker) -> None:
+    def joined(self, worker: KnownWorker) -> None:
         """A new engine process: every pair with it, pairs that requests use in the present roles first."""
         if self._health.forget(worker.name):
             self._publish()
@@ -92,7 +92,7 @@ class Prewarmer:
                     self._add(Canary(first, second, 1, until))
                     self._add(Canary(second, first, 1, until))
 
-    def suspected(self, worker: Worker) -> None:
+    def suspected(self, worker: KnownWorker) -> None:
         """Transfers from or to the worker have failed: try its pairs that are in use."""
         now = asyncio.get_running_loop().time()
         for other in self._registry.workers:

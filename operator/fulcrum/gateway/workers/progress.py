@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.worker import LoadReport
-from fulcrum.gateway.http.pool import Pool
+from fulcrum.gateway.http.connection_pool import ConnectionPool
 from fulcrum.gateway.http.upstream_answer import UpstreamError
 
 _TIMEOUT_SECONDS: Final = 1.0
@@ -23,7 +23,7 @@ _OK: Final = 200
 _decoder: Final = msgspec.json.Decoder(LoadReport)
 
 
-async def ask_load(agent: Pool | None, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> LoadReport | None:
+async def ask_load(agent: ConnectionPool | None, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> LoadReport | None:
     """Ask a worker's agent; None: it has none. Raises UpstreamError, TimeoutError, msgspec.DecodeError."""
     if agent is None:
         return None
@@ -38,7 +38,7 @@ async def ask_load(agent: Pool | None, *, timeout_seconds: float = _TIMEOUT_SECO
 class Progress:
     """When the engine of a worker last computed something. Times are the loop's."""
 
-    def __init__(self, agent: Pool | None) -> None:
+    def __init__(self, agent: ConnectionPool | None) -> None:
         self._agent = agent
         self._look: asyncio.Task[None] | None = None
         self._looked_at = -inf

@@ -10,11 +10,11 @@ from typing import Final
 from fulcrum import routing
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
-from fulcrum.gateway.http.pool import Pool
+from fulcrum.gateway.http.connection_pool import ConnectionPool
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.worker_record import WorkerRecord
 from fulcrum.gateway.workers.progress import Progress
-from fulcrum.gateway.workers.record import WorkerRecord
 from fulcrum.routing import ClusterView
 
 logger = logging.getLogger(__name__)
@@ -24,22 +24,12 @@ _KEPT_ENDS: Final = 1024
 """Engine processes whose end is remembered: more than end in the seconds in which it is asked for."""
 
 
-class Worker:
-    """A worker and what is under way on it."""
+class KnownWorker:
+    """One engine process, as this gateway knows it: how to reach it, what it said, and what is under way on it."""
 
     __slots__ = (
-        "agent",
-        "answers",
-        "changed_at",
-        "doubts",
-        "name",
-        "pool",
-        "progress",
-        "record",
-        "report",
-        "role",
-        "state",
-    )
+        "agent", "changed_at", "engine", "name", "progress", "record", "report", "role", "state",
+    )  # fmt: skip
 
     def __init__(
         self, record: WorkerRecord, state: routing.WorkerView, response_budget: ResponseBudget, token: str | None = None
@@ -47,19 +37,15 @@ class Worker:
         self.record = record
         self.name = record.name
         self.role = record.role
-        self.agent = (
-            Pool(record.host, record.agent_port, response_budget, token) if record.agent_port is not None else None
-        )
+        self.agent: ConnectionPool | None = None
+        if record.agent_port is not None:
+            self.agent = ConnectionPool(record.host, record.agent_port, response_budget, token)
         self.progress = Progress(self.agent)
-        self.pool = Pool(record.host, record.port, response_budget, token, still=self.progress.still)
+        self.engine = ConnectionPool(record.host, record.port, response_budget, token, still=self.progress.still)
         self.state = state
         """What routing knows of it."""
         self.report: LoadReport | None = None
         """Its last answer to `GET /load`; None: it never gave one, or not the last time."""
-        self.answers = 0
-        """Requests that it answered."""
-        self.doubts = 0
-        """Requests in a row that it failed in a way that may be their own fault."""
         self.changed_at: float | None = None
         """Loop time of a role change after which no request was sent yet."""
 
@@ -96,16 +82,16 @@ class WorkerRegistry:
         self.cluster = cluster or ClusterView()
         """The same workers as routing sees them."""
         self._response_budget = response_budget or ResponseBudget()
-        self._workers: dict[str, Worker] = {}
-        self._leaving: set[Worker] = set()
+        self._workers: dict[str, KnownWorker] = {}
+        self._leaving: set[KnownWorker] = set()
         self._kv_dtypes: dict[str, str] = {}
         """By worker: the element type of its KV cache, where it is not the one that its engine was told."""
-        self.workers: list[Worker] = []
+        self.workers: list[KnownWorker] = []
         """Usable workers, in no order."""
         self.learns_ends = False
         """`ended` is called for workers that end."""
         self._ends: dict[tuple[str, str], bool] = {}
-        self.joined: Callable[[Worker], None] = lambda _worker: None
+        self.joined: Callable[[KnownWorker], None] = lambda _worker: None
         """Called for each new engine process."""
 
     def put(self, record: WorkerRecord) -> None:
@@ -115,7 +101,7 @@ class WorkerRegistry:
             self.workers = list(self._workers.values())
             self.joined(joined)
 
-    def _put(self, record: WorkerRecord) -> Worker | None:
+    def _put(self, record: WorkerRecord) -> KnownWorker | None:
         """Returns a new engine process."""
         worker = self._workers.get(record.name)
         state = self.cluster.put(
@@ -132,7 +118,7 @@ class WorkerRegistry:
             return None
         if worker is not None:
             self._leave(worker)
-        worker = self._workers[record.name] = Worker(record, state, self._response_budget, self._token)
+        worker = self._workers[record.name] = KnownWorker(record, state, self._response_budget, self._token)
         logger.info("worker_joined worker=%s role=%s epoch=%d", record.name, record.role, record.role_epoch)
         return worker
 
@@ -156,7 +142,7 @@ class WorkerRegistry:
         if len(self._ends) > _KEPT_ENDS:
             del self._ends[next(iter(self._ends))]
 
-    def crashed(self, worker: Worker) -> bool | None:
+    def crashed(self, worker: KnownWorker) -> bool | None:
         """Whether the engine process of `worker` ended by itself; None: that is not known."""
         return self._ends.get((worker.name, worker.record.incarnation))
 
@@ -174,11 +160,11 @@ class WorkerRegistry:
         for worker in joined:
             self.joined(worker)
 
-    def has(self, worker: Worker) -> bool:
+    def has(self, worker: KnownWorker) -> bool:
         """Whether this engine process is usable."""
         return self._workers.get(worker.name) is worker
 
-    def took_kv_dtype(self, worker: Worker, dtype: str | None) -> None:
+    def took_kv_dtype(self, worker: KnownWorker, dtype: str | None) -> None:
         """Its engine says of which type its KV is. One that was told another shares KV only with its like."""
         told = worker.record.kv_cache_dtype
         unlike = "" if dtype is None or told in ("", dtype) else f" as {dtype}"
@@ -188,39 +174,37 @@ class WorkerRegistry:
         logger.warning("kv_dtype_differs worker=%s told=%s took=%s", worker.name, told, dtype)
         self.put(worker.record)
 
-    def of(self, state: routing.WorkerView) -> Worker:
+    def of(self, state: routing.WorkerView) -> KnownWorker:
         """The worker that a path names; paths are used as soon as they are found."""
         return self._workers[state.name]
 
-    def failed(self, worker: Worker, now: float) -> None:
+    def failed(self, worker: KnownWorker, now: float) -> None:
         """It failed a request: avoid it for a moment. A dead worker is always the least loaded one."""
         self.cluster.failed(worker.state, now)
 
-    def worked(self, worker: Worker) -> None:
+    def worked(self, worker: KnownWorker) -> None:
         """It answered a request."""
-        worker.answers += 1
-        worker.doubts = 0
         self.cluster.worked(worker.state)
 
     def sweep(self, now: float) -> None:
         """Time-outs of all connections to workers, and of what is held against them (loop time)."""
         for worker in (*self.workers, *self._leaving):
-            worker.pool.sweep(now)
+            worker.engine.sweep(now)
             if worker.agent is not None:
                 worker.agent.sweep(now)
         for state in self.cluster.tick(now):
             self._metrics.ejections[state.role] += 1
             logger.warning("worker_ejected worker=%s role=%s why=outlier", state.name, state.role)
-        self._leaving = {worker for worker in self._leaving if worker.pool.open_connections or worker.awaited}
+        self._leaving = {worker for worker in self._leaving if worker.engine.open_connections or worker.awaited}
 
     def close(self) -> None:
         """Close idle connections."""
         for worker in (*self.workers, *self._leaving):
-            worker.pool.close()
+            worker.engine.close()
             if worker.agent is not None:
                 worker.agent.close()
 
-    def _update(self, worker: Worker, record: WorkerRecord) -> None:
+    def _update(self, worker: KnownWorker, record: WorkerRecord) -> None:
         before, worker.record, worker.role = worker.record, record, record.role
         if before.role == record.role:
             return
@@ -231,8 +215,8 @@ class WorkerRegistry:
             "role_changed worker=%s from=%s to=%s epoch=%d", record.name, before.role, record.role, record.role_epoch
         )
 
-    def _leave(self, worker: Worker) -> None:
-        worker.pool.close()
+    def _leave(self, worker: KnownWorker) -> None:
+        worker.engine.close()
         if worker.agent is not None:
             worker.agent.close()
         self._leaving.add(worker)

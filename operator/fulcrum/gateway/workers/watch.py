@@ -20,7 +20,7 @@ from fulcrum.api.ports import ports_of
 from fulcrum.api.worker import ENGINE_KV_DTYPES, EXIT_ENGINE_DIED, WorkerConfig
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.workers.record import WorkerRecord
+from fulcrum.gateway.worker_record import WorkerRecord
 from fulcrum.gateway.workers.registry import WorkerRegistry
 
 logger = logging.getLogger(__name__)

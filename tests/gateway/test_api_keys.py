@@ -12,9 +12,9 @@ from tests.gateway.conftest import Engine, MakeSite, eventually
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import Admission, ClassMatch, QosClass
+from fulcrum.gateway.api_keys import KeyRing
 from fulcrum.gateway.config import read_settings
-from fulcrum.gateway.openai.api_keys import KeyRing
-from fulcrum.gateway.openai.errors import RequestError
+from fulcrum.gateway.errors import RequestError
 
 BODY = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 3}
 CLASSES = (

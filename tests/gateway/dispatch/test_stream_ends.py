@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fulcrum.gateway.dispatch.stream_ends import read_end
 from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
-from fulcrum.gateway.openai.events import read_end
 
 TOKEN = b'data: {"choices":[{"index":0,"text":" a","finish_reason":null}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":7}}\n\n'

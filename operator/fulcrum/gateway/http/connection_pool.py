@@ -29,7 +29,7 @@ _OPTIONS: Final = (
 )
 
 
-class Pool:
+class ConnectionPool:
     """Connections to `host:port`, used last in, first out, so that surplus ones idle out."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients read them: `{"error": {"message", "type", "param", "code"}}` and a retry hint."""
+"""Why a request is not served: status, message and reason of each error that a client gets."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from http import HTTPStatus
 from math import ceil
 from typing import Final
 
-import msgspec
-
 from fulcrum.api.reasons import Reason
 
-INVALID_REQUEST: Final = "invalid_request_error"
-SERVER_ERROR: Final = "server_error"
-RATE_LIMIT: Final = "rate_limit_error"
 _LONGEST_RETRY_SECONDS: Final = 3600.0
 """Longest `Retry-After`, in seconds: clients take a longer one for never."""
 _WHY_REJECTED: Final = {
@@ -49,7 +44,6 @@ class RequestError(Exception):
         status: HTTPStatus,
         message: str,
         *,
-        kind: str = INVALID_REQUEST,
         param: str | None = None,
         code: str | None = None,
         reason: Reason | None = None,
@@ -59,19 +53,14 @@ class RequestError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-        self.kind = kind
         self.param = param
+        """The field of the request that is at fault."""
         self.code = code
+        """Name of the error for programs; `param` and `code` are None where there is none."""
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
         """Written in whole seconds, rounded up, and in milliseconds beside it where it is not whole."""
         self.allow = allow
-
-    def body(self) -> bytes:
-        """The JSON error object."""
-        return msgspec.json.encode(
-            {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
-        )
 
     def headers(self) -> bytes:
         """Extra header lines, each ended by CRLF."""
@@ -115,7 +104,6 @@ def no_worker(message: str) -> RequestError:
     return RequestError(
         HTTPStatus.SERVICE_UNAVAILABLE,
         message,
-        kind=SERVER_ERROR,
         code="no_worker",
         reason=Reason.NO_WORKER,
         retry_after_seconds=2,
@@ -127,7 +115,6 @@ def overloaded(message: str) -> RequestError:
     return RequestError(
         HTTPStatus.SERVICE_UNAVAILABLE,
         message,
-        kind=SERVER_ERROR,
         code="overloaded",
         reason=Reason.OVERLOADED,
         retry_after_seconds=1,
@@ -143,7 +130,6 @@ def rejected(reason: Reason, retry_after_seconds: float | None, numbers: str = "
     return RequestError(
         HTTPStatus.TOO_MANY_REQUESTS,
         f"{why.removesuffix('.')}: {numbers}. Retry later." if numbers else f"{why} Retry later.",
-        kind=RATE_LIMIT,
         code=_CODES[reason],
         reason=reason,
         retry_after_seconds=retry_after_seconds,
@@ -172,7 +158,6 @@ def upstream_failed(message: str) -> RequestError:
     return RequestError(
         HTTPStatus.BAD_GATEWAY,
         message,
-        kind=SERVER_ERROR,
         code="upstream_failed",
         reason=Reason.UPSTREAM_FAILED,
         retry_after_seconds=1,
@@ -184,7 +169,6 @@ def engines_crashed() -> RequestError:
     return RequestError(
         HTTPStatus.BAD_GATEWAY,
         "Two engines crashed while they served this request. Change it before trying again.",
-        kind=SERVER_ERROR,
         code="engines_crashed",
         reason=Reason.UPSTREAM_FAILED,
     )
@@ -195,7 +179,6 @@ def engine_error() -> RequestError:
     return RequestError(
         HTTPStatus.INTERNAL_SERVER_ERROR,
         "Each worker that was given this request failed at it, while others are served. Change the request.",
-        kind=SERVER_ERROR,
         code="engine_error",
         reason=Reason.ENGINE_ERROR,
     )
@@ -206,7 +189,6 @@ def timed_out() -> RequestError:
     return RequestError(
         HTTPStatus.GATEWAY_TIMEOUT,
         "The request took too long and was cancelled.",
-        kind=SERVER_ERROR,
         code="timed_out",
         reason=Reason.TIMED_OUT,
         retry_after_seconds=5,
@@ -218,7 +200,6 @@ def shutting_down() -> RequestError:
     return RequestError(
         HTTPStatus.SERVICE_UNAVAILABLE,
         "This gateway is shutting down.",
-        kind=SERVER_ERROR,
         code="shutting_down",
         reason=Reason.SHUTTING_DOWN,
         retry_after_seconds=1,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from fulcrum.gateway.dispatch import stream_log as stream_log_module
 from fulcrum.gateway.dispatch.continuation import Continuation
+from fulcrum.gateway.dispatch.stream_ends import read_end
+from fulcrum.gateway.dispatch.stream_log import StreamLog, StreamLogBudget, without_prompt_ids
 from fulcrum.gateway.http.framing import chunk, payload
-from fulcrum.gateway.openai import stream_log as stream_log_module
-from fulcrum.gateway.openai.events import read_end
-from fulcrum.gateway.openai.stream_log import StreamLog, StreamLogBudget, without_prompt_ids
 
 DONE = chunk(b"data: [DONE]\n\n")
 LAST = b"0\r\n\r\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fulcrum.api.names import Role
-from fulcrum.gateway.dispatch.first_tokens import FirstTokens
 from fulcrum.routing import ClusterView, Flight, Incoming, Route, route
 
 
@@ -17,16 +16,15 @@ def started(registry: ClusterView, now: float) -> Flight:
 def test_time_passes_up_to_now() -> None:
     registry = ClusterView()
     worker = registry.put("m", Role.MIXED)
-    tokens = FirstTokens(registry)
     first, second, third = (started(registry, 0.0) for _ in range(3))
     for flight, at in ((second, 2.0), (first, 1.0), (third, 3.0)):
-        tokens.expect(flight, at)
-    tokens.pass_time(0.9)
+        registry.expect_first_token(flight, at)
+    registry.pass_time(0.9)
     assert (len(worker.prompts.legs), worker.running) == (3, 0)
-    tokens.pass_time(1.0)
+    registry.pass_time(1.0)
     assert (list(worker.prompts.legs), worker.running) == ([second.load, third.load], 1)
     registry.finish(second, 1.5)
-    tokens.pass_time(10.0)
+    registry.pass_time(10.0)
     assert (len(worker.prompts.legs), worker.running) == (0, 2)
     registry.finish(first, 11.0)
     registry.finish(third, 11.0)

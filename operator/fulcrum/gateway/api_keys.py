@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from fulcrum.api.reasons import Reason
-from fulcrum.gateway.openai.errors import rejected, unauthorized
+from fulcrum.gateway.errors import rejected, unauthorized
 
 logger = logging.getLogger(__name__)
 

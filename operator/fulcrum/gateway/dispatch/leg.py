@@ -1,0 +1,77 @@
+"""One leg: one request to one worker. Compiled (hatch_build.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+
+from fulcrum.gateway.dispatch.blame import Blame
+from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, StreamSink, UpstreamError
+from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.openai.bodies import is_aborted
+from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
+
+# A plain number: looking up a member of HTTPStatus costs half a microsecond.
+_OK = 200
+_SERVER_ERRORS = 500
+_UNAUTHORIZED = 401
+
+
+class LegSender:
+    """Sends requests to workers."""
+
+    def __init__(
+        self, blame: Blame, registry: WorkerRegistry, metrics: Metrics, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._blame = blame
+        self._registry = registry
+        self._metrics = metrics
+        self._loop = loop
+
+    async def send(
+        self,
+        leg: str,
+        worker: KnownWorker,
+        path: str,
+        request_id: bytes,
+        body: bytes,
+        *,
+        deadline: float,
+        silence_seconds: float = inf,
+        sink: StreamSink | None = None,
+    ) -> Answer:
+        """The answer of `worker`, which may be an error of the client's. Raises LegFailedError.
+
+        `deadline`: loop time by which it must be complete. Another worker is to try when it, or a stream's first byte,
+        has not come for `silence_seconds`, in which the worker has computed nothing either.
+        """
+        if worker.changed_at is not None:
+            self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
+            worker.changed_at = None
+        request = worker.engine.request(path, request_id, body)
+        breaker = worker.state.breaker
+        began_at, answers = self._loop.time(), breaker.answers
+        if sink is None:
+            excuse = Excuse.IN_TURN if leg == "prefill" else Excuse.ALWAYS  # short answers may overtake long ones
+        else:
+            # The first token of a decode leg waits for KV from a peer: what the engine does for others says nothing.
+            excuse = Excuse.NEVER if leg == "decode" else Excuse.IN_TURN
+        try:
+            answer = await worker.engine.exchange(
+                request, sink=sink, deadline=deadline, silence_seconds=silence_seconds, excuse=excuse
+            )
+        except UpstreamError as error:
+            if sink is not None and sink.done:  # the client has all of it; what broke is the connection's end
+                return Answer(status=_OK, content_type=b"", body=b"", streamed=True)
+            failure = error.failure
+            # One that computes, or answers others, is late, and no more than that.
+            computes = worker.progress.moved_at > max(began_at, self._loop.time() - silence_seconds)
+            late = failure in (Failure.STALL, Failure.TIMEOUT) and (computes or breaker.answers != answers)
+            raise self._blame.failed(worker, leg, failure, late=late) from error
+        if answer.status == _UNAUTHORIZED:  # the client's own key was looked at here, and not sent on
+            raise self._blame.failed(worker, leg, Failure.REFUSED)
+        if answer.status >= _SERVER_ERRORS or (leg != "prefill" and is_aborted(answer.body)):
+            raise self._blame.failed(worker, leg, Failure.ERROR_STATUS)
+        self._registry.worked(worker)
+        self._metrics.legs[leg, "answered"] += 1
+        return answer
