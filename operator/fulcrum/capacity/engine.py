@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from fulcrum.capacity.accelerators import Accelerator, usual_limits
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
+
+
+MEMORY_UTILIZATION: Final = 0.92
+"""vLLM's default of `gpu_memory_utilization`."""
 
 
 class EngineShapeError(ValueError):
@@ -31,7 +36,7 @@ class EngineShape:
     """vLLM's `max_num_seqs`; 0: its default on the accelerator, which then stands here."""
     max_batched_tokens: int = 0
     """vLLM's `max_num_batched_tokens`; 0 as above."""
-    memory_utilization: float = 0.92
+    memory_utilization: float = MEMORY_UTILIZATION
     """vLLM's `gpu_memory_utilization`."""
 
     def __post_init__(self) -> None:

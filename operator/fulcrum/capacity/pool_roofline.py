@@ -9,7 +9,7 @@ from fulcrum.api.engine_args import engine_option
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelerator
-from fulcrum.capacity.engine import EngineShapeError
+from fulcrum.capacity.engine import MEMORY_UTILIZATION, EngineShapeError
 from fulcrum.capacity.known_models import UnknownModelError
 from fulcrum.capacity.kv_dtype import kv_precision
 from fulcrum.capacity.model_facts import ModelFacts
@@ -40,7 +40,6 @@ def pool_roofline(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> 
     cache = spec.engine.kv_cache
     arguments = (*spec.engine.args, *(pool.engine.args if pool.engine is not None else ()))
     utilization = engine_option(arguments, "gpu-memory-utilization")
-    limits = {} if utilization is None else {"memory_utilization": _fraction(utilization)}
     speed = worker_speed(
         model.dimensions,
         chosen,
@@ -50,7 +49,7 @@ def pool_roofline(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> 
         max_batch=step_limit(engine_option(arguments, "max-num-seqs")),
         max_batched_tokens=step_limit(engine_option(arguments, "max-num-batched-tokens")),
         kv_memory_bytes=number_of_bytes(cache.memory) // (tensor * pipeline) if cache.memory is not None else None,
-        **limits,
+        memory_utilization=MEMORY_UTILIZATION if utilization is None else _fraction(utilization),
     )
     return speed.with_transfer(pool_transfer(spec, pool, model) or speed.transfer)
 

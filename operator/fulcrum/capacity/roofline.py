@@ -15,7 +15,7 @@ from typing import Final
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.accelerators import Accelerator
 from fulcrum.capacity.decode_curve import fitted_curve
-from fulcrum.capacity.engine import EngineShape
+from fulcrum.capacity.engine import MEMORY_UTILIZATION, EngineShape
 from fulcrum.capacity.kv import Link, kv_bytes_per_token_and_layer, kv_capacity_tokens, transfer_cost
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.nonnegative import fit_relative
@@ -226,7 +226,7 @@ def worker_speed(
     link: Link = Link.NETWORK,
     max_batch: int = 0,
     max_batched_tokens: int = 0,
-    memory_utilization: float = 0.92,
+    memory_utilization: float = MEMORY_UTILIZATION,
     kv_memory_bytes: int | None = None,
     efficiency: Efficiency = GRAPHS,
 ) -> WorkerSpeed:

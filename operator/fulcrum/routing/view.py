@@ -163,7 +163,9 @@ class ClusterView(WorkerSet):
         ttft_seconds = flight.route.ttft_seconds
         if flight.phase == PREFILLING:
             share = ttft_seconds / (ttft_seconds + later_seconds)
-            self._prefill_done(flight, flight.load.started_at + share * (now_seconds - flight.load.started_at), None, seen=True)
+            self._prefill_done(
+                flight, flight.load.started_at + share * (now_seconds - flight.load.started_at), None, seen=True
+            )
 
     def _prefill_done(self, flight: Flight, now_seconds: float, prompt_tokens: float | None, *, seen: bool) -> None:
         if flight.phase != PREFILLING:
