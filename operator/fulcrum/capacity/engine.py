@@ -9,7 +9,6 @@ from fulcrum.capacity.accelerators import Accelerator, usual_limits
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
 
-
 MEMORY_UTILIZATION: Final = 0.92
 """vLLM's default of `gpu_memory_utilization`."""
 
