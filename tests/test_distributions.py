@@ -17,6 +17,7 @@ from tests.machine import deadline_seconds
 
 ROOT = Path(__file__).parents[1]
 LOCAL = ROOT / "operator" / "fulcrum_local"
+EXAMPLES = ROOT / "examples"
 FIX = "pip install 'fulcrum-operator[local]'"
 IMPORT_ALL = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 
@@ -138,7 +139,17 @@ def test_commands_of_the_local_kubernetes_name_what_to_install(fulcrum_alone: Pa
     assert done.stderr == f"Error: `fulcrum {arguments[0]}` needs the local Kubernetes, which is not installed: {FIX}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["apiserver", "--help"], ["crd"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"], ["apiserver", "--help"], ["crd"],
+        ["simulate", "--trace", "steps", "--cluster", f"{EXAMPLES}/simulate.yaml", "--limit", "50",
+         "--policy", "static-1:2"],
+        ["plan", "--model", "meta-llama/Llama-3.1-70B-Instruct", "--inventory", f"{EXAMPLES}/placement/inventory.yaml",
+         "--workload", "swing", "--slo", "2s,50ms"],
+    ],
+    ids=lambda arguments: arguments[0],
+)  # fmt: skip
 def test_other_commands_run_without_it(fulcrum_alone: Path, arguments: list[str]) -> None:
     done = run([fulcrum_alone / "fulcrum", *arguments], fulcrum_alone)
     assert done.returncode == 0, done.stderr
