@@ -18,7 +18,7 @@ GUARD = 1e-6
 
 LEFT = (
     "balance/initial.py _USUAL",
-    "routing/prefill_queue.py _NOMINAL_SPEED",
+    "routing/nominal_speed.py NOMINAL_SPEED",
     "routing/timing.py _MOST_ROWS",
     "routing/worker_set.py _make_room: 1e+06",
 )
