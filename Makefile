@@ -76,7 +76,7 @@ e2e: install  ## Tests with real vLLM engines
 	$(PYTEST) tests/e2e $(BESIDE) -m "engine and not compare" -n $(LANES) --no-loadscope-reorder --durations=15
 	$(PYTEST) $(ALONE) -m "engine and not compare" --durations=15
 
-compare: install  ## Auto against fixed ratios, rejection against none, on real engines; wants a quiet machine
+compare: install  ## Auto against fixed ratios, rejection against none, FP8 KV against none, on real engines; wants a quiet machine
 	$(PYTEST) -m compare -s
 
 bench: install  ## The benchmarks that back a claim (the last two start real engines)

@@ -103,6 +103,7 @@ def test_fp8_changes_what_random_weights_say(recorded: str, tmp_path: Path, monk
     assert found["firstDifference"] is not None
 
 
+@pytest.mark.compare
 def test_fp8_changes_the_demo_model_less_than_other_weights(
     recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ def test_the_reference_serves_all_that_wait_at_once(rho: float, lengths: str, sp
 @pytest.mark.parametrize("rho", [0.3, 0.7])
 def test_the_reference_shares_the_processor(rho: float, cv2: float) -> None:
     """M/G/1-PS is insensitive: the mean time per token is 1 / (1 - rho) steps of one, whatever the lengths' spread."""
-    step, osl = 1e-3, 400.0
+    step, osl = 1e-3, 100.0
     demand = Demand(rate=rho / (step * osl), isl_tokens=1.0, osl_tokens=osl, osl_cv2=cv2)
     speed = worker(each=step)
     requests = draw_requests(demand, count=40_000, seed=5)
