@@ -75,6 +75,11 @@ def test_a_memory_share_that_the_engine_refuses_has_no_roofline(written: str) ->
     assert roofline(f"--gpu-memory-utilization={written}") is None
 
 
+@pytest.mark.parametrize("written", ["--max-num-seqs=999999999999999", "--max-num-batched-tokens=999999999999999T"])
+def test_limits_that_no_gpu_has_room_for_have_no_roofline(written: str) -> None:
+    assert roofline(written) is None
+
+
 def test_the_reason_is_told() -> None:
     document = {"model": {"name": LLAMA}, "pools": [{"name": "p", "accelerator": "cpu", "workers": {"max": 1}}]}
     spec = msgspec.convert(document, InferenceClusterSpec)

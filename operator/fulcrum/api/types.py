@@ -180,6 +180,10 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
     gateway: Annotated[Gateway, Meta(description="The OpenAI-compatible endpoint.")] = Gateway()
     metrics: Annotated[Metrics, Meta(description="Where load history comes from.")] = Metrics()
 
+    def engine_args(self, pool: Pool) -> tuple[str, ...]:
+        """Return the extra engine arguments of the workers of `pool`: those of all pools, then its own."""
+        return (*self.engine.args, *(pool.engine.args if pool.engine is not None else ()))
+
     @property
     def drain_timeout_seconds(self) -> float:
         """Longest drain of a worker: `balance.flip.drainTimeout`, or the time of a long answer within the promise."""

@@ -134,7 +134,7 @@ def worker_config(
         socket_interface=pool.rdma.socket_interface if pool.rdma is not None else None,
         ports=pool.ports,
         media_domains=spec.engine.media_domains,
-        engine_args=(*spec.engine.args, *(pool.engine.args if pool.engine is not None else ())),
+        engine_args=spec.engine_args(pool),
         role=role,
         role_epoch=role_epoch,
         start_timeout_seconds=spec.engine.start_timeout_seconds,

@@ -38,7 +38,7 @@ def pool_roofline(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> 
         raise EngineShapeError("how fast a worker on CPUs is only a measurement can tell")
     tensor, pipeline = pool.parallelism.tensor, pool.parallelism.pipeline
     cache = spec.engine.kv_cache
-    arguments = (*spec.engine.args, *(pool.engine.args if pool.engine is not None else ()))
+    arguments = spec.engine_args(pool)
     utilization = engine_option(arguments, "gpu-memory-utilization")
     speed = worker_speed(
         model.dimensions,
