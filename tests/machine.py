@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -131,15 +132,16 @@ def cost_ratio(
     rounds: int = 5,
     clock: Callable[[], float] = time.process_time,
 ) -> float:
-    """Cost of `large` in units of `small`: the least of several rounds each, taken in turns.
+    """Cost of `large` in units of `small`: both are run in turns, and the median of the rounds' ratios is taken.
 
-    By default that is CPU time of this process, so that other processes hardly count. Each call should take 1 ms or
-    more.
+    So neither a disturbed call counts nor a core that becomes slower or quicker between two rounds. By default cost is
+    CPU time of this process, so that other processes hardly count. Each call should take 1 ms or more.
     """
-    least = [float("inf"), float("inf")]
+    ratios = []
     for _ in range(rounds):
-        for place, run in enumerate((small, large)):
-            began = clock()
+        times = [clock()]
+        for run in (small, large):
             run()
-            least[place] = min(least[place], clock() - began)
-    return least[1] / max(least[0], 1e-9)
+            times.append(clock())
+        ratios.append((times[2] - times[1]) / max(times[1] - times[0], 1e-9))
+    return statistics.median(ratios)

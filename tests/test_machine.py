@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,24 @@ async def test_pollers_end_with_what_they_saw_last(monkeypatch: pytest.MonkeyPat
         wait_until(fails)
 
 
-def test_twice_the_work_costs_twice_as_much() -> None:
-    ratio = cost_ratio(lambda: sum(range(200_000)), lambda: sum(range(400_000)))
-    assert 1.5 < ratio < 3
+@pytest.mark.parametrize(
+    "slowness",
+    [
+        pytest.param([1.0] * 10, id="steady"),
+        pytest.param([1.0, 1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 9.0, 1.0, 1.0], id="single calls disturbed"),
+        pytest.param([1.0, 1.6] + [1.6] * 8, id="slower from the first call on"),
+        pytest.param([1.6] * 9 + [1.0], id="quicker in the last call"),
+    ],
+)
+def test_twice_the_work_costs_twice_as_much_on_a_core_that_changes(slowness: list[float]) -> None:
+    now = 0.0
+    factors = iter(slowness)
+
+    def work(seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            nonlocal now
+            now += seconds * next(factors)
+
+        return run
+
+    assert cost_ratio(work(0.01), work(0.02), clock=lambda: now) == pytest.approx(2.0)
