@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import median
 
 import psutil
+from _loopback.launch import tidy_on_sigterm
 
 from fulcrum.controller.seen import SeenPod
 from fulcrum.kube import APPLY, MERGE, Api, ApiFailure, Json, Resource, key_of
@@ -189,7 +190,7 @@ def api_server(folder: Path) -> Iterator[tuple[Path, psutil.Process]]:
     command = [BIN / "fulcrum", "apiserver", "--state-dir", folder / "state", "--kubeconfig-out", kubeconfig]
     with (folder / "apiserver.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
+    with ended(process):
         while not kubeconfig.exists():
             time.sleep(0.1)
         kubectl = [BIN / "kubectl", f"--kubeconfig={kubeconfig}"]
@@ -197,9 +198,6 @@ def api_server(folder: Path) -> Iterator[tuple[Path, psutil.Process]]:
         wait = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"]
         subprocess.run([*kubectl, *wait], check=True, capture_output=True)
         yield kubeconfig, psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 @contextlib.contextmanager
@@ -209,11 +207,19 @@ def operator(folder: Path) -> Iterator[psutil.Process]:
     with (folder / "operator.log").open("wb") as log:
         env = {**os.environ, "KUBECONFIG": str(folder / "kubeconfig")}
         process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-    try:
+    with ended(process):
         yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(60)
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """The process is stopped at the end."""
+    with tidy_on_sigterm():
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 async def calls(api: Api) -> float:

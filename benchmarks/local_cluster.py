@@ -18,6 +18,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
+from _loopback.launch import tidy_on_sigterm
 from kubernetes import config
 from kubernetes.client import ApiClient
 from this_machine import deadline_seconds, suited
@@ -212,15 +213,16 @@ def local_cluster(
     if subprocess.run([BIN / "fulcrum", "model", prepared], check=False).returncode != 0:
         raise CommandError(f"fulcrum model {prepared} failed")
     env = {**os.environ, "FULCRUM_HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
-    try:
-        # Inherits the terminal: users see its progress.
-        command = [BIN / "fulcrum", "up", "-f", suited(manifest, home, model=model), *options]
-        if subprocess.run(command, env=env, check=False).returncode != 0:
-            raise CommandError(f"fulcrum up -f {manifest} failed")
-        kubeconfig = Path(run(BIN / "fulcrum", "kubeconfig", "--path", env=env).strip())
-        yield Cluster(kubeconfig=kubeconfig, name=name)
-    finally:
-        subprocess.run([BIN / "fulcrum", "down"], env=env, check=False)
+    with tidy_on_sigterm():
+        try:
+            # Inherits the terminal: users see its progress.
+            command = [BIN / "fulcrum", "up", "-f", suited(manifest, home, model=model), *options]
+            if subprocess.run(command, env=env, check=False).returncode != 0:
+                raise CommandError(f"fulcrum up -f {manifest} failed")
+            kubeconfig = Path(run(BIN / "fulcrum", "kubeconfig", "--path", env=env).strip())
+            yield Cluster(kubeconfig=kubeconfig, name=name)
+        finally:
+            subprocess.run([BIN / "fulcrum", "down"], env=env, check=False)
 
 
 def run(*arguments: str | Path, env: dict[str, str], check: bool = True) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +25,19 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
+def tidy_on_sigterm() -> Iterator[None]:
+    """Meanwhile SIGTERM (of `kill`, `timeout`, a limit of CI) is like Ctrl-C, so that what was started is stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
 def started(
     command: Sequence[str], *, package: Path | None = None, silent: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
@@ -37,7 +52,7 @@ def started(
         bufsize=1,
         env=environment(package),
     )
-    with process:
+    with process, tidy_on_sigterm():
         try:
             yield process
         finally:

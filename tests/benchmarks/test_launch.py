@@ -1,0 +1,43 @@
+"""What a benchmark has started is stopped with it, also when it is told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.machine import deadline_seconds, wait_until
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LAUNCHED = """
+import sys, time
+from _loopback.launch import started
+with started([sys.executable, "-c", "import time; time.sleep(3600)"], silent=True) as process:
+    print(process.pid, flush=True)
+    time.sleep(3600)
+"""
+FLEET = """
+import subprocess, sys, time
+from fleet import ended
+process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+with ended(process):
+    print(process.pid, flush=True)
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("script", [LAUNCHED, FLEET], ids=["launched", "fleet"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_benchmark_that_is_told_to_end_stops_what_it_started(script: str, number: signal.Signals) -> None:
+    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env) as benchmark:
+        assert benchmark.stdout is not None
+        child = psutil.Process(int(benchmark.stdout.readline()))
+        benchmark.send_signal(number)
+        assert benchmark.wait(deadline_seconds(60)) != 0
+        wait_until(lambda: not child.is_running(), what="the child has ended")
