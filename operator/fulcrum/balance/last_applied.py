@@ -95,15 +95,18 @@ def last_layout(
     if not desired.total():
         return initial_layout(spec, applied, speeds)
     counts: dict[Role, Counter[str]] = {role: Counter() for role in ROLES}
-    for pool in sorted(spec.pools, key=lambda pool: only_role(pool) is None):
-        fixed, left = only_role(pool), applied[pool.name]
-        have = Counter(w.role for w in live(workers, pool.name)) if fixed is None else {fixed: left}
+    left = dict(applied)
+    for pool in spec.pools:
+        fixed = only_role(pool)
+        have = Counter(w.role for w in live(workers, pool.name)) if fixed is None else {fixed: left[pool.name]}
         for role in ROLES:
-            taken = min(left, have.get(role, 0))
+            taken = min(left[pool.name], have.get(role, 0))
             counts[role][pool.name] = taken
             desired[role] -= taken
-            left -= taken
-        for _ in range(left):
+            left[pool.name] -= taken
+    # Only once all are counted that have a role is it known which role those lack that drain, or are gone.
+    for pool in spec.pools:
+        for _ in range(left[pool.name]):
             role = max(ROLES, key=lambda role: desired[role])
             counts[role][pool.name] += 1
             desired[role] -= 1
