@@ -284,7 +284,9 @@ class ClientConnection(asyncio.Protocol):
         if transport is None:
             return
         write = self._service.error_object
-        Response(transport, write, request_id=new_request_id(), http11=True, close_after=True).fail(error)
+        response = Response(transport, write, request_id=new_request_id(), http11=True, close_after=True)
+        response.cors_headers = self._service.cors.headers(self._parser.headers)
+        response.fail(error)
         self._parser.broken = True
         self._queue.clear()
         self._service.bodies.release(self)
