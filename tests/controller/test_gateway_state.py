@@ -25,7 +25,8 @@ def waiting(reason: str) -> dict[str, Any]:
 
 
 def state(status: dict[str, Any], *pods: dict[str, Any]) -> GatewayState:
-    return gateway_state({"spec": {"replicas": 2}, "status": status}, {"spec": {"clusterIP": "10.0.0.1"}}, pods)
+    deployment = {"metadata": {"generation": 2}, "spec": {"replicas": 2}, "status": status}
+    return gateway_state(deployment, {"spec": {"clusterIP": "10.0.0.1"}}, pods)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,10 @@ def state(status: dict[str, Any], *pods: dict[str, Any]) -> GatewayState:
         (DONE | {"availableReplicas": 1}, [], True, None),
         (DONE | {"replicas": 3, "updatedReplicas": 1}, [waiting("ImagePullBackOff")], True, "ImagePullBackOff: typo"),
         (DONE | {"replicas": 3, "updatedReplicas": 1}, [waiting("ContainerCreating")], True, None),
+        (DONE | {"replicas": 3, "updatedReplicas": 1}, [waiting("CreateContainerError")], True, "CreateContainerError"),
+        (DONE | {"replicas": 3, "updatedReplicas": 1}, [waiting("RunContainerError")], True, "RunContainerError"),
+        (DONE | {"replicas": 3, "updatedReplicas": 1}, [waiting("RegistryUnavailable")], True, "RegistryUnavailable"),
+        (DONE | {"observedGeneration": 1}, [], True, None),
         (DONE | {"replicas": 3, "updatedReplicas": 1, "conditions": [DEADLINE]}, [], True, "timed out"),
         ({"conditions": [QUOTA]}, [], True, "exceeded quota: pods"),
     ],

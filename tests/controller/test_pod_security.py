@@ -117,6 +117,18 @@ SIDECAR_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": 
             "spec.volumes[t].projected.sources.serviceAccountToken",
             "ServiceAccount/default",
         ),
+        (
+            {"spec": {"automountServiceAccountToken": None}},
+            "spec.automountServiceAccountToken",
+            "ServiceAccount/default",
+        ),
+        (
+            {"spec": {"volumes": [{"name": "v", "projected": {"sources": [{"podCertificate": {
+                "signerName": "example.com/s", "keyType": "ED25519", "credentialBundlePath": "c"
+            }}]}}]}},
+            "spec.volumes[v].projected.sources.podCertificate",
+            "ServiceAccount/default",
+        ),
         ({"spec": {"volumes": [{"name": "v", "secret": {"secretName": "s"}}]}}, "spec.volumes[v].secret", "Secret/s"),
         (
             {"spec": {"volumes": [{"name": "v", "projected": {"sources": [{"secret": {"name": "s"}}]}}]}},

@@ -77,6 +77,11 @@ def test_what_cannot_be_read_lets_nobody_in_and_is_not_logged(
     assert "secret-one" not in caplog.text
 
 
+def test_a_file_that_is_nested_deep_takes_no_other_key_along(tmp_path: Path) -> None:
+    ring = KeyRing(write(tmp_path, deep='{"key":' + "[" * 5000, one="secret-one"))
+    assert [key.name for key in ring.keys] == ["one"]
+
+
 def test_keys_follow_the_files_and_outlive_their_absence(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     ring = KeyRing(folder)

@@ -137,6 +137,34 @@ async def test_a_successor_of_the_same_name_is_another_object() -> None:
         assert notes == [("new", "a"), ("gone", "a"), ("new", "a"), ("new", "b")]
 
 
+async def test_refusals_before_and_after_a_server_was_away_are_not_one_that_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = Script((5, [pod("a", 4)]))
+    monkeypatch.setattr("fulcrum.kube.watch._LONGEST_DELAY_SECONDS", 0.02)
+    monkeypatch.setattr("fulcrum.kube.informer.LASTING_SECONDS", 0.5)
+    informer = Informer(cast("Api", script), PODS, optional=True)
+    gone: list[Json] = []
+    informer.subscribe(lambda old, new: gone.append(old) if old is not None and new is None else None)
+    task = asyncio.create_task(informer.run())
+    await asyncio.wait_for(informer.synced.wait(), deadline_seconds(10))
+    loading = ApiError(403, "Forbidden", "roles are not loaded")
+    read, began = script.request, asyncio.get_running_loop().time()
+
+    async def starts(*_: object, **__: object) -> bytes:
+        if asyncio.get_running_loop().time() - began < 0.7:
+            raise ApiError(500, "InternalError", "starting")
+        script.request = read  # type: ignore[method-assign]
+        raise loading
+
+    script.request = starts  # type: ignore[method-assign]
+    script.events.put_nowait(loading)
+    await until(lambda: len(script.watched_from) == 2)
+    assert gone == []
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_what_was_read_is_missing_only_when_the_refusal_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script((5, [pod("a", 4)]))
     monkeypatch.setattr("fulcrum.kube.watch._LONGEST_DELAY_SECONDS", 0.02)

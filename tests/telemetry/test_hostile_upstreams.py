@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from tests.machine import deadline_seconds
 
+from fulcrum.api.names import Role
 from fulcrum.api.ports import AgentAddress
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.sources import UNUSED_SECONDS, Sources
@@ -224,9 +225,38 @@ async def test_a_call_that_is_given_up_keeps_no_turn() -> None:
         pass
 
 
+async def test_no_redirect_leads_the_operator_elsewhere() -> None:
+    """An agent or a gateway of one cluster must not have the operator ask, or tell, one of another cluster."""
+    reached: list[bytes] = []
+
+    async def victim(writer: asyncio.StreamWriter) -> None:
+        reached.append(b"asked")
+        writer.write(_headers("Content-Length: 2") + b"{}")
+        await writer.drain()
+
+    async with upstream(victim) as elsewhere:
+
+        async def redirect(writer: asyncio.StreamWriter) -> None:
+            location = f"Location: http://127.0.0.1:{elsewhere}/x".encode()
+            writer.write(b"HTTP/1.1 307 Temporary Redirect\r\nContent-Length: 0\r\n" + location + b"\r\n\r\n")
+            await writer.drain()
+
+        async with (
+            upstream(redirect) as port,
+            Agents(gateway_port=port) as agents,
+            ScrapeSource(port=port, older_port=None) as scrape,
+        ):
+            address = AgentAddress("127.0.0.1", port)
+            assert await agents.loads({"w": address}) == {"w": None}
+            assert await agents.pairs({"g": "127.0.0.1"}) == ()
+            assert not await agents.tell_role(address, Role.DECODE, 1, token="t")
+            await scrape.scrape(CLUSTER, {"g": "127.0.0.1"}, 1000.0)
+    assert reached == []
+
+
 def test_every_client_session_of_the_operator_decompresses_nothing_and_reads_with_a_limit() -> None:
     root = Path(__file__).parents[2] / "operator" / "fulcrum"
-    wrong, sessions = [], 0
+    wrong, sessions, reads = [], 0, 0
     for room in ("telemetry", "controller"):
         for file in (root / room).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
@@ -239,6 +269,12 @@ def test_every_client_session_of_the_operator_decompresses_nothing_and_reads_wit
                     continue
                 if node.func.attr == "Session":
                     wrong.append(file)  # the one of prometheus_session is a subclass
+                if node.func.attr in ("get", "post") and ast.unparse(node.func.value) in (
+                    "self._open",
+                    "self._session",
+                ):
+                    reads += 1
+                    wrong += [file] if not any(k.arg == "allow_redirects" for k in node.keywords) else []
                 if node.func.attr == "ClientSession":
                     sessions += 1
                     wrong += [file] if not any(k.arg == "auto_decompress" for k in node.keywords) else []
@@ -246,4 +282,5 @@ def test_every_client_session_of_the_operator_decompresses_nothing_and_reads_wit
                 whole = {"response.read", "response.text", "response.json", "requests.get", "urllib.request.urlopen"}
                 wrong += [file] if called in whole else []
     assert sessions >= 3
+    assert reads >= 4
     assert wrong == []

@@ -102,6 +102,16 @@ async def test_token_and_ca_open_a_server_and_nothing_else_does(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    "token", ["internal\nsecret", "internal\rsecret", "internal secret", "internal\x00", "internal\u20ac"]
+)
+async def test_a_token_that_is_none_is_not_repeated(token: str) -> None:
+    async with PrometheusCalls() as calls:
+        told = await reason(PrometheusSource("https://127.0.0.1:1", PrometheusAccess(token=token), calls=calls))
+    assert "internal" not in told
+    assert "is no bearer token" in told
+
+
+@pytest.mark.parametrize(
     ("status", "body"),
     [
         (401, "internal-secret"),

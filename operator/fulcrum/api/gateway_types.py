@@ -273,6 +273,10 @@ class Gateway(ApiStruct, frozen=True, kw_only=True):
     rules: ClassVar[Rules] = (
         rule("duration(self.requestTimeout) <= duration('24h')", "requestTimeout must not be longer than 24h"),
         rule(
+            "!has(self.priorityClassName) || !self.priorityClassName.startsWith('system-')",
+            "gateway.priorityClassName: use a class of your own; system-* classes keep nodes alive",
+        ),
+        rule(
             "!has(self.idleTimeout) || duration(self.idleTimeout) <= duration('24h')",
             "idleTimeout must not be longer than 24h",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -37,6 +38,8 @@ LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 
 ANNOTATION_ROLE_EPOCH: Final = f"{GROUP}/role-epoch"
+_EPOCH_DIGITS: Final = 15
+"""Digits of the largest epoch that is read: each flip counts one, and JSON numbers are exact up to here."""
 ANNOTATION_ROLE_SINCE: Final = f"{GROUP}/role-since"
 """When the worker was last flipped (RFC 3339): dwell times survive a restart of the operator."""
 ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
@@ -121,6 +124,12 @@ LLM_D_ROLES: Final = {
     # llm-d counts a Pod without the label as decode, so "in no role" is a value that no selector has.
     Role.DRAINING: "draining",
 }
+
+
+def role_epoch(annotations: Mapping[str, str] | None) -> int:
+    """Return the number of a worker's last role change; 0 for what no operator has written."""
+    said = (annotations or {}).get(ANNOTATION_ROLE_EPOCH, "")
+    return int(said) if said.isascii() and said.isdecimal() and len(said) <= _EPOCH_DIGITS else 0
 
 
 def worker_name(cluster: str, pool: str, ordinal: int) -> str:

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from fulcrum.balance import GatewayState
 from fulcrum.controller.children import Manifest
+from fulcrum.kube.readiness import is_current
 
-_FAILING: Final = frozenset(
-    ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CrashLoopBackOff", "CreateContainerConfigError")
-)
-"""What a container waits for that does not come by itself."""
+_STARTING: Final = frozenset((None, "", "ContainerCreating", "PodInitializing"))
+"""What a container waits for that comes by itself; every other reason is a failure (kubelets have 20 of them)."""
 
 
 def gateway_state(deployment: Manifest | None, service: Manifest | None, pods: Iterable[Manifest]) -> GatewayState:
@@ -23,7 +22,8 @@ def gateway_state(deployment: Manifest | None, service: Manifest | None, pods: I
     updated = int(status.get("updatedReplicas") or 0)
     address = (of_service.get("spec") or {}).get("clusterIP")
     rolling = deployment is not None and (
-        updated < desired
+        not is_current(deployment)
+        or updated < desired
         or int(status.get("replicas") or 0) > updated
         or int(status.get("availableReplicas") or 0) < desired
     )
@@ -40,7 +40,7 @@ def _of_pods(pods: Iterable[Manifest]) -> Iterator[str]:
     for pod in pods:
         for container in (pod.get("status") or {}).get("containerStatuses") or ():
             waiting = (container.get("state") or {}).get("waiting") or {}
-            if waiting.get("reason") in _FAILING and "deletionTimestamp" not in pod["metadata"]:
+            if waiting.get("reason") not in _STARTING and "deletionTimestamp" not in pod["metadata"]:
                 said = waiting.get("message") or "see its events"
                 yield f"Pod {pod['metadata']['name']}: {waiting['reason']}: {said}"
 

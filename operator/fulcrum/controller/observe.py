@@ -19,7 +19,6 @@ from fulcrum.api.names import (
     ANNOTATION_RELEASE_IMAGE,
     ANNOTATION_REPLACES,
     ANNOTATION_RESTART,
-    ANNOTATION_ROLE_EPOCH,
     ANNOTATION_ROLE_SINCE,
     ANNOTATION_SPEC_HASH,
     GROUP,
@@ -30,6 +29,7 @@ from fulcrum.api.names import (
     LABEL_ROLE,
     Role,
     gateway_name,
+    role_epoch,
     worker_name,
 )
 from fulcrum.api.ports import ports_of
@@ -213,7 +213,7 @@ def read_worker(
     scheduled, readiness = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
     ready = readiness.get("status") == "True"
     restarts = int(container.get("restartCount") or 0)
-    epoch = _integer(annotations.get(ANNOTATION_ROLE_EPOCH))
+    epoch = role_epoch(annotations)
     phase = status.get("phase")
     waiting = (container.get("state") or {}).get("waiting") or {}
     return ObservedWorker(
@@ -298,10 +298,6 @@ def _kv_dtype(text: str | None) -> KvCacheDtype:
 
 def _attention(text: str | None) -> AttentionKind | None:
     return AttentionKind(text) if text is not None and text in set(AttentionKind) else None
-
-
-def _integer(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() and text.isascii() else 0
 
 
 def _time(text: str | None) -> datetime | None:

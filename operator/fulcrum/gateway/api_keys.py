@@ -192,7 +192,7 @@ class KeyRing:
                 document = msgspec.json.decode(text, type=_Document)
             else:
                 document = _Document(key=text.decode())
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # Without the error's text: it may quote the key.
             logger.warning("api_key_invalid name=%s want=a key, or JSON with key, class and limits", name)
             return None

@@ -138,6 +138,7 @@ class Informer:
                     if self._refusal_lasts():
                         self._miss()
                 case Interrupted(error=error):
+                    self._refused_since = None  # a server that is away says nothing about its resources
                     self._fall_behind()
                     gone = isinstance(error, ApiError) and error.code == 410
                     logger.log(

@@ -43,7 +43,8 @@ class Agents:
     """One HTTP session for all agents. Use as an async context manager.
 
     Connections are kept between calls. An address may belong to another Pod by the next one, so an answer counts only
-    when it names the Pod that was meant (agents that name none are believed).
+    when it names the Pod that was meant (agents that name none are believed). No redirect is followed: authors choose
+    what a Pod runs, and the operator reaches more than a Pod does.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Agents:
         host = f"[{gateway_ip}]" if ":" in gateway_ip else gateway_ip
         url = f"http://{host}:{self._gateway_port}/kv-pairs"
         try:
-            async with self._turns.of(caller), self._open.get(url) as response:
+            async with self._turns.of(caller), self._open.get(url, allow_redirects=False) as response:
                 if response.status != HTTPStatus.OK:
                     return None
                 return _PAIRS.decode(await self._bodies.read(response, most_bytes=_PAIRS_BYTES))
@@ -115,7 +116,10 @@ class Agents:
         if token is not None:
             headers[AUTHORIZATION] = authorization(token)
         try:
-            async with self._turns.of(agent), self._open.post(url, data=body, headers=headers) as response:
+            async with (
+                self._turns.of(agent),
+                self._open.post(url, data=body, headers=headers, allow_redirects=False) as response,
+            ):
                 if response.status == HTTPStatus.UNAUTHORIZED:
                     logger.warning("role_refused agent=%s reason=token", agent)
                 return response.status in (200, 409)
@@ -125,7 +129,10 @@ class Agents:
 
     async def _load(self, caller: object, name: str, agent: AgentAddress) -> LoadReport | None:
         try:
-            async with self._turns.of(caller), self._open.get(f"http://{agent}/load") as response:
+            async with (
+                self._turns.of(caller),
+                self._open.get(f"http://{agent}/load", allow_redirects=False) as response,
+            ):
                 if response.status != HTTPStatus.OK:
                     return None
                 report = _LOAD.decode(await self._bodies.read(response, most_bytes=_LOAD_BYTES))

@@ -19,6 +19,12 @@ class PrometheusAccess:
         return f"PrometheusAccess(token={self.token is not None}, ca_pem={self.ca_pem is not None})"
 
     @property
+    def usable(self) -> bool:
+        """Whether the token can stand in a header: visible ASCII without blanks (RFC 6750)."""
+        token = self.token
+        return token is None or (token.isascii() and token.isprintable() and " " not in token)
+
+    @property
     def headers(self) -> dict[str, str]:
         """Headers of each request."""
         return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}

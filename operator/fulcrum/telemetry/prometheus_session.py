@@ -56,6 +56,9 @@ class _Answer(requests.Response):
 
 def ask_prometheus(url: str, access: PrometheusAccess, call: Call, ask: Callable[[Queries], Answer]) -> Answer:
     """Ask one server, within a call. Errors: UnknownError, and TimeoutError when the call's time is over."""
+    if not access.usable:
+        # Errors of the libraries name a header with its value.
+        raise UnknownError("the key token of metrics.prometheus.secretName is no bearer token; write one line of ASCII")
     try:
         with _Session(call, access.ca_pem) as session:
             return ask(Queries(PrometheusConnect(url=url, headers=access.headers, session=session)))

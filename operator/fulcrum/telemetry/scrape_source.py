@@ -152,7 +152,7 @@ class ScrapeSource:
         host = f"[{address}]" if ":" in address else address
         url = f"http://{host}:{port}/metrics"
         try:
-            async with self._turns.of(cluster.key), self._session.get(url) as response:
+            async with self._turns.of(cluster.key), self._session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
                     return f"{url} answered {response.status}"
                 page = read_page((await self._bodies.read(response, most_bytes=_PAGE_BYTES)).decode())

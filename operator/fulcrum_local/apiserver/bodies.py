@@ -29,18 +29,37 @@ def parse_body(raw: bytes, content_type: str) -> Any:
     if media_type.endswith("json") or not media_type or media_type == "application/octet-stream":
         try:
             return msgspec.json.decode(raw)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise bad_request(f"the object provided is unrecognized (must be valid JSON): {error}") from None
     raise unsupported_media_type(_ACCEPTED)
 
 
 def duplicate_fields(raw: bytes) -> list[str]:
-    """Paths of keys that an object in a JSON body has twice: decoders keep the last one and do not say so."""
+    """Paths of keys that an object in a body, JSON or YAML, has twice: decoders keep the last one and do not say so."""
     try:
         whole = json.loads(raw, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError):
-        return []  # another format, or one that is refused elsewhere
+        whole = _yaml_pairs(raw)
     return list(dict.fromkeys(_duplicates(whole, "")))
+
+
+def _yaml_pairs(raw: bytes) -> Any:
+    """A YAML body with its mappings as `_Pairs`; None for another format, or one that is refused elsewhere."""
+    import yaml
+
+    class _PairsLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        pass
+
+    def pairs(loader: Any, node: Any) -> _Pairs:
+        return _Pairs(
+            (str(loader.construct_object(key)), loader.construct_object(item, deep=True)) for key, item in node.value
+        )
+
+    _PairsLoader.add_constructor("tag:yaml.org,2002:map", pairs)
+    try:
+        return yaml.load(raw, _PairsLoader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return None
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -65,7 +84,7 @@ def parse_yaml(raw: bytes) -> Any:
     """YAML (JSON is YAML, and quicker tried first)."""
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         pass
     import yaml
 
@@ -86,6 +105,16 @@ def _loader(yaml: Any) -> Any:
         }
 
     return _Loader
+
+
+def checked(body: Any, shape: type[msgspec.Struct]) -> Json:
+    """The body as it is (an object; none counts as an empty one); 400 where a field of it is not as `shape` has it."""
+    obj = as_object({} if body is None else body)
+    try:
+        msgspec.convert(obj, shape)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"the object provided is unrecognized: {error}") from None
+    return obj
 
 
 def as_object(body: Any) -> Json:

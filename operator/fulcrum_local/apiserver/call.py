@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from fulcrum_local.apiserver import errors
 from fulcrum_local.apiserver.authentication import User
 from fulcrum_local.apiserver.bodies import duplicate_fields, parse_body
 from fulcrum_local.apiserver.errors import ApiError
@@ -16,7 +15,7 @@ from fulcrum_local.apiserver.presentation import Form, negotiate
 from fulcrum_local.apiserver.request import Target
 from fulcrum_local.apiserver.write_options import WriteOptions
 
-_LONGEST_USER_AGENT: Final = 128
+_LONGEST_MANAGER: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +42,26 @@ class Call:
         """The form of the answer."""
         return negotiate(self.request.headers.get("Accept", ""), self.query)
 
+    def _manager(self) -> str:
+        asked = str(self.query.get("fieldManager") or "")
+        if len(asked) > _LONGEST_MANAGER or not asked.isprintable():
+            raise ApiError(
+                422, f"fieldManager: Invalid value: {asked!r}: at most {_LONGEST_MANAGER} printable characters"
+            )
+        return asked or default_manager(self.request)
+
     def write_options(self) -> WriteOptions:
         """How to write; 400 for parameters that are not known."""
         dry_run = self.query.getall("dryRun", [])
         if any(value not in ("All", "") for value in dry_run):
-            raise errors.bad_request(f"dryRun: Unsupported value: {dry_run!r}: supported values: All")
+            raise ApiError(422, f"dryRun: Unsupported value: {dry_run!r}: supported values: All")
         validation = self.query.get("fieldValidation", "Warn") or "Warn"
         if validation not in ("Ignore", "Warn", "Strict"):
             text = 'supported values: "Ignore", "Strict", "Warn"'
             raise ApiError(422, f'fieldValidation: Unsupported value: "{validation}": {text}')
         return WriteOptions(
             user=self.user,
-            manager=self.query.get("fieldManager") or default_manager(self.request),
+            manager=self._manager(),
             dry_run=bool(dry_run and dry_run != [""]),
             field_validation=validation,
             duplicates=() if validation == "Ignore" else tuple(duplicate_fields(self.raw)),
@@ -64,7 +71,7 @@ class Call:
 
 def default_manager(request: web.BaseRequest) -> str:
     """Field manager of a client that names none: the start of its user agent."""
-    return request.headers.get("User-Agent", "unknown").partition("/")[0][:_LONGEST_USER_AGENT]
+    return request.headers.get("User-Agent", "unknown").partition("/")[0][:_LONGEST_MANAGER]
 
 
 def answer(call: Call, body: bytes, code: int = 200) -> web.Response:

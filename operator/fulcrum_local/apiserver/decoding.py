@@ -36,9 +36,9 @@ def check_body(kind: Kind, namespace: str, body: Any, *, name: str = "", patched
         raise errors.bad_request(
             "the namespace of the provided object does not match the namespace sent on the request"
         )
-    if name and metadata.get("name", name) != name:
+    if name and metadata.get("name") != name:
         raise errors.bad_request(
-            f"the name of the object ({metadata['name']}) does not match the name on the URL ({name})"
+            f"the name of the object ({metadata.get('name', '')}) does not match the name on the URL ({name})"
         )
     body["kind"], body["apiVersion"] = kind.kind, kind.api_version
 

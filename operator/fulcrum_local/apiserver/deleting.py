@@ -6,7 +6,10 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from fulcrum_local.apiserver import errors
+from fulcrum_local.apiserver.bodies import checked
 from fulcrum_local.apiserver.conversion import served_form
 from fulcrum_local.apiserver.errors import Json
 from fulcrum_local.apiserver.kinds import Kind
@@ -28,12 +31,33 @@ class DeleteOptions:
     dry_run: bool = False
 
 
-def parse_delete_options(body: Json, query: Any) -> DeleteOptions:
-    """Options from a request's body, or from its query where the body says nothing."""
+class _Preconditions(msgspec.Struct, rename="camel"):
+    uid: str | None = None
+    resource_version: str | None = None
+
+
+class _Body(msgspec.Struct, rename="camel"):
+    grace_period_seconds: int | None = None
+    preconditions: _Preconditions | None = None
+    orphan_dependents: bool | None = None
+    propagation_policy: str | None = None
+    dry_run: list[str] | None = None
+
+
+def parse_delete_options(sent: Any, query: Any) -> DeleteOptions:
+    """Options from a request's body, or from its query where the body says nothing: 400 and 422 where they are none."""
+    body = checked(sent, _Body)
     preconditions = body.get("preconditions") or {}
     grace = body.get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
     propagation = body.get("propagationPolicy") or query.get("propagationPolicy") or ""
     orphan = body.get("orphanDependents", query.get("orphanDependents"))
+    if orphan is not None and propagation:
+        why = "propagationPolicy: Invalid value: orphanDependents and deletionPropagation cannot be both set"
+        raise errors.ApiError(422, f'DeleteOptions.meta.k8s.io "" is invalid: {why}')
+    dry_run = body.get("dryRun") or [value for value in query.getall("dryRun", []) if value]
+    if any(value != "All" for value in dry_run):
+        why = f"dryRun: Unsupported value: {dry_run!r}: supported values: All"
+        raise errors.ApiError(422, f'DeleteOptions.meta.k8s.io "" is invalid: {why}')
     if orphan is not None:
         propagation = "Orphan" if orphan in (True, "true", "1") else "Background"
     if propagation not in ("", "Foreground", "Background", "Orphan"):
@@ -44,7 +68,7 @@ def parse_delete_options(body: Json, query: Any) -> DeleteOptions:
         uid=preconditions.get("uid") or "",
         resource_version=preconditions.get("resourceVersion") or "",
         propagation=propagation,
-        dry_run=bool(body.get("dryRun") or query.get("dryRun")),
+        dry_run=bool(dry_run),
     )
 
 

@@ -24,6 +24,8 @@ JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
+_SAID: Final = ("uid", "resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds")
+"""What an applied configuration says of the object that it is for; none of it is owned by its manager."""
 
 
 def media_type(call: Call) -> str:
@@ -38,8 +40,7 @@ def patch(store: Store, writer: Writer, call: Call) -> tuple[Json, bool]:
     changer = patch_changer(call, call.kind)
     target = call.target
     options = replace(call.write_options(), patched=True)
-    change = _keeping_identity(call.kind, target.name, changer)
-    obj = writer.update(call.kind, target.namespace, target.name, change, options, subresource=target.subresource)
+    obj = writer.update(call.kind, target.namespace, target.name, changer, options, subresource=target.subresource)
     return obj, False
 
 
@@ -51,6 +52,8 @@ def patch_changer(call: Call, kind: Kind) -> Changer:
         accepted = [JSON_PATCH, MERGE_PATCH, *([STRATEGIC_PATCH] if strategic else []), APPLY_PATCH]
         raise errors.unsupported_media_type(accepted)
     body = parse_body(call.raw, "application/json")
+    if kind_of_patch == JSON_PATCH and not (isinstance(body, list) and all(isinstance(item, dict) for item in body)):
+        raise errors.bad_request("error decoding patch: a JSON patch is a list of operations")
 
     def change(live: Json) -> Json:
         obj = json_copy(live)
@@ -82,7 +85,7 @@ def _server_side_apply(store: Store, writer: Writer, call: Call) -> tuple[Json, 
 
     def change(live: Json | None) -> Json:
         try:
-            return apply(
+            merged = apply(
                 json_copy(live), json_copy(applied), manager=options.manager, force=flag(query, "force"),
                 lists=lists, now=now_text(), subresource=target.subresource,
             )  # fmt: skip
@@ -92,11 +95,9 @@ def _server_side_apply(store: Store, writer: Writer, call: Call) -> tuple[Json, 
                 str(conflict),
                 details=errors.details(kind.group, kind.plural, target.name, causes=_causes(conflict)),
             ) from None
+        return merged | {"metadata": merged["metadata"] | {name: metadata[name] for name in _SAID if name in metadata}}
 
     stored = store.get(kind.storage, target.namespace, target.name)
-    asked_version = metadata.get("resourceVersion")
-    if asked_version and stored is not None and asked_version != stored.obj["metadata"]["resourceVersion"]:
-        raise errors.conflict(kind.group, kind.plural, target.name, errors.OBJECT_MODIFIED)
     if stored is None:
         if target.subresource:
             raise errors.not_found(kind.group, kind.plural, target.name)
@@ -116,6 +117,8 @@ def _applied(call: Call) -> Json:
     metadata = applied.setdefault("metadata", {})
     if not isinstance(metadata, dict):
         raise errors.bad_request("metadata is not an object")
+    if not (applied.get("apiVersion") and applied.get("kind")):
+        raise errors.bad_request("apiVersion and kind must be set in an apply patch")
     if metadata.get("managedFields"):
         raise errors.bad_request("metadata.managedFields must be nil")
     metadata.setdefault("name", target.name)
@@ -132,21 +135,3 @@ def _applied(call: Call) -> Json:
 
 def _causes(conflict: ApplyConflict) -> list[Json]:
     return [{"reason": cause.reason, "message": cause.message, "field": cause.field} for cause in conflict.causes]
-
-
-def _keeping_identity(kind: Kind, name: str, change: Changer) -> Changer:
-    """`change`, refused with 422 where it makes another object of it: a patch has no preconditions but its version."""
-
-    def changed(live: Json) -> Json:
-        wanted = change(live)
-        metadata, stands = wanted.get("metadata") or {}, live["metadata"]
-        causes = [
-            errors.invalid_value(f"metadata.{field}", metadata[field], "field is immutable")
-            for field in ("uid", "deletionTimestamp")
-            if isinstance(metadata, dict) and metadata.get(field) and metadata[field] != stands.get(field)
-        ]
-        if causes:
-            raise errors.invalid(kind.group, kind.kind, name, causes)
-        return wanted
-
-    return changed

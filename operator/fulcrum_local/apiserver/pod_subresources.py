@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
 from fulcrum_local.apiserver import errors
-from fulcrum_local.apiserver.bodies import as_object
+from fulcrum_local.apiserver.bodies import checked
 from fulcrum_local.apiserver.budgets import refusing_budget
 from fulcrum_local.apiserver.call import Call, answer
 from fulcrum_local.apiserver.deleting import Deleter, parse_delete_options
@@ -24,6 +25,19 @@ from fulcrum_local.apiserver.writing import Writer
 logger = logging.getLogger(__name__)
 _LOG_PARAMETERS: Final = ("follow", "previous", "sinceSeconds", "sinceTime", "tailLines", "timestamps", "limitBytes")
 _SUCCESS: Final[Json] = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+
+class _Eviction(msgspec.Struct, rename="camel"):
+    metadata: dict[str, Any] | None = None
+    delete_options: dict[str, Any] | None = None
+
+
+class _Node(msgspec.Struct):
+    name: str = ""
+
+
+class _Binding(msgspec.Struct):
+    target: _Node | None = None
 
 
 class PodSubresources:
@@ -95,9 +109,9 @@ class PodSubresources:
 
     async def evict(self, call: Call) -> web.StreamResponse:
         """Delete a Pod unless a PodDisruptionBudget forbids that now."""
-        body = as_object(call.body() or {})
+        body = checked(call.body(), _Eviction)
         stored = self._pod(call)
-        options = parse_delete_options(body.get("deleteOptions") or {}, call.query)
+        options = parse_delete_options(body.get("deleteOptions"), call.query)
         budget = refusing_budget(self._store, stored.obj)
         if budget is not None:
             raise budget
@@ -108,7 +122,7 @@ class PodSubresources:
 
     async def bind(self, call: Call) -> web.StreamResponse:
         """Assign a Pod to a node."""
-        node = (as_object(call.body()).get("target") or {}).get("name")
+        node = (checked(call.body(), _Binding).get("target") or {}).get("name")
         if not node:
             causes = [errors.required_value("target.name")]
             raise errors.invalid("", "Binding", call.target.name, causes)

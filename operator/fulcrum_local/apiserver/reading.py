@@ -13,7 +13,8 @@ import msgspec
 from fulcrum_local.apiserver import errors
 from fulcrum_local.apiserver.errors import Json
 from fulcrum_local.apiserver.kinds import Kind
-from fulcrum_local.apiserver.store import Key, Store, Stored, parse_version
+from fulcrum_local.apiserver.request import parse_version
+from fulcrum_local.apiserver.store import Key, Store, Stored
 from fulcrum_local.objects.selectors import SelectorError, field_test, label_test
 
 Selection = Callable[[Stored], bool]
@@ -53,7 +54,7 @@ def selection(kind: Kind, query: Mapping[str, str], name: str = "") -> Selection
 def list_page(store: Store, kind: Kind, namespace: str, query: Mapping[str, str], name: str = "") -> Page:
     """The page of a list that the query asks for."""
     selected = selection(kind, query, name)
-    limit = _limit(query.get("limit") or "0")
+    limit = max(0, int(query.get("limit") or "0"))
     token, match = query.get("continue", ""), query.get("resourceVersionMatch", "")
     _check_match(query)
     asked = parse_version(query.get("resourceVersion") or "0")
@@ -118,14 +119,11 @@ def list_metadata(page: Page) -> Json:
     return metadata
 
 
-def _limit(text: str) -> int:
-    if not text.removeprefix("-").isdecimal():
-        raise errors.bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
-    return max(0, int(text))
-
-
 def _check_match(query: Mapping[str, str]) -> None:
-    """422 for a resourceVersionMatch that says nothing."""
+    """422 for a resourceVersionMatch that says nothing, and for what only a watch can ask for."""
+    if "sendInitialEvents" in query:
+        why = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"
+        raise errors.ApiError(422, f'ListOptions.meta.k8s.io "" is invalid: {why}')
     match, version = query.get("resourceVersionMatch", ""), query.get("resourceVersion", "")
     if not match:
         return

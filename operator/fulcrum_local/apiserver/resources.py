@@ -148,13 +148,12 @@ class Resources:
         return answer(call, present_object(call.kind, obj, call.form()), 201 if created else 200)
 
     def _delete(self, call: Call) -> web.Response:
-        body = call.body() or {}
-        options = parse_delete_options(as_object(body), call.query)
+        options = parse_delete_options(call.body(), call.query)
         target = call.target
         return answer(call, encode(self._deleter.delete(call.kind, target.namespace, target.name, options)))
 
     def _delete_collection(self, call: Call) -> web.Response:
-        options = parse_delete_options(as_object(call.body() or {}), call.query)
+        options = parse_delete_options(call.body(), call.query)
         kind = call.kind
         page = list_page(self._store, kind, call.target.namespace, call.query)
         self._deleter.delete_collection(kind, page.items, options)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from fulcrum_local.apiserver import errors
 from fulcrum_local.apiserver.authentication import AUDIENCES, MASTERS, Authenticator, User
 from fulcrum_local.apiserver.authorization import Attributes, Authorizer
-from fulcrum_local.apiserver.bodies import as_object
+from fulcrum_local.apiserver.bodies import checked
 from fulcrum_local.apiserver.call import Call, answer
 from fulcrum_local.apiserver.errors import Json, cause
 from fulcrum_local.apiserver.presentation import encode
@@ -18,6 +19,41 @@ from fulcrum_local.apiserver.store import Store
 from fulcrum_local.apiserver.times import now_text, time_text
 
 _SHORTEST_TOKEN_SECONDS = 600
+
+
+class _Access(msgspec.Struct):
+    verb: str = ""
+    group: str = ""
+    resource: str = ""
+    subresource: str = ""
+    namespace: str = ""
+    name: str = ""
+    path: str = ""
+
+
+class _Bound(msgspec.Struct):
+    kind: str = ""
+    name: str = ""
+    uid: str | None = None
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    user: str = ""
+    groups: list[str] | None = None
+    namespace: str = ""
+    token: str = ""
+    resource_attributes: _Access | None = None
+    non_resource_attributes: _Access | None = None
+    expiration_seconds: int | None = None
+    audiences: list[str] | None = None
+    bound_object_ref: _Bound | None = None
+
+
+class _Review(msgspec.Struct):
+    """What the bodies of all reviews can have."""
+
+    metadata: dict[str, Any] | None = None
+    spec: _Spec | None = None
 
 
 class Reviews:
@@ -28,7 +64,7 @@ class Reviews:
 
     def answer(self, call: Call) -> web.Response:
         """Answer a review of any kind."""
-        body = as_object(call.body() or {})
+        body = checked(call.body(), _Review)
         spec: Json = body.get("spec") or {}
         match call.kind.kind:
             case "SelfSubjectReview":
@@ -52,7 +88,7 @@ class Reviews:
         stored = self._store.get("serviceaccounts", target.namespace, target.name)
         if stored is None:
             raise errors.not_found("", "serviceaccounts", target.name)
-        body = as_object(call.body() or {})
+        body = checked(call.body(), _Review)
         spec: Json = body.get("spec") or {}
         seconds = spec.get("expirationSeconds")
         if seconds is not None and seconds < _SHORTEST_TOKEN_SECONDS:

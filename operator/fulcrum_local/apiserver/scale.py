@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from fulcrum.api.schema.json_copy import json_copy
 from fulcrum_local.apiserver import errors, patching
-from fulcrum_local.apiserver.bodies import as_object
+from fulcrum_local.apiserver.bodies import checked
 from fulcrum_local.apiserver.call import Call, answer
 from fulcrum_local.apiserver.conversion import served_form
 from fulcrum_local.apiserver.errors import ApiError, Json
@@ -39,7 +40,7 @@ class Scales:
 
         def change(live: Json) -> Json:
             current = scale_of(kind, live)
-            wanted = as_object(call.body()) if target.verb == "update" else _patched(call, current)
+            wanted = checked(call.body(), _Scale) if target.verb == "update" else _patched(call, current)
             return _with_replicas(kind, live, wanted)
 
         options = call.write_options()
@@ -47,15 +48,29 @@ class Scales:
         return answer(call, encode(scale_of(kind, obj)))
 
 
+class _ScaleMetadata(msgspec.Struct, rename="camel"):
+    uid: str | None = None
+    resource_version: str | None = None
+
+
+class _ScaleSpec(msgspec.Struct):
+    replicas: int | None = None
+
+
+class _Scale(msgspec.Struct):
+    metadata: _ScaleMetadata | None = None
+    spec: _ScaleSpec | None = None
+
+
 def _patched(call: Call, current: Json) -> Json:
     if patching.media_type(call) == patching.APPLY_PATCH:
-        applied = as_object(call.body())
+        applied = checked(call.body(), _Scale)
         return {**current, "spec": applied.get("spec") or current["spec"]}
     scale_kind = Kind(
         group="autoscaling", version="v1", kind="Scale", plural="scales", singular="scale", list_kind="",
         namespaced=True, storage="",
     )  # fmt: skip
-    return patching.patch_changer(call, scale_kind)(current)
+    return checked(patching.patch_changer(call, scale_kind)(current), _Scale)
 
 
 def scale_of(kind: Kind, obj: Json) -> Json:
@@ -87,17 +102,17 @@ def _at(obj: Json, path: str) -> Any:
 
 
 def _with_replicas(kind: Kind, live: Json, scale: Json) -> Json:
-    replicas = (scale.get("spec") or {}).get("replicas", 0)
-    name = live["metadata"]["name"]
-    if not isinstance(replicas, int) or isinstance(replicas, bool):
-        raise errors.bad_request("json: cannot unmarshal into Go struct field ScaleSpec.spec.replicas of type int32")
+    replicas = (scale.get("spec") or {}).get("replicas") or 0
+    name, metadata = live["metadata"]["name"], scale.get("metadata") or {}
     if replicas < 0:
         causes = [errors.invalid_value("spec.replicas", replicas, "must be greater than or equal to 0")]
         raise errors.invalid("autoscaling", "Scale", name, causes)
-    version = (scale.get("metadata") or {}).get("resourceVersion")
-    if version and version != live["metadata"]["resourceVersion"]:
-        raise errors.conflict(kind.group, kind.plural, name, errors.OBJECT_MODIFIED)
+    asked, uid = metadata.get("uid"), live["metadata"]["uid"]
+    if asked and asked != uid:
+        why = f"Precondition failed: UID in precondition: {asked}, UID in object meta: {uid}"
+        raise errors.conflict(kind.group, kind.plural, name, why)
     obj = json_copy(live)
+    obj["metadata"]["resourceVersion"] = metadata.get("resourceVersion") or live["metadata"]["resourceVersion"]
     paths: Json = (kind.custom.scale if kind.custom else None) or {}
     *parents, last = paths.get("specReplicasPath", _SPEC_REPLICAS).strip(".").split(".")
     inner = obj

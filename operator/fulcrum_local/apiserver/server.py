@@ -24,7 +24,7 @@ from fulcrum_local.apiserver.metrics import Metrics
 from fulcrum_local.apiserver.openapi import OpenApi
 from fulcrum_local.apiserver.pod_subresources import PodSubresources
 from fulcrum_local.apiserver.presentation import encode
-from fulcrum_local.apiserver.request import Target, parse_target
+from fulcrum_local.apiserver.request import Target, check_numbers, parse_target
 from fulcrum_local.apiserver.resources import Resources
 from fulcrum_local.apiserver.reviews import Reviews
 from fulcrum_local.apiserver.scale import Scales
@@ -132,6 +132,7 @@ class ApiServer:
         if kind.storage == "namespaces":
             # The authorizer sees a namespace's name as its namespace too; the objects themselves have none.
             target = _without_namespace(target)
+        check_numbers(target, request.query)
         call = Call(request=request, target=target, kind=kind, user=user, raw=raw)
         fault = self._chaos.fault(target, user) if self._chaos is not None else None
         if fault is not None and not fault.after:
@@ -144,6 +145,8 @@ class ApiServer:
     async def _dispatch(self, call: Call, kind: Kind) -> web.StreamResponse:
         target = call.target
         if target.verb in ("update", "patch") and not target.name:
+            raise errors.method_not_allowed()
+        if target.verb == "create" and target.name and not target.subresource:
             raise errors.method_not_allowed()
         if not target.subresource:
             if "get" not in kind.verbs:

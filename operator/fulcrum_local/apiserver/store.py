@@ -224,10 +224,3 @@ class Store:
             resource.log_bytes -= len(forgotten.new.raw)
         for listener in tuple(resource.listeners):
             listener(change)
-
-
-def parse_version(text: str) -> int:
-    """A resourceVersion parameter as a number; 400 otherwise."""
-    if not text.isdecimal():
-        raise ApiError(400, f'Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax')
-    return int(text)

@@ -15,8 +15,8 @@ from fulcrum_local.apiserver.errors import ApiError, Json
 from fulcrum_local.apiserver.kinds import Kind
 from fulcrum_local.apiserver.presentation import Form, encode, object_bytes, partial
 from fulcrum_local.apiserver.reading import selection
-from fulcrum_local.apiserver.request import Target, flag
-from fulcrum_local.apiserver.store import Change, Store, Stored, parse_version
+from fulcrum_local.apiserver.request import Target, flag, parse_version
+from fulcrum_local.apiserver.store import Change, Store, Stored
 
 BOOKMARK_SECONDS: Final = 60.0
 BOOKMARK_BEFORE_END_SECONDS: Final = 2.0
@@ -55,7 +55,7 @@ def parse_watch_options(query: Mapping[str, str], current: int) -> WatchOptions:
         since = None if wants_initial or "sendInitialEvents" not in query else current
     else:
         since = asked
-    timeout = float(query.get("timeoutSeconds") or 0)
+    timeout = float(int(query.get("timeoutSeconds") or 0))
     # Spread over twice the default, so that many watches do not reconnect at the same moment.
     timeout = timeout or _DEFAULT_MINUTES * 60 * (1 + random.random())  # noqa: S311 - not a secret
     return WatchOptions(

@@ -90,7 +90,8 @@ class Writer:
         check_body(kind, namespace, wanted, name=name, patched=options.patched)
         strategy = self._strategies.of(kind)
         wanted = decoded(strategy, kind, wanted, options)
-        self._check_preconditions(kind, wanted["metadata"], stored)
+        self._check_preconditions(kind, wanted["metadata"], stored, uid_is_one=not (options.patched or managed))
+        _refuse_another_identity(kind, live["metadata"], wanted["metadata"])
         new = self._isolated(kind, live, wanted, subresource)
         new = strategy.default(new)
         self._check_metadata(kind, new)
@@ -135,9 +136,10 @@ class Writer:
             raise errors.not_found(kind.group, kind.plural, name)
         return stored
 
-    def _check_preconditions(self, kind: Kind, metadata: Json, stored: Stored) -> None:
+    def _check_preconditions(self, kind: Kind, metadata: Json, stored: Stored, *, uid_is_one: bool) -> None:
+        """409: only for a PUT is the uid a precondition; what a patch makes of it is validated."""
         live = stored.obj["metadata"]
-        if metadata.get("uid") and metadata["uid"] != live["uid"]:
+        if uid_is_one and metadata.get("uid") and metadata["uid"] != live["uid"]:
             why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {live['uid']}"
             raise errors.conflict(kind.group, kind.plural, live["name"], why)
         version = metadata.get("resourceVersion")
@@ -212,6 +214,18 @@ class Writer:
         if options.dry_run:
             return obj
         return served_form(kind, self._store.put(kind.storage, stored_form(kind, obj)).obj)
+
+
+def _refuse_another_identity(kind: Kind, live: Json, wanted: Json) -> None:
+    """422 where a write makes another object of it, or ends it. The end of an ending object is kept, not compared."""
+    ending = () if live.get("deletionTimestamp") else ("deletionTimestamp", "deletionGracePeriodSeconds")
+    causes = [
+        errors.invalid_value(f"metadata.{field}", wanted[field], "field is immutable")
+        for field in ("uid", *ending)
+        if wanted.get(field) is not None and wanted[field] != live.get(field)
+    ]
+    if causes:
+        raise errors.invalid(kind.group, kind.kind, live["name"], causes)
 
 
 def _refuse_new_finalizers(kind: Kind, live: Json, new: Json) -> None:

@@ -67,6 +67,27 @@ async def test_a_stream_that_fails_is_no_success(
     assert await site.metric('fulcrum_gateway_legs_total{outcome="answered"') == 0
 
 
+@pytest.mark.parametrize("how", ["reset", "no end mark"])
+@pytest.mark.parametrize("before", ["", "long " * 200])
+async def test_the_words_of_an_end_mark_in_a_text_end_nothing(make_site: MakeSite, before: str, how: str) -> None:
+    async def says_done(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        await engine.head(writer)
+        await engine.event(writer, f'{{"choices":[{{"index":0,"text":"{before}data: [DONE]","finish_reason":null}}]}}')
+        await asyncio.sleep(0.02)  # a piece of its own
+        if how == "reset":
+            writer.transport.abort()
+        else:
+            writer.write(b"0\r\n\r\n")
+        return True
+
+    site = await make_site(Engine("m", Role.MIXED, behave=says_done), slo_seconds=(60.0, 60.0))
+    answer = await site.post(BODY | {"stream": True, "logprobs": 1})
+    assert not answer.complete
+    assert b'data: {"error":{' in answer.body
+    assert await site.metric('fulcrum_gateway_requests_total{code="502"') == 1
+    assert await site.metric('fulcrum_gateway_slo_total{outcome="failed"') == 1
+
+
 @pytest.mark.parametrize("first", [ERROR, ABORT, ABORT.replace('"text":""', '"delta":{"role":"assistant"}')])
 @pytest.mark.parametrize(("path", "body"), UNFOLLOWED)
 async def test_a_stream_that_is_given_up_before_its_first_token_is_made_by_another_worker(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from tests.gateway.conftest import Engine, MakeSite, Seen, eventually
@@ -79,3 +80,16 @@ async def test_an_answer_that_comes_as_one_has_no_heartbeat(make_site: MakeSite)
     go_on.set()
     answer = await client.answer()
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+
+
+async def test_an_error_of_the_gateway_after_a_heartbeat_says_when_to_try_again(make_site: MakeSite) -> None:
+    async def lost(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        await asyncio.sleep(0.2)
+        writer.transport.abort()
+        return True
+
+    site = await make_site(Engine("m", Role.MIXED, behave=lost), config={"heartbeat_seconds": 0.02})
+    answer = await site.post(BODY)
+    assert b": waiting\n\n" in answer.body
+    event = json.loads(answer.body.partition(b"data: ")[2])
+    assert event["error"]["retry_after_seconds"] >= 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.gateway.conftest import Answered, Engine, MakeSite, Site
 
+from fulcrum.api.gateway import GatewayLimits
 from fulcrum.api.names import Role
 
 PAGE = "https://app.example.com"
@@ -64,3 +65,27 @@ async def test_a_page_that_is_named_may_ask(
             assert answer.status == status
             assert answer.headers.get("access-control-allow-origin") == allowed
             assert ("vary" in answer.headers) is bool(origins)
+
+
+@pytest.mark.parametrize(
+    ("extra", "status"),
+    [("Content-Length: 5000\r\n", 413), ("Content-Length: 5\r\nContent-Encoding: gzip\r\n", 415)],
+)
+async def test_a_page_reads_why_its_request_was_not_read(make_site: MakeSite, extra: str, status: int) -> None:
+    site = await make_site(
+        Engine("m", Role.MIXED), config={"cors_origins": (PAGE,)}, limits=GatewayLimits(max_body_bytes=1000)
+    )
+    client = await site.connect()
+    client.send(f"POST /v1/completions HTTP/1.1\r\nHost: g\r\nOrigin: {PAGE}\r\n{extra}\r\n".encode())
+    answer = await client.answer()
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, PAGE)
+
+
+async def test_a_page_reads_why_its_key_was_refused_before_its_body_came(make_site: MakeSite, tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("a-key-of-a-page")
+    config: dict[str, Any] = {"cors_origins": (PAGE,), "api_keys_directory": str(tmp_path)}
+    site = await make_site(Engine("m", Role.MIXED), config=config)
+    client = await site.connect()
+    client.send(f"POST /v1/completions HTTP/1.1\r\nHost: g\r\nOrigin: {PAGE}\r\nContent-Length: 500\r\n\r\n".encode())
+    answer = await client.answer()
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, PAGE)

@@ -116,6 +116,30 @@ async def test_all_bytes_of_requests_that_are_not_begun_count(
     assert (await client.answer()).status == 200
 
 
+async def test_whole_requests_that_wait_behind_another_one_count(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fulcrum.gateway.app._ARRIVING_BYTES", 100_000)
+    go_on = asyncio.Event()
+    site = await make_site(held(go_on))
+    budget = site.gateway.bodies
+    large = {**BODY, "prompt": "x" * 20_000}
+    clients = [await site.connect() for _ in range(4)]
+    for number, client in enumerate(clients):
+        client.post(BODY)
+        await eventually(lambda seen=number + 1: len(site.engines["m"].seen) == seen)  # type: ignore[misc]
+    clients[0].post(large)
+    await eventually(lambda: budget.total_bytes > 20_000)
+    for client in clients[1:]:
+        client.send(b"GET /health HTTP/1.1\r\nHost: g\r\n\r\n" * 100)
+    await eventually(lambda: len(budget) > 1 and len(site.gateway.places.unread) == len(clients))
+    assert budget.total_bytes <= 100_000
+    go_on.set()
+    answers = [(await client.answer()).status for client in clients for _ in range(2)]
+    assert answers.count(503) == 2, "three times 100 requests are too many: two clients give up what waits"
+    await eventually(lambda: budget.total_bytes == 0)
+
+
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_stops_sending_gets_its_answer(make_site: MakeSite, version: str, stream: bool) -> None:

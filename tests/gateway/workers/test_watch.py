@@ -175,6 +175,27 @@ async def test_workers_are_reached_on_their_own_ports_and_one_pods_nonsense_is_i
     assert [worker.name for worker in follower.registry.workers] == ["w0"]
 
 
+@pytest.mark.parametrize("said", ["\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT TWO}", "9" * 5000, "-1", "x", ""])
+def test_an_epoch_that_no_operator_wrote_is_none_and_takes_no_other_pod_along(said: str) -> None:
+    odd = pod("odd")
+    odd.metadata.annotations = {names.ANNOTATION_ROLE_EPOCH: said}
+    follower = Follower()
+    take(follower, Listed(items=[odd, pod("good")], version="1"), {})
+    assert {worker.name for worker in follower.registry.workers} == {"odd", "good"}
+    record = record_of(odd)
+    assert record is not None
+    assert record.role_epoch == 0
+
+
+@pytest.mark.parametrize("document", ["[" * 5000, '{"x":' * 5000, "{", "null"])
+def test_a_configuration_that_cannot_be_read_takes_no_other_pod_along(document: str) -> None:
+    odd = pod("odd")
+    odd.spec.containers[0].env = [EnvVar(name=names.ENV_WORKER_CONFIG, value=document)]
+    follower = Follower()
+    take(follower, Listed(items=[odd, pod("good")], version="1"), {})
+    assert {worker.name for worker in follower.registry.workers} == {"odd", "good"}
+
+
 def test_ports_change_nothing_of_the_kv() -> None:
     document = worker_config("h100", ports=Ports(engine=9000, nixl=5700))
     assert of_pool("h100", document=document).revision == of_pool("h100").revision

@@ -29,14 +29,19 @@ _PROFILES: Final = (
     "container.seccomp.security.alpha.kubernetes.io/",
 )
 """Annotations that did, before there were fields, and still do on older nodes, what those fields do."""
+_IDENTITIES: Final = ("serviceAccountToken", "podCertificate")
+"""Sources of a projected volume that speak for the Pod's service account."""
 _CONTAINERS: Final = ("initContainers", "containers", "ephemeralContainers")
 
 
-def takes(template: Manifest, may_use: frozenset[str]) -> Iterator[Violation]:
-    """Yield what a template (of the right shape) takes that `may_use` (`KIND/NAME`) does not allow."""
+def takes(template: Manifest, pod: Manifest, may_use: frozenset[str]) -> Iterator[Violation]:
+    """Yield what a template (of the right shape) takes that `may_use` (`KIND/NAME`) does not allow.
+
+    `pod` is what the template makes of a worker: a null in a template takes away what the operator has set.
+    """
     yield from _metadata(template.get("metadata") or {}, may_use)
     spec = template.get("spec") or {}
-    yield from _identity(spec, may_use)
+    yield from _identity(pod["spec"], may_use)
     if priority_is_reserved(spec.get("priorityClassName")):
         yield Violation(field="spec.priorityClassName", fix="use a class of your own: system-* keep nodes alive")
     for path, name in _secrets(spec):
@@ -76,20 +81,23 @@ def _is_confined(profile: str | None) -> bool:
 
 
 def _identity(spec: Manifest, may_use: frozenset[str]) -> Iterator[Violation]:
-    """Which service account the Pod acts as, and whether it gets its token."""
+    """Which service account the Pod acts as, and whether it gets its token, or a certificate in its name."""
     named = [(name, spec[name]) for name in ("serviceAccountName", "serviceAccount") if spec.get(name)]
     for field, account in named:
         if f"{SERVICE_ACCOUNT}/{account}" not in may_use:
             yield Violation(field=f"spec.{field}", fix=_allow(SERVICE_ACCOUNT, account))
     account = named[0][1] if named else "default"
     allowed = f"{SERVICE_ACCOUNT}/{account}" in may_use
-    if spec.get("automountServiceAccountToken") and not allowed:
+    if allowed:
+        return
+    if spec.get("automountServiceAccountToken") is not False:  # absent, it is true
         yield Violation(field="spec.automountServiceAccountToken", fix=_allow(SERVICE_ACCOUNT, account))
     for volume in spec.get("volumes") or ():
         for source in (volume.get("projected") or {}).get("sources") or ():
-            if source.get("serviceAccountToken") is not None and not allowed:
-                field = f"spec.volumes[{volume['name']}].projected.sources.serviceAccountToken"
-                yield Violation(field=field, fix=_allow(SERVICE_ACCOUNT, account))
+            for kind in _IDENTITIES:
+                if source.get(kind) is not None:
+                    field = f"spec.volumes[{volume['name']}].projected.sources.{kind}"
+                    yield Violation(field=field, fix=_allow(SERVICE_ACCOUNT, account))
 
 
 def _secrets(spec: Manifest) -> Iterator[tuple[str, str]]:

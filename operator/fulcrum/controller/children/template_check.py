@@ -49,7 +49,7 @@ def _refusal(
         return Refusal(message=f"{path}.spec.containers: removes the container {CONTAINER}, which is the worker.")
     if installation.allow_privileged_templates:
         return None
-    taken = list(takes(pool.template, installation.templates_may_use))
+    taken = list(takes(pool.template, pod, installation.templates_may_use))
     if taken:
         return Refusal(message=f"{'; '.join(f'{path}.{each.field}: {each.fix}' for each in taken)}.")
     found = list(_violations(pod, pool))

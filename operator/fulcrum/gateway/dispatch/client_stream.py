@@ -12,7 +12,7 @@ from fulcrum.gateway.dispatch.stream_log import StreamLog
 from fulcrum.gateway.http.framing import without_end
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
-from fulcrum.gateway.openai.events import DONE
+from fulcrum.gateway.openai.events import DONE_LINE
 from fulcrum.gateway.openai.inference_request import Usage
 
 _EVENT: Final = b"\ndata: "
@@ -60,7 +60,7 @@ class ClientStream:
     def stream_last(self, chunks: bytes) -> None:
         """As `StreamSink`."""
         # From its end: searching all of a large piece takes longer than passing it on.
-        if self.response.done or chunks.rfind(DONE) >= 0:
+        if self.response.done or chunks.rfind(DONE_LINE) >= 0:
             self.response.ended = True
             self.stream_bytes(chunks)
         elif not self._end_piece(without_end(chunks)):
@@ -71,7 +71,7 @@ class ClientStream:
         piece = read_end(chunks, hides_usage=self.hides_usage)
         if piece.usage is not None:
             self.usage = piece.usage
-        if not piece.failed and chunks.rfind(DONE, -_LAST_EVENT_BYTES) >= 0:
+        if not piece.failed and chunks.rfind(DONE_LINE, -_LAST_EVENT_BYTES) >= 0:
             self.response.done = True
         if piece.shown:
             self._write(piece.shown)

@@ -20,6 +20,8 @@ _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 64 * 1024 * 1024
 _CANCEL_SECONDS: Final = 5.0
 _WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
+_QUEUED_BYTES: Final = 512
+"""What a request takes beside its body."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -107,7 +109,7 @@ class ClientConnection(asyncio.Protocol):
             parser.ready.clear()
             if self._task is None:
                 self._next()
-            if self._holds_body:
+            if self._holds_body or self._queue:
                 self._count_bytes()
         # Answers are given in order, so what else the client sends can wait in the kernel. An idle socket is read on:
         # that is how a client's leaving is seen.
@@ -150,7 +152,7 @@ class ClientConnection(asyncio.Protocol):
     def _count_bytes(self) -> None:
         """Count what this client has sent of requests that are not begun; over the budget, the most is given up."""
         held_bytes = self._parser.held_bytes + sum(
-            len(queued.body) for queued in self._queue if isinstance(queued, Request)
+            _QUEUED_BYTES + len(queued.body) for queued in self._queue if isinstance(queued, Request)
         )
         bodies = self._service.bodies
         self._holds_body = held_bytes > 0
@@ -248,6 +250,8 @@ class ClientConnection(asyncio.Protocol):
                 self.close()
                 return
         if self._transport is not None and not self._queue:
+            if self._holds_body:
+                self._count_bytes()
             if self._half_closed:
                 self.close()
                 return
@@ -284,7 +288,9 @@ class ClientConnection(asyncio.Protocol):
         if transport is None:
             return
         write = self._service.error_object
-        Response(transport, write, request_id=new_request_id(), http11=True, close_after=True).fail(error)
+        response = Response(transport, write, request_id=new_request_id(), http11=True, close_after=True)
+        response.cors_headers = self._service.cors.headers(self._parser.headers)
+        response.fail(error)
         self._parser.broken = True
         self._queue.clear()
         self._service.bodies.release(self)

@@ -138,7 +138,7 @@ class Response:
         """An error: as an answer or, when a stream is under way, as its last event; the stream stays unfinished."""
         self._end_heartbeat()
         if not self.started:
-            self.send(error.status, _JSON, self._write_error(error, False), error.headers())
+            self.send(error.status, _JSON, self._write_error(error, self._opened), error.headers())
         elif self.streaming:
             self.stream_end()
             if not self.done:

@@ -9,6 +9,8 @@ import msgspec
 from fulcrum.gateway.openai.stream_event import Event, decoder
 
 DONE: Final = b"data: [DONE]"
+DONE_LINE: Final = b"\n" + DONE
+"""The same where it stands in a stream: a text of the answer can have the words, but no line feed before them."""
 ERROR: Final = b'data: {"error"'
 """An event that is an error begins with it."""
 ABORT: Final = b'"finish_reason":"abort"'

@@ -53,7 +53,10 @@ class LoadPoller:
     async def run(self) -> None:
         """Poll until cancelled."""
         while True:
-            await self.poll()
+            try:
+                await self.poll()
+            except Exception:  # the edge: whatever an agent says, the others are asked on
+                logger.exception("poll_failed")
             await asyncio.sleep(period_seconds(len(self._registry.workers), alone=self.alone))
 
     async def poll(self) -> None:

@@ -32,7 +32,10 @@ async def ask_load(agent: ConnectionPool | None, *, timeout_seconds: float = _TI
         answer = await agent.exchange(agent.question("/load"), sink=None, deadline=deadline)
     if answer.status != _OK:
         raise msgspec.DecodeError(f"status {answer.status}")
-    return _decoder.decode(answer.body)
+    try:
+        return _decoder.decode(answer.body)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error
 
 
 class Progress:

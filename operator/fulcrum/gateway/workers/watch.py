@@ -137,12 +137,11 @@ def record_of(pod: Pod) -> WorkerRecord | None:
         role = Role((metadata.labels or {}).get(names.LABEL_ROLE, ""))
     except ValueError:
         return None
-    epoch = (metadata.annotations or {}).get(names.ANNOTATION_ROLE_EPOCH, "0")
     restarts = sum(each.restartCount for each in status.containerStatuses or ())
     return WorkerRecord(
         name=metadata.name,
         role=role,
-        role_epoch=int(epoch) if epoch.isdigit() else 0,
+        role_epoch=names.role_epoch(metadata.annotations),
         host=status.podIP,
         port=ports.engine,
         agent_port=ports.agent,
@@ -152,6 +151,15 @@ def record_of(pod: Pod) -> WorkerRecord | None:
         kv_cache_dtype=_kv_cache_dtype(pod),
         node=pod.spec.nodeName or "",
     )
+
+
+def _usable(pod: Pod) -> WorkerRecord | None:
+    """The same; None also for a Pod that no rule has foreseen: the other Pods of a list count."""
+    try:
+        return record_of(pod)
+    except Exception:
+        logger.exception("pod_unreadable name=%s", pod.metadata.name)
+        return None
 
 
 def end_of(pod: Pod, *, deleted: bool = False) -> tuple[str, bool] | None:
@@ -214,7 +222,7 @@ def _configs(pod: Pod) -> Iterator[tuple[str, str]]:
 def _config(document: str) -> WorkerConfig | None:
     try:
         return msgspec.json.decode(document, type=WorkerConfig)
-    except msgspec.DecodeError:  # of another version
+    except (msgspec.DecodeError, RecursionError):  # of another version, or a template's
         return None
 
 
@@ -249,7 +257,7 @@ def take(follower: Follower, event: kube.Event[Pod], others: dict[str, str]) -> 
     registry = follower.registry
     match event:
         case kube.Listed(items=pods):
-            records = [record_of(pod) for pod in pods]
+            records = [_usable(pod) for pod in pods]
             registry.replace(record for record in records if record is not None)
             others.clear()
             others.update((pod.metadata.name, pod.status.podIP or "") for pod in pods if _shares(pod, follower))
@@ -264,7 +272,7 @@ def take(follower: Follower, event: kube.Event[Pod], others: dict[str, str]) -> 
         case kube.Changed(kind=kind, object=pod):
             if _is(pod, names.COMPONENT_WORKER) and (end := end_of(pod, deleted=kind == "DELETED")) is not None:
                 registry.ended(pod.metadata.name, end[0], crashed=end[1])
-            record = None if kind == "DELETED" else record_of(pod)
+            record = None if kind == "DELETED" else _usable(pod)
             if record is not None:
                 registry.put(record)
             else:
