@@ -45,13 +45,14 @@ class ModelKind:
 _NAMES: Final = (
     # pattern of the name's last part -> kind; the first that fits
     (r"deepseek-v3\.2|glm-5", ModelKind(attention=AttentionKind.SPARSE_LATENT)),
-    (r"deepseek-(v2|v3|r1)|longcat-flash|glm-4\.7-flash", ModelKind(attention=AttentionKind.LATENT)),
+    (r"deepseek-r1-distill-qwen|qwq-", ModelKind(fp8=False, source=_KEYS)),  # Qwen2.5, trained on
+    (r"deepseek-(v2|v3|r1(?!-distill|-0528-qwen))|longcat-flash|glm-4\.7-flash", ModelKind(attention=AttentionKind.LATENT)),
     (r"kimi-k2", ModelKind(attention=AttentionKind.LATENT, remote_code=True)),
     (r"kimi-linear", ModelKind(attention=AttentionKind.LATENT, hybrid=True, remote_code=True)),
     (r"gpt-oss", ModelKind(attention=AttentionKind.SINKS, kv_heads=8)),
     (r"gemma-3-(4b|12b|27b)", ModelKind(attention=AttentionKind.PREFIX)),
     (r"qwen3-(coder-)?next|qwen3\.[5-9]", ModelKind(hybrid=True)),
-    (r"granite-4.*-h-|nemotron-(h|nano-.*-v2|3-)|jamba|falcon-h1|bamba|zamba", ModelKind(hybrid=True)),
+    (r"granite-4.*-h-|(nvidia-)?nemotron-(h|nano-.*-v2|3-)|jamba|falcon-h1|bamba|zamba", ModelKind(hybrid=True)),
     (r"qwen2(\.5)?-", ModelKind(fp8=False, source=_KEYS)),
     (r"(meta-)?llama-3(\.[0-9])?-", ModelKind(fp8=True, source=_BLOG)),
     (r"qwen3-[0-9.]+b", ModelKind(fp8=True, source=_BLOG)),
