@@ -85,6 +85,7 @@ def test_heads_scales_and_verdicts_by_config() -> None:
     assert kind_of_config({"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}).scaled
     assert kind_of_config({"quantization_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}}).scaled
     assert not kind_of_config({"quantization_config": {"quant_method": "fp8"}}).scaled
+    assert not kind_of_config({"quantization_config": {"kv_cache_quant_algo": "INT8"}}).scaled
 
 
 @pytest.mark.vllm_facts
@@ -101,3 +102,5 @@ def test_auto_takes_the_scheme_of_the_checkpoint() -> None:
     assert "get_kv_cache_quant_algo_string(quant_cfg)" in code("utils/torch_utils.py", "resolve_kv_cache_dtype_string")
     known = strings("utils/torch_utils.py", "get_kv_cache_quant_algo_string")
     assert {"kv_cache_scheme", "kv_cache_quant_algo", "quantization"} <= known
+    taken = "MODELOPT_TO_VLLM_KV_CACHE_DTYPE_MAP = {'fp8': 'fp8_e4m3', 'nvfp4': 'nvfp4'}"
+    assert taken in code("utils/torch_utils.py")
