@@ -44,6 +44,10 @@ ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
             "env variable CUDA_VISIBLE_DEVICES after program start.",
             DeviceFault("unknown error of the driver"),
         ),
+        (
+            "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            DeviceFault("GPU is busy or unavailable"),
+        ),
         ("vllm.third_party.pynvml.NVMLError_GpuIsLost: GPU is lost", DeviceFault("GPU is lost")),
         (
             "[ 966.5] NVRM: Xid (PCI:0000:3B:00): 79, pid=1896, name=VLLM::EngineCor, GPU has fallen off the bus.",

@@ -21,7 +21,8 @@ _RUNTIME: Final = {
     "Invalid access of peer GPU memory over nvlink or a hardware error": "NVLink or hardware error",
     "hardware stack error": "hardware stack error",
     "system not yet initialized": "GPU fabric is not initialized (fabric manager)",
-    "all CUDA-capable devices are busy or unavailable": "GPU is busy or unavailable",
+    "CUDA-capable device(s) is/are busy or unavailable": "GPU is busy or unavailable",
+    "all CUDA-capable devices are busy or unavailable": "GPU is busy or unavailable",  # before CUDA 11
     "unknown error": "unknown error of the driver",
 }
 """Errors of the CUDA or HIP runtime -> what is said of them. An illegal memory access, a failed assertion or an
