@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -50,7 +51,7 @@ class Worker:
             self._running -= 1
         said = "word " * count
         choice = {"message": {"role": "assistant", "content": said}} if chat else {"text": said}
-        answer = {
+        answer: dict[str, Any] = {
             "id": request.headers.get("x-request-id", ""),
             "choices": [{"index": 0, "finish_reason": "length", **choice}],
             "usage": {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count},
