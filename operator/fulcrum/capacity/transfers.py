@@ -11,6 +11,8 @@ from math import isfinite
 from statistics import median
 from typing import Final
 
+from fulcrum.api.attention import usual_backend, usual_block_tokens
+from fulcrum.api.pool_attention import attention_backend
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import KvCacheConfig, WorkerConfig
 from fulcrum.capacity.accelerators import UnknownAcceleratorError, accelerator
@@ -37,9 +39,10 @@ def pool_transfer(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts | No
 
     `model` is what is known of the model; None: what its name says.
 
-    Over the link that the accelerator has with `rdma`, else over TCP, in the KV blocks of the spec.
+    Over the link that the accelerator has with `rdma`, else over TCP, in the KV blocks that its engine has.
     """
     known = model or facts_of_name(spec.model.name)
+    kv = kv_precision(spec, known.kind)
     config = WorkerConfig(
         cluster="",
         pool=pool.name,
@@ -49,9 +52,10 @@ def pool_transfer(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts | No
         tensor_parallel=pool.parallelism.tensor,
         pipeline_parallel=pool.parallelism.pipeline,
         kv_cache=KvCacheConfig(block_size=spec.engine.kv_cache.block_size),
+        attention_backend=attention_backend(spec, pool, kind=known.attention, fp8=kv is Precision.FP8),
         rdma=pool.rdma is not None,
     )
-    return worker_transfer(config, known, kv=kv_precision(spec, known.kind))
+    return worker_transfer(config, known, kv=kv)
 
 
 def worker_transfer(config: WorkerConfig, model: ModelFacts, *, kv: Precision) -> TransferCost | None:
@@ -69,7 +73,16 @@ def worker_transfer(config: WorkerConfig, model: ModelFacts, *, kv: Precision) -
     except (UnknownAcceleratorError, EngineShapeError):
         return None
     link = Link.NETWORK if config.rdma else Link.TCP
-    return transfer_cost(shape, link, block_tokens=config.kv_cache.block_size or BLOCK_TOKENS)
+    return transfer_cost(shape, link, block_tokens=_block_tokens(config, model, kv))
+
+
+def _block_tokens(config: WorkerConfig, model: ModelFacts, kv: Precision) -> int:
+    """Return the tokens in a KV block: as told, else what vLLM chooses for the attention backend."""
+    if config.kv_cache.block_size is not None:
+        return config.kv_cache.block_size
+    fp8 = kv is Precision.FP8
+    backend = config.attention_backend or usual_backend(config.accelerator, model.attention, fp8=fp8)
+    return BLOCK_TOKENS if backend is None else usual_block_tokens(backend)
 
 
 class LearntTransfer:
