@@ -92,7 +92,7 @@ def _curve(decodes: Sequence[DecodeSample]) -> tuple[DecodePoint, ...]:
 
 def _means(decodes: Sequence[DecodeSample]) -> list[tuple[float, float, float]]:
     """Return each batch size with its mean context tokens and seconds."""
-    found = []
+    found: list[tuple[float, float, float]] = []
     for batch in sorted({sample.batch for sample in decodes}):
         alike = [sample for sample in decodes if sample.batch == batch]
         found.append(
