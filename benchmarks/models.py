@@ -51,8 +51,6 @@ ACCELERATORS = (
     "A10-24GB", "A6000-48GB", "A100-SXM-80GB", "L40-48GB", "L40S-48GB", "H100-SXM-80GB", "H200-SXM-141GB",
     "B200-SXM-180GB",
 )  # fmt: skip
-LIKE = {"deepseek-ai/DeepSeek-V3.2": "deepseek-ai/DeepSeek-V3"}
-"""Models of the same dimensions as others."""
 LEAST_KV_TOKENS = 32_768
 """A worker with room for fewer is not worth starting."""
 MOST_UNCHECKED = 0.1
@@ -96,7 +94,7 @@ def spec_of(model: str, *pools: tuple[str, int]) -> InferenceClusterSpec:
 
 def _shape(model: str, name: str, kv: Precision) -> tuple[EngineShape, int] | str:
     """The smallest engine with room for KV, and its tokens; or why there is none."""
-    said, known = "", known_model(LIKE.get(model, model))
+    said, known = "", known_model(model)
     for tensor in (1, 2, 4, 8):
         try:
             shape = EngineShape(model=known, accelerator=accelerator(name), tensor=tensor, weights=known.weights, kv=kv)
@@ -159,7 +157,7 @@ def ask_vllm(asked: Iterable[Cell]) -> list[Any]:
     asked = list(asked)
     request = []
     for cell in asked:
-        kind, known = kind_of_name(cell.model) or ModelKind(), known_model(LIKE.get(cell.model, cell.model))
+        kind, known = kind_of_name(cell.model) or ModelKind(), known_model(cell.model)
         latent = kind.attention in (AttentionKind.LATENT, AttentionKind.SPARSE_LATENT)
         attention = {
             "head_size": _MLA_HEAD if latent else known.head_dim,

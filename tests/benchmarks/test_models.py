@@ -22,6 +22,7 @@ def test_what_is_refused_says_why_and_what_starts_has_room() -> None:
     table = models.cells(["deepseek-ai/DeepSeek-V3.2", "Qwen/Qwen3-235B-A22B-FP8"])
     for cell in table:
         assert cell.starts == (cell.kv_tokens >= models.LEAST_KV_TOKENS) == (cell.refused is None)
+        assert cell.refused is None or cell.model in cell.refused
         assert set(cell.pairs) <= {other.accelerator for other in table if other.starts and other.model == cell.model}
     no_backend = {cell.accelerator for cell in table if "no attention backend" in (cell.refused or "")}
     assert no_backend == {"A10-24GB", "A6000-48GB", "A100-SXM-80GB", "L40-48GB", "L40S-48GB"}

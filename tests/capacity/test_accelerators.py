@@ -55,6 +55,14 @@ def test_an_unknown_name_lists_the_known_ones(written: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "written", ["TPU-MIG-1g.10gb", "H100-MIG-0g.10gb", "H100-MIG-1g.0gb", "H100-MIG-9g.80gb", "H100-MIG-7g.999gb"]
+)
+def test_a_slice_that_cannot_be_is_unknown_by_the_name_that_was_given(written: str) -> None:
+    with pytest.raises(UnknownAcceleratorError, match=f"'{written}' is not known"):
+        accelerator(written)
+
+
+@pytest.mark.parametrize(
     ("written", "whole", "compute", "gibibytes", "bandwidth"),
     [
         ("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "H100-SXM-80GB", 3 / 7, 40, 4 / 8),

@@ -77,3 +77,5 @@ def test_a_checkpoint_with_scales_is_left_to_vllm_and_may_be_forced() -> None:
     assert resolved_kv_dtype(spec_of(QWEN, H100), kind).dtype.value == "auto"
     assert "own scheme" in resolved_kv_dtype(spec_of(QWEN, H100), kind).why
     assert resolved_kv_dtype(spec_of(QWEN, H100, dtype="fp8"), kind).problem is None
+    for dtype, counted in ((None, Precision.FP8), ("fp8", Precision.FP8), ("bf16", Precision.BF16)):
+        assert kv_precision(spec_of(QWEN, H100, dtype=dtype), kind) is counted

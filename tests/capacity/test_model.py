@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -275,10 +276,16 @@ def test_weight_format(quantization: dict[str, Any] | None, expected: Precision)
         ("llama2-70b", "meta-llama/Llama-2-70b-hf"),
         ("bloom-176b", "bigscience/bloom"),
         ("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("moonshotai/Kimi-K2-Instruct-0905", "moonshotai/Kimi-K2-Instruct"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("nvidia/DeepSeek-R1-0528-NVFP4-v2", "deepseek-ai/DeepSeek-R1"),
     ],
 )
 def test_names_as_people_write_them(written: str, name: str) -> None:
-    assert known_model(written).name == name
+    found, of = known_model(written), KNOWN_MODELS[name]
+    assert found == replace(of, name=written, weights=found.weights, scale_block=found.scale_block)
 
 
 def test_an_unknown_model_says_what_to_give() -> None:

@@ -25,11 +25,18 @@ V3: dict[str, Any] = {"model_type": "deepseek_v3", "num_attention_heads": 128, "
         ("/models/Qwen2-72B/", AttentionKind.DENSE, False, False),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", AttentionKind.DENSE, True, None),
         ("deepseek-ai/DeepSeek-V3", AttentionKind.LATENT, False, None),
+        ("deepseek-ai/DeepSeek-R1-0528", AttentionKind.LATENT, False, None),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", AttentionKind.DENSE, False, False),
+        ("/models/deepseek-r1-distill-qwen-7b", AttentionKind.DENSE, False, False),
+        ("Qwen/QwQ-32B", AttentionKind.DENSE, False, False),
         ("deepseek-ai/DeepSeek-V3.2", AttentionKind.SPARSE_LATENT, False, None),
         ("moonshotai/Kimi-K2-Instruct", AttentionKind.LATENT, False, None),
         ("openai/gpt-oss-120b", AttentionKind.SINKS, False, None),
         ("google/gemma-3-27b-it", AttentionKind.PREFIX, False, None),
         ("ibm-granite/granite-4.0-h-small", AttentionKind.DENSE, True, None),
+        ("nvidia/Nemotron-H-47B-Base-8K", AttentionKind.DENSE, True, None),
+        ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", AttentionKind.DENSE, True, None),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", AttentionKind.DENSE, True, None),
     ],
 )
 def test_kinds_by_name(name: str, attention: AttentionKind, hybrid: bool, fp8: bool | None) -> None:
@@ -39,7 +46,14 @@ def test_kinds_by_name(name: str, attention: AttentionKind, hybrid: bool, fp8: b
     assert (kind.fp8 is None) == (not kind.source), "a verdict has a source"
 
 
-@pytest.mark.parametrize("name", ["m", "mistralai/Mistral-7B-Instruct-v0.3", "google/gemma-3-1b-it", "llama3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "m", "mistralai/Mistral-7B-Instruct-v0.3", "google/gemma-3-1b-it", "llama3",
+        # Llama and Qwen3 that DeepSeek-R1 taught: not its architecture.
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
+    ],
+)  # fmt: skip
 def test_a_name_that_says_nothing(name: str) -> None:
     assert kind_of_name(name) is None
 
@@ -71,6 +85,7 @@ def test_heads_scales_and_verdicts_by_config() -> None:
     assert kind_of_config({"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}).scaled
     assert kind_of_config({"quantization_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}}).scaled
     assert not kind_of_config({"quantization_config": {"quant_method": "fp8"}}).scaled
+    assert not kind_of_config({"quantization_config": {"kv_cache_quant_algo": "INT8"}}).scaled
 
 
 @pytest.mark.vllm_facts
@@ -87,3 +102,5 @@ def test_auto_takes_the_scheme_of_the_checkpoint() -> None:
     assert "get_kv_cache_quant_algo_string(quant_cfg)" in code("utils/torch_utils.py", "resolve_kv_cache_dtype_string")
     known = strings("utils/torch_utils.py", "get_kv_cache_quant_algo_string")
     assert {"kv_cache_scheme", "kv_cache_quant_algo", "quantization"} <= known
+    taken = "MODELOPT_TO_VLLM_KV_CACHE_DTYPE_MAP = {'fp8': 'fp8_e4m3', 'nvfp4': 'nvfp4'}"
+    assert taken in code("utils/torch_utils.py")

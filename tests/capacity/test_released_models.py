@@ -11,7 +11,7 @@ from tests.separate_process import answered
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.hf_config import parse_model_config
-from fulcrum.capacity.known_models import known_model
+from fulcrum.capacity.known_models import KNOWN_MODELS, known_model
 from fulcrum.capacity.kv import kv_bytes_per_token
 from fulcrum.capacity.precision import Precision, named_precision
 
@@ -92,11 +92,21 @@ def test_parameters_of_newer_models(name: str, billions: float, active_billions:
         ("Qwen/Qwen3-235B-A22B-Thinking-2507-FP8", "Qwen/Qwen3-235B-A22B", Precision.FP8),
         ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistralai/Mistral-Small-24B-Instruct-2501", Precision.BF16),
         ("zai-org/GLM-4.6-FP8", "zai-org/GLM-4.5", Precision.FP8),
+        ("RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16", "meta-llama/Llama-3.3-70B-Instruct", Precision.INT4),
+        ("RedHatAI/Llama-3.3-70B-Instruct-quantized.w8a8", "meta-llama/Llama-3.3-70B-Instruct", Precision.FP8),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "Qwen/Qwen2.5-7B-Instruct", Precision.FP8),
+        ("moonshotai/Kimi-K2.5", "moonshotai/Kimi-K2-Thinking", Precision.INT4),
     ],
 )
 def test_releases_that_share_dimensions(name: str, of: str, weights: Precision) -> None:
     found = known_model(name)
-    assert (found.name, found.weights) == (of, weights)
+    block = found.scale_block
+    assert found == dataclasses.replace(KNOWN_MODELS[of], name=name, weights=weights, scale_block=block)
+
+
+def test_kimi_k2_thinking_is_published_in_four_bits() -> None:
+    """594 GB: its groups of 32 weights have more scales than those of 128 that are counted."""
+    assert known_model("moonshotai/Kimi-K2-Thinking").weight_bytes() / 1e9 == pytest.approx(594, rel=0.06)
 
 
 def test_a_name_without_a_format_says_none() -> None:

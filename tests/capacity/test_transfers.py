@@ -154,6 +154,22 @@ def test_before_any_transfer_the_link_and_the_block_size_count() -> None:
     assert two.seconds_per_token == pytest.approx(tcp.seconds_per_token / 2, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "backend", "tokens"),
+    [
+        ("H200-SXM-141GB", None, 64),  # FLASHMLA
+        ("B200-SXM-180GB", None, 32),  # FLASHINFER_MLA
+        ("A100-SXM-80GB", None, 16),
+        ("H200-SXM-141GB", "TRITON_MLA", 16),
+    ],
+)
+def test_blocks_are_those_of_the_attention_backend(accelerator: str, backend: str | None, tokens: int) -> None:
+    engine = {} if backend is None else {"engine": {"attentionBackend": backend}}
+    pool: dict[str, Any] = {"accelerator": accelerator, "parallelism": {"tensor": 8}, "rdma": {}, **engine}
+    model = "deepseek-ai/DeepSeek-V3"
+    assert prior(spec(model, **pool)) == prior(spec(model, tokens, **pool))
+
+
 def test_a_model_that_is_not_known_has_no_prior() -> None:
     unknown = spec("somebody/else")
     assert pool_transfer(unknown, unknown.pools[0]) is None

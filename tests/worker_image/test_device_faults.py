@@ -44,6 +44,22 @@ ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
             "env variable CUDA_VISIBLE_DEVICES after program start.",
             DeviceFault("unknown error of the driver"),
         ),
+        (f"[rank0]: {ECC}", DeviceFault("uncorrectable ECC error", "rank 0")),
+        (
+            "[rank1]:[E1127 02:00:01.130893264 ProcessGroupNCCL.cpp:2057] [PG ID 2 PG GUID 3 Rank 1] Process group "
+            "watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered",
+            DeviceFault("uncorrectable ECC error", "rank 1"),
+        ),
+        (
+            "(Worker_TP1 pid=53)   what():  [PG ID 2 PG GUID 3 Rank 1] Process group watchdog thread terminated with "
+            "exception: CUDA error: uncorrectable NVLink error detected during the execution",
+            DeviceFault("uncorrectable NVLink error", "rank TP1"),
+        ),
+        ("  what():  CUDA error: uncorrectable ECC error encountered", DeviceFault("uncorrectable ECC error")),
+        (
+            "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            DeviceFault("GPU is busy or unavailable"),
+        ),
         ("vllm.third_party.pynvml.NVMLError_GpuIsLost: GPU is lost", DeviceFault("GPU is lost")),
         (
             "[ 966.5] NVRM: Xid (PCI:0000:3B:00): 79, pid=1896, name=VLLM::EngineCor, GPU has fallen off the bus.",
@@ -75,6 +91,7 @@ ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
         (f"INFO 11-27 02:00:01 [logger.py:40] Received request r: prompt: '{ECC}'", None),
         (f"ValueError: prompt {ECC}", None),
         (f"{ECC}, said the user", None),
+        (f"[rank0]: what(): said: {ECC}", None),
         ("CUDA error: " + "x" * 100_000, None),
     ],
 )

@@ -21,7 +21,8 @@ _RUNTIME: Final = {
     "Invalid access of peer GPU memory over nvlink or a hardware error": "NVLink or hardware error",
     "hardware stack error": "hardware stack error",
     "system not yet initialized": "GPU fabric is not initialized (fabric manager)",
-    "all CUDA-capable devices are busy or unavailable": "GPU is busy or unavailable",
+    "CUDA-capable device(s) is/are busy or unavailable": "GPU is busy or unavailable",
+    "all CUDA-capable devices are busy or unavailable": "GPU is busy or unavailable",  # before CUDA 11
     "unknown error": "unknown error of the driver",
 }
 """Errors of the CUDA or HIP runtime -> what is said of them. An illegal memory access, a failed assertion or an
@@ -39,7 +40,13 @@ _XIDS: Final = {
     140: "unrecovered ECC error",
 }
 """Xids of hardware and driver. 13, 31 and 43 come from an application's own kernels, 63 tells of a repair."""
+_THROWN: Final = (
+    r"(?:\[rank(?P<rank>\d{1,4})\]: ?)?(?:\[[EF]\d{4} [\d:.]{1,20} \w{1,40}\.cpp:\d{1,5}\] )?(?:what\(\): {1,4})?"
+    r"(?:\[PG [^][]{1,120}\] Process group watchdog thread terminated with exception: )?"
+)
+"""Before what an exception says: PyTorch's mark of a rank, and its watchdog of collectives, which ends the process."""
 _ERROR: Final = re.compile(
+    rf"{_THROWN}"
     r"(?:[\w.]{1,80}: )?(?:(?:CUDA|HIP) error: |Unexpected error from \w{1,40}\(\)\. .{0,200}Error \d{1,5}: )"
     rf"(?P<what>{'|'.join(map(re.escape, _RUNTIME))})\.?(?: \(Triggered internally at .{{0,200}})?"
 )
@@ -92,7 +99,7 @@ def _fault_in(line: str) -> DeviceFault | None:
     rank = _RANK.match(line)
     gpu = f"rank {rank[1]}" if rank else None
     if found := _ERROR.fullmatch(text):
-        return DeviceFault(_RUNTIME[found["what"]], gpu)
+        return DeviceFault(_RUNTIME[found["what"]], gpu or (found["rank"] and f"rank {found['rank']}"))
     if _UNKNOWN.fullmatch(text):
         return DeviceFault(_RUNTIME["unknown error"], gpu)
     if _LOST.fullmatch(text):

@@ -1,12 +1,14 @@
-"""From measured samples to the six numbers of the capacity model."""
+"""From measured samples to the six numbers of the capacity model, and to a curve where they do not suffice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final
 
-from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.api.worker import DecodePoint, SpeedCoefficients
+from fulcrum.capacity.decode_curve import fitted_curve
 from fulcrum.capacity.nonnegative import fit_relative
 
 LEAST_EVEN_TOKENS: Final = 500
@@ -19,6 +21,11 @@ one.
 LOADED_BATCH: Final = 8
 """Requests from which on a step is that of a worker under load: with fewer, a mixture of experts reads few of them, and
 kernels wait for their launch. A line through both would be wrong for each."""
+CURVED_BATCHES: Final = 3
+"""Loaded batch sizes from which on a line can be seen to miss one of them."""
+CURVED: Final = 0.1
+"""Share by which a line has to miss a loaded batch size for a curve to be made, which follows the noise of each size.
+By the roofline dense models stay below it; mixtures of experts reach 0.2, and 0.36 between the sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +49,53 @@ class DecodeSample:
 def fit_speed(prefills: Sequence[PrefillSample], decodes: Sequence[DecodeSample]) -> SpeedCoefficients | None:
     """Fits both formulas of `SpeedCoefficients`; None with fewer than two prompt lengths or without a decode sample.
 
-    Decode is fitted to batches from `LOADED_BATCH` on where there are two sizes of them, else to all.
+    Decode is fitted to batches from `LOADED_BATCH` on where there are two sizes of them, else to all. Where the line
+    misses them there is a curve besides, through all.
     """
     prefills = [sample for sample in prefills if sample.seconds > 0]
     decodes = [sample for sample in decodes if sample.seconds > 0]
     if len({sample.prompt_tokens for sample in prefills}) < 2 or not decodes:
         return None
     loaded = [sample for sample in decodes if sample.batch >= LOADED_BATCH]
-    if len({sample.batch for sample in loaded}) > 1:
-        decodes = loaded
+    if len({sample.batch for sample in loaded}) < 2:
+        loaded = decodes
     constant, linear, even = fit_relative(
         [(1.0, float(tokens := sample.prompt_tokens), tokens + tokens**2 / LEAST_EVEN_TOKENS) for sample in prefills],
         [sample.seconds for sample in prefills],
     )
     prefill = constant, linear + even, even / LEAST_EVEN_TOKENS
     decode = fit_relative(
-        [(1.0, float(sample.batch), sample.context_tokens) for sample in decodes],
-        [sample.seconds for sample in decodes],
+        [(1.0, float(sample.batch), sample.context_tokens) for sample in loaded],
+        [sample.seconds for sample in loaded],
     )
-    return SpeedCoefficients.of(prefill=prefill, decode=decode)
+    curve = _curve(decodes) if _misses(decode, _means(loaded)) else ()
+    return SpeedCoefficients.of(prefill=prefill, decode=decode, decode_curve=curve)
+
+
+def _misses(line: Sequence[float], means: Sequence[tuple[float, float, float]]) -> bool:
+    a, b, c = line
+    errors = [abs(a + b * batch + c * context - seconds) / seconds for batch, context, seconds in means]
+    return len(errors) >= CURVED_BATCHES and max(errors) > CURVED
+
+
+def _curve(decodes: Sequence[DecodeSample]) -> tuple[DecodePoint, ...]:
+    """Return the curve with one cost of context for all batches: in a small one it is less than the noise."""
+    means = {batch: (context, seconds) for batch, context, seconds in _means(decodes)}
+    both = squared = 0.0
+    for sample in decodes:
+        context, seconds = means[sample.batch]
+        both += (sample.context_tokens - context) * (sample.seconds - seconds) / seconds**2
+        squared += ((sample.context_tokens - context) / seconds) ** 2
+    each = max(0.0, both / squared) if squared > 0 else 0.0
+    return fitted_curve(_means(decodes), (0.0, 0.0, each))
+
+
+def _means(decodes: Sequence[DecodeSample]) -> list[tuple[float, float, float]]:
+    """Return each batch size with its mean context tokens and seconds."""
+    found: list[tuple[float, float, float]] = []
+    for batch in sorted({sample.batch for sample in decodes}):
+        alike = [sample for sample in decodes if sample.batch == batch]
+        found.append(
+            (batch, fmean(sample.context_tokens for sample in alike), fmean(sample.seconds for sample in alike))
+        )
+    return found

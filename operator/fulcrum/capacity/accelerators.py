@@ -181,6 +181,8 @@ _SIZE: Final = re.compile(r"\b(\d+)gb\b")
 _MIG: Final = re.compile(r"\bmig (\d)g\.(\d+)gb\b.*$")
 _SLICES: Final = 7
 """Compute slices of a GPU; its memory has eight."""
+_LEAST_SLICE_GIB: Final = 5
+"""Of the smallest slice, an eighth of an A100 with 40 GB."""
 _SLICE_MEMORY: Final = 0.97
 """Share of the gigabytes in a slice's name that its driver shows."""
 
@@ -197,8 +199,14 @@ def accelerator(name: str) -> Accelerator:
         return ACCELERATORS[name]
     words = _words(name)
     if (mig := _MIG.search(words)) is not None:
-        whole = accelerator(words[: mig.start()])
-        return _slice(whole, name=name, compute=int(mig[1]), gigabytes=int(mig[2]))
+        compute, gigabytes = int(mig[1]), int(mig[2])
+        try:
+            whole = accelerator(words[: mig.start()])
+        except UnknownAcceleratorError:
+            raise UnknownAcceleratorError(name) from None
+        if not 1 <= compute <= _SLICES or not _LEAST_SLICE_GIB <= gigabytes <= whole.memory_bytes / 2**30 + 1:
+            raise UnknownAcceleratorError(name)
+        return _slice(whole, name=name, compute=compute, gigabytes=gigabytes)
     alike = _BY_CHIP.get(_chip(name), [])
     size = _SIZE.search(words)
     for each in alike:
@@ -210,7 +218,7 @@ def accelerator(name: str) -> Accelerator:
 
 def _slice(whole: Accelerator, *, name: str, compute: int, gigabytes: int) -> Accelerator:
     """Return a part of a GPU: slices of compute and of memory; it has no link to others but the host's."""
-    part, memory_part = compute / _SLICES, min(1.0, round(8 * gigabytes * 2**30 / whole.memory_bytes) / 8)
+    part, memory_part = compute / _SLICES, min(1.0, max(1, round(8 * gigabytes * 2**30 / whole.memory_bytes)) / 8)
     return replace(
         whole,
         name=name,

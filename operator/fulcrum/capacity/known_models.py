@@ -272,6 +272,12 @@ _MODELS: Final = (
         weights=_FP8,
     ),
     _deepseek(
+        "moonshotai/Kimi-K2-Thinking",
+        (61, 7168, 64, 18432, 163840),
+        _moe(384, 8, 2048, shared=2048, dense=1),
+        weights=Precision.INT4,
+    ),
+    _deepseek(
         "zai-org/GLM-5",
         (78, 6144, 64, 12288, 154880),
         _moe(256, 8, 2048, shared=2048, dense=3),
@@ -291,8 +297,8 @@ KNOWN_MODELS: Final = MappingProxyType({model.name: model for model in _MODELS})
 """Built-in models by hub id."""
 
 _SUFFIX: Final = re.compile(
-    r"-(instruct|chat|it|hf|base|thinking|dynamic|quantized|block|(nv|mx)?fp4|fp8|bf16|fp16|awq|gptq|int[48]|[48]bit|"
-    r"w\da\d+|bnb|2[3-6](0\d|1[0-2])|0324|0528)(?=-|$)"
+    r"-(instruct|chat|it|hf|base|thinking|dynamic|quantized(\.w\da\d+)?|block|(nv|mx)?fp4(-v\d)?|fp8|bf16|fp16|awq|gptq|"
+    r"int[48]|[48]bit|w\da\d+|bnb|2[3-6](0\d|1[0-2])|0324|0528|0905)(?=-|$)"
 )
 """What does not change the dimensions: kind of training, number format, month of the release."""
 _ALIASES: Final = {
@@ -305,7 +311,10 @@ _ALIASES: Final = {
     "deepseek-v3.2-exp": "deepseek-ai/DeepSeek-V3",
     "glm-4.6": "zai-org/GLM-4.5",
     "glm-4.7": "zai-org/GLM-4.5",
-    "kimi-k2.5": "moonshotai/Kimi-K2-Instruct",
+    "kimi-k2-thinking": "moonshotai/Kimi-K2-Thinking",
+    "kimi-k2.5": "moonshotai/Kimi-K2-Thinking",
+    "llama-3-8b": "meta-llama/Llama-3.1-8B-Instruct",
+    "llama-3-70b": "meta-llama/Llama-3.1-70B-Instruct",
     "mistral-small-3.1-24b": "mistralai/Mistral-Small-24B-Instruct-2501",
     "mistral-small-3.2-24b": "mistralai/Mistral-Small-24B-Instruct-2501",
     "qwen3-coder-30b-a3b": "Qwen/Qwen3-30B-A3B",
@@ -323,7 +332,8 @@ _BY_PLAIN_NAME: Final = {_plain(model.name): model for model in reversed(_MODELS
 def known_model(name: str) -> ModelConfig:
     """The built-in model under a hub id or its last part; `-Instruct`, `-Chat`, `-2507` and the like may differ.
 
-    Weights are in the format that the name ends with (`-FP8`, `-AWQ`), else in that of the known release.
+    It has the name that was asked for, which messages show. Weights are in the format that the name ends with
+    (`-FP8`, `-AWQ`), else in that of the known release.
 
     Raises:
         UnknownModelError: nothing fits.
@@ -337,4 +347,4 @@ def known_model(name: str) -> ModelConfig:
     weights = named_precision(name) or found.weights
     # Qwen's own FP8 releases share scales in blocks; others have one for each channel.
     blocks = weights is _FP8 and name.lower().startswith("qwen/")
-    return replace(found, weights=weights, scale_block=_BLOCK if blocks else found.scale_block)
+    return replace(found, name=name, weights=weights, scale_block=_BLOCK if blocks else found.scale_block)

@@ -40,8 +40,14 @@ def resolved_kv_dtype(spec: InferenceClusterSpec, kind: ModelKind | None = None)
 
 
 def kv_precision(spec: InferenceClusterSpec, kind: ModelKind | None = None) -> Precision:
-    """Return the size that KV of the cluster is counted with; `kind` as in `resolved_kv_dtype`."""
-    return Precision.FP8 if resolved_kv_dtype(spec, kind).dtype is KvCacheDtype.FP8 else Precision.BF16
+    """Return the size that KV of the cluster is counted with; `kind` as in `resolved_kv_dtype`.
+
+    A scheme of the checkpoint's own counts as FP8: it has 8 bits, or 4 and scales.
+    """
+    kind = kind or kind_of_name(spec.model.name)
+    dtype = resolved_kv_dtype(spec, kind).dtype
+    own = dtype is KvCacheDtype.AUTO and kind is not None and kind.scaled
+    return Precision.FP8 if dtype is KvCacheDtype.FP8 or own else Precision.BF16
 
 
 def _why_no_fp8(kind: ModelKind | None, pools: list[Pool], name: str) -> str | None:

@@ -20,6 +20,8 @@ _STATE_LAYERS: Final = re.compile(r"mamba|linear_attention|recurrent|conv|ssm", 
 _HYBRID_FIELDS: Final = ("mamba_n_heads", "mamba_d_state", "mamba_num_heads", "linear_num_key_heads", "ssm_state_size",
                          "hybrid_override_pattern", "linear_attn_config")  # fmt: skip
 """Fields of a config.json that only models with state layers have."""
+_KV_ALGORITHMS: Final = frozenset(("fp8", "nvfp4"))
+"""What vLLM 0.32 takes for KV (`MODELOPT_TO_VLLM_KV_CACHE_DTYPE_MAP`); with another name it keeps the model's type."""
 _BLOG: Final = "vLLM's evaluation of FP8 KV caches, April 2026"
 _KEYS: Final = "keys of this family are too large for FP8 without scales: vllm #41343, verl #4435"
 
@@ -45,13 +47,17 @@ class ModelKind:
 _NAMES: Final = (
     # pattern of the name's last part -> kind; the first that fits
     (r"deepseek-v3\.2|glm-5", ModelKind(attention=AttentionKind.SPARSE_LATENT)),
-    (r"deepseek-(v2|v3|r1)|longcat-flash|glm-4\.7-flash", ModelKind(attention=AttentionKind.LATENT)),
+    (r"deepseek-r1-distill-qwen|qwq-", ModelKind(fp8=False, source=_KEYS)),  # Qwen2.5, trained on
+    (
+        r"deepseek-(v2|v3|r1(?!-distill|-0528-qwen))|longcat-flash|glm-4\.7-flash",
+        ModelKind(attention=AttentionKind.LATENT),
+    ),
     (r"kimi-k2", ModelKind(attention=AttentionKind.LATENT, remote_code=True)),
     (r"kimi-linear", ModelKind(attention=AttentionKind.LATENT, hybrid=True, remote_code=True)),
     (r"gpt-oss", ModelKind(attention=AttentionKind.SINKS, kv_heads=8)),
     (r"gemma-3-(4b|12b|27b)", ModelKind(attention=AttentionKind.PREFIX)),
     (r"qwen3-(coder-)?next|qwen3\.[5-9]", ModelKind(hybrid=True)),
-    (r"granite-4.*-h-|nemotron-(h|nano-.*-v2|3-)|jamba|falcon-h1|bamba|zamba", ModelKind(hybrid=True)),
+    (r"granite-4.*-h-|(nvidia-)?nemotron-(h|nano-.*-v2|3-)|jamba|falcon-h1|bamba|zamba", ModelKind(hybrid=True)),
     (r"qwen2(\.5)?-", ModelKind(fp8=False, source=_KEYS)),
     (r"(meta-)?llama-3(\.[0-9])?-", ModelKind(fp8=True, source=_BLOG)),
     (r"qwen3-[0-9.]+b", ModelKind(fp8=True, source=_BLOG)),
@@ -101,4 +107,5 @@ def _is_scaled(quantization: Any) -> bool:
         return False
     inner = quantization.get("quantization")
     places = (quantization, inner) if isinstance(inner, Mapping) else (quantization,)
-    return any(place.get(field) for place in places for field in ("kv_cache_scheme", "kv_cache_quant_algo"))
+    found = [place.get(field) for place in places for field in ("kv_cache_scheme", "kv_cache_quant_algo")]
+    return any(str(each).lower() in _KV_ALGORITHMS if isinstance(each, str) else bool(each) for each in found)

@@ -41,7 +41,9 @@ _NAMED: Final = (
 
 def named_precision(name: str) -> Precision | None:
     """Return the format in the name of a checkpoint (`-FP8`, `-AWQ`, `-NVFP4`, `-FP8-dynamic`); None: it has none."""
-    words = re.split(r"[-_.]", name.rpartition("/")[2].lower())[1:]
+    words = [word for word in re.split(r"[-_.]", name.rpartition("/")[2].lower())[1:] if word]
+    if "int8" in words or "8bit" in words:  # `-GPTQ-Int8`: the method alone says four bits
+        words = [word for word in words if word not in ("awq", "gptq")]
     for pattern, precision in _NAMED:
         if any(pattern.fullmatch(word) for word in words):
             return precision

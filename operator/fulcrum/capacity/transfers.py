@@ -11,12 +11,16 @@ from math import isfinite
 from statistics import median
 from typing import Final
 
+from fulcrum.api.attention import usual_backend, usual_block_tokens
+from fulcrum.api.pool_attention import attention_backend
 from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.api.worker import KvCacheConfig, WorkerConfig
 from fulcrum.capacity.accelerators import UnknownAcceleratorError, accelerator
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.kv import BLOCK_TOKENS, Link, TransferCost, transfer_cost
 from fulcrum.capacity.kv_dtype import kv_precision
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
+from fulcrum.capacity.precision import Precision
 
 _ROWS: Final = 16
 """Latest transfers that a cost is learnt from. A link that changed is known after half of them."""
@@ -35,23 +39,50 @@ def pool_transfer(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts | No
 
     `model` is what is known of the model; None: what its name says.
 
-    Over the link that the accelerator has with `rdma`, else over TCP, in the KV blocks of the spec.
+    Over the link that the accelerator has with `rdma`, else over TCP, in the KV blocks that its engine has.
     """
     known = model or facts_of_name(spec.model.name)
-    if known.dimensions is None:
+    kv = kv_precision(spec, known.kind)
+    config = WorkerConfig(
+        cluster="",
+        pool=pool.name,
+        model=spec.model.name,
+        served_name="",
+        accelerator=pool.accelerator,
+        tensor_parallel=pool.parallelism.tensor,
+        pipeline_parallel=pool.parallelism.pipeline,
+        kv_cache=KvCacheConfig(block_size=spec.engine.kv_cache.block_size),
+        attention_backend=attention_backend(spec, pool, kind=known.attention, fp8=kv is Precision.FP8),
+        rdma=pool.rdma is not None,
+    )
+    return worker_transfer(config, known, kv=kv)
+
+
+def worker_transfer(config: WorkerConfig, model: ModelFacts, *, kv: Precision) -> TransferCost | None:
+    """Return the same for a worker of this configuration, whose engine has KV of type `kv`."""
+    if model.dimensions is None:
         return None
     try:
         shape = EngineShape(
-            model=known.dimensions,
-            accelerator=accelerator(pool.accelerator),
-            tensor=pool.parallelism.tensor,
-            pipeline=pool.parallelism.pipeline,
-            kv=kv_precision(spec, known.kind),
+            model=model.dimensions,
+            accelerator=accelerator(config.accelerator),
+            tensor=config.tensor_parallel,
+            pipeline=config.pipeline_parallel,
+            kv=kv,
         )
     except (UnknownAcceleratorError, EngineShapeError):
         return None
-    link = Link.TCP if pool.rdma is None else Link.NETWORK
-    return transfer_cost(shape, link, block_tokens=spec.engine.kv_cache.block_size or BLOCK_TOKENS)
+    link = Link.NETWORK if config.rdma else Link.TCP
+    return transfer_cost(shape, link, block_tokens=_block_tokens(config, model, kv))
+
+
+def _block_tokens(config: WorkerConfig, model: ModelFacts, kv: Precision) -> int:
+    """Return the tokens in a KV block: as told, else what vLLM chooses for the attention backend."""
+    if config.kv_cache.block_size is not None:
+        return config.kv_cache.block_size
+    fp8 = kv is Precision.FP8
+    backend = config.attention_backend or usual_backend(config.accelerator, model.attention, fp8=fp8)
+    return BLOCK_TOKENS if backend is None else usual_block_tokens(backend)
 
 
 class LearntTransfer:

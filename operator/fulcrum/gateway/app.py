@@ -73,7 +73,8 @@ class Gateway:
         )
         count_from_zero(self.metrics, self.admission.classes.names[self.admission.classes.rest])
         self.registry = WorkerRegistry(self.metrics, self.admission.cluster, self.response_budget, token=settings.token)
-        self.poller = LoadPoller(self.registry, self.metrics)
+        unpriced = [pool.name for pool in settings.config.pools if pool.transfer is None]
+        self.poller = LoadPoller(self.registry, self.metrics, unpriced)
         self._prefixes = PrefixSharing(self.admission.cluster, self.metrics, self.response_budget, token=settings.token)
         self.gateways = 0
         """Gateways that share the traffic, this one included."""

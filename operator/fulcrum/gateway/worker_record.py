@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fulcrum.api.names import Role
+from fulcrum.api.worker import WorkerConfig
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,3 +27,5 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = ""
     """Element type of the KV cache that its engine was told, in vLLM's words; empty: unknown."""
     node: str = ""
+    config: WorkerConfig | None = None
+    """What its engine was started with; None: unknown."""

@@ -32,7 +32,7 @@ class Transfers:
         if self._priors.get(pool) != cost:
             self._priors[pool] = cost
             self.learnt = {pair: found for pair, found in self.learnt.items() if pool not in pair}
-            self._costs = {}
+            self._costs = {pair: found.cost for pair, found in self.learnt.items()}
 
     def cost(self, source: WorkerView, target: WorkerView) -> TransferCost:
         """Return what moving KV from `source` to `target` costs."""

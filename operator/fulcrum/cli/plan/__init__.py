@@ -118,7 +118,7 @@ def command(
     try:
         what = inventory_of(inventory, nodes)
         engine = Engine(
-            model=replace(model_config(model, config), name=model),
+            model=model_config(model, config),
             weights=None if dtype == "auto" else Precision(dtype),
             kv=Precision(kv_dtype),
             profiles=tuple(read_profile(each) for each in profiles),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -17,6 +17,7 @@ from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
 from fulcrum.gateway.workers.progress import ask_load
 from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
+from fulcrum.gateway.workers.reported_transfers import ReportedTransfers
 from fulcrum.kv import tiers_of
 
 logger = logging.getLogger(__name__)
@@ -40,12 +41,14 @@ def period_seconds(workers: int, *, alone: bool) -> float:
 class LoadPoller:
     """Keeps speeds, and the work that other gateways have started, up to date in `registry`."""
 
-    def __init__(self, registry: WorkerRegistry, metrics: Metrics) -> None:
+    def __init__(self, registry: WorkerRegistry, metrics: Metrics, unpriced_pools: Iterable[str] = ()) -> None:
+        """`unpriced_pools`: what moving their KV costs only reports can say."""
         self._registry = registry
         self._metrics = metrics
         self.alone = True
         """No other gateway sends requests to these workers."""
         self._speeds = LearnedSpeeds()
+        self._reported_transfers = ReportedTransfers(unpriced_pools)
         self._transfers: dict[KnownWorker, TransferCounters] = {}
         self.suspected: Callable[[KnownWorker], None] = lambda _worker: None
         """Called for each worker whose KV transfers failed since it was asked last."""
@@ -73,6 +76,7 @@ class LoadPoller:
                 by_pool.setdefault(worker.record.pool, []).append(speed)
         now = asyncio.get_running_loop().time()
         self._speeds.learn(self._registry.workers, self._registry.cluster.steps.take(), now)
+        self._reported_transfers.expect(self._registry.workers, self._registry.cluster)
         for pool, measured in by_pool.items():
             speed = self._speeds.speed(pool, pool_speed(measured))
             if speed is not None:

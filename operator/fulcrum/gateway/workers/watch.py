@@ -150,6 +150,7 @@ def record_of(pod: Pod) -> WorkerRecord | None:
         revision=_revision(pod, role),
         kv_cache_dtype=_kv_cache_dtype(pod),
         node=pod.spec.nodeName or "",
+        config=_worker_config(pod),
     )
 
 
@@ -206,8 +207,12 @@ def _revision(pod: Pod, role: Role) -> str:
 
 def _kv_cache_dtype(pod: Pod) -> str:
     """Element type of the KV cache that the engine was told; empty where the configuration does not say."""
-    found = next((_config(document) for _, document in _configs(pod)), None)
+    found = _worker_config(pod)
     return ENGINE_KV_DTYPES.get(found.kv_cache.dtype, "") if found is not None else ""
+
+
+def _worker_config(pod: Pod) -> WorkerConfig | None:
+    return next((_config(document) for _, document in _configs(pod)), None)
 
 
 def _configs(pod: Pod) -> Iterator[tuple[str, str]]:
