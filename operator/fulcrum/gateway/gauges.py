@@ -96,7 +96,7 @@ def _admission(admission: AdmissionControl) -> Iterator[Metric]:
         labels,
         [(key, tally.output_tokens) for key, tally in tallies],
     )
-    workers = admission.cluster.workers.values()
+    workers = admission.cluster.workers.by_name.values()
     yield gauge(
         "worker_breaker_open",
         "1 for a worker that is left alone because it failed, or as an outlier.",
