@@ -84,7 +84,7 @@ def command(
       fulcrum simulate --trace mooncake.jsonl --cluster cluster.yaml --profile profile.json --policy all --report out
     """
     from fulcrum.api.durations import seconds
-    from fulcrum.cli.cluster_file import model_of, spec_of
+    from fulcrum.cli.cluster_file import read_cluster_file
     from fulcrum.cli.shipped import DEMO_LOAD, DEMO_TURN_SECONDS, SIMULATED, shipped
     from fulcrum.load.demand import promised
     from fulcrum.simulation.comparison import Comparison, ComparisonInputs
@@ -98,12 +98,13 @@ def command(
     if trace is None or cluster_file is None:
         raise click.UsageError("give --trace and --cluster, or --demo for an example")
     try:
-        spec = spec_of(cluster_file)
+        read = read_cluster_file(cluster_file)
+        spec = read.spec
         model = cluster_model(
             spec,
             profiles=_profiles(profiles, spec),
             start_seconds=seconds(start),
-            model=model_of(cluster_file, spec, config=model_config),
+            model=read.model(model_config),
             host_bytes_per_second=host_link * GIGA,
             pool_bytes_per_second=pool_link * GIGA,
         )
