@@ -58,6 +58,7 @@ from fulcrum.simulation.result import Summary
 from fulcrum.simulation.traffic import load_trace
 from fulcrum.simulation.workload import Workload
 
+PACKAGE = Path(next(iter(fulcrum.__path__)))
 SHARED_TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 QUICK_POLICIES = (
     "ours", "ours-even", "ours-informed", "ours-open", "static", "aggregated", "dynamo", "arrow",
@@ -225,12 +226,20 @@ class Tee(io.StringIO):
         return super().write(text)
 
 
-def code_digest() -> str:
+def imported_packages() -> list[str]:
+    """Return the packages of `fulcrum` that the simulator and the contest import, at once or later."""
+    import grimp
+
+    graph = grimp.build_graph("fulcrum", "contests", cache_dir=None)
+    imported = (graph.find_upstream_modules(one, as_package=True) for one in ("fulcrum.simulation", "contests"))
+    names = (module.split(".") for module in set().union(*imported))
+    return sorted({"simulation", *(package for root, package, *_ in names if root == "fulcrum")})
+
+
+def code_digest(package: Path = PACKAGE) -> str:
     """Return a digest of the sources that decide what comes out."""
     digest = hashlib.sha256()
-    rooms = ("admission", "api", "balance", "capacity", "forecast", "routing", "simulation")
-    package = Path(next(iter(fulcrum.__path__)))
-    folders = (Path(__file__).parent / "contests", *(package / room for room in rooms))
+    folders = (Path(__file__).parent / "contests", *(package / name for name in imported_packages()))
     for path in (Path(__file__), *(path for folder in folders for path in sorted(folder.rglob("*.py")))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
