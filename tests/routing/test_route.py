@@ -176,7 +176,7 @@ def test_suspects_come_last() -> None:
         worker.name for one in view.workers.revisions for p in one.pools for worker in p.workers
     }
     view.workers.worked(trial.prefill)
-    assert trial.prefill.breaker.available
+    assert trial.prefill.health.breaker.available
 
 
 def test_a_role_that_is_empty_does_not_stop_the_service() -> None:

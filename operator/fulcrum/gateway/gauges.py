@@ -101,7 +101,7 @@ def _admission(admission: AdmissionControl) -> Iterator[Metric]:
         "worker_breaker_open",
         "1 for a worker that is left alone because it failed, or as an outlier.",
         ("worker",),
-        [((worker.name,), float(not worker.breaker.available)) for worker in workers],
+        [((worker.name,), float(not worker.health.breaker.available)) for worker in workers],
     )
     names = admission.classes.names
     yield counter(

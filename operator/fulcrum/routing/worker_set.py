@@ -170,33 +170,31 @@ class WorkerSet:
         if ttft_seconds is not None:
             # A step more or less makes no outlier.
             step_seconds = flight.prefill.least_step
-            flight.prefill.health.learn(ttft_seconds + step_seconds, found.ttft_seconds + step_seconds)
+            flight.prefill.health.record.learn(ttft_seconds + step_seconds, found.ttft_seconds + step_seconds)
         if tpot_seconds is not None:
-            flight.decode.health.learn(tpot_seconds, found.tpot_seconds)
+            flight.decode.health.record.learn(tpot_seconds, found.tpot_seconds)
 
     def failed(self, worker: WorkerView, now_seconds: float) -> None:
         """A request failed on `worker` in a way that is the worker's fault."""
-        worker.health.answered(1, failures=1)
-        worker.breaker.failed(now_seconds)
+        worker.health.failed(now_seconds)
         self._breakers_moved()
 
     def taken(self, flight: Flight, now_seconds: float) -> None:
         """A request was sent to its workers."""
         if self._trials:
-            flight.prefill.breaker.taken(now_seconds)
-            flight.decode.breaker.taken(now_seconds)
+            flight.prefill.health.breaker.taken(now_seconds)
+            flight.decode.health.breaker.taken(now_seconds)
             self._breakers_moved()
 
     def worked(self, worker: WorkerView) -> None:
         """`worker` answered a request."""
-        worker.health.answered(1)
-        if worker.breaker.worked():
+        if worker.health.worked():
             self._breakers_moved()
 
     def tick(self, now_seconds: float) -> list[WorkerView]:
         """Time went by: call it a few times a second. Workers that are left alone from now on, as outliers."""
         for worker in self.by_name.values():
-            worker.breaker.tick(now_seconds)
+            worker.health.breaker.tick(now_seconds)
             if worker.foreign and now_seconds - worker.reported_at > TUNING.memory_seconds:
                 worker.set_foreign(now_seconds)
         ejected = eject_outliers(self.by_name.values(), now_seconds)
@@ -204,7 +202,7 @@ class WorkerSet:
         return ejected
 
     def _breakers_moved(self) -> None:
-        if self._in_use != [worker for worker in self.by_name.values() if worker.breaker.available]:
+        if self._in_use != [worker for worker in self.by_name.values() if worker.health.breaker.available]:
             self._rebuild()
 
     # What follows from a change.
@@ -224,12 +222,12 @@ class WorkerSet:
         if self._many:
             return
         workers = self.by_name.values()
-        in_use = self._in_use = [worker for worker in workers if worker.breaker.available]
+        in_use = self._in_use = [worker for worker in workers if worker.health.breaker.available]
         self.revisions = by_revision(in_use, self._pools.admits, self._pools.class_names)
         self.fallback_revisions = ()
         if len(in_use) < len(workers):
             self.fallback_revisions = by_revision(workers, self._pools.admits, self._pools.class_names)
-        self._trials = any(worker.breaker.state is BreakerState.HALF_OPEN for worker in workers)
+        self._trials = any(worker.health.breaker.state is BreakerState.HALF_OPEN for worker in workers)
         self.unpaired = frozenset(self._unpaired()) if self.broken else frozenset()
         by_node: dict[str, list[WorkerView]] = {}
         for worker in workers:
